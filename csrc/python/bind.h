@@ -1,0 +1,10 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace embedkit {
+
+void bind_text(pybind11::module_& m);
+void bind_encoder(pybind11::module_& m);
+
+}  // namespace embedkit

@@ -1,0 +1,11 @@
+// embedkit._core: argument checks and conversions only; the work is done below csrc/python/.
+#include <pybind11/pybind11.h>
+
+#include "base/error.h"
+#include "python/bind.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The compiled core of embedkit; use embedkit.Encoder.";
+  embedkit::bind_text(m);
+  embedkit::bind_encoder(m);
+}

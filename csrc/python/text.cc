@@ -1,0 +1,5 @@
+#include "python/bind.h"
+
+namespace embedkit {
+void bind_text(pybind11::module_&) {}
+}  // namespace embedkit

@@ -1,0 +1,1 @@
+"""Triton kernels for GPU encoders, installed as ``embedkit.kernels``."""

@@ -1,0 +1,1 @@
+"""Training of small encoders from large ones, installed as ``embedkit.training``."""
