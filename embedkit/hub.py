@@ -48,10 +48,10 @@ def resolve(
         FileNotFoundError: no such folder, or the model is not cached and must not or cannot be fetched.
         ImportError: a download is needed and ``huggingface-hub`` is not installed.
     """
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
     name = os.fspath(model)
+    path = Path(model).expanduser()
+    if name and path.exists():
+        return path
     if not _REPOSITORY.fullmatch(name) or isinstance(model, os.PathLike):
         raise FileNotFoundError(
             f"the model folder {name!r} does not exist; give a folder, "

@@ -84,6 +84,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: the model folder is not whole; fetch it again") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}). Fetch the file again.") from None
 
