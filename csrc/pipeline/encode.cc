@@ -205,7 +205,7 @@ class Run {
 
     ThreadPool::shared().run(options_.threads, [&](Member member) {
       std::optional<StateLease> state;
-      guard([&] { tokenize(member, *state.emplace()); });
+      guard([&] { tokenize(member, state.emplace()); });
       member.sync();
       if (member.index == 0) guard([&] { plan(texts, member.count, *state); });
       member.sync();
@@ -213,7 +213,7 @@ class Run {
       if (team_) {
         encode_together(member);
       } else {
-        guard([&] { encode_batches(**state); });
+        guard([&] { encode_batches(*state); });
       }
     });
     if (error_) std::rethrow_exception(error_);
@@ -335,7 +335,8 @@ class Run {
     }
   }
 
-  void encode_batches(ThreadState& state) {
+  void encode_batches(StateLease& lease) {
+    ThreadState& state = *lease;
     const Member alone{0, 1, nullptr};
     for (size_t b; (b = next_batch_.fetch_add(1, std::memory_order_relaxed)) + 1 < batches_.size();) {
       gather(b, state.batch);
