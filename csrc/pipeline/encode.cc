@@ -274,7 +274,7 @@ class Run {
         options_.truncate_left ? store(size - room_, size) : store(0, room_);
         return;
       case Overflow::kError:
-        throw InvalidArgument(concat("texts[", text, "] has ", size + options_.max_length - room_,
+        throw InvalidArgument(concat("texts[", options_.first_text + text, "] has ", size + options_.max_length - room_,
                                      " tokens, more than max_length ", options_.max_length,
                                      "; shorten it, or pass on_overflow=\"truncate\" or \"window\""));
       case Overflow::kWindow:

@@ -32,6 +32,7 @@ struct EncodeOptions {
   size_t pool_skip = 0;        ///< leading tokens left out of the pooling
   size_t truncate_dim = 0;     ///< 0 for all
   bool normalize = false;
+  size_t first_text = 0;  ///< the caller's index of text 0, for messages
 };
 
 struct EncodeStats {
