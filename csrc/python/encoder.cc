@@ -1,3 +1,5 @@
+#include "encoder/encoder.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -9,7 +11,6 @@
 
 #include "base/cpu.h"
 #include "base/error.h"
-#include "encoder/encoder.h"
 #include "pipeline/encode.h"
 #include "python/bind.h"
 #include "python/texts.h"
@@ -50,7 +51,8 @@ class Options {
 };
 
 template <typename Value>
-Value choose(const std::string& name, const char* what, std::initializer_list<std::pair<const char*, Value>> known) {
+Value choose(const std::string& name, const char* what,
+             std::initializer_list<std::pair<const char*, Value>> known) {
   std::string names;
   for (const auto& [key, value] : known) {
     if (name == key) return value;
@@ -82,7 +84,8 @@ PoolingMode pooling_named(const std::string& name) {
 /// Refers to the array's memory; the reference is given up with the GIL held, whoever drops it.
 Tensor tensor_of(const std::string& name, const py::handle& value) {
   const auto array = py::reinterpret_borrow<py::object>(value);
-  if (!py::isinstance<py::array>(array)) throw py::type_error(concat("tensor '", name, "' is no numpy array"));
+  if (!py::isinstance<py::array>(array))
+    throw py::type_error(concat("tensor '", name, "' is no numpy array"));
   const auto numpy = py::reinterpret_borrow<py::array>(array);
   Tensor tensor;
   if (py::isinstance<py::array_t<float>>(numpy)) {
@@ -90,8 +93,8 @@ Tensor tensor_of(const std::string& name, const py::handle& value) {
   } else if (py::isinstance<py::array_t<int8_t>>(numpy)) {
     tensor.type = Tensor::Type::kInt8;
   } else {
-    throw py::type_error(concat("tensor '", name, "' is ", std::string(py::str(numpy.dtype())),
-                                ", not float32 or int8"));
+    throw py::type_error(
+        concat("tensor '", name, "' is ", std::string(py::str(numpy.dtype())), ", not float32 or int8"));
   }
   if ((numpy.flags() & py::array::c_style) == 0)
     throw py::value_error(concat("tensor '", name, "' is not C-contiguous"));
@@ -167,8 +170,8 @@ EncodeOptions options_of(const py::dict& dict) {
   options.overflow = choose<Overflow>(
       o.get<std::string>("overflow", "truncate"), "overflow",
       {{"truncate", Overflow::kTruncate}, {"error", Overflow::kError}, {"window", Overflow::kWindow}});
-  options.truncate_left =
-      choose<bool>(o.get<std::string>("truncation_side", "right"), "truncation_side", {{"right", false}, {"left", true}});
+  options.truncate_left = choose<bool>(o.get<std::string>("truncation_side", "right"), "truncation_side",
+                                       {{"right", false}, {"left", true}});
   options.pool_skip = o.get<size_t>("pool_skip", 0);
   options.truncate_dim = o.get<size_t>("truncate_dim", 0);
   options.normalize = o.get<bool>("normalize", false);
@@ -176,7 +179,8 @@ EncodeOptions options_of(const py::dict& dict) {
   return options;
 }
 
-/// Asks the interpreter for a pending Ctrl-C. The exception is kept as the thread's error indicator would be lost.
+/// Asks the interpreter for a pending Ctrl-C. The exception is kept as the thread's error indicator would be
+/// lost.
 class InterruptPoll {
  public:
   bool operator()() {
@@ -214,7 +218,8 @@ py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict&
       for (std::vector<float>& text : rows) {
         auto* kept = new std::vector<float>(std::move(text));
         const py::capsule owner(kept, [](void* p) { delete static_cast<std::vector<float>*>(p); });
-        list.append(py::array_t<float>({static_cast<py::ssize_t>(kept->size()) / hidden, hidden}, kept->data(), owner));
+        list.append(py::array_t<float>({static_cast<py::ssize_t>(kept->size()) / hidden, hidden},
+                                       kept->data(), owner));
       }
       result = std::move(list);
     } else {
@@ -266,19 +271,18 @@ void bind_encoder(py::module_& m) {
   m.def("default_threads", &default_threads);
   m.def("measure_peak", &measure_peak, py::arg("precision"), py::arg("seconds") = 0.2);
   py::class_<Encoder>(m, "Encoder")
-      .def(py::init(&make_encoder), py::arg("config"), py::arg("tensors"), py::arg("pooling"), py::arg("head"),
-           py::arg("precision"))
+      .def(py::init(&make_encoder), py::arg("config"), py::arg("tensors"), py::arg("pooling"),
+           py::arg("head"), py::arg("precision"))
       .def_property_readonly("dimension", &Encoder::dimension)
       .def_property_readonly("memory_bytes", &Encoder::memory_bytes)
       .def("encode",
-           [](const Encoder& encoder, const py::list& texts, const WordPiece& tokenizer, const py::dict& options) {
+           [](const Encoder& encoder, const py::list& texts, const WordPiece& tokenizer,
+              const py::dict& options) {
              const Texts views(texts);
              return run(encoder, TextSource(tokenizer, views.views()), options);
            })
-      .def("encode_ids",
-           [](const Encoder& encoder, const std::vector<std::vector<int32_t>>& ids, const py::dict& options) {
-             return run(encoder, IdSource(ids), options);
-           });
+      .def("encode_ids", [](const Encoder& encoder, const std::vector<std::vector<int32_t>>& ids,
+                            const py::dict& options) { return run(encoder, IdSource(ids), options); });
 }
 
 }  // namespace embedkit
