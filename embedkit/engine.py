@@ -58,9 +58,9 @@ class Counts:
             self.truncated += stats["truncated"]
         if first:
             warnings.warn(
-                f"{stats['truncated']} of the first {seen} texts are longer than max_length={max_length} tokens and "
-                "were truncated. Later ones are counted without a warning: describe()['truncated']. "
-                "on_overflow='window' encodes all of a text, on_overflow='error' refuses it.",
+                f"{stats['truncated']} of the first {seen} texts are longer than max_length={max_length} "
+                "tokens and were truncated. Later ones are counted without a warning: "
+                "describe()['truncated']. on_overflow='window' encodes all of a text, on_overflow='error' refuses it.",
                 stacklevel=outside_level(),
             )
 
@@ -75,8 +75,8 @@ class Engine:
         self.tokenizer: Tokenizer = load_tokenizer(folder.transformer, lowercase_first=folder.do_lower_case)
         if self.tokenizer.vocab_size > int(folder.config["vocab_size"]):
             raise ValueError(
-                f"{folder.transformer}: the tokenizer has {self.tokenizer.vocab_size} tokens, config.json makes "
-                f"vocab_size {folder.config['vocab_size']}; the files are of different models"
+                f"{folder.transformer}: the tokenizer has {self.tokenizer.vocab_size} tokens, vocab_size in "
+                f"config.json is {folder.config['vocab_size']}; the files are of different models"
             )
         self.core = _core.Encoder(
             folder.config,
