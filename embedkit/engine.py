@@ -59,8 +59,8 @@ class Counts:
         if first:
             warnings.warn(
                 f"{stats['truncated']} of the first {seen} texts are longer than max_length={max_length} "
-                "tokens and were truncated. Later ones are counted without a warning: "
-                "describe()['truncated']. on_overflow='window' encodes all of a text, on_overflow='error' refuses it.",
+                "tokens and were truncated; later ones are only counted, in describe()['truncated']. "
+                "on_overflow='window' encodes all of a text, on_overflow='error' refuses it.",
                 stacklevel=outside_level(),
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,39 @@ class TestAgainstSentenceTransformers:
             assert_same_vectors(Encoder(folder, max_length=7).encode(texts), expected.encode(texts))
         finally:
             expected.max_seq_length = 12
+
+    def test_traps_of_the_folder(
+        self, make_model: Make, reference: Load, texts: list[str], tmp_path: Path
+    ) -> None:
+        """sentence_bert_config.json outranks the tokenizer's truncation, and may ask for lower case."""
+        folder = Path(shutil.copytree(make_model(), tmp_path / "copy"))
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        tokenizer["normalizer"]["lowercase"] = False
+        tokenizer["truncation"] = {
+            "max_length": 8, "strategy": "LongestFirst", "stride": 0, "direction": "Right"
+        }  # fmt: skip
+        tokenizer["padding"] = {
+            "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]",
+        }  # fmt: skip
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        plain = Encoder(folder)
+        assert_same_vectors(plain.encode(texts), reference(folder).encode(texts))
+        lower = Path(shutil.copytree(folder, tmp_path / "lower"))
+        settings = {"max_seq_length": 21, "do_lower_case": True}
+        (lower / "sentence_bert_config.json").write_text(json.dumps(settings))
+        encoder = Encoder(lower)
+        assert encoder.max_seq_length == 21 == reference(lower).max_seq_length
+        assert_same_vectors(encoder.encode(texts), reference(lower).encode(texts))
+        assert not np.array_equal(plain.encode("CAPITALS"), encoder.encode("CAPITALS"))
+
+    def test_plain_transformers_folder(
+        self, make_model: Make, reference: Load, texts: list[str], tmp_path: Path
+    ) -> None:
+        folder = Path(shutil.copytree(make_model(pooling="cls", normalize=True), tmp_path / "copy"))
+        for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
+            (folder / name).unlink()
+        assert_same_vectors(Encoder(folder).encode(texts), reference(folder).encode(texts))
 
     def test_token_embeddings(self, make_model: Make, reference: Load, texts: list[str]) -> None:
         folder = make_model(dense=((24, "Tanh", True),))

@@ -74,6 +74,27 @@ assert (encoder.encode(texts) == expected).all()
     subprocess.run([sys.executable, "-c", script, str(make_model())], check=True, timeout=60)
 
 
+def test_ctrl_c_stops_an_encoding(make_model: Make) -> None:
+    script = """
+import os, signal, sys, threading, time
+from embedkit import Encoder
+encoder = Encoder(sys.argv[1], threads=2)
+sent = []
+def interrupt():
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Timer(0.5, interrupt).start()
+try:
+    encoder.encode(["the weather is lovely today " * 4] * 10**5)
+except KeyboardInterrupt:
+    late = time.perf_counter() - sent[0]
+assert late < 1, late
+assert encoder.encode("day").shape == (384,)
+"""
+    folder = make_model(hidden=384, heads=12, layers=6, intermediate=1536, max_positions=128)
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True, timeout=60)
+
+
 def test_worker_processes_can_be_handed_an_encoder(make_model: Make) -> None:
     encoder = Encoder(make_model(), threads=1)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
