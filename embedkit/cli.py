@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from embedkit import __version__
 from embedkit.index import (
@@ -23,13 +24,12 @@ from embedkit.index import (
     IndexNotFoundError,
     InputError,
     ModelMismatchError,
-    Progress,
 )
 from embedkit.index.faiss_index import import_faiss
 from embedkit.index.layout import current_manifest
 from embedkit.index.manifest import METRICS
 from embedkit.readers import FORMATS, Corpus
-from embedkit.terminal import printable, table
+from embedkit.terminal import ProgressBar, printable, table
 
 if TYPE_CHECKING:
     from embedkit.index import Hit, TextEncoder
@@ -159,9 +159,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents stream, so a corpus
-may be larger than memory; the vectors of the finished index must fit (4 bytes x dimension x documents). Blank texts
-are skipped and counted. The index appears when it is complete, or not at all."""
+_BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents stream, so a
+corpus may be larger than memory; the finished index' vectors must fit (4 bytes x dimension x documents).
+Blank texts are skipped and counted. The index appears when it is complete, or not at all."""
 
 
 def _positive(text: str) -> int:
@@ -197,7 +197,7 @@ def _build(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     try:
         with (
-            _ProgressBar(corpus.total_bytes) as bar,
+            ProgressBar(corpus.total_bytes) as bar,
             Index.build(
                 arguments.output,
                 corpus,
@@ -228,7 +228,7 @@ def _build(arguments: argparse.Namespace) -> int:
         for count, what in ((corpus.blank, "blank text"), (skipped, "malformed line"))
         if count
     ]
-    print(
+    _show(
         f"{printable(arguments.output)}: {info['documents']:,} documents in {seconds:.1f} s "
         f"({info['documents'] / seconds:,.0f}/s)"
         + "".join(f", {part}" for part in left_out)
@@ -253,9 +253,10 @@ def _query(arguments: argparse.Namespace) -> int:
         raise _CommandError(EXIT_USAGE, "give queries as arguments or with --file, one of them")
     encoder = None
     if arguments.model is not None:
-        precision = current_manifest(arguments.index).encoder.precision
+        precision = current_manifest(Path(arguments.index)).encoder.precision
         encoder = _load_encoder(arguments.model, precision, arguments.threads)
     with Index.open(arguments.index, encoder, threads=arguments.threads) as index:
+        texts: Iterator[str]
         if arguments.file is None:
             texts = (_checked_query(text, f"query {at}") for at, text in enumerate(arguments.texts, 1))
         else:
@@ -310,12 +311,19 @@ def _print_table(label: str | None, hits: list[Hit], *, first: bool) -> None:
     if not first:
         print()
     if label is not None:
-        print(printable(label))
+        _show(printable(label))
     if not hits:
         print("no document found; try a larger --nprobe")
         return
     rows = [(str(hit.rank), f"{hit.score:.4f}", hit.id, hit.text) for hit in hits]
-    print("\n".join(table(("rank", "score", "id", "text"), rows, columns)))
+    for line in table(("rank", "score", "id", "text"), rows, columns):
+        _show(line)
+
+
+def _show(line: str) -> None:
+    """Print ``line``, with ? for what stdout's encoding lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "replace").decode(encoding))
 
 
 def _print_json_lines(query: str, hits: Iterable[Hit]) -> None:
@@ -352,7 +360,7 @@ def _info(arguments: argparse.Namespace) -> int:
     width = max(map(len, info))
     for name, value in info.items():
         if value is not None and value != "":
-            print(f"{name:<{width}}  {printable(str(value))}")
+            _show(f"{name:<{width}}  {printable(str(value))}")
     return EXIT_OK
 
 
@@ -369,49 +377,3 @@ def _complain(message: str) -> None:
     text = printable(message)
     with contextlib.suppress(OSError):
         print(f"embedkit-index: {text}", file=sys.stderr)
-
-
-class _ProgressBar:
-    """Rate and remaining time of a build on a terminal; nothing if stderr is none."""
-
-    def __init__(self, total_bytes: int | None, stream: IO[str] | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._total_bytes = total_bytes
-        self._stage = ""
-        self._bar: Any = None
-
-    def __enter__(self) -> _ProgressBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def update(self, progress: Progress) -> None:
-        """Show ``progress``."""
-        if not self._stream.isatty():
-            return
-        if progress.stage != self._stage:
-            self._start(progress)
-        if progress.stage == "encode":
-            elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
-            rate = f"{progress.done:,} documents, {progress.done / elapsed:,.0f}/s"
-            self._bar.set_postfix_str(rate, refresh=False)
-        by_bytes = progress.stage == "encode" and self._total_bytes is not None
-        self._bar.update((progress.position if by_bytes else progress.done) - self._bar.n)
-
-    def _start(self, progress: Progress) -> None:
-        from tqdm import tqdm
-
-        if self._bar is not None:
-            self._bar.close()
-        self._stage = progress.stage
-        by_bytes = progress.stage == "encode" and self._total_bytes is not None
-        self._bar = tqdm(
-            total=self._total_bytes if by_bytes else progress.total,
-            desc={"encode": "encoding", "train": "training", "add": "indexing"}[progress.stage],
-            unit="B" if by_bytes else " documents",
-            unit_scale=by_bytes,
-            file=self._stream,
-            dynamic_ncols=True,
-        )

@@ -78,13 +78,13 @@ class Corpus:
         names = [Path(path).name for path in paths]
         if len(set(names)) < len(names):
             names = paths  # the names go into the keys: tell a/x.txt from b/x.txt
+        self._sources = [
+            _Source(path, name, format, on_error) for path, name in zip(paths, names, strict=True)
+        ]
         identities = [path if path == STDIN else os.path.realpath(path) for path in paths]
         for number, identity in enumerate(identities):
             if identity in identities[:number]:
                 raise InputError(paths[number], "the input is given twice")
-        self._sources = [
-            _Source(path, name, format, on_error) for path, name in zip(paths, names, strict=True)
-        ]
         sizes = [source.size for source in self._sources]
         self.total_bytes = None if None in sizes else sum(cast("list[int]", sizes))
 
@@ -177,18 +177,19 @@ class Corpus:
             elif len(row) != len(columns):
                 source.reject(line, f"{len(row)} columns where the first row has {len(columns)}")
             else:
-                key = None if id_column is None else row[id_column]
-                yield line, row[text_column], key, {name: row[at] for at, name in others}
+                metadata = {name: row[at] for at, name in others}
+                yield line, row[text_column], None if id_column is None else row[id_column], metadata
 
     def _columns(self, origin: str, columns: list[str]) -> tuple[int, int | None]:
         """Positions of the text and id columns."""
         for name in columns:
             if columns.count(name) > 1:
                 raise InputError(origin, f"two columns are named {name!r}")
-        for name, option in ((self._text_field, "--text-field"), (self._id_field, "--id-field")):
-            if name is not None and name not in columns:
+        for wanted, option in ((self._text_field, "--text-field"), (self._id_field, "--id-field")):
+            if wanted is not None and wanted not in columns:
                 raise InputError(
-                    origin, f"no column {name!r} (the columns are: {_listed(columns)}); name it with {option}"
+                    origin,
+                    f"no column {wanted!r} (the columns are: {_listed(columns)}); name it with {option}",
                 )
         id_field = self._id_field or "id"
         has_id = id_field in columns and id_field != self._text_field

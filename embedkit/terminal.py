@@ -1,9 +1,14 @@
-"""Text for a terminal: measured, cut and freed of control characters, so that a document cannot steer it."""
+"""What the commands show: tables that fit the terminal, text that cannot steer it, and a build's progress."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
+
+from embedkit.index.build import Progress
 
 _REPLACEMENT = "\ufffd"
 _ZERO_WIDTH = frozenset(("Mn", "Me", "Cf"))
@@ -67,3 +72,53 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | N
         parts.append(row[last] if columns is None else cut(row[last], max(10, columns - used)))
         lines.append("  ".join(parts).rstrip())
     return lines
+
+
+class ProgressBar:
+    """Rate and remaining time of a build on a terminal; nothing if stderr is none."""
+
+    def __init__(self, total_bytes: int | None) -> None:
+        """``total_bytes``: the size of the input, ``None`` if unknown (then documents are counted)."""
+        self._total_bytes = total_bytes
+        self._stage = ""
+        self._bar: Any = None
+
+    def __enter__(self) -> ProgressBar:
+        """Start the clock."""
+        self.update(Progress("encode", 0, None))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the finished bar on the terminal."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, progress: Progress) -> None:
+        """Show ``progress``."""
+        if not sys.stderr.isatty():
+            return
+        by_bytes = progress.stage == "encode" and self._total_bytes is not None
+        if progress.stage != self._stage:
+            self._start(progress, by_bytes)
+        if by_bytes:
+            elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
+            rate = f"{progress.done:,} documents, {progress.done / elapsed:,.0f}/s"
+            self._bar.set_postfix_str(rate, refresh=False)
+        self._bar.update((progress.position if by_bytes else progress.done) - self._bar.n)
+
+    def _start(self, progress: Progress, by_bytes: bool) -> None:
+        from tqdm import tqdm
+
+        if self._bar is not None:
+            self._bar.close()
+        self._stage = progress.stage
+        size = shutil.get_terminal_size()  # where a terminal does not tell, tqdm guesses 0
+        self._bar = tqdm(
+            total=self._total_bytes if by_bytes else progress.total,
+            desc={"encode": "encoding", "train": "training", "add": "indexing"}[progress.stage],
+            unit="B" if by_bytes else " documents",
+            unit_scale=by_bytes,
+            file=sys.stderr,
+            ncols=size.columns,
+            nrows=size.lines,
+        )

@@ -202,7 +202,7 @@ def read_index(path: Path, *, rows: int, dimension: int) -> Any:
     faiss = import_faiss()
     try:
         index = faiss.read_index(str(path))
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:  # a damaged length may ask for any amount of memory
         raise IndexDamagedError(
             f"{path}: Faiss cannot read it ({_short(error)}); build the index again"
         ) from None
