@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit import __version__
@@ -26,13 +25,13 @@ from embedkit.index import (
     ModelMismatchError,
 )
 from embedkit.index.faiss_index import import_faiss
-from embedkit.index.layout import current_manifest
 from embedkit.index.manifest import METRICS
 from embedkit.readers import FORMATS, Corpus
 from embedkit.terminal import ProgressBar, printable, table
 
 if TYPE_CHECKING:
-    from embedkit.index import Hit, TextEncoder
+    from embedkit import Encoder
+    from embedkit.index import Hit
     from embedkit.index.build import OnError
 
 EXIT_OK = 0
@@ -237,12 +236,10 @@ def _build(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _load_encoder(model: str | None, precision: str, threads: int | None) -> TextEncoder:
+def _load_encoder(model: str | None, precision: str, threads: int | None) -> Encoder:
     from embedkit import Encoder
 
     try:
-        if model is None:
-            return Encoder(precision=precision, threads=threads)
         return Encoder(model, precision=precision, threads=threads)
     except (ValueError, FileNotFoundError) as error:
         raise _CommandError(EXIT_USAGE, f"the model cannot be loaded: {error}") from error
@@ -251,11 +248,7 @@ def _load_encoder(model: str | None, precision: str, threads: int | None) -> Tex
 def _query(arguments: argparse.Namespace) -> int:
     if bool(arguments.texts) == bool(arguments.file):
         raise _CommandError(EXIT_USAGE, "give queries as arguments or with --file, one of them")
-    encoder = None
-    if arguments.model is not None:
-        precision = current_manifest(Path(arguments.index)).encoder.precision
-        encoder = _load_encoder(arguments.model, precision, arguments.threads)
-    with Index.open(arguments.index, encoder, threads=arguments.threads) as index:
+    with Index.open(arguments.index, arguments.model, threads=arguments.threads) as index:
         texts: Iterator[str]
         if arguments.file is None:
             texts = (_checked_query(text, f"query {at}") for at, text in enumerate(arguments.texts, 1))

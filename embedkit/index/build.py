@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +37,10 @@ class TextEncoder(Protocol):
     @property
     def fingerprint(self) -> str:
         """Identifies the model."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Prompts by name; "document" goes before each text to be found."""
 
     def get_embedding_dimension(self) -> int:
         """The number of columns of a vector."""
@@ -154,7 +158,7 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
         model=str(Path(model).resolve()) if Path(model).is_dir() else model,
         fingerprint=encoder.fingerprint,
         precision=str(description["precision"]),
-        document_prompt=str(description.get("document_prompt") or ""),
+        document_prompt=encoder.prompts.get("document", ""),
     )
 
 

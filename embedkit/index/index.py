@@ -53,7 +53,11 @@ class Index:
     """
 
     def __init__(
-        self, path: Path, generation: Generation, encoder: TextEncoder | None, threads: int | None
+        self,
+        path: Path,
+        generation: Generation,
+        encoder: TextEncoder | str | os.PathLike[str] | None,
+        threads: int | None,
     ) -> None:
         """Use `Index.open` or `Index.build`."""
         self.path = path
@@ -65,20 +69,25 @@ class Index:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], encoder: TextEncoder | None = None, *, threads: int | None = None
+        cls,
+        path: str | os.PathLike[str],
+        encoder: TextEncoder | str | os.PathLike[str] | None = None,
+        *,
+        threads: int | None = None,
     ) -> Index:
         """Open the live generation of the index at ``path``.
 
         Args:
             path: the index folder.
-            encoder: encodes queries; must have the fingerprint and dimension of the one that built the index.
-                ``None``: the model named in the index is loaded when the first text is searched.
+            encoder: encodes queries. ``None``: the model that the index names, loaded when the first text is
+                searched; a path or name: where that model is now. An `embedkit.Encoder` is needed only where its
+                settings are not the model's own (prompts, max_length); it must have the fingerprint and the
+                dimension of the one that built the index.
             threads: threads of Faiss (and of an encoder loaded here); ``None``: all.
 
         Raises:
             IndexNotFoundError: no finished index is there.
-            IndexDamagedError: a file is missing, has the wrong size, or cannot be read. (`verify` also
-                hashes.)
+            IndexDamagedError: a file is missing, has the wrong size, or cannot be read. (`verify` also hashes.)
             ModelMismatchError: ``encoder`` is another model.
             ImportError: Faiss is not installed.
         """
@@ -87,7 +96,7 @@ class Index:
         root = Path(path)
 
         def accept(manifest: Manifest) -> None:
-            if encoder is not None:
+            if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
                 _check_encoder(root, manifest, encoder)
 
         return cls(root, open_generation(root, accept), encoder, threads)
@@ -166,11 +175,8 @@ class Index:
     def encoder(self) -> TextEncoder:
         """The encoder of queries, loaded on first use (`ModelMismatchError` if the model has changed)."""
         with self._encoder_lock:
-            if self._encoder is None:
-                from embedkit import Encoder
-
-                entry = self._manifest.encoder
-                encoder = Encoder(entry.model, precision=entry.precision, threads=self._threads)
+            if self._encoder is None or isinstance(self._encoder, (str, os.PathLike)):
+                encoder = _load_encoder(self._manifest, self._encoder, self._threads)
                 _check_encoder(self.path, self._manifest, encoder)
                 self._encoder = encoder
             return self._encoder
@@ -348,6 +354,19 @@ class Index:
             )
         if not 1 <= nprobe <= nlist:
             raise ValueError(f"nprobe must be from 1 to {nlist} (the lists of this index), not {nprobe}")
+
+
+def _load_encoder(
+    manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None
+) -> TextEncoder:
+    """The encoder that the index names, or the one at ``model``, with the numerics of the index."""
+    from embedkit import Encoder
+    from embedkit.folder import BUILTIN
+
+    entry = manifest.encoder
+    if model is None and entry.model != BUILTIN.name:
+        model = entry.model
+    return Encoder(model, precision=entry.precision, threads=threads, truncate_dim=manifest.dimension)
 
 
 def _check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder) -> None:

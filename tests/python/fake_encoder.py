@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,14 +11,21 @@ import numpy as np
 class FakeEncoder:
     """Each word adds ±1 to one column, so texts that share words are close."""
 
+    prompts: ClassVar = {"query": "", "document": ""}
+
     def __init__(
-        self, model: str = "fake", *, precision: str = "auto", threads: int | None = None, dimension: int = 32
+        self,
+        model: str | None = None,
+        *,
+        precision: str = "auto",
+        threads: int | None = None,
+        truncate_dim: int = 32,
     ) -> None:
         if model == "missing":
             raise FileNotFoundError("missing: no such model folder")
-        self.model = model
+        self.model = model or "fake"
         self.precision = "fp32" if precision == "auto" else precision
-        self.dimension = dimension
+        self.dimension = truncate_dim
 
     @property
     def fingerprint(self) -> str:

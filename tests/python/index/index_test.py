@@ -37,7 +37,7 @@ class Vectors(FakeEncoder):
     """Gives text number i the i-th of prepared vectors."""
 
     def __init__(self, vectors):
-        super().__init__(dimension=vectors.shape[1])
+        super().__init__(truncate_dim=vectors.shape[1])
         self.vectors = vectors
 
     def encode_document(self, sentences, *, normalize_embeddings=False):
@@ -304,7 +304,7 @@ def test_another_encoder_is_refused(tmp_path):
     assert FakeEncoder("one").fingerprint in str(caught.value)
     assert other.fingerprint in str(caught.value)
     with pytest.raises(ModelMismatchError, match="32 dimensions, and the encoder makes 16"):
-        Index.open(tmp_path / "index", FakeEncoder("one", dimension=16))
+        Index.open(tmp_path / "index", FakeEncoder("one", truncate_dim=16))
     with Index.open(tmp_path / "index", FakeEncoder("one", precision="int8")) as index:
         assert index.encoder.precision == "int8"
 
@@ -313,9 +313,9 @@ def test_the_encoder_is_loaded_when_first_needed(tmp_path, monkeypatch):
     Index.build(tmp_path / "index", ["a cat"], FakeEncoder("one", precision="int8")).close()
     made = []
 
-    def make(model, *, precision, threads):
-        made.append((model, precision, threads))
-        return FakeEncoder(model, precision=precision)
+    def make(model, **options):
+        made.append((model, options))
+        return FakeEncoder(model, **options)
 
     monkeypatch.setattr("embedkit.Encoder", make, raising=False)
     with Index.open(tmp_path / "index", threads=1) as index:
@@ -323,7 +323,10 @@ def test_the_encoder_is_loaded_when_first_needed(tmp_path, monkeypatch):
         assert made == []
         assert index.search("cat")[0][0].text == "a cat"
         index.search("cat")
-    assert made == [("one", "int8", 1)]
+        with Index.open(tmp_path / "index", "elsewhere") as moved, pytest.raises(ModelMismatchError):
+            moved.search("cat")
+    options = {"precision": "int8", "threads": 1, "truncate_dim": 32}
+    assert made == [("one", options), ("elsewhere", options | {"threads": None})]
     monkeypatch.setattr("embedkit.Encoder", lambda *_, **__: FakeEncoder("changed"), raising=False)
     with Index.open(tmp_path / "index") as index, pytest.raises(ModelMismatchError):
         index.search("cat")

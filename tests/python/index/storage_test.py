@@ -321,7 +321,7 @@ def test_a_corpus_larger_than_the_memory_it_takes(tmp_path):
         "Index.build(sys.argv[1] + '/small', ['x'] * 10, Constant()).close()\n"
         "before = peak()\n"
         "texts = (f'{n} ' + 'abcdefghi ' * 100 for n in range(200_000))\n"
-        "index = Index.build(sys.argv[1] + '/large', texts, Constant(dimension=8), factory='Flat')\n"
+        "index = Index.build(sys.argv[1] + '/large', texts, Constant(truncate_dim=8), factory='Flat')\n"
         "print(len(index), (peak() - before) // 1024)\n",
         tmp_path,
     )
