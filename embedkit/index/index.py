@@ -80,14 +80,15 @@ class Index:
         Args:
             path: the index folder.
             encoder: encodes queries. ``None``: the model that the index names, loaded when the first text is
-                searched; a path or name: where that model is now. An `embedkit.Encoder` is needed only where its
-                settings are not the model's own (prompts, max_length); it must have the fingerprint and the
-                dimension of the one that built the index.
+                searched; a path or name: where that model is now. An `embedkit.Encoder` is needed only where
+                its settings are not the model's own (prompts, max_length); it must have the fingerprint and
+                the dimension of the one that built the index.
             threads: threads of Faiss (and of an encoder loaded here); ``None``: all.
 
         Raises:
             IndexNotFoundError: no finished index is there.
-            IndexDamagedError: a file is missing, has the wrong size, or cannot be read. (`verify` also hashes.)
+            IndexDamagedError: a file is missing, has the wrong size, or cannot be read. (`verify` also
+                hashes.)
             ModelMismatchError: ``encoder`` is another model.
             ImportError: Faiss is not installed.
         """
@@ -366,7 +367,10 @@ def _load_encoder(
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
         model = entry.model
-    return Encoder(model, precision=entry.precision, threads=threads, truncate_dim=manifest.dimension)
+    encoder = Encoder(model, precision=entry.precision, threads=threads)
+    if encoder.get_embedding_dimension() > manifest.dimension:
+        encoder.truncate_dim = manifest.dimension
+    return encoder
 
 
 def _check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder) -> None:
