@@ -4,6 +4,7 @@ Nothing here imports a peer or a numerical library beyond numpy, so a worker pro
 holds that package only.
 """
 
+import argparse
 import csv
 import gzip
 import io
@@ -120,6 +121,27 @@ def sample_texts(count: int | None = None) -> list[str]:
         return texts
     copies = -(-count // len(texts))
     return [text if copy == 0 else f"{text} {copy}" for copy in range(copies) for text in texts][:count]
+
+
+def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> None:
+    """The arguments that `texts_of` reads."""
+    parser.add_argument(
+        "texts",
+        nargs="*",
+        type=Path,
+        help=".txt, .tsv, .csv or .jsonl, each also .gz (default: the sample corpus)",
+    )
+    parser.add_argument("--column", default="text", help="columns or fields with texts, separated by commas")
+    parser.add_argument(
+        "--limit", type=int, default=default_limit, help=f"how many distinct texts (default: {default_limit})"
+    )
+
+
+def texts_of(options: argparse.Namespace) -> list[str]:
+    """The texts that the command line asks for, all distinct."""
+    if options.texts:
+        return read_texts(options.texts, options.column.split(","), options.limit)
+    return sample_texts(options.limit)
 
 
 def length_histogram(
