@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
+Key = TypeVar("Key")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -271,7 +272,7 @@ def timed(run: Callable[[], object]) -> Callable[[], float]:
     return seconds
 
 
-def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def alternate(runs: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
     """Calls every run once a round and collects what each returns.
 
     Alternating means that a slow spell of the machine (a neighbour, a clock change) falls on all alike.
@@ -281,7 +282,7 @@ def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str,
         runs: name to a function that returns its measurement, usually seconds (see `timed`).
         rounds: how many times each is called.
     """
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    taken: dict[Key, list[float]] = {name: [] for name in runs}
     for turn in range(rounds):
         order = list(runs) if turn % 2 == 0 else list(reversed(runs))
         for name in order:
