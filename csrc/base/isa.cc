@@ -1,0 +1,50 @@
+#include "base/isa.h"
+
+#include <cstdlib>
+
+#include "base/error.h"
+
+namespace embedkit {
+
+std::string_view isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::kReference:
+      return "reference";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512Vnni:
+      return "avx512_vnni";
+  }
+  throw InternalError("unknown instruction set");
+}
+
+std::vector<Isa> available_isas() {
+  std::vector<Isa> isas{Isa::kReference};
+#if defined(__x86_64__)
+  __builtin_cpu_init();  // __builtin_cpu_supports also asks whether the system saves the wide registers
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+      __builtin_cpu_supports("bmi2")) {
+    isas.push_back(Isa::kAvx2);
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512vnni")) {
+      isas.push_back(Isa::kAvx512Vnni);
+    }
+  }
+#endif
+  return isas;
+}
+
+Isa active_isa() {
+  const std::vector<Isa> isas = available_isas();
+  const char* forced = std::getenv("EMBEDKIT_ISA");
+  if (forced == nullptr || *forced == '\0') return isas.back();
+  std::string names;
+  for (Isa isa : isas) {
+    if (isa_name(isa) == forced) return isa;
+    names += (names.empty() ? "" : ", ") + std::string(isa_name(isa));
+  }
+  throw InvalidArgument(concat("EMBEDKIT_ISA is '", forced, "'; this machine has ", names));
+}
+
+}  // namespace embedkit

@@ -1,0 +1,145 @@
+#include "base/thread_pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+namespace embedkit {
+namespace {
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// About 20 microseconds: longer than any wait between two stages of balanced work; past it the processor is shared
+// with somebody else, who may be the one waited for.
+constexpr int kSpins = 2000;
+// An idle helper stays awake for about as long as two queries in a row are apart.
+constexpr int kIdleSpins = 10000;
+
+}  // namespace
+
+void Barrier::wait() {
+  const unsigned generation = generation_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    generation_.store(generation + 1, std::memory_order_release);
+    return;
+  }
+  for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
+    if (spins < kSpins) {
+      relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+namespace {
+
+struct Gang {
+  const std::function<void(Member)>* body;
+  Barrier* barrier;
+  int count;
+  std::atomic<int> running;
+};
+
+struct Task {
+  Gang* gang;
+  int index;
+};
+
+}  // namespace
+
+struct ThreadPool::Helper {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::atomic<bool> posted{false};
+  bool idle = true;  // guarded by the pool's mutex
+  Task task{};
+};
+
+void ThreadPool::loop(ThreadPool* pool, Helper* helper) {
+  for (;;) {
+    for (int spins = 0; spins < kIdleSpins && !helper->posted.load(std::memory_order_acquire); ++spins) relax();
+    if (!helper->posted.load(std::memory_order_acquire)) {
+      std::unique_lock lock(helper->mutex);
+      helper->wake.wait(lock, [&] { return helper->posted.load(std::memory_order_acquire); });
+    }
+    const Task task = helper->task;
+    helper->posted.store(false, std::memory_order_relaxed);
+    (*task.gang->body)({task.index, task.gang->count, task.gang->barrier});
+    {
+      std::lock_guard lock(pool->mutex_);
+      helper->idle = true;
+    }
+    task.gang->running.fetch_sub(1, std::memory_order_release);  // the gang may be gone after this
+  }
+}
+
+void ThreadPool::start_helper() {
+  helpers_.push_back(std::make_unique<Helper>());
+  try {
+    std::thread(loop, this, helpers_.back().get()).detach();
+  } catch (...) {
+    helpers_.pop_back();
+    throw;
+  }
+}
+
+void ThreadPool::run(int threads, const std::function<void(Member)>& body) {
+  std::vector<Helper*> chosen;
+  if (threads > 1) {
+    std::lock_guard lock(mutex_);
+    const size_t wanted = static_cast<size_t>(threads) - 1;
+    while (helpers_.size() < wanted) start_helper();
+    for (auto& helper : helpers_) {
+      if (chosen.size() == wanted) break;
+      if (helper->idle) {
+        helper->idle = false;
+        chosen.push_back(helper.get());
+      }
+    }
+  }
+  const int count = static_cast<int>(chosen.size()) + 1;
+  Barrier barrier(count);
+  Gang gang{&body, &barrier, count, static_cast<int>(chosen.size())};
+  for (int i = 1; i < count; ++i) {
+    Helper* helper = chosen[static_cast<size_t>(i) - 1];
+    {
+      std::lock_guard lock(helper->mutex);
+      helper->task = {&gang, i};
+      helper->posted.store(true, std::memory_order_release);
+    }
+    helper->wake.notify_one();
+  }
+  body({0, count, &barrier});
+  for (int spins = 0; gang.running.load(std::memory_order_acquire) != 0; ++spins) {
+    if (spins < kSpins) {
+      relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+ThreadPool& ThreadPool::shared() {
+  // Never destroyed: helpers may still wait on it while the process exits. In a forked child the parent's pool has no
+  // threads and its locks may be held for ever, so the child starts with a new one.
+  static std::atomic<ThreadPool*> pool{nullptr};
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+  (void)registered;
+  ThreadPool* current = pool.load(std::memory_order_acquire);
+  if (current == nullptr) {
+    auto* fresh = new ThreadPool();
+    if (pool.compare_exchange_strong(current, fresh, std::memory_order_acq_rel)) return *fresh;
+    delete fresh;
+  }
+  return *current;
+}
+
+}  // namespace embedkit

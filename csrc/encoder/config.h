@@ -1,0 +1,58 @@
+// What a model folder says about the encoder, as plain values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace embedkit {
+
+enum class Precision { kFp32, kInt8 };
+
+/// The shape of a BERT encoder; names as in Hugging Face's config.json.
+struct EncoderConfig {
+  size_t hidden_size = 0;
+  size_t num_hidden_layers = 0;
+  size_t num_attention_heads = 0;
+  size_t intermediate_size = 0;
+  size_t vocab_size = 0;
+  size_t max_position_embeddings = 0;
+  float layer_norm_eps = 1e-12f;
+  Activation hidden_act = Activation::kGelu;
+  Precision precision = Precision::kFp32;
+
+  /// Throws InvalidArgument for a shape that no kernel can run.
+  void validate() const;
+};
+
+/// An array of the model folder. `owner` keeps the memory alive (a mapped file).
+struct Tensor {
+  enum class Type { kFloat32, kInt8 };
+
+  Type type = Type::kFloat32;
+  const void* data = nullptr;
+  std::vector<size_t> shape;
+  std::shared_ptr<const void> owner;
+};
+
+using Tensors = std::unordered_map<std::string, Tensor>;
+
+/// The pooling modes of sentence-transformers; several concatenate.
+enum class PoolingMode { kCls, kMax, kMean, kMeanSqrtLen, kWeightedMean, kLastToken };
+
+/// A module after the pooling: y = activation(x Wᵀ + b), or y = x / |x|.
+struct HeadModule {
+  enum class Type { kDense, kNormalize };
+
+  Type type = Type::kNormalize;
+  Tensor weight;  ///< (out, in)
+  Tensor bias;    ///< (out) or no data
+  Activation activation = Activation::kIdentity;
+};
+
+}  // namespace embedkit

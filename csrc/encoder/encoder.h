@@ -1,0 +1,99 @@
+// The padding-free BERT encoder: packed token ids -> hidden states -> pooled, projected vectors.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "base/aligned.h"
+#include "base/stop.h"
+#include "base/thread_pool.h"
+#include "encoder/batch.h"
+#include "encoder/config.h"
+#include "encoder/weights.h"
+
+namespace embedkit {
+
+/// Rows of floats; the stride is an odd number of cache lines, so that equal columns of neighbouring rows do not
+/// compete for the same cache set.
+struct Rows {
+  AlignedBuffer<float> data;
+  size_t ld = 0;
+
+  void shape(size_t rows, size_t columns);
+  float* row(size_t r) { return data.data() + r * ld; }
+  const float* row(size_t r) const { return data.data() + r * ld; }
+};
+
+/// The buffers of one forward pass, reused from batch to batch. One gang at a time.
+class Workspace {
+ public:
+  const Rows& hidden() const { return hidden_; }
+
+ private:
+  friend class Encoder;
+
+  struct Quantised {
+    AlignedBuffer<uint8_t> data;
+    AlignedBuffer<float> scale;
+    AlignedBuffer<float> lowest;
+    size_t stride = 0;
+
+    void shape(const Kernels& kernels, size_t rows, size_t columns);
+    QuantisedRows from(size_t row);
+  };
+
+  Rows hidden_, query_key_value_, context_, projected_, inner_;
+  Rows pooled_, head_;
+  Quantised quantised_hidden_, quantised_context_, quantised_inner_;
+  std::vector<AlignedBuffer<float>> scratch_;  // one per member
+  std::atomic<size_t> stop_layer_{0};
+};
+
+/// Immutable after construction and safe to share; each gang brings its own Workspace.
+class Encoder {
+ public:
+  /// Throws InvalidArgument that names what does not fit: a tensor, a module, a pooling without modes.
+  Encoder(EncoderConfig config, const Tensors& tensors, std::vector<PoolingMode> pooling,
+          std::vector<HeadModule> head, const Kernels& kernels);
+
+  const EncoderConfig& config() const { return config_; }
+  const Kernels& kernels() const { return kernels_; }
+  /// Of the vectors, after the head.
+  size_t dimension() const { return dimension_; }
+  /// Whether the last module of the head is Normalize.
+  bool ends_normalised() const { return !modules_.empty() && modules_.back().type == HeadModule::Type::kNormalize; }
+  size_t memory_bytes() const;
+
+  /// Sizes the buffers; to be called by one thread before `forward`. Throws InvalidArgument for an id outside the
+  /// embedding table or a sequence longer than the positions.
+  void prepare(const PackedBatch& batch, Workspace& workspace, int members) const;
+
+  /// Runs all layers; every member of the gang calls it. Afterwards workspace.hidden() is (tokens, hidden_size).
+  /// Returns false, to all members alike, if stopped between two layers.
+  bool forward(const PackedBatch& batch, Workspace& workspace, const Member& member, StopToken& stop) const noexcept;
+
+  /// Pooling and head: vectors of (sequences, dimension), returned with their stride through `rows`. The first `skip`
+  /// tokens of each sequence are left out. For one thread, after `forward`.
+  const Rows& pool(const PackedBatch& batch, Workspace& workspace, size_t skip) const;
+
+ private:
+  struct Module {
+    HeadModule::Type type;
+    size_t dense;  ///< position in dense_
+    Activation activation;
+  };
+
+  void embed(const PackedBatch& batch, Workspace& workspace, size_t begin, size_t end) const;
+  void attend(const PackedBatch& batch, Workspace& workspace, const Member& member) const;
+  void feed_forward(const Layer& layer, Workspace& workspace, size_t tokens, const Member& member) const;
+
+  EncoderConfig config_;
+  const Kernels& kernels_;
+  Weights weights_;
+  std::vector<PoolingMode> pooling_;
+  std::vector<Module> modules_;
+  std::vector<Linear> dense_;
+  size_t dimension_ = 0;
+};
+
+}  // namespace embedkit

@@ -1,0 +1,188 @@
+#include "encoder/weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace embedkit {
+namespace {
+
+std::string shape_text(const std::vector<size_t>& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + ")";
+}
+
+/// Hands out tensors by name after checking type and shape.
+class Reader {
+ public:
+  Reader(const Tensors& tensors, Precision precision) : tensors_(tensors), precision_(precision) {}
+
+  Tensor floats(const std::string& name, std::vector<size_t> shape) const {
+    return get(name, Tensor::Type::kFloat32, std::move(shape));
+  }
+
+  /// A matrix in the folder's precision, and the scales of its rows.
+  std::pair<Tensor, Tensor> matrix(const std::string& name, size_t rows, size_t columns) const {
+    if (precision_ == Precision::kFp32) return {floats(name, {rows, columns}), {}};
+    return {get(name, Tensor::Type::kInt8, {rows, columns}), floats(name + "_scale", {rows})};
+  }
+
+  Linear::Part linear(const std::string& name, size_t out, size_t in) const {
+    auto [weight, scale] = matrix(name + ".weight", out, in);
+    return {std::move(weight), std::move(scale), floats(name + ".bias", {out})};
+  }
+
+  EmbeddingTable table(const std::string& name, size_t rows, size_t columns) const {
+    auto [weight, scale] = matrix(name + ".weight", rows, columns);
+    return {std::move(weight), std::move(scale)};
+  }
+
+  LayerNorm norm(const std::string& name, size_t size) const {
+    return {floats(name + ".weight", {size}), floats(name + ".bias", {size})};
+  }
+
+ private:
+  Tensor get(const std::string& name, Tensor::Type type, std::vector<size_t> shape) const {
+    const auto found = tensors_.find(name);
+    require(found != tensors_.end(), "the model has no tensor '", name, "'");
+    const Tensor& tensor = found->second;
+    require(tensor.type == type, "tensor '", name, "' is ",
+            tensor.type == Tensor::Type::kFloat32 ? "float32" : "int8", ", not ",
+            type == Tensor::Type::kFloat32 ? "float32" : "int8");
+    require(tensor.shape == shape, "tensor '", name, "' has shape ", shape_text(tensor.shape), ", config.json says ",
+            shape_text(shape));
+    return tensor;
+  }
+
+  const Tensors& tensors_;
+  Precision precision_;
+};
+
+}  // namespace
+
+void EncoderConfig::validate() const {
+  const auto positive = [](size_t value, const char* name) {
+    require(value > 0 && value <= (size_t{1} << 30), name, " is ", value, "; it must be positive and below 2^30");
+  };
+  positive(hidden_size, "hidden_size");
+  positive(num_hidden_layers, "num_hidden_layers");
+  positive(num_attention_heads, "num_attention_heads");
+  positive(intermediate_size, "intermediate_size");
+  positive(vocab_size, "vocab_size");
+  positive(max_position_embeddings, "max_position_embeddings");
+  require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is no multiple of ",
+          num_attention_heads, " heads");
+  require(layer_norm_eps >= 0 && layer_norm_eps < 1, "layer_norm_eps is ", layer_norm_eps, "; it must be in [0, 1)");
+  // 255 * 127 * K must fit an int32 accumulator.
+  require(std::max(hidden_size, intermediate_size) <= 65536, "a layer of more than 65536 features is not supported");
+}
+
+Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Part>& parts) {
+  const size_t in = parts.at(0).weight.shape.at(1);
+  size_t out = 0;
+  for (const Part& part : parts) out += part.weight.shape.at(0);
+  checked_mul(checked_mul(round_up(out, kernels.panel), round_up(in, 4)), sizeof(float));
+  panels_ = (out + kernels.panel - 1) / kernels.panel;
+  const size_t padded = panels_ * kernels.panel;
+  vectors_.reset(3 * padded);
+  std::fill_n(vectors_.data(), vectors_.size(), 0.0f);
+  float* bias = vectors_.data();
+  float* scale = bias + padded;
+  float* row_sums = scale + padded;
+
+  const size_t element = precision == Precision::kInt8 ? 1 : sizeof(float);
+  const uint8_t* rows = static_cast<const uint8_t*>(parts[0].weight.data);
+  AlignedBuffer<uint8_t> stacked;
+  if (parts.size() > 1) {
+    stacked.reset(out * in * element);
+    rows = stacked.data();
+  }
+  size_t row = 0;
+  for (const Part& part : parts) {
+    const size_t n = part.weight.shape[0];
+    if (parts.size() > 1) std::memcpy(stacked.data() + row * in * element, part.weight.data, n * in * element);
+    if (part.bias.data != nullptr) std::memcpy(bias + row, part.bias.data, n * sizeof(float));
+    if (part.scale.data != nullptr) std::memcpy(scale + row, part.scale.data, n * sizeof(float));
+    row += n;
+  }
+  if (precision == Precision::kInt8) {
+    const auto* w = reinterpret_cast<const int8_t*>(rows);
+    for (size_t n = 0; n < out; ++n) {
+      int64_t sum = 0;
+      for (size_t k = 0; k < in; ++k) sum += w[n * in + k];
+      row_sums[n] = scale[n] * static_cast<float>(sum);
+    }
+    weights_.reset(kernels.packed_int8_bytes(out, in));
+    kernels.pack_int8(w, out, in, weights_.data());
+  } else {
+    weights_.reset(kernels.packed_fp32_bytes(out, in));
+    kernels.pack_fp32(reinterpret_cast<const float*>(rows), out, in, weights_.data());
+  }
+  packed_ = {in, out, weights_.data(), bias, scale, row_sums};
+}
+
+size_t Linear::memory_bytes() const { return weights_.size() + vectors_.size() * sizeof(float); }
+
+void EmbeddingTable::add(const Kernels& kernels, size_t row, float* out) const {
+  const size_t columns = rows_.shape[1];
+  if (rows_.type == Tensor::Type::kInt8) {
+    kernels.add_scaled_int8(out, static_cast<const int8_t*>(rows_.data) + row * columns,
+                            static_cast<const float*>(scale_.data)[row], columns);
+  } else {
+    const float* from = static_cast<const float*>(rows_.data) + row * columns;
+    for (size_t i = 0; i < columns; ++i) out[i] += from[i];
+  }
+}
+
+size_t EmbeddingTable::memory_bytes() const {
+  const size_t elements = rows_.shape[0] * rows_.shape[1];
+  return rows_.type == Tensor::Type::kInt8 ? elements + rows_.shape[0] * sizeof(float) : elements * sizeof(float);
+}
+
+size_t Weights::memory_bytes() const {
+  size_t bytes = words.memory_bytes() + positions.memory_bytes();
+  for (const Layer& layer : layers)
+    for (const Linear* linear :
+         {&layer.query_key_value, &layer.attention_output, &layer.intermediate, &layer.output})
+      bytes += linear->memory_bytes();
+  return bytes;
+}
+
+Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const Kernels& kernels) {
+  config.validate();
+  const Reader reader(tensors, config.precision);
+  const size_t hidden = config.hidden_size;
+  const auto type_table = tensors.find("embeddings.token_type_embeddings.weight");
+  const size_t types =
+      type_table == tensors.end() || type_table->second.shape.empty() ? 1 : type_table->second.shape[0];
+  require(types > 0, "tensor 'embeddings.token_type_embeddings.weight' is empty");
+  Weights weights{
+      reader.table("embeddings.word_embeddings", config.vocab_size, hidden),
+      reader.table("embeddings.position_embeddings", config.max_position_embeddings, hidden),
+      reader.floats("embeddings.token_type_embeddings.weight", {types, hidden}),
+      reader.norm("embeddings.LayerNorm", hidden),
+      {},
+  };
+  weights.layers.reserve(config.num_hidden_layers);
+  for (size_t l = 0; l < config.num_hidden_layers; ++l) {
+    const std::string layer = "encoder.layer." + std::to_string(l) + ".";
+    const auto linear = [&](std::initializer_list<const char*> names, size_t out, size_t in) {
+      std::vector<Linear::Part> parts;
+      for (const char* name : names) parts.push_back(reader.linear(layer + name, out, in));
+      return Linear(kernels, config.precision, parts);
+    };
+    weights.layers.push_back({
+        linear({"attention.self.query", "attention.self.key", "attention.self.value"}, hidden, hidden),
+        linear({"attention.output.dense"}, hidden, hidden),
+        reader.norm(layer + "attention.output.LayerNorm", hidden),
+        linear({"intermediate.dense"}, config.intermediate_size, hidden),
+        linear({"output.dense"}, hidden, config.intermediate_size),
+        reader.norm(layer + "output.LayerNorm", hidden),
+    });
+  }
+  return weights;
+}
+
+}  // namespace embedkit

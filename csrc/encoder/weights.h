@@ -1,0 +1,83 @@
+// A model's tensors, checked against its configuration and packed for the instruction set.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/aligned.h"
+#include "encoder/config.h"
+
+namespace embedkit {
+
+/// y = x Wᵀ + b with packed weights.
+class Linear {
+ public:
+  /// Stacks the rows of several (out_i, in) matrices, as for query, key and value. A bias without data is zero.
+  /// With kInt8 each weight is an int8 tensor with one float scale per row.
+  struct Part {
+    Tensor weight;
+    Tensor scale;
+    Tensor bias;
+  };
+  Linear(const Kernels& kernels, Precision precision, const std::vector<Part>& parts);
+
+  const PackedLinear& packed() const { return packed_; }
+  size_t in_features() const { return packed_.in_features; }
+  size_t out_features() const { return packed_.out_features; }
+  size_t panels() const { return panels_; }
+  size_t memory_bytes() const;
+
+ private:
+  size_t panels_ = 0;
+  AlignedBuffer<uint8_t> weights_;
+  AlignedBuffer<float> vectors_;  // bias, scale, row_sums
+  PackedLinear packed_{};
+};
+
+/// A table of embedding rows, float32 or int8 with a scale per row; not copied.
+class EmbeddingTable {
+ public:
+  EmbeddingTable(Tensor rows, Tensor scale) : rows_(std::move(rows)), scale_(std::move(scale)) {}
+
+  size_t size() const { return rows_.shape[0]; }
+  /// out += row.
+  void add(const Kernels& kernels, size_t row, float* out) const;
+  size_t memory_bytes() const;
+
+ private:
+  Tensor rows_;
+  Tensor scale_;
+};
+
+struct LayerNorm {
+  Tensor gamma;
+  Tensor beta;
+
+  const float* weight() const { return static_cast<const float*>(gamma.data); }
+  const float* bias() const { return static_cast<const float*>(beta.data); }
+};
+
+struct Layer {
+  Linear query_key_value;
+  Linear attention_output;
+  LayerNorm attention_norm;
+  Linear intermediate;
+  Linear output;
+  LayerNorm output_norm;
+};
+
+struct Weights {
+  EmbeddingTable words;
+  EmbeddingTable positions;
+  Tensor token_type;  ///< the row of type 0
+  LayerNorm embedding_norm;
+  std::vector<Layer> layers;
+
+  size_t memory_bytes() const;
+};
+
+/// Throws InvalidArgument that names the tensor which is missing or has another type or shape than `config` says.
+Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const Kernels& kernels);
+
+}  // namespace embedkit

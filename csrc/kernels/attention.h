@@ -1,0 +1,90 @@
+// softmax(q kᵀ / sqrt(head_size)) v for one sequence and one head, written once for every vector type.
+//
+// kᵀ is laid out once per task with the keys along the vector lanes; then blocks of query rows go through the register
+// tile, the softmax and the tile again while their scores stay in the first-level cache. Keys past the end of the
+// sequence (lanes that fill up the last vector) get probability zero.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/aligned.h"
+#include "kernels/elementwise.h"
+#include "kernels/tile.h"
+
+namespace embedkit {
+namespace {
+
+/// out[rows][columns] = a[rows][k] b[k][columns], columns a multiple of the vector length.
+template <class V, int kRows>
+inline void product(const float* a, size_t lda, size_t rows, const float* b, size_t ldb, size_t k, float* out,
+                    size_t ld_out, size_t columns) {
+  size_t c = 0;
+  for (; c + 2 * V::kLanes <= columns; c += 2 * V::kLanes)
+    tile_of_height<V, kRows, 2>(rows, a, lda, b + c, ldb, k, nullptr, out + c, ld_out);
+  if (c < columns) tile_of_height<V, kRows, 1>(rows, a, lda, b + c, ldb, k, nullptr, out + c, ld_out);
+}
+
+/// scores = exp(factor * (scores - max)); returns their sum.
+template <class V>
+inline float softmax_numerators(float* scores, size_t length, size_t padded, float factor) {
+  const float lowest = std::numeric_limits<float>::lowest();
+  const size_t whole = length / V::kLanes * V::kLanes;
+  auto high = V::set1(lowest);
+  for (size_t i = 0; i < whole; i += V::kLanes) high = V::max(high, V::load(scores + i));
+  if (whole < padded) high = V::max(high, V::first_or(V::load(scores + whole), length - whole, lowest));
+  const auto shift = V::set1(V::highest(high));
+  const auto scale = V::set1(factor);
+  auto sum = V::zero();
+  for (size_t i = 0; i < whole; i += V::kLanes) {
+    const auto e = exponential<V>(V::mul(V::sub(V::load(scores + i), shift), scale));
+    V::store(scores + i, e);
+    sum = V::add(sum, e);
+  }
+  if (whole < padded) {
+    auto e = exponential<V>(V::mul(V::sub(V::load(scores + whole), shift), scale));
+    e = V::first_or(e, length - whole, 0.0f);
+    V::store(scores + whole, e);
+    sum = V::add(sum, e);
+  }
+  return V::sum(sum);
+}
+
+template <class V, int kRows>
+size_t attention_scratch(size_t length, size_t head_size) {
+  const size_t keys = round_up(length, V::kLanes);
+  const size_t features = round_up(head_size, V::kLanes);
+  return features * keys + kRows * keys + kRows * features;
+}
+
+template <class V, int kRows>
+void attention(const AttentionTask& task) {
+  const size_t keys = round_up(task.length, V::kLanes);
+  const size_t features = round_up(task.head_size, V::kLanes);
+  float* transposed = task.scratch;
+  float* scores = transposed + features * keys;
+  float* block = scores + kRows * keys;
+  for (size_t j = 0; j < keys; j += V::kLanes)
+    for (size_t d = 0; d < features; d += V::kLanes)
+      V::transpose(task.k + j * task.ld + d, task.ld, transposed + d * keys + j, keys);
+  const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
+  over_tiles(task.length, kRows, [&](size_t row, size_t height) {
+    product<V, kRows>(task.q + row * task.ld, task.ld, height, transposed, keys, task.head_size, scores, keys, keys);
+    float inverse[kRows];
+    for (size_t r = 0; r < height; ++r)
+      inverse[r] = 1.0f / softmax_numerators<V>(scores + r * keys, task.length, keys, factor);
+    product<V, kRows>(scores, keys, height, task.v, task.ld, task.length, block, features, features);
+    for (size_t r = 0; r < height; ++r) {
+      const float* from = block + r * features;
+      float* to = task.out + (row + r) * task.ld_out;
+      const auto scale = V::set1(inverse[r]);
+      size_t d = 0;
+      for (; d + V::kLanes <= task.head_size; d += V::kLanes) V::store(to + d, V::mul(V::load(from + d), scale));
+      if (d < task.head_size) V::store_first(to + d, V::mul(V::load(from + d), scale), task.head_size - d);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace embedkit

@@ -1,0 +1,106 @@
+// The operations that are compiled once per instruction set, as a table of functions.
+//
+// Rows are tokens (or texts), columns features; every matrix is row-major and `ld…` is the distance between two rows in
+// elements. Each output row depends on its own input row alone and is computed by the same sequence of operations
+// whatever the other rows are and wherever it stands: that is what makes vectors bitwise independent of their batch.
+// Functions may read, never write, up to kSlack floats past the end of a row that they are given.
+//
+// A file that is compiled for an instruction set defines nothing with external linkage but its table: an inline function
+// shared with other files could be kept in its wide form and then run on a machine without it (a test looks for these).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/isa.h"
+
+namespace embedkit {
+
+enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid };
+
+/// Rows quantised one by one: x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255.
+/// The elements are uint8 or uint16, as the instruction set multiplies them; each row is zero-filled to its stride.
+struct QuantisedRows {
+  uint8_t* data;
+  size_t stride;  ///< bytes from row to row
+  float* scale;
+  float* lowest;
+
+  QuantisedRows from(size_t row) const { return {data + row * stride, stride, scale + row, lowest + row}; }
+};
+
+/// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` output columns; the arrays are padded to whole
+/// panels. For int8, W ≈ scale[n] * w[n][k], and row_sums[n] = scale[n] * Σ_k w[n][k] carries `lowest`.
+struct PackedLinear {
+  size_t in_features;
+  size_t out_features;
+  const void* weights;
+  const float* bias;
+  const float* scale;     ///< int8 only
+  const float* row_sums;  ///< int8 only
+};
+
+/// One sequence and one head: softmax(q kᵀ / sqrt(head_size)) v.
+struct AttentionTask {
+  const float* q;  ///< (length, head_size), as k and v
+  const float* k;
+  const float* v;
+  size_t ld;  ///< of q, k and v
+  size_t length;
+  size_t head_size;
+  float* out;  ///< (length, head_size)
+  size_t ld_out;
+  float* scratch;  ///< Kernels::attention_scratch(length, head_size) floats
+};
+
+struct Kernels {
+  static constexpr size_t kSlack = 64;     ///< floats
+  static constexpr size_t kSlackRows = 16;  ///< rows that attention may read past the end of a sequence
+
+  Isa isa;
+  size_t panel;            ///< output columns per packed panel
+  size_t quantised_bytes;  ///< bytes per quantised activation
+  size_t quantised_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
+
+  /// Bytes that `pack_…` writes for an (out, in) matrix.
+  size_t (*packed_int8_bytes)(size_t out, size_t in);
+  size_t (*packed_fp32_bytes)(size_t out, size_t in);
+  void (*pack_int8)(const int8_t* weights, size_t out, size_t in, void* packed);
+  void (*pack_fp32)(const float* weights, size_t out, size_t in, void* packed);
+
+  /// out[:, panel_begin * panel : panel_end * panel] = x Wᵀ + b, whole panels; K is never split.
+  void (*linear_int8)(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+                      size_t panel_end, float* out, size_t ld_out);
+  void (*linear_fp32)(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
+                      size_t panel_end, float* out, size_t ld_out);
+  /// The integers that linear_int8 scales, for tests: out[m][n] = Σ_k q[m][k] w[n][k].
+  void (*products_int8)(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out, size_t ld_out);
+
+  void (*quantise)(const float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows& out);
+  /// x = activation(x) in place, and its quantised form when `quantised` is given.
+  void (*activate)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
+                   const QuantisedRows* quantised);
+  /// x = layer_norm(x + y) * gamma + beta in place (y may be null), and its quantised form when `quantised` is given.
+  void (*add_layer_norm)(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
+                         const float* gamma, const float* beta, float epsilon, const QuantisedRows* quantised);
+  /// out += scale * row, a row of an int8 table.
+  void (*add_scaled_int8)(float* out, const int8_t* row, float scale, size_t columns);
+
+  size_t (*attention_scratch)(size_t length, size_t head_size);
+  void (*attention)(const AttentionTask& task);
+
+  /// Multiply-adds done by a loop that touches registers only, for the ceiling that benchmarks divide by.
+  double (*spin_int8)(size_t iterations);
+  double (*spin_fp32)(size_t iterations);
+};
+
+/// Of an instruction set that `available_isas()` lists.
+const Kernels& kernels_for(Isa isa);
+
+extern const Kernels kReferenceKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512VnniKernels;
+#endif
+
+}  // namespace embedkit

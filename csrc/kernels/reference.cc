@@ -1,0 +1,192 @@
+// The readable reference: every operation as its formula, one element at a time, for every machine. The tests hold the
+// other instruction sets to it.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/aligned.h"
+#include "kernels/kernels.h"
+
+namespace embedkit {
+namespace {
+
+constexpr size_t kPanel = 1;
+
+size_t packed_int8_bytes(size_t out, size_t in) { return out * in; }
+
+size_t packed_fp32_bytes(size_t out, size_t in) { return out * in * sizeof(float); }
+
+void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
+  std::memcpy(packed, weights, packed_int8_bytes(out, in));
+}
+
+void pack_fp32(const float* weights, size_t out, size_t in, void* packed) {
+  std::memcpy(packed, weights, packed_fp32_bytes(out, in));
+}
+
+int32_t integer_product(const uint8_t* q, const int8_t* w, size_t k) {
+  int32_t sum = 0;
+  for (size_t i = 0; i < k; ++i) sum += int32_t{q[i]} * int32_t{w[i]};
+  return sum;
+}
+
+void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin, size_t panel_end,
+                 float* out, size_t ld_out) {
+  const size_t k = linear.in_features;
+  const int8_t* weights = static_cast<const int8_t*>(linear.weights);
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t n = panel_begin; n < panel_end; ++n) {
+      const auto sum = static_cast<float>(integer_product(x.data + r * x.stride, weights + n * k, k));
+      out[r * ld_out + n] = x.scale[r] * sum * linear.scale[n] + x.lowest[r] * linear.row_sums[n] + linear.bias[n];
+    }
+}
+
+void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out, size_t ld_out) {
+  const size_t k = linear.in_features;
+  const int8_t* weights = static_cast<const int8_t*>(linear.weights);
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t n = 0; n < linear.out_features; ++n)
+      out[r * ld_out + n] = integer_product(x.data + r * x.stride, weights + n * k, k);
+}
+
+void linear_fp32(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
+                 size_t panel_end, float* out, size_t ld_out) {
+  const size_t k = linear.in_features;
+  const float* weights = static_cast<const float*>(linear.weights);
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t n = panel_begin; n < panel_end; ++n) {
+      float sum = linear.bias[n];
+      for (size_t i = 0; i < k; ++i) sum += x[r * ld + i] * weights[n * k + i];
+      out[r * ld_out + n] = sum;
+    }
+}
+
+void quantise(const float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows& out) {
+  for (size_t r = 0; r < rows; ++r, x += ld) {
+    const auto [low, high] = std::minmax_element(x, x + columns);
+    const float width = *high - *low;
+    const float inverse = width > 0 ? 255.0f / width : 0.0f;
+    out.scale[r] = width > 0 ? width / 255.0f : 0.0f;
+    out.lowest[r] = *low;
+    uint8_t* q = out.data + r * out.stride;
+    for (size_t i = 0; i < columns; ++i)
+      q[i] = static_cast<uint8_t>(std::min(255.0f, std::nearbyintf((x[i] - *low) * inverse)));
+    std::memset(q + columns, 0, out.stride - columns);
+  }
+}
+
+float apply(Activation activation, float x) {
+  switch (activation) {
+    case Activation::kIdentity:
+      return x;
+    case Activation::kGelu:
+      return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
+    case Activation::kGeluTanh:
+      return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+    case Activation::kRelu:
+      return std::max(x, 0.0f);
+    case Activation::kTanh:
+      return std::tanh(x);
+    case Activation::kSigmoid:
+      return 1.0f / (1.0f + std::exp(-x));
+  }
+  return x;
+}
+
+void activate(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
+              const QuantisedRows* quantised) {
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t i = 0; i < columns; ++i) x[r * ld + i] = apply(activation, x[r * ld + i]);
+  if (quantised != nullptr) quantise(x, ld, rows, columns, *quantised);
+}
+
+void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns, const float* gamma,
+                    const float* beta, float epsilon, const QuantisedRows* quantised) {
+  for (size_t r = 0; r < rows; ++r) {
+    float* row = x + r * ld;
+    double sum = 0;
+    for (size_t i = 0; i < columns; ++i) {
+      if (y != nullptr) row[i] += y[r * ld_y + i];
+      sum += row[i];
+    }
+    const double mean = sum / static_cast<double>(columns);
+    double squares = 0;
+    for (size_t i = 0; i < columns; ++i) squares += (row[i] - mean) * (row[i] - mean);
+    const double inverse = 1.0 / std::sqrt(squares / static_cast<double>(columns) + epsilon);
+    for (size_t i = 0; i < columns; ++i)
+      row[i] = static_cast<float>((row[i] - mean) * inverse) * gamma[i] + beta[i];
+  }
+  if (quantised != nullptr) quantise(x, ld, rows, columns, *quantised);
+}
+
+void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
+  for (size_t i = 0; i < columns; ++i) out[i] += scale * static_cast<float>(row[i]);
+}
+
+size_t attention_scratch(size_t length, size_t) { return length; }
+
+void attention(const AttentionTask& task) {
+  const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
+  float* scores = task.scratch;
+  for (size_t i = 0; i < task.length; ++i) {
+    float high = std::numeric_limits<float>::lowest();
+    for (size_t j = 0; j < task.length; ++j) {
+      float dot = 0;
+      for (size_t d = 0; d < task.head_size; ++d) dot += task.q[i * task.ld + d] * task.k[j * task.ld + d];
+      scores[j] = dot * factor;
+      high = std::max(high, scores[j]);
+    }
+    float sum = 0;
+    for (size_t j = 0; j < task.length; ++j) sum += scores[j] = std::exp(scores[j] - high);
+    for (size_t d = 0; d < task.head_size; ++d) {
+      float mixed = 0;
+      for (size_t j = 0; j < task.length; ++j) mixed += scores[j] * task.v[j * task.ld + d];
+      task.out[i * task.ld_out + d] = mixed / sum;
+    }
+  }
+}
+
+/// The reference has no ceiling worth the name: scalar multiply-adds.
+double spin_int8(size_t iterations) {
+  int32_t acc[8] = {};
+  for (size_t i = 0; i < iterations; ++i)
+    for (auto& a : acc) asm volatile("" : "+r"(a = a * 3 + 1));
+  return static_cast<double>(iterations) * 8;
+}
+
+double spin_fp32(size_t iterations) {
+  volatile float x = 0.5f;
+  float acc[8] = {};
+  for (size_t i = 0; i < iterations; ++i)
+    for (auto& a : acc) a = a * x + 1.0f;
+  volatile float sink = acc[0] + acc[7];
+  (void)sink;
+  return static_cast<double>(iterations) * 8;
+}
+
+}  // namespace
+
+extern const Kernels kReferenceKernels = {
+    .isa = Isa::kReference,
+    .panel = kPanel,
+    .quantised_bytes = 1,
+    .quantised_group = 1,
+    .packed_int8_bytes = packed_int8_bytes,
+    .packed_fp32_bytes = packed_fp32_bytes,
+    .pack_int8 = pack_int8,
+    .pack_fp32 = pack_fp32,
+    .linear_int8 = linear_int8,
+    .linear_fp32 = linear_fp32,
+    .products_int8 = products_int8,
+    .quantise = quantise,
+    .activate = activate,
+    .add_layer_norm = add_layer_norm,
+    .add_scaled_int8 = add_scaled_int8,
+    .attention_scratch = attention_scratch,
+    .attention = attention,
+    .spin_int8 = spin_int8,
+    .spin_fp32 = spin_fp32,
+};
+
+}  // namespace embedkit

@@ -1,0 +1,178 @@
+// Passes over rows: quantise, activation, layer norm, each fused with the quantisation of its result while the row is
+// in the first-level cache. Written once for every vector type.
+#pragma once
+
+#include <cstring>
+#include <limits>
+
+#include "kernels/elementwise.h"
+
+namespace embedkit {
+namespace {
+
+/// Calls body(column, vector count or tail length) over `columns`: `full` for whole vectors, `tail` for the rest.
+template <class V, class Full, class Tail>
+inline void over_columns(size_t columns, Full&& full, Tail&& tail) {
+  size_t i = 0;
+  for (; i + V::kLanes <= columns; i += V::kLanes) full(i);
+  if (i < columns) tail(i, columns - i);
+}
+
+template <class V>
+struct Range {
+  typename V::F low = V::set1(std::numeric_limits<float>::max());
+  typename V::F high = V::set1(std::numeric_limits<float>::lowest());
+
+  void add(typename V::F x) {
+    low = V::min(low, x);
+    high = V::max(high, x);
+  }
+  void add_first(typename V::F x, size_t n) {
+    low = V::min(low, V::first_or(x, n, std::numeric_limits<float>::max()));
+    high = V::max(high, V::first_or(x, n, std::numeric_limits<float>::lowest()));
+  }
+};
+
+/// q = round((x - low) * 255 / (high - low)); a constant row is all zeros with scale 0.
+template <class V, typename Q>
+inline void quantise_row(const float* x, size_t columns, const Range<V>& range, const QuantisedRows& out, size_t row) {
+  const float low = V::lowest(range.low);
+  const float width = V::highest(range.high) - low;
+  const float inverse = width > 0 ? 255.0f / width : 0.0f;
+  out.scale[row] = width > 0 ? width / 255.0f : 0.0f;
+  out.lowest[row] = low;
+  Q* q = reinterpret_cast<Q*>(out.data + row * out.stride);
+  const typename V::F shift = V::set1(low);
+  const typename V::F factor = V::set1(inverse);
+  size_t end = 0;
+  over_columns<V>(
+      columns,
+      [&](size_t i) {
+        V::store_quantised(q + i, V::mul(V::sub(V::load(x + i), shift), factor));
+        end = i + V::kLanes;
+      },
+      [&](size_t i, size_t n) {
+        Q tail[V::kLanes];
+        V::store_quantised(tail, V::mul(V::sub(V::first_or(V::load_first(x + i, n), n, low), shift), factor));
+        std::memcpy(q + i, tail, n * sizeof(Q));
+        end = i + n;
+      });
+  std::memset(q + end, 0, out.stride - end * sizeof(Q));
+}
+
+template <class V, typename Q>
+void quantise_rows(const float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows& out) {
+  for (size_t r = 0; r < rows; ++r, x += ld) {
+    Range<V> range;
+    over_columns<V>(
+        columns, [&](size_t i) { range.add(V::load(x + i)); },
+        [&](size_t i, size_t n) { range.add_first(V::load_first(x + i, n), n); });
+    quantise_row<V, Q>(x, columns, range, out, r);
+  }
+}
+
+template <class V, typename Q, Activation kActivation>
+void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows* quantised) {
+  for (size_t r = 0; r < rows; ++r, x += ld) {
+    Range<V> range;
+    over_columns<V>(
+        columns,
+        [&](size_t i) {
+          const auto y = activation<V, kActivation>(V::load(x + i));
+          V::store(x + i, y);
+          range.add(y);
+        },
+        [&](size_t i, size_t n) {
+          const auto y = activation<V, kActivation>(V::load_first(x + i, n));
+          V::store_first(x + i, y, n);
+          range.add_first(y, n);
+        });
+    if (quantised != nullptr) quantise_row<V, Q>(x, columns, range, *quantised, r);
+  }
+}
+
+template <class V, typename Q>
+void activate(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
+              const QuantisedRows* quantised) {
+  switch (activation) {
+    case Activation::kIdentity:
+      return activate_rows<V, Q, Activation::kIdentity>(x, ld, rows, columns, quantised);
+    case Activation::kGelu:
+      return activate_rows<V, Q, Activation::kGelu>(x, ld, rows, columns, quantised);
+    case Activation::kGeluTanh:
+      return activate_rows<V, Q, Activation::kGeluTanh>(x, ld, rows, columns, quantised);
+    case Activation::kRelu:
+      return activate_rows<V, Q, Activation::kRelu>(x, ld, rows, columns, quantised);
+    case Activation::kTanh:
+      return activate_rows<V, Q, Activation::kTanh>(x, ld, rows, columns, quantised);
+    case Activation::kSigmoid:
+      return activate_rows<V, Q, Activation::kSigmoid>(x, ld, rows, columns, quantised);
+  }
+}
+
+/// Two passes for mean and variance: one pass would cancel.
+template <class V, typename Q>
+void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns, const float* gamma,
+                    const float* beta, float epsilon, const QuantisedRows* quantised) {
+  const float inverse_columns = 1.0f / static_cast<float>(columns);
+  for (size_t r = 0; r < rows; ++r, x += ld) {
+    auto sum = V::zero();
+    const float* added = y == nullptr ? nullptr : y + r * ld_y;
+    over_columns<V>(
+        columns,
+        [&](size_t i) {
+          auto v = V::load(x + i);
+          if (added != nullptr) v = V::add(v, V::load(added + i));
+          V::store(x + i, v);
+          sum = V::add(sum, v);
+        },
+        [&](size_t i, size_t n) {
+          auto v = V::load_first(x + i, n);
+          if (added != nullptr) v = V::add(v, V::load_first(added + i, n));
+          V::store_first(x + i, v, n);
+          sum = V::add(sum, v);
+        });
+    const float mean_value = V::sum(sum) * inverse_columns;
+    const auto mean = V::set1(mean_value);
+    auto squares = V::zero();
+    over_columns<V>(
+        columns,
+        [&](size_t i) {
+          const auto d = V::sub(V::load(x + i), mean);
+          squares = V::fma(d, d, squares);
+        },
+        [&](size_t i, size_t n) {
+          const auto d = V::sub(V::first_or(V::load_first(x + i, n), n, mean_value), mean);
+          squares = V::fma(d, d, squares);
+        });
+    const auto inverse = V::set1(1.0f / __builtin_sqrtf(V::sum(squares) * inverse_columns + epsilon));
+    Range<V> range;
+    over_columns<V>(
+        columns,
+        [&](size_t i) {
+          const auto d = V::mul(V::sub(V::load(x + i), mean), inverse);
+          const auto v = V::fma(d, V::load(gamma + i), V::load(beta + i));
+          V::store(x + i, v);
+          range.add(v);
+        },
+        [&](size_t i, size_t n) {
+          const auto d = V::mul(V::sub(V::load_first(x + i, n), mean), inverse);
+          const auto v = V::fma(d, V::load_first(gamma + i, n), V::load_first(beta + i, n));
+          V::store_first(x + i, v, n);
+          range.add_first(v, n);
+        });
+    if (quantised != nullptr) quantise_row<V, Q>(x, columns, range, *quantised, r);
+  }
+}
+
+template <class V>
+void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
+  const auto factor = V::set1(scale);
+  size_t i = 0;
+  for (; i + V::kLanes <= columns; i += V::kLanes)
+    V::store(out + i, V::fma(V::load_int8(row + i), factor, V::load(out + i)));
+  for (; i < columns; ++i) out[i] = __builtin_fmaf(static_cast<float>(row[i]), scale, out[i]);
+}
+
+}  // namespace
+}  // namespace embedkit

@@ -1,0 +1,100 @@
+// Eight float lanes. Included only by translation units compiled for AVX2 and FMA.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace embedkit {
+namespace {
+
+struct Avx2 {
+  using F = __m256;
+  static constexpr int kLanes = 8;
+
+  static __m256i mask(size_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+
+  static F zero() { return _mm256_setzero_ps(); }
+  static F set1(float x) { return _mm256_set1_ps(x); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+  /// The first n < 8 lanes; the others are zero.
+  static F load_first(const float* p, size_t n) { return _mm256_maskload_ps(p, mask(n)); }
+  static void store_first(float* p, F x, size_t n) { _mm256_maskstore_ps(p, mask(n), x); }
+  /// The first n lanes of x, `other` in the rest.
+  static F first_or(F x, size_t n, float other) {
+    return _mm256_blendv_ps(set1(other), x, _mm256_castsi256_ps(mask(n)));
+  }
+  /// Lanes of `near` where x < limit, of `far` elsewhere.
+  static F select_below(F x, float limit, F near, F far) {
+    return _mm256_blendv_ps(far, near, _mm256_cmp_ps(x, set1(limit), _CMP_LT_OQ));
+  }
+
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static float sum(F x) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+  static float lowest(F x) {
+    __m128 s = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_min_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_min_ss(s, _mm_movehdup_ps(s)));
+  }
+  static float highest(F x) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+  }
+
+  static F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  /// x * 2^n for integral -126 <= n <= 127.
+  static F scale(F x, F n) {
+    const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
+  }
+  /// Eight signed bytes.
+  static F load_int8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+
+  /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
+  static void store_quantised(uint16_t* p, F x) {
+    const __m256i q = _mm256_min_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(255));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
+  }
+
+  /// dst[c * ldd + r] = src[r * lds + c] for a block of 8 x 8.
+  static void transpose(const float* src, size_t lds, float* dst, size_t ldd) {
+    __m256 r[8];
+    __m256 t[8];
+    for (int i = 0; i < 8; ++i) r[i] = load(src + static_cast<size_t>(i) * lds);
+    for (int i = 0; i < 4; ++i) {
+      t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+      t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; ++i) {
+      r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+      r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+      r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+      r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+    }
+    for (int j = 0; j < 4; ++j) {
+      store(dst + static_cast<size_t>(j) * ldd, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
+      store(dst + static_cast<size_t>(4 + j) * ldd, _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace embedkit

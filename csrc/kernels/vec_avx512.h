@@ -1,0 +1,87 @@
+// Sixteen float lanes. Included only by translation units compiled for AVX-512.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace embedkit {
+namespace {
+
+struct Avx512 {
+  using F = __m512;
+  static constexpr int kLanes = 16;
+
+  static __mmask16 mask(size_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+
+  static F zero() { return _mm512_setzero_ps(); }
+  static F set1(float x) { return _mm512_set1_ps(x); }
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  /// The first n < 16 lanes; the others are zero.
+  static F load_first(const float* p, size_t n) { return _mm512_maskz_loadu_ps(mask(n), p); }
+  static void store_first(float* p, F x, size_t n) { _mm512_mask_storeu_ps(p, mask(n), x); }
+  /// The first n lanes of x, `other` in the rest.
+  static F first_or(F x, size_t n, float other) { return _mm512_mask_blend_ps(mask(n), set1(other), x); }
+  /// Lanes of `near` where x < limit, of `far` elsewhere.
+  static F select_below(F x, float limit, F near, F far) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, set1(limit), _CMP_LT_OQ), far, near);
+  }
+
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static float sum(F x) { return _mm512_reduce_add_ps(x); }
+  static float lowest(F x) { return _mm512_reduce_min_ps(x); }
+  static float highest(F x) { return _mm512_reduce_max_ps(x); }
+
+  static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  /// x * 2^n for integral n.
+  static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }
+  /// Sixteen signed bytes.
+  static F load_int8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+
+  /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
+  static void store_quantised(uint8_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
+  }
+
+  /// dst[c * ldd + r] = src[r * lds + c] for a block of 16 x 16.
+  static void transpose(const float* src, size_t lds, float* dst, size_t ldd) {
+    __m512 r[16];
+    __m512 t[16];
+    for (int i = 0; i < 16; ++i) r[i] = load(src + static_cast<size_t>(i) * lds);
+    for (int i = 0; i < 8; ++i) {
+      t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+      t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; ++i) {
+      r[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+      r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+      r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+      r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+    }
+    // r[4 * g + j], 128-bit block b: rows 4g..4g+3 of column 4b + j.
+    for (int j = 0; j < 4; ++j) {
+      const __m512 low01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44);
+      const __m512 high01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xee);
+      const __m512 low23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);
+      const __m512 high23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xee);
+      float* column = dst + static_cast<size_t>(j) * ldd;
+      store(column, _mm512_shuffle_f32x4(low01, low23, 0x88));
+      store(column + 4 * ldd, _mm512_shuffle_f32x4(low01, low23, 0xdd));
+      store(column + 8 * ldd, _mm512_shuffle_f32x4(high01, high23, 0x88));
+      store(column + 12 * ldd, _mm512_shuffle_f32x4(high01, high23, 0xdd));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace embedkit

@@ -1,0 +1,400 @@
+#include "pipeline/encode.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+
+#include "base/error.h"
+#include "encoder/pooling.h"
+
+namespace embedkit {
+namespace {
+
+constexpr size_t kWindowTexts = 8192;
+constexpr size_t kWindowBytes = size_t{8} << 20;
+constexpr size_t kChunkTexts = 32;   // texts that a member tokenizes at a time
+constexpr size_t kChunkBytes = 8192;
+/// Tokens of a full batch: enough rows to amortise a pass over the weights, few enough that a layer's activations stay
+/// in the second-level cache (measured; see benchmarks/README.md).
+constexpr size_t kTokenBudget = 128;
+/// Below this many tokens a member the gang works on one batch together.
+constexpr size_t kTeamTokens = 32;
+
+/// A sequence of a window: where its ids are and what it belongs to.
+struct Sequence {
+  size_t text;    // position in the source
+  size_t member;  // whose arena holds the ids
+  size_t offset;
+  size_t length;
+};
+
+/// What one thread keeps from window to window and from call to call.
+struct ThreadState {
+  WordPiece::Scratch scratch;
+  std::vector<int32_t> content;
+  PackedBatch batch;
+  Workspace workspace;
+};
+
+/// Borrows the thread's state. A second borrower (a signal handler that encodes while its thread encodes) gets its own.
+class StateLease {
+ public:
+  StateLease() : state_(kept() ? std::move(kept()) : std::make_unique<ThreadState>()) {}
+  ~StateLease() { kept() = std::move(state_); }
+  StateLease(const StateLease&) = delete;
+  StateLease& operator=(const StateLease&) = delete;
+
+  ThreadState& operator*() { return *state_; }
+
+ private:
+  static std::unique_ptr<ThreadState>& kept() {
+    thread_local std::unique_ptr<ThreadState> state;
+    return state;
+  }
+
+  std::unique_ptr<ThreadState> state_;
+};
+
+/// Writes what the encoder made of a batch to its place. Thread-safe for different sequences.
+class Delivery {
+ public:
+  virtual ~Delivery() = default;
+  virtual void begin_window(const std::vector<Sequence>& sequences, size_t texts) = 0;
+  virtual void deliver(const size_t* order, const std::vector<Sequence>& sequences, const PackedBatch& batch,
+                       Workspace& workspace) = 0;
+  virtual void end_window() {}
+};
+
+class VectorDelivery final : public Delivery {
+ public:
+  VectorDelivery(const Encoder& encoder, const EncodeOptions& options, float* out)
+      : encoder_(encoder), options_(options), dimension_(output_dimension(encoder, options)), out_(out) {}
+
+  void begin_window(const std::vector<Sequence>& sequences, size_t texts) override {
+    sequences_ = &sequences;
+    split_ = sequences.size() != texts;
+    if (split_) parts_.assign(sequences.size() * encoder_.dimension(), 0.0f);
+  }
+
+  void deliver(const size_t* order, const std::vector<Sequence>& sequences, const PackedBatch& batch,
+               Workspace& workspace) override {
+    const Rows& vectors = encoder_.pool(batch, workspace, options_.pool_skip);
+    for (size_t s = 0; s < batch.sequences(); ++s) {
+      if (split_) {
+        std::copy_n(vectors.row(s), encoder_.dimension(), parts_.data() + order[s] * encoder_.dimension());
+      } else {
+        finish(vectors.row(s), sequences[order[s]].text);
+      }
+    }
+  }
+
+  void end_window() override {
+    if (!split_) return;
+    const size_t width = encoder_.dimension();
+    std::vector<double> sum(width);
+    std::vector<float> mean(width);
+    // The windows of a text follow each other, in order: the sum does not depend on the threads.
+    for (size_t s = 0; s < sequences_->size();) {
+      const size_t text = (*sequences_)[s].text;
+      const size_t first = s;
+      double weight = 0;
+      std::fill(sum.begin(), sum.end(), 0.0);
+      for (; s < sequences_->size() && (*sequences_)[s].text == text; ++s) {
+        const auto tokens = static_cast<double>((*sequences_)[s].length);
+        weight += tokens;
+        for (size_t i = 0; i < width; ++i) sum[i] += tokens * parts_[s * width + i];
+      }
+      if (s - first == 1) {
+        finish(parts_.data() + first * width, text);
+        continue;
+      }
+      for (size_t i = 0; i < width; ++i) mean[i] = static_cast<float>(sum[i] / weight);
+      if (encoder_.ends_normalised()) normalise(mean.data(), width);
+      finish(mean.data(), text);
+    }
+  }
+
+ private:
+  void finish(const float* vector, size_t text) const {
+    float* to = out_ + text * dimension_;
+    std::copy_n(vector, dimension_, to);
+    if (options_.normalize) normalise(to, dimension_);
+  }
+
+  const Encoder& encoder_;
+  const EncodeOptions& options_;
+  const size_t dimension_;
+  float* out_;
+  const std::vector<Sequence>* sequences_ = nullptr;
+  bool split_ = false;
+  std::vector<float> parts_;  // (sequences of the window, encoder's dimension), when a text has several
+};
+
+class TokenDelivery final : public Delivery {
+ public:
+  TokenDelivery(size_t hidden_size, std::vector<std::vector<float>>& out) : hidden_size_(hidden_size), out_(out) {}
+
+  void begin_window(const std::vector<Sequence>&, size_t) override {}
+
+  void deliver(const size_t* order, const std::vector<Sequence>& sequences, const PackedBatch& batch,
+               Workspace& workspace) override {
+    for (size_t s = 0; s < batch.sequences(); ++s) {
+      std::vector<float>& to = out_[sequences[order[s]].text];
+      to.resize(batch.length(s) * hidden_size_);
+      for (size_t t = 0; t < batch.length(s); ++t)
+        std::copy_n(workspace.hidden().row(batch.cu_seqlens[s] + t), hidden_size_, to.data() + t * hidden_size_);
+    }
+  }
+
+ private:
+  const size_t hidden_size_;
+  std::vector<std::vector<float>>& out_;
+};
+
+/// One call of `encode`: the state that the members share.
+class Run {
+ public:
+  Run(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options, Delivery& delivery,
+      StopToken& stop)
+      : encoder_(encoder), source_(source), options_(options), delivery_(delivery), stop_(stop) {
+    const size_t special = options.prefix_ids.size() + options.suffix_ids.size();
+    require(options.max_length > special, "max_length is ", options.max_length, "; it must exceed the ", special,
+            " special tokens");
+    require(options.threads >= 1, "threads is ", options.threads, "; it must be at least 1");
+    room_ = options.max_length - special;
+  }
+
+  EncodeStats run() {
+    for (size_t first = 0; first < source_.size();) {
+      size_t texts = 0;
+      size_t bytes = 0;
+      while (first + texts < source_.size() && texts < kWindowTexts && bytes < kWindowBytes)
+        bytes += source_.bytes(first + texts++);
+      window(first, texts);
+      first += texts;
+    }
+    return stats_;
+  }
+
+ private:
+  /// The texts of one chunk, tokenized by one member.
+  struct Chunk {
+    size_t first;
+    size_t count;
+    std::vector<Sequence> sequences;
+    size_t truncated = 0;
+  };
+
+  void window(size_t first, size_t texts) {
+    chunks_.clear();
+    for (size_t i = 0; i < texts;) {
+      Chunk chunk{first + i, 0, {}};
+      for (size_t bytes = 0; i < texts && chunk.count < kChunkTexts && bytes < kChunkBytes; ++i, ++chunk.count)
+        bytes += source_.bytes(first + i);
+      chunks_.push_back(std::move(chunk));
+    }
+    next_chunk_.store(0, std::memory_order_relaxed);
+    next_batch_.store(0, std::memory_order_relaxed);
+    arenas_.resize(static_cast<size_t>(options_.threads));
+    for (auto& arena : arenas_) arena.clear();
+
+    ThreadPool::shared().run(options_.threads, [&](Member member) {
+      std::optional<StateLease> state;
+      guard([&] { tokenize(member, *state.emplace()); });
+      member.sync();
+      if (member.index == 0) guard([&] { plan(texts, member.count, *state); });
+      member.sync();
+      if (failed_.load(std::memory_order_relaxed)) return;
+      if (team_) {
+        encode_together(member);
+      } else {
+        guard([&] { encode_batches(**state); });
+      }
+    });
+    if (error_) std::rethrow_exception(error_);
+    if (stop_.interrupted()) throw Interrupted();
+    delivery_.end_window();
+  }
+
+  /// Keeps the first error of any member and stops the others.
+  template <class Body>
+  void guard(Body&& body) {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    try {
+      body();
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      failed_.store(true, std::memory_order_relaxed);
+      stop_.stop();
+    }
+  }
+
+  void tokenize(const Member& member, StateLease& lease) {
+    ThreadState& state = *lease;
+    std::vector<int32_t>& arena = arenas_[static_cast<size_t>(member.index)];
+    const size_t limit = options_.overflow == Overflow::kTruncate && !options_.truncate_left
+                             ? room_ + 1
+                             : WordPiece::kNoLimit;
+    for (size_t c; (c = next_chunk_.fetch_add(1, std::memory_order_relaxed)) < chunks_.size();) {
+      if (stop_.poll()) return;
+      Chunk& chunk = chunks_[c];
+      for (size_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
+        state.content.clear();
+        source_.append(i, state.scratch, state.content, limit);
+        add(i, member, state.content, arena, chunk);
+      }
+    }
+  }
+
+  /// Cuts the content of a text to max_length and stores it with its special tokens.
+  void add(size_t text, const Member& member, const std::vector<int32_t>& content, std::vector<int32_t>& arena,
+           Chunk& chunk) {
+    const auto store = [&](size_t begin, size_t end) {
+      const size_t offset = arena.size();
+      arena.insert(arena.end(), options_.prefix_ids.begin(), options_.prefix_ids.end());
+      arena.insert(arena.end(), content.begin() + static_cast<ptrdiff_t>(begin),
+                   content.begin() + static_cast<ptrdiff_t>(end));
+      arena.insert(arena.end(), options_.suffix_ids.begin(), options_.suffix_ids.end());
+      chunk.sequences.push_back({text, static_cast<size_t>(member.index), offset, arena.size() - offset});
+    };
+    const size_t size = content.size();
+    if (size <= room_) {
+      store(0, size);
+      return;
+    }
+    switch (options_.overflow) {
+      case Overflow::kTruncate:
+        ++chunk.truncated;
+        options_.truncate_left ? store(size - room_, size) : store(0, room_);
+        return;
+      case Overflow::kError:
+        throw InvalidArgument(concat("texts[", text, "] has ", size + options_.max_length - room_,
+                                     " tokens, more than max_length ", options_.max_length,
+                                     "; shorten it, or pass on_overflow=\"truncate\" or \"window\""));
+      case Overflow::kWindow:
+        for (size_t begin = 0; begin < size; begin += room_) store(begin, std::min(begin + room_, size));
+        return;
+    }
+  }
+
+  /// Sorts the window's sequences by length, longest first, and cuts the batches.
+  void plan(size_t texts, int members, StateLease& lease) {
+    sequences_.clear();
+    size_t tokens = 0;
+    for (Chunk& chunk : chunks_) {
+      sequences_.insert(sequences_.end(), chunk.sequences.begin(), chunk.sequences.end());
+      stats_.truncated += chunk.truncated;
+    }
+    for (const Sequence& s : sequences_) tokens += s.length;
+    stats_.tokens += tokens;
+    delivery_.begin_window(sequences_, texts);
+
+    order_.resize(sequences_.size());
+    std::iota(order_.begin(), order_.end(), size_t{0});
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](size_t a, size_t b) { return sequences_[a].length > sequences_[b].length; });
+    batches_.assign(1, 0);
+    const auto count = static_cast<size_t>(members);
+    const size_t most = options_.batch_size == 0 ? order_.size() : options_.batch_size;
+    team_ = members > 1 && order_.size() <= most && (tokens <= kTeamTokens * count || order_.size() < count);
+    if (team_) {
+      batches_.push_back(order_.size());
+      ThreadState& state = *lease;
+      gather(0, state.batch);
+      encoder_.prepare(state.batch, state.workspace, members);
+      together_ = &state;
+      return;
+    }
+    size_t left = tokens;
+    for (size_t i = 0; i < order_.size();) {
+      // The last batches shrink, so that no member is left alone with a full one.
+      const size_t budget = std::min(kTokenBudget, std::max(kTeamTokens, left / (2 * count)));
+      const size_t begin = i;
+      size_t batch = 0;
+      while (i < order_.size() && i - begin < most && (i == begin || batch + sequences_[order_[i]].length <= budget))
+        batch += sequences_[order_[i++]].length;
+      left -= batch;
+      batches_.push_back(i);
+    }
+  }
+
+  /// Lays the sequences of batch b end to end.
+  void gather(size_t b, PackedBatch& batch) const {
+    batch.clear();
+    for (size_t i = batches_[b]; i < batches_[b + 1]; ++i) {
+      const Sequence& s = sequences_[order_[i]];
+      const int32_t* ids = arenas_[s.member].data() + s.offset;
+      batch.ids.insert(batch.ids.end(), ids, ids + s.length);
+      batch.cu_seqlens.push_back(batch.ids.size());
+    }
+  }
+
+  void encode_batches(ThreadState& state) {
+    const Member alone{0, 1, nullptr};
+    for (size_t b; (b = next_batch_.fetch_add(1, std::memory_order_relaxed)) + 1 < batches_.size();) {
+      gather(b, state.batch);
+      encoder_.prepare(state.batch, state.workspace, 1);
+      if (!encoder_.forward(state.batch, state.workspace, alone, stop_)) return;
+      delivery_.deliver(order_.data() + batches_[b], sequences_, state.batch, state.workspace);
+    }
+  }
+
+  void encode_together(const Member& member) {
+    if (!encoder_.forward(together_->batch, together_->workspace, member, stop_)) return;
+    if (member.index == 0)
+      guard([&] { delivery_.deliver(order_.data(), sequences_, together_->batch, together_->workspace); });
+  }
+
+  const Encoder& encoder_;
+  const TokenSource& source_;
+  const EncodeOptions& options_;
+  Delivery& delivery_;
+  StopToken& stop_;
+  size_t room_ = 0;  // content tokens of a sequence
+  EncodeStats stats_;
+
+  std::vector<Chunk> chunks_;
+  std::atomic<size_t> next_chunk_{0};
+  std::vector<std::vector<int32_t>> arenas_;  // token ids, one arena a member
+  std::vector<Sequence> sequences_;           // in the order of the texts
+  std::vector<size_t> order_;                 // longest first
+  std::vector<size_t> batches_;               // bounds in order_
+  std::atomic<size_t> next_batch_{0};
+  bool team_ = false;
+  ThreadState* together_ = nullptr;
+
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false};
+};
+
+}  // namespace
+
+size_t output_dimension(const Encoder& encoder, const EncodeOptions& options) {
+  require(options.truncate_dim <= encoder.dimension(), "truncate_dim is ", options.truncate_dim, ", the model has ",
+          encoder.dimension(), " dimensions");
+  return options.truncate_dim == 0 ? encoder.dimension() : options.truncate_dim;
+}
+
+EncodeStats encode(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options, float* out,
+                   StopToken& stop) {
+  VectorDelivery delivery(encoder, options, out);
+  return Run(encoder, source, options, delivery, stop).run();
+}
+
+EncodeStats encode_tokens(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options,
+                          std::vector<std::vector<float>>& out, StopToken& stop) {
+  require(options.overflow != Overflow::kWindow,
+          "token embeddings and on_overflow=\"window\" exclude each other: a window has no place in the text's rows");
+  out.resize(source.size());
+  TokenDelivery delivery(encoder.config().hidden_size, out);
+  return Run(encoder, source, options, delivery, stop).run();
+}
+
+}  // namespace embedkit
