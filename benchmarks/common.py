@@ -204,6 +204,15 @@ def machine_info() -> dict[str, Any]:
     }
 
 
+def embedkit_isa() -> str | None:
+    """The instruction set that embedkit's kernels run on, None where it is not installed."""
+    try:
+        from embedkit import active_isa
+    except ImportError:
+        return None
+    return active_isa()
+
+
 def _cpuinfo() -> dict[str, str]:
     try:
         block = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

@@ -268,6 +268,7 @@ def main() -> None:
             "latency",
             machine=machine,
             versions=found,
+            isa=common.embedkit_isa(),
             threads=options.threads,
             model=options.model.name,
             tokens=options.tokens,

@@ -154,6 +154,7 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
         "throughput",
         machine=machine,
         versions=found,
+        isa=common.embedkit_isa(),
         threads=options.threads,
         rounds=options.rounds,
         model=model.name,
