@@ -111,4 +111,7 @@ def _write_weights(path: Path, config: dict[str, int]) -> None:
         linear(f"{layer}.intermediate.dense", inner, hidden)
         linear(f"{layer}.output.dense", hidden, inner)
         norm(f"{layer}.output.LayerNorm")
+    linear(
+        "pooler.dense", hidden, hidden
+    )  # no sentence encoder uses it, but transformers warns where it lacks
     save_file(tensors, path, metadata={"format": "pt"})

@@ -73,7 +73,7 @@ class Peer(ABC):
 
     def settings(self) -> list[Setting]:
         """The settings worth trying."""
-        batches = (8, 16, 32, 64, 128)
+        batches = (8, 16, 32, 64)
         streams = sorted({1, self.threads})
         return [Setting(b, s) for s in streams for b in batches]
 

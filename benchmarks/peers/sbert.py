@@ -28,4 +28,4 @@ class SentenceTransformers(Peer):
 
     def settings(self) -> list[Setting]:
         """One stream: `encode` runs a batch at a time."""
-        return [Setting(b) for b in (8, 16, 32, 64, 128)]
+        return [Setting(b) for b in (8, 16, 32, 64)]

@@ -89,9 +89,7 @@ def test_a_random_shape_is_a_folder_that_transformers_loads_in_full(
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = f"layers=2,hidden=8,heads=2,intermediate=16,pooling={mode}"
     folder = shapes.build(shape, tokenizer_of=tmp_path, folder=tmp_path)
-    _, info = transformers.AutoModel.from_pretrained(
-        folder, add_pooling_layer=False, output_loading_info=True, local_files_only=True
-    )
+    _, info = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, local_files_only=True)
     assert not any(info.values()), info
     assert base.pooling(folder) == mode
     assert base.max_length(folder) == 16
