@@ -1,5 +1,38 @@
 """embedkit: text to sentence vectors and search, from one small package with a compiled core."""
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-__version__ = _version("embedkit")
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._core import active_isa
+    from .encoder import Encoder
+    from .index import Index
+
+    __version__: str
+
+__all__ = ["Encoder", "Index", "__version__", "active_isa"]
+
+# Imported when first used, so that importing the package costs nothing: a program that only searches loads
+# no encoder, one that only encodes loads no index.
+_HOMES = {"Encoder": "encoder", "Index": "index", "active_isa": "_core"}
+
+
+def __getattr__(name: str) -> Any:
+    value: Any
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value = version("embedkit")
+    elif name in _HOMES:
+        from importlib import import_module
+
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,5 @@
-// Memory for vector instructions: aligned to a cache line, large blocks on huge pages where the system allows it.
+// Memory for vector instructions: aligned to a cache line, large blocks on huge pages where the system allows
+// it.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,9 @@ inline size_t checked_mul(size_t a, size_t b) {
 }
 
 // Always inlined: a copy compiled for a wide instruction set must never be the one that the linker keeps.
-[[gnu::always_inline]] constexpr size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+[[gnu::always_inline]] constexpr size_t round_up(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 /// An uninitialised array of a trivial type. Throws std::bad_alloc.
 template <typename T>
@@ -53,7 +56,8 @@ class AlignedBuffer {
     if (data_ == nullptr) throw std::bad_alloc();
     size_ = size;
 #if defined(__linux__)
-    if (alignment == kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);  // advice only: failure costs speed, nothing else
+    if (alignment == kHugePage)
+      madvise(data_, bytes, MADV_HUGEPAGE);  // advice only: failure costs speed, nothing else
 #endif
   }
 

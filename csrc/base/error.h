@@ -1,4 +1,5 @@
-// Two kinds of check: what the caller got wrong (InvalidArgument) and what this library got wrong (InternalError).
+// Two kinds of check: what the caller got wrong (InvalidArgument) and what this library got wrong
+// (InternalError).
 #pragma once
 
 #include <sstream>

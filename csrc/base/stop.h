@@ -11,8 +11,8 @@ namespace embedkit {
 /// Carries "stop" from the caller, or from a failed thread, to all threads of one call.
 class StopToken {
  public:
-  /// `asked` tells whether the caller wants to stop (a pending Ctrl-C). It is called on the constructing thread only,
-  /// and seldom, since it may wait for the interpreter.
+  /// `asked` tells whether the caller wants to stop (a pending Ctrl-C). It is called on the constructing
+  /// thread only, and seldom, since it may wait for the interpreter.
   explicit StopToken(std::function<bool()> asked = nullptr) : asked_(std::move(asked)) {}
 
   void stop() { stopped_.store(true, std::memory_order_relaxed); }

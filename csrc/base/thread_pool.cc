@@ -15,8 +15,8 @@ void relax() {
 #endif
 }
 
-// About 20 microseconds: longer than any wait between two stages of balanced work; past it the processor is shared
-// with somebody else, who may be the one waited for.
+// About 20 microseconds: longer than any wait between two stages of balanced work; past it the processor is
+// shared with somebody else, who may be the one waited for.
 constexpr int kSpins = 2000;
 // An idle helper stays awake for about as long as two queries in a row are apart.
 constexpr int kIdleSpins = 10000;
@@ -65,7 +65,8 @@ struct ThreadPool::Helper {
 
 void ThreadPool::loop(ThreadPool* pool, Helper* helper) {
   for (;;) {
-    for (int spins = 0; spins < kIdleSpins && !helper->posted.load(std::memory_order_acquire); ++spins) relax();
+    for (int spins = 0; spins < kIdleSpins && !helper->posted.load(std::memory_order_acquire); ++spins)
+      relax();
     if (!helper->posted.load(std::memory_order_acquire)) {
       std::unique_lock lock(helper->mutex);
       helper->wake.wait(lock, [&] { return helper->posted.load(std::memory_order_acquire); });
@@ -128,8 +129,8 @@ void ThreadPool::run(int threads, const std::function<void(Member)>& body) {
 }
 
 ThreadPool& ThreadPool::shared() {
-  // Never destroyed: helpers may still wait on it while the process exits. In a forked child the parent's pool has no
-  // threads and its locks may be held for ever, so the child starts with a new one.
+  // Never destroyed: helpers may still wait on it while the process exits. In a forked child the parent's
+  // pool has no threads and its locks may be held for ever, so the child starts with a new one.
   static std::atomic<ThreadPool*> pool{nullptr};
   static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
   (void)registered;

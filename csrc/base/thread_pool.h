@@ -13,7 +13,8 @@
 
 namespace embedkit {
 
-/// Lets the members of a gang wait for each other; spins, since the waits between two layers are microseconds.
+/// Lets the members of a gang wait for each other; spins, since the waits between two layers are
+/// microseconds.
 class Barrier {
  public:
   explicit Barrier(int members) : members_(members) {}
@@ -41,8 +42,8 @@ class ThreadPool {
   /// The process' pool. After a fork the child gets a new one: threads do not survive a fork.
   static ThreadPool& shared();
 
-  /// Runs `body` as a gang of the calling thread and at most `threads - 1` idle helpers, never waiting for a busy
-  /// one, and returns when all have returned. `body` must not throw.
+  /// Runs `body` as a gang of the calling thread and at most `threads - 1` idle helpers, never waiting for a
+  /// busy one, and returns when all have returned. `body` must not throw.
   void run(int threads, const std::function<void(Member)>& body);
 
   ThreadPool(const ThreadPool&) = delete;

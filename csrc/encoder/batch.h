@@ -8,8 +8,8 @@ namespace embedkit {
 
 /// Sequences laid end to end, without padding.
 struct PackedBatch {
-  std::vector<int32_t> ids;         ///< (tokens), special tokens included
-  std::vector<size_t> cu_seqlens;   ///< (sequences + 1) prefix sums of the lengths, as in FlashAttention
+  std::vector<int32_t> ids;        ///< (tokens), special tokens included
+  std::vector<size_t> cu_seqlens;  ///< (sequences + 1) prefix sums of the lengths, as in FlashAttention
 
   void clear() {
     ids.clear();

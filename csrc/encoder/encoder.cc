@@ -9,7 +9,8 @@
 namespace embedkit {
 namespace {
 
-/// Rows that go through the feed-forward layer together: their inner activations stay in the second-level cache.
+/// Rows that go through the feed-forward layer together: their inner activations stay in the second-level
+/// cache.
 constexpr size_t kPanelRows = 48;
 constexpr size_t kNever = ~size_t{0};
 
@@ -60,9 +61,8 @@ Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<Pooli
     modules_.push_back({module.type, dense_.size(), module.activation});
     if (module.type == HeadModule::Type::kNormalize) continue;
     const std::vector<size_t>& shape = module.weight.shape;
-    require(shape.size() == 2 && shape[1] == dimension_ && shape[0] > 0,
-            "a dense module takes ", shape.size() == 2 ? shape[1] : 0, " features, the module before it gives ",
-            dimension_);
+    require(shape.size() == 2 && shape[1] == dimension_ && shape[0] > 0, "a dense module takes ",
+            shape.size() == 2 ? shape[1] : 0, " features, the module before it gives ", dimension_);
     dense_.emplace_back(kernels_, Precision::kFp32,
                         std::vector<Linear::Part>{{module.weight, Tensor{}, module.bias}});
     dimension_ = shape[0];
@@ -78,18 +78,20 @@ size_t Encoder::memory_bytes() const {
 void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const {
   for (int32_t id : batch.ids)
     require(id >= 0 && static_cast<size_t>(id) < weights_.words.size(), "token id ", id,
-            " is outside the model's table of ", weights_.words.size(), " tokens; the tokenizer is another model's");
+            " is outside the model's table of ", weights_.words.size(),
+            " tokens; the tokenizer is another model's");
   size_t longest = 0;
   for (size_t s = 0; s < batch.sequences(); ++s) longest = std::max(longest, batch.length(s));
-  require(longest <= weights_.positions.size(), "a sequence of ", longest, " tokens is longer than the model's ",
-          weights_.positions.size(), " positions; set max_length");
+  require(longest <= weights_.positions.size(), "a sequence of ", longest,
+          " tokens is longer than the model's ", weights_.positions.size(), " positions; set max_length");
 
   const size_t tokens = batch.tokens();
   const bool int8 = config_.precision == Precision::kInt8;
   const auto columns = [&](const Linear& linear) { return linear.panels() * kernels_.panel; };
   const Layer& layer = weights_.layers.front();
   w.hidden_.shape(tokens, config_.hidden_size);
-  // Attention reads whole vectors and blocks of keys: past the last row there must be memory, whatever is in it.
+  // Attention reads whole vectors and blocks of keys: past the last row there must be memory, whatever is in
+  // it.
   w.query_key_value_.shape(tokens + Kernels::kSlackRows, columns(layer.query_key_value));
   w.context_.shape(tokens, config_.hidden_size);
   w.projected_.shape(tokens, std::max(columns(layer.attention_output), columns(layer.output)));
@@ -101,15 +103,17 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
   }
   if (w.scratch_.size() < static_cast<size_t>(members)) w.scratch_.resize(static_cast<size_t>(members));
   const size_t scratch =
-      kernels_.attention_scratch(longest, config_.hidden_size / config_.num_attention_heads) + Kernels::kSlack;
+      kernels_.attention_scratch(longest, config_.hidden_size / config_.num_attention_heads) +
+      Kernels::kSlack;
   for (int m = 0; m < members; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
   w.stop_layer_.store(kNever, std::memory_order_relaxed);
 }
 
 void Encoder::embed(const PackedBatch& batch, Workspace& w, size_t begin, size_t end) const {
   const float* type = static_cast<const float*>(weights_.token_type.data);
-  size_t sequence = static_cast<size_t>(
-      std::upper_bound(batch.cu_seqlens.begin(), batch.cu_seqlens.end(), begin) - batch.cu_seqlens.begin() - 1);
+  size_t sequence =
+      static_cast<size_t>(std::upper_bound(batch.cu_seqlens.begin(), batch.cu_seqlens.end(), begin) -
+                          batch.cu_seqlens.begin() - 1);
   for (size_t t = begin; t < end; ++t) {
     while (t >= batch.cu_seqlens[sequence + 1]) ++sequence;
     float* row = w.hidden_.row(t);
@@ -152,11 +156,11 @@ void Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
     const Share own = share(rows, member);
     float* inner = w.inner_.row(0);
     if (int8) {
-      kernels_.linear_int8(w.quantised_hidden_.from(first), rows, layer.intermediate.packed(), in_panels.begin,
-                           in_panels.end, inner, w.inner_.ld);
+      kernels_.linear_int8(w.quantised_hidden_.from(first), rows, layer.intermediate.packed(),
+                           in_panels.begin, in_panels.end, inner, w.inner_.ld);
     } else {
-      kernels_.linear_fp32(w.hidden_.row(first), w.hidden_.ld, rows, layer.intermediate.packed(), in_panels.begin,
-                           in_panels.end, inner, w.inner_.ld);
+      kernels_.linear_fp32(w.hidden_.row(first), w.hidden_.ld, rows, layer.intermediate.packed(),
+                           in_panels.begin, in_panels.end, inner, w.inner_.ld);
     }
     member.sync();
     const QuantisedRows quantised_inner = int8 ? w.quantised_inner_.from(own.begin) : QuantisedRows{};
@@ -164,22 +168,25 @@ void Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
                       config_.intermediate_size, int8 ? &quantised_inner : nullptr);
     member.sync();
     if (int8) {
-      kernels_.linear_int8(w.quantised_inner_.from(0), rows, layer.output.packed(), out_panels.begin, out_panels.end,
-                           w.projected_.row(first), w.projected_.ld);
+      kernels_.linear_int8(w.quantised_inner_.from(0), rows, layer.output.packed(), out_panels.begin,
+                           out_panels.end, w.projected_.row(first), w.projected_.ld);
     } else {
       kernels_.linear_fp32(inner, w.inner_.ld, rows, layer.output.packed(), out_panels.begin, out_panels.end,
                            w.projected_.row(first), w.projected_.ld);
     }
     member.sync();
-    const QuantisedRows quantised_hidden = int8 ? w.quantised_hidden_.from(first + own.begin) : QuantisedRows{};
-    kernels_.add_layer_norm(w.hidden_.row(first + own.begin), w.hidden_.ld, w.projected_.row(first + own.begin),
-                            w.projected_.ld, own.end - own.begin, hidden, layer.output_norm.weight(),
-                            layer.output_norm.bias(), config_.layer_norm_eps, int8 ? &quantised_hidden : nullptr);
+    const QuantisedRows quantised_hidden =
+        int8 ? w.quantised_hidden_.from(first + own.begin) : QuantisedRows{};
+    kernels_.add_layer_norm(w.hidden_.row(first + own.begin), w.hidden_.ld,
+                            w.projected_.row(first + own.begin), w.projected_.ld, own.end - own.begin, hidden,
+                            layer.output_norm.weight(), layer.output_norm.bias(), config_.layer_norm_eps,
+                            int8 ? &quantised_hidden : nullptr);
     member.sync();
   }
 }
 
-bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& member, StopToken& stop) const noexcept {
+bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& member,
+                      StopToken& stop) const noexcept {
   const size_t tokens = batch.tokens();
   const size_t hidden = config_.hidden_size;
   const bool int8 = config_.precision == Precision::kInt8;
@@ -189,20 +196,23 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& memb
   const auto linear = [&](const Linear& weights, const Rows& x, Workspace::Quantised& quantised, Rows& out) {
     const Share panels = share(weights.panels(), member);
     if (int8) {
-      kernels_.linear_int8(quantised.from(0), tokens, weights.packed(), panels.begin, panels.end, out.row(0), out.ld);
+      kernels_.linear_int8(quantised.from(0), tokens, weights.packed(), panels.begin, panels.end, out.row(0),
+                           out.ld);
     } else {
-      kernels_.linear_fp32(x.row(0), x.ld, tokens, weights.packed(), panels.begin, panels.end, out.row(0), out.ld);
+      kernels_.linear_fp32(x.row(0), x.ld, tokens, weights.packed(), panels.begin, panels.end, out.row(0),
+                           out.ld);
     }
   };
 
   embed(batch, w, own.begin, own.end);
   kernels_.add_layer_norm(w.hidden_.row(own.begin), w.hidden_.ld, nullptr, 0, own.end - own.begin, hidden,
-                          weights_.embedding_norm.weight(), weights_.embedding_norm.bias(), config_.layer_norm_eps,
-                          quantised_hidden);
+                          weights_.embedding_norm.weight(), weights_.embedding_norm.bias(),
+                          config_.layer_norm_eps, quantised_hidden);
   member.sync();
   for (size_t l = 0; l < weights_.layers.size(); ++l) {
     const Layer& layer = weights_.layers[l];
-    // One member decides and names the layer, so that a fast member cannot leave while a slow one still waits for it.
+    // One member decides and names the layer, so that a fast member cannot leave while a slow one still waits
+    // for it.
     if (member.index == 0 && stop.poll()) w.stop_layer_.store(l, std::memory_order_relaxed);
     linear(layer.query_key_value, w.hidden_, w.quantised_hidden_, w.query_key_value_);
     member.sync();
@@ -216,9 +226,9 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& memb
     }
     linear(layer.attention_output, w.context_, w.quantised_context_, w.projected_);
     member.sync();
-    kernels_.add_layer_norm(w.hidden_.row(own.begin), w.hidden_.ld, w.projected_.row(own.begin), w.projected_.ld,
-                            own.end - own.begin, hidden, layer.attention_norm.weight(), layer.attention_norm.bias(),
-                            config_.layer_norm_eps, quantised_hidden);
+    kernels_.add_layer_norm(w.hidden_.row(own.begin), w.hidden_.ld, w.projected_.row(own.begin),
+                            w.projected_.ld, own.end - own.begin, hidden, layer.attention_norm.weight(),
+                            layer.attention_norm.bias(), config_.layer_norm_eps, quantised_hidden);
     member.sync();
     feed_forward(layer, w, tokens, member);
   }
@@ -233,8 +243,8 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w, size_t skip) c
   current->shape(sequences, pooling_.size() * hidden);
   for (size_t s = 0; s < sequences; ++s)
     for (size_t m = 0; m < pooling_.size(); ++m)
-      pool_sequence(pooling_[m], w.hidden_.row(batch.cu_seqlens[s]), w.hidden_.ld, batch.length(s), skip, hidden,
-                    current->row(s) + m * hidden);
+      pool_sequence(pooling_[m], w.hidden_.row(batch.cu_seqlens[s]), w.hidden_.ld, batch.length(s), skip,
+                    hidden, current->row(s) + m * hidden);
   size_t width = pooling_.size() * hidden;
   for (const Module& module : modules_) {
     if (module.type == HeadModule::Type::kNormalize) {
@@ -243,8 +253,8 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w, size_t skip) c
     }
     const Linear& dense = dense_[module.dense];
     next->shape(sequences, dense.panels() * kernels_.panel);
-    kernels_.linear_fp32(current->row(0), current->ld, sequences, dense.packed(), 0, dense.panels(), next->row(0),
-                         next->ld);
+    kernels_.linear_fp32(current->row(0), current->ld, sequences, dense.packed(), 0, dense.panels(),
+                         next->row(0), next->ld);
     width = dense.out_features();
     if (module.activation != Activation::kIdentity)
       kernels_.activate(module.activation, next->row(0), next->ld, sequences, width, nullptr);

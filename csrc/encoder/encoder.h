@@ -13,8 +13,8 @@
 
 namespace embedkit {
 
-/// Rows of floats; the stride is an odd number of cache lines, so that equal columns of neighbouring rows do not
-/// compete for the same cache set.
+/// Rows of floats; the stride is an odd number of cache lines, so that equal columns of neighbouring rows do
+/// not compete for the same cache set.
 struct Rows {
   AlignedBuffer<float> data;
   size_t ld = 0;
@@ -61,19 +61,22 @@ class Encoder {
   /// Of the vectors, after the head.
   size_t dimension() const { return dimension_; }
   /// Whether the last module of the head is Normalize.
-  bool ends_normalised() const { return !modules_.empty() && modules_.back().type == HeadModule::Type::kNormalize; }
+  bool ends_normalised() const {
+    return !modules_.empty() && modules_.back().type == HeadModule::Type::kNormalize;
+  }
   size_t memory_bytes() const;
 
-  /// Sizes the buffers; to be called by one thread before `forward`. Throws InvalidArgument for an id outside the
-  /// embedding table or a sequence longer than the positions.
+  /// Sizes the buffers; to be called by one thread before `forward`. Throws InvalidArgument for an id outside
+  /// the embedding table or a sequence longer than the positions.
   void prepare(const PackedBatch& batch, Workspace& workspace, int members) const;
 
-  /// Runs all layers; every member of the gang calls it. Afterwards workspace.hidden() is (tokens, hidden_size).
-  /// Returns false, to all members alike, if stopped between two layers.
-  bool forward(const PackedBatch& batch, Workspace& workspace, const Member& member, StopToken& stop) const noexcept;
+  /// Runs all layers; every member of the gang calls it. Afterwards workspace.hidden() is (tokens,
+  /// hidden_size). Returns false, to all members alike, if stopped between two layers.
+  bool forward(const PackedBatch& batch, Workspace& workspace, const Member& member,
+               StopToken& stop) const noexcept;
 
-  /// Pooling and head: vectors of (sequences, dimension), returned with their stride through `rows`. The first `skip`
-  /// tokens of each sequence are left out. For one thread, after `forward`.
+  /// Pooling and head: vectors of (sequences, dimension), returned with their stride through `rows`. The
+  /// first `skip` tokens of each sequence are left out. For one thread, after `forward`.
   const Rows& pool(const PackedBatch& batch, Workspace& workspace, size_t skip) const;
 
  private:

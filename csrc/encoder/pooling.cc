@@ -5,8 +5,8 @@
 
 namespace embedkit {
 
-void pool_sequence(PoolingMode mode, const float* hidden, size_t ld, size_t length, size_t skip, size_t hidden_size,
-                   float* out) {
+void pool_sequence(PoolingMode mode, const float* hidden, size_t ld, size_t length, size_t skip,
+                   size_t hidden_size, float* out) {
   std::fill_n(out, hidden_size, 0.0f);
   if (skip >= length) return;
   const float* first = hidden + skip * ld;

@@ -51,8 +51,8 @@ class Reader {
     require(tensor.type == type, "tensor '", name, "' is ",
             tensor.type == Tensor::Type::kFloat32 ? "float32" : "int8", ", not ",
             type == Tensor::Type::kFloat32 ? "float32" : "int8");
-    require(tensor.shape == shape, "tensor '", name, "' has shape ", shape_text(tensor.shape), ", config.json says ",
-            shape_text(shape));
+    require(tensor.shape == shape, "tensor '", name, "' has shape ", shape_text(tensor.shape),
+            ", config.json says ", shape_text(shape));
     return tensor;
   }
 
@@ -64,7 +64,8 @@ class Reader {
 
 void EncoderConfig::validate() const {
   const auto positive = [](size_t value, const char* name) {
-    require(value > 0 && value <= (size_t{1} << 30), name, " is ", value, "; it must be positive and below 2^30");
+    require(value > 0 && value <= (size_t{1} << 30), name, " is ", value,
+            "; it must be positive and below 2^30");
   };
   positive(hidden_size, "hidden_size");
   positive(num_hidden_layers, "num_hidden_layers");
@@ -74,9 +75,11 @@ void EncoderConfig::validate() const {
   positive(max_position_embeddings, "max_position_embeddings");
   require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is no multiple of ",
           num_attention_heads, " heads");
-  require(layer_norm_eps >= 0 && layer_norm_eps < 1, "layer_norm_eps is ", layer_norm_eps, "; it must be in [0, 1)");
+  require(layer_norm_eps >= 0 && layer_norm_eps < 1, "layer_norm_eps is ", layer_norm_eps,
+          "; it must be in [0, 1)");
   // 255 * 127 * K must fit an int32 accumulator.
-  require(std::max(hidden_size, intermediate_size) <= 65536, "a layer of more than 65536 features is not supported");
+  require(std::max(hidden_size, intermediate_size) <= 65536,
+          "a layer of more than 65536 features is not supported");
 }
 
 Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Part>& parts) {
@@ -102,7 +105,8 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
   size_t row = 0;
   for (const Part& part : parts) {
     const size_t n = part.weight.shape[0];
-    if (parts.size() > 1) std::memcpy(stacked.data() + row * in * element, part.weight.data, n * in * element);
+    if (parts.size() > 1)
+      std::memcpy(stacked.data() + row * in * element, part.weight.data, n * in * element);
     if (part.bias.data != nullptr) std::memcpy(bias + row, part.bias.data, n * sizeof(float));
     if (part.scale.data != nullptr) std::memcpy(scale + row, part.scale.data, n * sizeof(float));
     row += n;
@@ -138,7 +142,8 @@ void EmbeddingTable::add(const Kernels& kernels, size_t row, float* out) const {
 
 size_t EmbeddingTable::memory_bytes() const {
   const size_t elements = rows_.shape[0] * rows_.shape[1];
-  return rows_.type == Tensor::Type::kInt8 ? elements + rows_.shape[0] * sizeof(float) : elements * sizeof(float);
+  return rows_.type == Tensor::Type::kInt8 ? elements + rows_.shape[0] * sizeof(float)
+                                           : elements * sizeof(float);
 }
 
 size_t Weights::memory_bytes() const {

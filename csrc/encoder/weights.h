@@ -13,8 +13,8 @@ namespace embedkit {
 /// y = x Wᵀ + b with packed weights.
 class Linear {
  public:
-  /// Stacks the rows of several (out_i, in) matrices, as for query, key and value. A bias without data is zero.
-  /// With kInt8 each weight is an int8 tensor with one float scale per row.
+  /// Stacks the rows of several (out_i, in) matrices, as for query, key and value. A bias without data is
+  /// zero. With kInt8 each weight is an int8 tensor with one float scale per row.
   struct Part {
     Tensor weight;
     Tensor scale;
@@ -77,7 +77,8 @@ struct Weights {
   size_t memory_bytes() const;
 };
 
-/// Throws InvalidArgument that names the tensor which is missing or has another type or shape than `config` says.
+/// Throws InvalidArgument that names the tensor which is missing or has another type or shape than `config`
+/// says.
 Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const Kernels& kernels);
 
 }  // namespace embedkit

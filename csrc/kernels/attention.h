@@ -1,8 +1,8 @@
 // softmax(q kᵀ / sqrt(head_size)) v for one sequence and one head, written once for every vector type.
 //
-// kᵀ is laid out once per task with the keys along the vector lanes; then blocks of query rows go through the register
-// tile, the softmax and the tile again while their scores stay in the first-level cache. Keys past the end of the
-// sequence (lanes that fill up the last vector) get probability zero.
+// kᵀ is laid out once per task with the keys along the vector lanes; then blocks of query rows go through the
+// register tile, the softmax and the tile again while their scores stay in the first-level cache. Keys past
+// the end of the sequence (lanes that fill up the last vector) get probability zero.
 #pragma once
 
 #include <algorithm>
@@ -70,7 +70,8 @@ void attention(const AttentionTask& task) {
       V::transpose(task.k + j * task.ld + d, task.ld, transposed + d * keys + j, keys);
   const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
   over_tiles(task.length, kRows, [&](size_t row, size_t height) {
-    product<V, kRows>(task.q + row * task.ld, task.ld, height, transposed, keys, task.head_size, scores, keys, keys);
+    product<V, kRows>(task.q + row * task.ld, task.ld, height, transposed, keys, task.head_size, scores, keys,
+                      keys);
     float inverse[kRows];
     for (size_t r = 0; r < height; ++r)
       inverse[r] = 1.0f / softmax_numerators<V>(scores + r * keys, task.length, keys, factor);
@@ -80,7 +81,8 @@ void attention(const AttentionTask& task) {
       float* to = task.out + (row + r) * task.ld_out;
       const auto scale = V::set1(inverse[r]);
       size_t d = 0;
-      for (; d + V::kLanes <= task.head_size; d += V::kLanes) V::store(to + d, V::mul(V::load(from + d), scale));
+      for (; d + V::kLanes <= task.head_size; d += V::kLanes)
+        V::store(to + d, V::mul(V::load(from + d), scale));
       if (d < task.head_size) V::store_first(to + d, V::mul(V::load(from + d), scale), task.head_size - d);
     }
   });

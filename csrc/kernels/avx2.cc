@@ -1,5 +1,5 @@
-// AVX2 with FMA. vpmaddubsw would saturate, so weights and activations are widened to 16 bits when they are packed and
-// quantised: vpmaddwd adds two products to each of eight int32 lanes, exactly.
+// AVX2 with FMA. vpmaddubsw would saturate, so weights and activations are widened to 16 bits when they are
+// packed and quantised: vpmaddwd adds two products to each of eight int32 lanes, exactly.
 #include <cstring>
 
 #include "kernels/attention.h"
@@ -25,7 +25,8 @@ void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
   for (size_t n0 = 0; n0 < out; n0 += kPanel)
     for (size_t k0 = 0; k0 < in; k0 += kGroup)
       for (size_t n = n0; n < n0 + kPanel; ++n)
-        for (size_t k = k0; k < k0 + kGroup; ++k) *to++ = n < out && k < in ? weights[n * in + k] : int16_t{0};
+        for (size_t k = k0; k < k0 + kGroup; ++k)
+          *to++ = n < out && k < in ? weights[n * in + k] : int16_t{0};
 }
 
 /// The integer products of R rows with one panel, handed to `finish(row, vector, sums)`.
@@ -47,7 +48,8 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
       std::memcpy(&two, a + static_cast<size_t>(r) * stride, sizeof(two));
       const __m256i x = _mm256_set1_epi32(two);
 #pragma GCC unroll 4
-      for (int c = 0; c < kVectors; ++c) acc[r][c] = _mm256_add_epi32(acc[r][c], _mm256_madd_epi16(x, column[c]));
+      for (int c = 0; c < kVectors; ++c)
+        acc[r][c] = _mm256_add_epi32(acc[r][c], _mm256_madd_epi16(x, column[c]));
     }
   }
 #pragma GCC unroll 16
@@ -59,15 +61,16 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
 template <int R>
 __attribute__((noinline)) void int8_tile(const QuantisedRows& x, const int16_t* weights, size_t groups,
-                                         const float* scale, const float* row_sums, const float* bias, float* out,
-                                         size_t ld_out) {
-  int8_products<R>(x.data, x.stride, weights, groups, [&](int r, int c, __m256i sums) __attribute__((always_inline)) {
-    const __m256 start = _mm256_fmadd_ps(_mm256_set1_ps(x.lowest[r]), _mm256_loadu_ps(row_sums + c * 8),
-                                         _mm256_loadu_ps(bias + c * 8));
-    const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(x.scale[r]));
-    _mm256_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 8,
-                     _mm256_fmadd_ps(scaled, _mm256_loadu_ps(scale + c * 8), start));
-  });
+                                         const float* scale, const float* row_sums, const float* bias,
+                                         float* out, size_t ld_out) {
+  int8_products<R>(
+      x.data, x.stride, weights, groups, [&](int r, int c, __m256i sums) __attribute__((always_inline)) {
+        const __m256 start = _mm256_fmadd_ps(_mm256_set1_ps(x.lowest[r]), _mm256_loadu_ps(row_sums + c * 8),
+                                             _mm256_loadu_ps(bias + c * 8));
+        const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(x.scale[r]));
+        _mm256_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 8,
+                         _mm256_fmadd_ps(scaled, _mm256_loadu_ps(scale + c * 8), start));
+      });
 }
 
 template <int... I>
@@ -79,20 +82,22 @@ constexpr auto int8_tiles(std::integer_sequence<int, I...>) {
 }
 constexpr auto kInt8Tiles = int8_tiles(std::make_integer_sequence<int, kRows>{});
 
-void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin, size_t panel_end,
-                 float* out, size_t ld_out) {
+void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+                 size_t panel_end, float* out, size_t ld_out) {
   const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
   const int16_t* weights = static_cast<const int16_t*>(linear.weights);
   for (size_t p = panel_begin; p < panel_end; ++p) {
     const size_t column = p * kPanel;
     over_tiles(rows, kRows, [&](size_t row, size_t height) {
-      kInt8Tiles.of[height - 1](x.from(row), weights + column * groups * kGroup, groups, linear.scale + column,
-                                linear.row_sums + column, linear.bias + column, out + row * ld_out + column, ld_out);
+      kInt8Tiles.of[height - 1](x.from(row), weights + column * groups * kGroup, groups,
+                                linear.scale + column, linear.row_sums + column, linear.bias + column,
+                                out + row * ld_out + column, ld_out);
     });
   }
 }
 
-void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out, size_t ld_out) {
+void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+                   size_t ld_out) {
   const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
   const int16_t* weights = static_cast<const int16_t*>(linear.weights);
   for (size_t column = 0; column < linear.out_features; column += kPanel)

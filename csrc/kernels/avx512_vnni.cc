@@ -1,5 +1,5 @@
-// AVX-512 with VNNI: vpdpbusd multiplies unsigned bytes (activations) by signed bytes (weights) and adds four products
-// to each of sixteen int32 lanes, without saturation.
+// AVX-512 with VNNI: vpdpbusd multiplies unsigned bytes (activations) by signed bytes (weights) and adds four
+// products to each of sixteen int32 lanes, without saturation.
 #include <cstring>
 
 #include "kernels/attention.h"
@@ -15,9 +15,7 @@ constexpr int kVectors = 2;
 constexpr size_t kPanel = 16 * kVectors;
 constexpr size_t kGroup = 4;
 
-size_t packed_int8_bytes(size_t out, size_t in) {
-  return round_up(out, kPanel) * round_up(in, kGroup);
-}
+size_t packed_int8_bytes(size_t out, size_t in) { return round_up(out, kPanel) * round_up(in, kGroup); }
 
 /// [panel][k / 4][column of the panel][k % 4]
 void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
@@ -28,7 +26,8 @@ void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
         if (n < out && k0 + kGroup <= in) {
           std::memcpy(to, weights + n * in + k0, kGroup);
         } else {
-          for (size_t k = k0; k < k0 + kGroup; ++k) to[k - k0] = n < out && k < in ? weights[n * in + k] : int8_t{0};
+          for (size_t k = k0; k < k0 + kGroup; ++k)
+            to[k - k0] = n < out && k < in ? weights[n * in + k] : int8_t{0};
         }
       }
 }
@@ -64,15 +63,16 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
 template <int R>
 __attribute__((noinline)) void int8_tile(const QuantisedRows& x, const int8_t* weights, size_t groups,
-                                         const float* scale, const float* row_sums, const float* bias, float* out,
-                                         size_t ld_out) {
-  int8_products<R>(x.data, x.stride, weights, groups, [&](int r, int c, __m512i sums) __attribute__((always_inline)) {
-    const __m512 start = _mm512_fmadd_ps(_mm512_set1_ps(x.lowest[r]), _mm512_loadu_ps(row_sums + c * 16),
-                                         _mm512_loadu_ps(bias + c * 16));
-    const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(x.scale[r]));
-    _mm512_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 16,
-                     _mm512_fmadd_ps(scaled, _mm512_loadu_ps(scale + c * 16), start));
-  });
+                                         const float* scale, const float* row_sums, const float* bias,
+                                         float* out, size_t ld_out) {
+  int8_products<R>(
+      x.data, x.stride, weights, groups, [&](int r, int c, __m512i sums) __attribute__((always_inline)) {
+        const __m512 start = _mm512_fmadd_ps(_mm512_set1_ps(x.lowest[r]), _mm512_loadu_ps(row_sums + c * 16),
+                                             _mm512_loadu_ps(bias + c * 16));
+        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(x.scale[r]));
+        _mm512_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 16,
+                         _mm512_fmadd_ps(scaled, _mm512_loadu_ps(scale + c * 16), start));
+      });
 }
 
 template <int... I>
@@ -84,20 +84,22 @@ constexpr auto int8_tiles(std::integer_sequence<int, I...>) {
 }
 constexpr auto kInt8Tiles = int8_tiles(std::make_integer_sequence<int, kRows>{});
 
-void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin, size_t panel_end,
-                 float* out, size_t ld_out) {
+void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+                 size_t panel_end, float* out, size_t ld_out) {
   const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
   const int8_t* weights = static_cast<const int8_t*>(linear.weights);
   for (size_t p = panel_begin; p < panel_end; ++p) {
     const size_t column = p * kPanel;
     over_tiles(rows, kRows, [&](size_t row, size_t height) {
-      kInt8Tiles.of[height - 1](x.from(row), weights + column * groups * kGroup, groups, linear.scale + column,
-                                linear.row_sums + column, linear.bias + column, out + row * ld_out + column, ld_out);
+      kInt8Tiles.of[height - 1](x.from(row), weights + column * groups * kGroup, groups,
+                                linear.scale + column, linear.row_sums + column, linear.bias + column,
+                                out + row * ld_out + column, ld_out);
     });
   }
 }
 
-void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out, size_t ld_out) {
+void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+                   size_t ld_out) {
   const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
   const int8_t* weights = static_cast<const int8_t*>(linear.weights);
   for (size_t column = 0; column < linear.out_features; column += kPanel)

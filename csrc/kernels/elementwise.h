@@ -13,7 +13,8 @@ inline typename V::F exponential(typename V::F x) {
   using F = typename V::F;
   x = V::max(x, V::set1(-87.33654f));
   const F n = V::round(V::mul(x, V::set1(1.44269504f)));
-  F r = V::fma(n, V::set1(-0.693359375f), x);  // ln 2 in two parts: the first has few enough bits for an exact product
+  F r = V::fma(n, V::set1(-0.693359375f),
+               x);  // ln 2 in two parts: the first has few enough bits for an exact product
   r = V::fma(n, V::set1(2.12194440e-4f), r);
   F p = V::set1(1.0f / 720);
   p = V::fma(p, r, V::set1(1.0f / 120));

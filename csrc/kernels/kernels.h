@@ -1,12 +1,14 @@
 // The operations that are compiled once per instruction set, as a table of functions.
 //
-// Rows are tokens (or texts), columns features; every matrix is row-major and `ld…` is the distance between two rows in
-// elements. Each output row depends on its own input row alone and is computed by the same sequence of operations
-// whatever the other rows are and wherever it stands: that is what makes vectors bitwise independent of their batch.
-// Functions may read, never write, up to kSlack floats past the end of a row that they are given.
+// Rows are tokens (or texts), columns features; every matrix is row-major and `ld…` is the distance between
+// two rows in elements. Each output row depends on its own input row alone and is computed by the same
+// sequence of operations whatever the other rows are and wherever it stands: that is what makes vectors
+// bitwise independent of their batch. Functions may read, never write, up to kSlack floats past the end of a
+// row that they are given.
 //
-// A file that is compiled for an instruction set defines nothing with external linkage but its table: an inline function
-// shared with other files could be kept in its wide form and then run on a machine without it (a test looks for these).
+// A file that is compiled for an instruction set defines nothing with external linkage but its table: an
+// inline function shared with other files could be kept in its wide form and then run on a machine without it
+// (a test looks for these).
 #pragma once
 
 #include <cstddef>
@@ -19,7 +21,8 @@ namespace embedkit {
 enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid };
 
 /// Rows quantised one by one: x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255.
-/// The elements are uint8 or uint16, as the instruction set multiplies them; each row is zero-filled to its stride.
+/// The elements are uint8 or uint16, as the instruction set multiplies them; each row is zero-filled to its
+/// stride.
 struct QuantisedRows {
   uint8_t* data;
   size_t stride;  ///< bytes from row to row
@@ -29,8 +32,9 @@ struct QuantisedRows {
   QuantisedRows from(size_t row) const { return {data + row * stride, stride, scale + row, lowest + row}; }
 };
 
-/// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` output columns; the arrays are padded to whole
-/// panels. For int8, W ≈ scale[n] * w[n][k], and row_sums[n] = scale[n] * Σ_k w[n][k] carries `lowest`.
+/// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` output columns; the arrays are padded
+/// to whole panels. For int8, W ≈ scale[n] * w[n][k], and row_sums[n] = scale[n] * Σ_k w[n][k] carries
+/// `lowest`.
 struct PackedLinear {
   size_t in_features;
   size_t out_features;
@@ -54,13 +58,14 @@ struct AttentionTask {
 };
 
 struct Kernels {
-  static constexpr size_t kSlack = 64;     ///< floats
+  static constexpr size_t kSlack = 64;      ///< floats
   static constexpr size_t kSlackRows = 16;  ///< rows that attention may read past the end of a sequence
 
   Isa isa;
   size_t panel;            ///< output columns per packed panel
   size_t quantised_bytes;  ///< bytes per quantised activation
-  size_t quantised_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
+  size_t
+      quantised_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
 
   /// Bytes that `pack_…` writes for an (out, in) matrix.
   size_t (*packed_int8_bytes)(size_t out, size_t in);
@@ -74,15 +79,18 @@ struct Kernels {
   void (*linear_fp32)(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
                       size_t panel_end, float* out, size_t ld_out);
   /// The integers that linear_int8 scales, for tests: out[m][n] = Σ_k q[m][k] w[n][k].
-  void (*products_int8)(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out, size_t ld_out);
+  void (*products_int8)(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+                        size_t ld_out);
 
   void (*quantise)(const float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows& out);
   /// x = activation(x) in place, and its quantised form when `quantised` is given.
   void (*activate)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
                    const QuantisedRows* quantised);
-  /// x = layer_norm(x + y) * gamma + beta in place (y may be null), and its quantised form when `quantised` is given.
+  /// x = layer_norm(x + y) * gamma + beta in place (y may be null), and its quantised form when `quantised`
+  /// is given.
   void (*add_layer_norm)(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                         const float* gamma, const float* beta, float epsilon, const QuantisedRows* quantised);
+                         const float* gamma, const float* beta, float epsilon,
+                         const QuantisedRows* quantised);
   /// out += scale * row, a row of an int8 table.
   void (*add_scaled_int8)(float* out, const int8_t* row, float scale, size_t columns);
 

@@ -1,5 +1,5 @@
-// The readable reference: every operation as its formula, one element at a time, for every machine. The tests hold the
-// other instruction sets to it.
+// The readable reference: every operation as its formula, one element at a time, for every machine. The tests
+// hold the other instruction sets to it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -31,18 +31,20 @@ int32_t integer_product(const uint8_t* q, const int8_t* w, size_t k) {
   return sum;
 }
 
-void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin, size_t panel_end,
-                 float* out, size_t ld_out) {
+void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+                 size_t panel_end, float* out, size_t ld_out) {
   const size_t k = linear.in_features;
   const int8_t* weights = static_cast<const int8_t*>(linear.weights);
   for (size_t r = 0; r < rows; ++r)
     for (size_t n = panel_begin; n < panel_end; ++n) {
       const auto sum = static_cast<float>(integer_product(x.data + r * x.stride, weights + n * k, k));
-      out[r * ld_out + n] = x.scale[r] * sum * linear.scale[n] + x.lowest[r] * linear.row_sums[n] + linear.bias[n];
+      out[r * ld_out + n] =
+          x.scale[r] * sum * linear.scale[n] + x.lowest[r] * linear.row_sums[n] + linear.bias[n];
     }
 }
 
-void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out, size_t ld_out) {
+void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+                   size_t ld_out) {
   const size_t k = linear.in_features;
   const int8_t* weights = static_cast<const int8_t*>(linear.weights);
   for (size_t r = 0; r < rows; ++r)
@@ -101,8 +103,8 @@ void activate(Activation activation, float* x, size_t ld, size_t rows, size_t co
   if (quantised != nullptr) quantise(x, ld, rows, columns, *quantised);
 }
 
-void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns, const float* gamma,
-                    const float* beta, float epsilon, const QuantisedRows* quantised) {
+void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
+                    const float* gamma, const float* beta, float epsilon, const QuantisedRows* quantised) {
   for (size_t r = 0; r < rows; ++r) {
     float* row = x + r * ld;
     double sum = 0;

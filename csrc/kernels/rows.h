@@ -1,5 +1,5 @@
-// Passes over rows: quantise, activation, layer norm, each fused with the quantisation of its result while the row is
-// in the first-level cache. Written once for every vector type.
+// Passes over rows: quantise, activation, layer norm, each fused with the quantisation of its result while
+// the row is in the first-level cache. Written once for every vector type.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,8 @@
 namespace embedkit {
 namespace {
 
-/// Calls body(column, vector count or tail length) over `columns`: `full` for whole vectors, `tail` for the rest.
+/// Calls body(column, vector count or tail length) over `columns`: `full` for whole vectors, `tail` for the
+/// rest.
 template <class V, class Full, class Tail>
 inline void over_columns(size_t columns, Full&& full, Tail&& tail) {
   size_t i = 0;
@@ -35,7 +36,8 @@ struct Range {
 
 /// q = round((x - low) * 255 / (high - low)); a constant row is all zeros with scale 0.
 template <class V, typename Q>
-inline void quantise_row(const float* x, size_t columns, const Range<V>& range, const QuantisedRows& out, size_t row) {
+inline void quantise_row(const float* x, size_t columns, const Range<V>& range, const QuantisedRows& out,
+                         size_t row) {
   const float low = V::lowest(range.low);
   const float width = V::highest(range.high) - low;
   const float inverse = width > 0 ? 255.0f / width : 0.0f;
@@ -112,8 +114,8 @@ void activate(Activation activation, float* x, size_t ld, size_t rows, size_t co
 
 /// Two passes for mean and variance: one pass would cancel.
 template <class V, typename Q>
-void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns, const float* gamma,
-                    const float* beta, float epsilon, const QuantisedRows* quantised) {
+void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
+                    const float* gamma, const float* beta, float epsilon, const QuantisedRows* quantised) {
   const float inverse_columns = 1.0f / static_cast<float>(columns);
   for (size_t r = 0; r < rows; ++r, x += ld) {
     auto sum = V::zero();

@@ -2,9 +2,9 @@
 //
 //   out[r][c] = start[c] + Σ_k a[r][k] b[k][c]
 //
-// Every tile shape adds in the same order, so a row's result does not depend on the shape it was computed with.
-// gcc 12 keeps the accumulators in registers only without -ftree-pre (see CMakeLists.txt); tests/python/kernels
-// disassembles the kernels to hold it.
+// Every tile shape adds in the same order, so a row's result does not depend on the shape it was computed
+// with. gcc 12 keeps the accumulators in registers only without -ftree-pre (see CMakeLists.txt);
+// tests/python/kernels disassembles the kernels to hold it.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,8 @@ __attribute__((noinline)) void tile(const float* a, size_t lda, const float* b, 
     for (int c = 0; c < C; ++c) V::store(out + static_cast<size_t>(r) * ld_out + c * V::kLanes, acc[r][c]);
 }
 
-/// Calls `body(first row, tile height)` for `rows` cut into the fewest tiles of at most `most` rows, of equal height
-/// but for one row.
+/// Calls `body(first row, tile height)` for `rows` cut into the fewest tiles of at most `most` rows, of equal
+/// height but for one row.
 template <class Body>
 inline void over_tiles(size_t rows, size_t most, Body&& body) {
   const size_t tiles = (rows + most - 1) / most;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
-#include <optional>
 
 #include "base/error.h"
 #include "encoder/pooling.h"
@@ -17,10 +16,10 @@ namespace {
 
 constexpr size_t kWindowTexts = 8192;
 constexpr size_t kWindowBytes = size_t{8} << 20;
-constexpr size_t kChunkTexts = 32;   // texts that a member tokenizes at a time
+constexpr size_t kChunkTexts = 32;  // texts that a member tokenizes at a time
 constexpr size_t kChunkBytes = 8192;
-/// Tokens of a full batch: enough rows to amortise a pass over the weights, few enough that a layer's activations stay
-/// in the second-level cache (measured; see benchmarks/README.md).
+/// Tokens of a full batch: enough rows to amortise a pass over the weights, few enough that a layer's
+/// activations stay in the second-level cache (measured; see benchmarks/README.md).
 constexpr size_t kTokenBudget = 128;
 /// Below this many tokens a member the gang works on one batch together.
 constexpr size_t kTeamTokens = 32;
@@ -41,14 +40,18 @@ struct ThreadState {
   Workspace workspace;
 };
 
-/// Borrows the thread's state. A second borrower (a signal handler that encodes while its thread encodes) gets its own.
+/// Borrows the thread's state. A second borrower (a signal handler that encodes while its thread encodes)
+/// gets its own.
 class StateLease {
  public:
-  StateLease() : state_(kept() ? std::move(kept()) : std::make_unique<ThreadState>()) {}
-  ~StateLease() { kept() = std::move(state_); }
+  StateLease() = default;
+  ~StateLease() {
+    if (state_) kept() = std::move(state_);
+  }
   StateLease(const StateLease&) = delete;
   StateLease& operator=(const StateLease&) = delete;
 
+  void take() { state_ = kept() ? std::move(kept()) : std::make_unique<ThreadState>(); }
   ThreadState& operator*() { return *state_; }
 
  private:
@@ -137,7 +140,8 @@ class VectorDelivery final : public Delivery {
 
 class TokenDelivery final : public Delivery {
  public:
-  TokenDelivery(size_t hidden_size, std::vector<std::vector<float>>& out) : hidden_size_(hidden_size), out_(out) {}
+  TokenDelivery(size_t hidden_size, std::vector<std::vector<float>>& out)
+      : hidden_size_(hidden_size), out_(out) {}
 
   void begin_window(const std::vector<Sequence>&, size_t) override {}
 
@@ -147,7 +151,8 @@ class TokenDelivery final : public Delivery {
       std::vector<float>& to = out_[sequences[order[s]].text];
       to.resize(batch.length(s) * hidden_size_);
       for (size_t t = 0; t < batch.length(s); ++t)
-        std::copy_n(workspace.hidden().row(batch.cu_seqlens[s] + t), hidden_size_, to.data() + t * hidden_size_);
+        std::copy_n(workspace.hidden().row(batch.cu_seqlens[s] + t), hidden_size_,
+                    to.data() + t * hidden_size_);
     }
   }
 
@@ -163,8 +168,8 @@ class Run {
       StopToken& stop)
       : encoder_(encoder), source_(source), options_(options), delivery_(delivery), stop_(stop) {
     const size_t special = options.prefix_ids.size() + options.suffix_ids.size();
-    require(options.max_length > special, "max_length is ", options.max_length, "; it must exceed the ", special,
-            " special tokens");
+    require(options.max_length > special, "max_length is ", options.max_length, "; it must exceed the ",
+            special, " special tokens");
     require(options.threads >= 1, "threads is ", options.threads, "; it must be at least 1");
     room_ = options.max_length - special;
   }
@@ -194,7 +199,8 @@ class Run {
     chunks_.clear();
     for (size_t i = 0; i < texts;) {
       Chunk chunk{first + i, 0, {}};
-      for (size_t bytes = 0; i < texts && chunk.count < kChunkTexts && bytes < kChunkBytes; ++i, ++chunk.count)
+      for (size_t bytes = 0; i < texts && chunk.count < kChunkTexts && bytes < kChunkBytes;
+           ++i, ++chunk.count)
         bytes += source_.bytes(first + i);
       chunks_.push_back(std::move(chunk));
     }
@@ -204,16 +210,19 @@ class Run {
     for (auto& arena : arenas_) arena.clear();
 
     ThreadPool::shared().run(options_.threads, [&](Member member) {
-      std::optional<StateLease> state;
-      guard([&] { tokenize(member, *state.emplace()); });
+      StateLease lease;
+      guard([&] {
+        lease.take();
+        tokenize(member, *lease);
+      });
       member.sync();
-      if (member.index == 0) guard([&] { plan(texts, member.count, *state); });
+      if (member.index == 0) guard([&] { plan(texts, member.count, *lease); });
       member.sync();
       if (failed_.load(std::memory_order_relaxed)) return;
       if (team_) {
         encode_together(member);
       } else {
-        guard([&] { encode_batches(**state); });
+        guard([&] { encode_batches(*lease); });
       }
     });
     if (error_) std::rethrow_exception(error_);
@@ -235,12 +244,10 @@ class Run {
     }
   }
 
-  void tokenize(const Member& member, StateLease& lease) {
-    ThreadState& state = *lease;
+  void tokenize(const Member& member, ThreadState& state) {
     std::vector<int32_t>& arena = arenas_[static_cast<size_t>(member.index)];
-    const size_t limit = options_.overflow == Overflow::kTruncate && !options_.truncate_left
-                             ? room_ + 1
-                             : WordPiece::kNoLimit;
+    const size_t limit =
+        options_.overflow == Overflow::kTruncate && !options_.truncate_left ? room_ + 1 : WordPiece::kNoLimit;
     for (size_t c; (c = next_chunk_.fetch_add(1, std::memory_order_relaxed)) < chunks_.size();) {
       if (stop_.poll()) return;
       Chunk& chunk = chunks_[c];
@@ -253,8 +260,8 @@ class Run {
   }
 
   /// Cuts the content of a text to max_length and stores it with its special tokens.
-  void add(size_t text, const Member& member, const std::vector<int32_t>& content, std::vector<int32_t>& arena,
-           Chunk& chunk) {
+  void add(size_t text, const Member& member, const std::vector<int32_t>& content,
+           std::vector<int32_t>& arena, Chunk& chunk) {
     const auto store = [&](size_t begin, size_t end) {
       const size_t offset = arena.size();
       arena.insert(arena.end(), options_.prefix_ids.begin(), options_.prefix_ids.end());
@@ -274,8 +281,9 @@ class Run {
         options_.truncate_left ? store(size - room_, size) : store(0, room_);
         return;
       case Overflow::kError:
-        throw InvalidArgument(concat("texts[", text, "] has ", size + options_.max_length - room_,
-                                     " tokens, more than max_length ", options_.max_length,
+        throw InvalidArgument(concat("texts[", options_.first_text + text, "] has ",
+                                     size + options_.max_length - room_, " tokens, more than max_length ",
+                                     options_.max_length,
                                      "; shorten it, or pass on_overflow=\"truncate\" or \"window\""));
       case Overflow::kWindow:
         for (size_t begin = 0; begin < size; begin += room_) store(begin, std::min(begin + room_, size));
@@ -284,7 +292,7 @@ class Run {
   }
 
   /// Sorts the window's sequences by length, longest first, and cuts the batches.
-  void plan(size_t texts, int members, StateLease& lease) {
+  void plan(size_t texts, int members, ThreadState& state) {
     sequences_.clear();
     size_t tokens = 0;
     for (Chunk& chunk : chunks_) {
@@ -305,7 +313,6 @@ class Run {
     team_ = members > 1 && order_.size() <= most && (tokens <= kTeamTokens * count || order_.size() < count);
     if (team_) {
       batches_.push_back(order_.size());
-      ThreadState& state = *lease;
       gather(0, state.batch);
       encoder_.prepare(state.batch, state.workspace, members);
       together_ = &state;
@@ -317,7 +324,8 @@ class Run {
       const size_t budget = std::min(kTokenBudget, std::max(kTeamTokens, left / (2 * count)));
       const size_t begin = i;
       size_t batch = 0;
-      while (i < order_.size() && i - begin < most && (i == begin || batch + sequences_[order_[i]].length <= budget))
+      while (i < order_.size() && i - begin < most &&
+             (i == begin || batch + sequences_[order_[i]].length <= budget))
         batch += sequences_[order_[i++]].length;
       left -= batch;
       batches_.push_back(i);
@@ -377,13 +385,13 @@ class Run {
 }  // namespace
 
 size_t output_dimension(const Encoder& encoder, const EncodeOptions& options) {
-  require(options.truncate_dim <= encoder.dimension(), "truncate_dim is ", options.truncate_dim, ", the model has ",
-          encoder.dimension(), " dimensions");
+  require(options.truncate_dim <= encoder.dimension(), "truncate_dim is ", options.truncate_dim,
+          ", the model has ", encoder.dimension(), " dimensions");
   return options.truncate_dim == 0 ? encoder.dimension() : options.truncate_dim;
 }
 
-EncodeStats encode(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options, float* out,
-                   StopToken& stop) {
+EncodeStats encode(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options,
+                   float* out, StopToken& stop) {
   VectorDelivery delivery(encoder, options, out);
   return Run(encoder, source, options, delivery, stop).run();
 }
@@ -391,7 +399,8 @@ EncodeStats encode(const Encoder& encoder, const TokenSource& source, const Enco
 EncodeStats encode_tokens(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options,
                           std::vector<std::vector<float>>& out, StopToken& stop) {
   require(options.overflow != Overflow::kWindow,
-          "token embeddings and on_overflow=\"window\" exclude each other: a window has no place in the text's rows");
+          "token embeddings and on_overflow=\"window\" exclude each other: a window has no place in the "
+          "text's rows");
   out.resize(source.size());
   TokenDelivery delivery(encoder.config().hidden_size, out);
   return Run(encoder, source, options, delivery, stop).run();

@@ -1,10 +1,10 @@
 // Texts -> vectors: tokenize, pack, encode and deliver, on the threads of one gang.
 //
-// Texts go through in windows of bounded size. Within a window the members first tokenize chunks of texts, then one of
-// them sorts the sequences by length and cuts batches of a token budget, then the members encode whole batches, each by
-// itself, longest first and with shrinking batches at the end, so that all finish together. When there is too little
-// work for that (a lone query), the whole gang works on one batch, layer by layer. A vector is bitwise the same either
-// way, since the kernels never split a sum.
+// Texts go through in windows of bounded size. Within a window the members first tokenize chunks of texts,
+// then one of them sorts the sequences by length and cuts batches of a token budget, then the members encode
+// whole batches, each by itself, longest first and with shrinking batches at the end, so that all finish
+// together. When there is too little work for that (a lone query), the whole gang works on one batch, layer
+// by layer. A vector is bitwise the same either way, since the kernels never split a sum.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,7 @@ struct EncodeOptions {
   size_t pool_skip = 0;        ///< leading tokens left out of the pooling
   size_t truncate_dim = 0;     ///< 0 for all
   bool normalize = false;
+  size_t first_text = 0;  ///< the caller's index of text 0, for messages
 };
 
 struct EncodeStats {
@@ -47,7 +48,8 @@ class TokenSource {
   /// A rough size of text i in bytes, to share out the work.
   virtual size_t bytes(size_t i) const = 0;
   /// Appends the content ids of text i (no special tokens); may stop beyond `limit` ids. Thread-safe.
-  virtual void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit) const = 0;
+  virtual void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids,
+                      size_t limit) const = 0;
 };
 
 class TextSource final : public TokenSource {
@@ -78,17 +80,19 @@ class IdSource final : public TokenSource {
   const std::vector<std::vector<int32_t>>& ids_;
 };
 
-/// Dimension of the vectors that `encode` writes. Throws InvalidArgument if truncate_dim is larger than the model's.
+/// Dimension of the vectors that `encode` writes. Throws InvalidArgument if truncate_dim is larger than the
+/// model's.
 size_t output_dimension(const Encoder& encoder, const EncodeOptions& options);
 
 /// Writes the vectors of all texts, in their order, to `out`: (texts, output_dimension), row-major.
 ///
-/// A text of more than max_length tokens is truncated, refused, or (kWindow) cut into windows of max_length tokens whose
-/// vectors are averaged, weighted by their tokens, and normalised again if the model's last module is Normalize.
-/// Throws InvalidArgument for a text that is too long (kError) or an id that the model does not know, Interrupted when
-/// `stop` says so; an error of any thread stops the others and is thrown here.
-EncodeStats encode(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options, float* out,
-                   StopToken& stop);
+/// A text of more than max_length tokens is truncated, refused, or (kWindow) cut into windows of max_length
+/// tokens whose vectors are averaged, weighted by their tokens, and normalised again if the model's last
+/// module is Normalize. Throws InvalidArgument for a text that is too long (kError) or an id that the model
+/// does not know, Interrupted when `stop` says so; an error of any thread stops the others and is thrown
+/// here.
+EncodeStats encode(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options,
+                   float* out, StopToken& stop);
 
 /// The same up to the hidden states: out[i] becomes (tokens of text i, hidden_size). kWindow is refused.
 EncodeStats encode_tokens(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options,

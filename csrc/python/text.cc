@@ -1,5 +1,100 @@
+// The binding of the tokenizer: embedkit._core.WordPiece.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "base/error.h"
 #include "python/bind.h"
+#include "python/texts.h"
+#include "text/wordpiece.h"
 
 namespace embedkit {
-void bind_text(pybind11::module_&) {}
+namespace {
+
+namespace py = pybind11;
+
+WordPieceOptions options_of(std::vector<std::string> vocab, const py::list& added_tokens) {
+  WordPieceOptions options;
+  options.vocab = std::move(vocab);
+  for (const py::handle item : added_tokens) {
+    const auto token = item.cast<py::dict>();
+    options.added_tokens.push_back({token["content"].cast<std::string>(), token["id"].cast<int32_t>(),
+                                    token["single_word"].cast<bool>(), token["lstrip"].cast<bool>(),
+                                    token["rstrip"].cast<bool>(), token["normalized"].cast<bool>()});
+  }
+  return options;
+}
+
+py::list list_of(const int32_t* ids, size_t count) {
+  py::list list(count);
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* id = PyLong_FromLong(ids[i]);
+    if (id == nullptr) throw py::error_already_set();
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), id);
+  }
+  return list;
+}
+
+py::list encode(const WordPiece& tokenizer, const py::object& text) {
+  py::object keep;
+  const std::string_view view = utf8_view(text, keep);
+  std::vector<int32_t> ids;
+  {
+    const py::gil_scoped_release release;
+    WordPiece::Scratch scratch;
+    tokenizer.encode(view, scratch, ids);
+  }
+  return list_of(ids.data(), ids.size());
+}
+
+py::list encode_batch(const WordPiece& tokenizer, const py::object& texts) {
+  const Texts batch(texts);
+  std::vector<int32_t> ids;
+  std::vector<size_t> ends;
+  {
+    const py::gil_scoped_release release;
+    WordPiece::Scratch scratch;
+    ends.reserve(batch.size());
+    for (const std::string_view text : batch.views()) {
+      tokenizer.encode(text, scratch, ids);
+      ends.push_back(ids.size());
+    }
+  }
+  py::list result(batch.size());
+  size_t begin = 0;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    PyList_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i),
+                    list_of(ids.data() + begin, ends[i] - begin).release().ptr());
+    begin = ends[i];
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_text(py::module_& m) {
+  py::class_<WordPiece, std::shared_ptr<WordPiece>>(
+      m, "WordPiece", "BERT normalisation and WordPiece, with the ids of `tokenizers`.")
+      .def(py::init([](std::vector<std::string> vocab, const py::list& added_tokens, bool clean_text,
+                       bool handle_chinese_chars, bool strip_accents, bool lowercase,
+                       std::string unknown_token, std::string continuing_prefix, size_t max_chars_per_word) {
+             WordPieceOptions options = options_of(std::move(vocab), added_tokens);
+             options.clean_text = clean_text;
+             options.handle_chinese_chars = handle_chinese_chars;
+             options.strip_accents = strip_accents;
+             options.lowercase = lowercase;
+             options.unknown_token = std::move(unknown_token);
+             options.continuing_prefix = std::move(continuing_prefix);
+             options.max_chars_per_word = max_chars_per_word;
+             return std::make_shared<WordPiece>(std::move(options));
+           }),
+           py::arg("vocab"), py::arg("added_tokens"), py::kw_only(), py::arg("clean_text") = true,
+           py::arg("handle_chinese_chars") = true, py::arg("strip_accents") = true,
+           py::arg("lowercase") = true, py::arg("unknown_token") = "[UNK]",
+           py::arg("continuing_prefix") = "##", py::arg("max_chars_per_word") = 100)
+      .def("encode", &encode, py::arg("text"), "Content ids of a text: no template tokens, no truncation.")
+      .def("encode_batch", &encode_batch, py::arg("texts"),
+           "Content ids of each text of a list; the GIL is released meanwhile.")
+      .def_property_readonly("vocab_size", &WordPiece::vocab_size);
+}
+
 }  // namespace embedkit

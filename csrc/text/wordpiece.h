@@ -57,10 +57,11 @@ class WordPiece {
   WordPiece(const WordPiece&) = delete;
   WordPiece& operator=(const WordPiece&) = delete;
 
-  /// Appends the ids of `text` to `ids`: no template tokens ([CLS], [SEP]), no truncation. May stop once more than
-  /// `limit` ids have been appended; the first `limit` ids are then those of the whole text.
-  /// Throws InvalidArgument if `text` is not valid UTF-8.
-  void encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids, size_t limit = kNoLimit) const;
+  /// Appends the ids of `text` to `ids`: no template tokens ([CLS], [SEP]), no truncation. May stop once more
+  /// than `limit` ids have been appended; the first `limit` ids are then those of the whole text. Throws
+  /// InvalidArgument if `text` is not valid UTF-8.
+  void encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids,
+              size_t limit = kNoLimit) const;
 
   size_t vocab_size() const;
 

@@ -1,0 +1,49 @@
+// Added tokens: literal strings that are cut out of the text before WordPiece sees it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/trie.h"
+#include "text/wordpiece.h"
+
+namespace embedkit {
+
+/// Finds a set of added tokens as `tokenizers` does: leftmost, the longest at a position, without overlap.
+class AddedTokenMatcher {
+ public:
+  struct Match {
+    size_t begin, end;  ///< bytes, with the white space that lstrip and rstrip swallow
+    size_t next;        ///< where the search goes on: the end of the token proper
+    int32_t id;
+  };
+
+  /// `patterns[i]` is what to look for to find `tokens[i]`; empty ones are never found, of equal ones the
+  /// lowest id is.
+  AddedTokenMatcher(const std::vector<AddedToken>& tokens, const std::vector<std::string>& patterns);
+
+  bool empty() const { return tokens_.empty(); }
+  /// First bytes of the patterns.
+  const std::array<bool, 256>& first_bytes() const { return first_; }
+
+  /// Looks for the first token that starts in [from, until) of `text`. `taken`: the end of the match before,
+  /// which lstrip does not reach behind. Returns false if there is none; `*stopped` is then where the search
+  /// ended, which is behind `until` when a token that was refused (single_word) reaches over it.
+  bool find(std::string_view text, size_t from, size_t until, size_t taken, Match* match,
+            size_t* stopped) const;
+
+ private:
+  size_t next_candidate(std::string_view text, size_t from, size_t until) const;
+
+  std::vector<AddedToken> tokens_;
+  std::vector<std::string> patterns_;
+  std::array<bool, 256> first_{};
+  int only_first_ = -1;  // the first byte, if all patterns share it
+  std::unique_ptr<const Trie> trie_;
+};
+
+}  // namespace embedkit

@@ -1,0 +1,153 @@
+#include "text/char_map.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "text/unicode.h"
+#include "text/utf8.h"
+
+namespace embedkit {
+
+using unicode::find;
+using unicode::record;
+
+void MarkBuffer::flush(std::string& text) {
+  constexpr size_t kFew = 16;
+  const auto before = [](const NormalizedChar& a, const NormalizedChar& b) { return a.rank < b.rank; };
+  if (marks_.size() <= kFew) {  // insertion sort: stable, and needs no memory
+    for (size_t i = 1; i < marks_.size(); ++i) {
+      const NormalizedChar mark = marks_[i];
+      size_t j = i;
+      for (; j > 0 && before(mark, marks_[j - 1]); --j) marks_[j] = marks_[j - 1];
+      marks_[j] = mark;
+    }
+  } else {  // counting sort: linear, however long the run
+    std::array<size_t, 257> starts{};
+    for (const NormalizedChar& mark : marks_) ++starts[mark.rank + 1];
+    for (size_t i = 1; i < starts.size(); ++i) starts[i] += starts[i - 1];
+    sorted_.resize(marks_.size());
+    for (const NormalizedChar& mark : marks_) sorted_[starts[mark.rank]++] = mark;
+    marks_.swap(sorted_);
+  }
+  for (const NormalizedChar& mark : marks_) utf8::append(mark.c, text);
+  marks_.clear();
+}
+
+char32_t decode_or_throw(const uint8_t*& p, const uint8_t* end) {
+  const char32_t c = utf8::decode(p, end);
+  require(c != utf8::kInvalid, "the text is not valid UTF-8 (", end - p, " bytes before its end)");
+  return c;
+}
+
+CharMap::CharMap(const NormalizerOptions& options, const std::array<bool, 128>& triggers)
+    : options_(options), triggers_(triggers), entries_(kCompiled) {
+  for (char32_t c = 0; c < kCompiled; ++c) entries_[c] = compile(c);
+  fold_.fill(0);
+  kind_.fill(CharKind::kGeneral);
+  for (char32_t c = 0; c < 0x80; ++c) {
+    const Entry& e = entries_[c];
+    // NUL as part of a word (kept without clean_text) must not look like the 0 that ends the fast loop.
+    const bool plain = e.kind != CharKind::kWord || e.bytes[0] != 0;
+    kind_[c] = plain ? e.kind : CharKind::kGeneral;
+    if (plain && e.kind == CharKind::kWord) fold_[c] = e.bytes[0];
+  }
+}
+
+size_t CharMap::expand(char32_t c, NormalizedChar (&out)[kMaxExpansion]) const {
+  const uint8_t flags = record(c).flags;
+  size_t count = 0;
+  if (options_.clean_text) {
+    if (flags & unicode::kControl) return 0;
+    if (flags & unicode::kWhitespace) {
+      out[count++] = {' ', 0, CharKind::kSpace};
+      return count;
+    }
+  }
+
+  const auto emit = [&](char32_t x) {
+    const auto [x_flags, x_rank] = record(x);
+    const uint8_t rank = options_.strip_accents ? x_rank : 0;
+    if (options_.lowercase && (x_flags & unicode::kLowers)) {
+      for (const char32_t lower : find(unicode::kLowercase, x)) out[count++] = {lower, rank, CharKind::kWord};
+      return;
+    }
+    CharKind kind = CharKind::kWord;
+    if (x_flags & unicode::kWhitespace) {
+      kind = CharKind::kSpace;
+    } else if (x_flags & unicode::kPunctuation) {
+      kind = x < 0x80 && triggers_[x] ? CharKind::kTrigger : CharKind::kPunctuation;
+    } else if (options_.handle_chinese_chars && (flags & unicode::kChinese)) {
+      kind = CharKind::kChinese;
+    }
+    out[count++] = {x, rank, kind};
+  };
+
+  if (!options_.strip_accents) {
+    emit(c);
+  } else if (flags & unicode::kDecomposes) {
+    for (const char32_t x : find(unicode::kDecompositions, c)) {
+      if (!(record(x).flags & unicode::kNonspacing)) emit(x);
+    }
+  } else if (unicode::is_hangul(c)) {
+    char32_t jamo[3];
+    const size_t jamos = unicode::decompose_hangul(c, jamo);
+    for (size_t i = 0; i < jamos; ++i) emit(jamo[i]);
+  } else if (!(flags & unicode::kNonspacing)) {
+    emit(c);
+  }
+  return count;
+}
+
+CharMap::Entry CharMap::compile(char32_t c) const {
+  Entry entry{CharKind::kGeneral, 0, 0, {}};
+  if (c >= 0xD800 && c <= 0xDFFF) return entry;
+  NormalizedChar chars[kMaxExpansion];
+  const size_t count = expand(c, chars);
+  if (count == 0) {
+    entry.kind = CharKind::kRemoved;
+    return entry;
+  }
+  uint8_t bytes[kMaxExpansion * utf8::kMaxBytes];
+  size_t size = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const bool simple = count == 1 ? chars[i].kind != CharKind::kChinese : chars[i].kind == CharKind::kWord;
+    if (chars[i].rank != 0 || !simple) return entry;
+    size += utf8::encode(chars[i].c, bytes + size);
+  }
+  if (size > sizeof entry.bytes) return entry;
+  entry.kind = chars[0].kind;
+  entry.chars = static_cast<uint8_t>(count);
+  entry.size = static_cast<uint8_t>(size);
+  std::memcpy(entry.bytes, bytes, size);
+  return entry;
+}
+
+void CharMap::normalize(std::string_view text, MarkBuffer& marks, std::string& out) const {
+  marks.clear();
+  const uint8_t* p = utf8::begin(text);
+  const uint8_t* const end = utf8::end(text);
+  while (p < end) {
+    if (const uint8_t folded = fold_[*p]; folded != 0) {
+      marks.flush(out);
+      out.push_back(static_cast<char>(folded));
+      ++p;
+      continue;
+    }
+    NormalizedChar chars[kMaxExpansion];
+    const size_t count = expand(decode_or_throw(p, end), chars);
+    for (size_t i = 0; i < count; ++i) {
+      if (chars[i].rank != 0) {
+        marks.add(chars[i]);
+        continue;
+      }
+      marks.flush(out);
+      if (chars[i].kind == CharKind::kChinese) out.push_back(' ');
+      utf8::append(chars[i].c, out);
+      if (chars[i].kind == CharKind::kChinese) out.push_back(' ');
+    }
+  }
+  marks.flush(out);
+}
+
+}  // namespace embedkit

@@ -1,0 +1,105 @@
+"""Checks of the arguments of `Encoder`: each error names the argument, what was given and what to give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .folder import SIMILARITIES, ModelFolder
+from .output import DTYPES
+
+__all__ = [
+    "check_device",
+    "check_dtype",
+    "check_max_length",
+    "check_overflow",
+    "check_positive",
+    "check_precision",
+    "check_similarity",
+    "check_truncate_dim",
+]
+
+OVERFLOWS = ("truncate", "error", "window")
+PRECISIONS = ("auto", "fp32", "int8")
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name}={value!r} is not known; known are {', '.join(map(repr, known))}")
+    return value
+
+
+def check_positive(name: str, value: Any) -> int:
+    """An int of at least 1 (numpy's too)."""
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise TypeError(f"{name} must be a positive integer, not {value!r}") from None
+    if isinstance(value, bool) or number < 1:
+        raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    return int(number)
+
+
+def check_device(device: Any) -> str:
+    """``"cpu"``, or an error that says what is missing."""
+    if isinstance(device, list):
+        raise ValueError("device takes one device; to use several CPU cores, give Encoder(threads=...)")
+    name = str(device)
+    if name in ("auto", "cpu"):
+        return "cpu"
+    if name.partition(":")[0] == "cuda":
+        raise ValueError(
+            f"device={name!r}: this version of embedkit has no CUDA backend; use device='cpu' or 'auto'"
+        )
+    raise ValueError(f"device={name!r} is not known; known are 'auto', 'cpu', 'cuda'")
+
+
+def check_precision(precision: Any, folder: ModelFolder) -> str:
+    """The precision to run at; "auto" is the folder's own."""
+    _one_of("precision", precision, PRECISIONS)
+    if precision == "auto":
+        return folder.precision
+    if precision == "fp32" and folder.precision == "int8":
+        raise ValueError(
+            f"precision='fp32': {folder.path} holds int8 weights, the fp32 ones are not in it; "
+            "use precision='auto', or the fp32 model it was made from"
+        )
+    return str(precision)
+
+
+def check_overflow(on_overflow: Any) -> str:
+    """What happens to texts longer than ``max_length``."""
+    return _one_of("on_overflow", on_overflow, OVERFLOWS)
+
+
+def check_similarity(name: Any) -> str:
+    """The name of a similarity function."""
+    return _one_of("similarity_fn_name", name, SIMILARITIES)
+
+
+def check_dtype(output_dtype: Any, precision: Any) -> str:
+    """The type of the output from its two names; float32 when neither is given."""
+    if output_dtype is not None and precision is not None and output_dtype != precision:
+        raise ValueError(
+            f"output_dtype={output_dtype!r} and precision={precision!r} differ; give one of them"
+        )
+    value = precision if output_dtype is None else output_dtype
+    return "float32" if value is None else _one_of("output_dtype", value, DTYPES)
+
+
+def check_max_length(value: Any, special_tokens: int, positions: int) -> int:
+    """Tokens a text may have, special tokens counted; at least one token of the text must fit."""
+    length = check_positive("max_length", value)
+    if not special_tokens < length <= positions:
+        raise ValueError(
+            f"max_length must be from {special_tokens + 1} ({special_tokens} special tokens and one more) "
+            f"to {positions} (the positions of this model), not {length}"
+        )
+    return length
+
+
+def check_truncate_dim(value: Any, dimension: int) -> int:
+    """How many dimensions to keep."""
+    kept = check_positive("truncate_dim", value)
+    if kept > dimension:
+        raise ValueError(f"truncate_dim={kept} is larger than the model's dimension {dimension}")
+    return kept

@@ -1,0 +1,135 @@
+"""A loaded model and the calls that run on it; `Encoder` is its public face."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from .folder import ModelFolder
+from .inputs import outside_level, surrogate_error
+from .output import convert
+from .tokenizer import Tokenizer, load_tokenizer
+from .weights import core_head, core_tensors
+
+__all__ = ["Counts", "Engine", "Plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checked arguments of one call.
+
+    Attributes:
+        prompt: put before every text.
+        options: what the core takes.
+        dtype: of the output.
+        ranges: (2, width), for int8 and uint8.
+        width: dimensions kept.
+    """
+
+    prompt: str
+    options: dict[str, Any]
+    dtype: str
+    ranges: npt.NDArray[np.float32] | None
+    width: int
+
+
+class Counts:
+    """What an encoder has seen; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        """Start from zero."""
+        self.texts = 0
+        self.tokens = 0
+        self.truncated = 0
+        self._lock = threading.Lock()
+
+    def add(self, texts: int, stats: _core.Stats, max_length: int) -> None:
+        """Count one call of the core; warn of the first truncated text."""
+        with self._lock:
+            first = not self.truncated and stats["truncated"]
+            self.texts += texts
+            self.tokens += stats["tokens"]
+            self.truncated += stats["truncated"]
+        if first:
+            warnings.warn(
+                f"{stats['truncated']} of {texts} texts are longer than max_length={max_length} tokens and "
+                "were truncated. Later ones are counted without a warning: describe()['truncated']. "
+                "on_overflow='window' encodes all of a text, on_overflow='error' refuses it.",
+                stacklevel=outside_level(),
+            )
+
+
+class Engine:
+    """The core with one model in it. Never changes, so that threads and copies share it."""
+
+    def __init__(self, folder: ModelFolder, precision: str) -> None:
+        """Load the tokenizer and the weights."""
+        self.folder = folder
+        self.precision = precision
+        self.tokenizer: Tokenizer = load_tokenizer(folder.transformer)
+        self.core = _core.Encoder(
+            folder.config,
+            core_tensors(folder, precision),
+            {"modes": list(folder.pooling.modes)},
+            core_head(folder),
+            precision,
+        )
+        positions = int(folder.config["max_position_embeddings"])
+        self.positions = positions
+        self.folder_length = min(
+            folder.max_seq_length or self.tokenizer.model_max_length or positions, positions
+        )
+        """The folder's own max_length; sentence_bert_config.json outranks the tokenizer."""
+
+    @property
+    def special_tokens(self) -> int:
+        """How many tokens are put around each text."""
+        return len(self.tokenizer.prefix_ids) + len(self.tokenizer.suffix_ids)
+
+    def prompt_tokens(self, prompt: str, max_length: int) -> int:
+        """Leading tokens that the pooling leaves out, [CLS] counted; 0 unless the folder excludes prompts."""
+        if not prompt or self.folder.pooling.include_prompt:
+            return 0
+        tokens = len(self.tokenizer.prefix_ids) + len(self.tokenizer.encode_batch([prompt])[0])
+        return min(tokens, max_length - len(self.tokenizer.suffix_ids))
+
+    def run(self, block: list[str], first: int, plan: Plan, counts: Counts) -> Any:
+        """Encode one window; ``first`` is the index of its first text in the whole input.
+
+        Returns:
+            (n, width) vectors, or a list of (tokens, hidden_size) for token embeddings.
+        """
+        texts = [plan.prompt + text for text in block] if plan.prompt else block
+        tokenizer = self.tokenizer
+        try:
+            if tokenizer.core is not None:
+                result, stats = self.core.encode(texts, tokenizer.core, plan.options)
+            else:
+                result, stats = self.core.encode_ids(tokenizer.encode_batch(texts), plan.options)
+        except (TypeError, ValueError):
+            error = surrogate_error(block, first)
+            if error is not None:
+                raise error from None
+            raise
+        counts.add(len(block), stats, plan.options["max_length"])
+        return result if plan.options["token_embeddings"] else convert(result, plan.dtype, plan.ranges)
+
+    def token_ids(self, texts: list[str], max_length: int) -> list[list[int]]:
+        """The ids that the core runs for each text, special tokens included."""
+        tokenizer = self.tokenizer
+        room = max_length - self.special_tokens
+        left = tokenizer.truncation_side == "left"
+        return [
+            [
+                *tokenizer.prefix_ids,
+                *(ids[max(0, len(ids) - room) :] if left else ids[:room]),
+                *tokenizer.suffix_ids,
+            ]
+            for ids in tokenizer.encode_batch(texts)
+        ]

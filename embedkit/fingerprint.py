@@ -1,0 +1,118 @@
+"""The fingerprint of a model: which model it is, whatever form its weights are kept in.
+
+It is the SHA-256 of a JSON object, written with sorted keys and no spaces, of
+
+* ``scheme``: ``"embedkit-1"``;
+* ``architecture``: the core's config (sizes, activation, layer-norm epsilon);
+* ``weights``: the SHA-256 of the transformer's fp32 weights: for each tensor by sorted name the line
+  ``name dtype shape``, then its bytes (little-endian, C order). A model stored in fp16 or bf16 and the same
+  values in fp32 agree. An int8 folder keeps the hash of the weights it was made from;
+* ``tokenizer``: the SHA-256 of ``tokenizer.json`` without truncation and padding (``max_length`` decides), or
+  of ``vocab.txt`` and the settings beside it;
+* ``pooling``, ``include_prompt``, ``head`` (each Dense with the hash of its weights), ``do_lower_case``;
+* ``prompts`` that are not empty, ``default_prompt_name``, ``max_length`` and ``truncate_dim``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .folder import ModelFolder
+from .modules import Dense, read_json
+from .weights import core_head, stored_tensors
+
+__all__ = ["Settings", "fingerprint", "hash_stored_weights", "hash_tensors", "source_weights_hash"]
+
+_TOKENIZER_SETTINGS = (
+    "do_lower_case",
+    "strip_accents",
+    "tokenize_chinese_chars",
+    "unk_token",
+    "cls_token",
+    "sep_token",
+    "pad_token",
+    "mask_token",
+    "added_tokens_decoder",
+    "truncation_side",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a caller may set differently than the folder does, and what is part of the fingerprint."""
+
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    max_length: int
+    truncate_dim: int | None
+
+
+def hash_tensors(tensors: Iterable[tuple[str, npt.NDArray[Any]]]) -> str:
+    """SHA-256 over named tensors in the order given."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype.name} {list(tensor.shape)}\n".encode())
+        little = tensor.astype(tensor.dtype.newbyteorder("<"), copy=False)
+        digest.update(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def hash_stored_weights(folder: ModelFolder) -> str:
+    """SHA-256 of the tensors that the folder holds; reads all of them."""
+    return hash_tensors(stored_tensors(folder))
+
+
+def source_weights_hash(folder: ModelFolder) -> str:
+    """SHA-256 of the fp32 weights behind a folder: as stamped, or computed when nothing is."""
+    return folder.stamp.source_weights or hash_stored_weights(folder)
+
+
+def fingerprint(folder: ModelFolder, source_weights: str, settings: Settings) -> str:
+    """The fingerprint in 64 hexadecimal digits; reads the tokenizer and the head, no other weights."""
+    head: list[Any] = []
+    for module, core in zip(folder.head, core_head(folder), strict=True):
+        if isinstance(module, Dense):
+            tensors = [(key, core[key]) for key in ("weight", "bias") if core[key] is not None]
+            head.append({"dense": hash_tensors(tensors), "activation": module.activation})
+        else:
+            head.append("normalize")
+    content = {
+        "scheme": "embedkit-1",
+        "architecture": folder.config,
+        "weights": source_weights,
+        "tokenizer": _tokenizer_hash(folder.transformer),
+        "pooling": list(folder.pooling.modes),
+        "include_prompt": folder.pooling.include_prompt,
+        "head": head,
+        "do_lower_case": folder.do_lower_case,
+        "prompts": {name: text for name, text in settings.prompts.items() if text},
+        "default_prompt_name": settings.default_prompt_name,
+        "max_length": settings.max_length,
+        "truncate_dim": settings.truncate_dim,
+    }
+    return hashlib.sha256(_canonical(content)).hexdigest()
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _tokenizer_hash(folder: Path) -> str:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        tokenizer = read_json(path)
+        content: dict[str, Any] = {k: v for k, v in tokenizer.items() if k not in ("truncation", "padding")}
+    else:
+        path = folder / "tokenizer_config.json"
+        config = read_json(path) if path.is_file() else {}
+        content = {key: config.get(key) for key in _TOKENIZER_SETTINGS}
+        content["vocab"] = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
+    return hashlib.sha256(_canonical(content)).hexdigest()

@@ -1,0 +1,95 @@
+"""Finds a model by name: a local folder, or a repository of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+__all__ = ["resolve"]
+
+# Nothing that can hold a pickle, and no second copy of the weights in another format.
+_PATTERNS = [
+    "*config*.json",
+    "modules.json",
+    "embedkit.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "model.safetensors",
+    "model.int8.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "*_*/model.safetensors",
+    "LICENSE*",
+    "NOTICE*",
+    "README.md",
+]
+_IGNORED = ["onnx/*", "openvino/*", "runs/*", "checkpoint*/*"]
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def resolve(
+    model: str | os.PathLike[str],
+    *,
+    revision: str | None,
+    cache_folder: str | os.PathLike[str] | None,
+    token: str | bool | None,
+    local_files_only: bool,
+) -> Path:
+    """The folder of a model; downloads it when it is the name of a repository and not cached.
+
+    Only JSON, vocabulary and safetensors files are fetched, never a pickle.
+
+    Raises:
+        FileNotFoundError: no such folder, or the model is not cached and must not or cannot be fetched.
+        ImportError: a download is needed and ``huggingface-hub`` is not installed.
+    """
+    name = os.fspath(model)
+    path = Path(model).expanduser()
+    if name and path.exists():
+        return path
+    if not _REPOSITORY.fullmatch(name) or isinstance(model, os.PathLike):
+        raise FileNotFoundError(
+            f"the model folder {name!r} does not exist; give a folder, "
+            "or a name on the Hugging Face Hub such as 'sentence-transformers/all-MiniLM-L6-v2'"
+        )
+    repository = name if "/" in name else f"sentence-transformers/{name}"
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+    except ImportError:
+        raise ImportError(
+            f"no folder {name!r} exists, and fetching {repository!r} from the Hugging Face Hub needs the "
+            "package huggingface-hub: pip install huggingface-hub"
+        ) from None
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                cache_dir=os.fspath(cache_folder)
+                if cache_folder
+                else os.environ.get("SENTENCE_TRANSFORMERS_HOME"),
+                token=token,
+                local_files_only=local_files_only,
+                allow_patterns=_PATTERNS,
+                ignore_patterns=_IGNORED,
+            )
+        )
+    except RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"no folder {name!r} exists, and the Hugging Face Hub has no model {repository!r} that this "
+            "token may read; check the name, or give token="
+        ) from error
+    except LocalEntryNotFoundError as error:
+        reason = (
+            "local_files_only=True forbids a download" if local_files_only else "the Hub cannot be reached"
+        )
+        raise FileNotFoundError(
+            f"no folder {name!r} exists, {repository!r} is not in the cache, and {reason}; connect once, "
+            "or copy the model folder here and give its path. Encoder() without a model needs no network."
+        ) from error

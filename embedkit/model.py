@@ -1,0 +1,292 @@
+"""What an `Encoder` does beside encoding: it is opened, described, saved, copied and closed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from .arguments import (
+    check_device,
+    check_max_length,
+    check_overflow,
+    check_positive,
+    check_precision,
+    check_similarity,
+    check_truncate_dim,
+)
+from .engine import Counts, Engine
+from .folder import BUILTIN, open_folder
+from .hub import resolve
+from .output import checked_ranges, similarity, similarity_pairwise
+
+if TYPE_CHECKING:
+    from .fingerprint import Settings
+
+__all__ = ["Model"]
+
+_Self = TypeVar("_Self", bound="Model")
+
+
+class Model:
+    """A model folder in the core, with the settings of a caller. `Encoder` adds the encoding."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        threads: int | None = None,
+        max_length: int | None = None,
+        on_overflow: str = "truncate",
+        revision: str | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        similarity_fn_name: str | None = None,
+        truncate_dim: int | None = None,
+    ) -> None:
+        """Open a model; see `Encoder`."""
+        self.device = check_device("auto" if device is None else device)
+        self._on_overflow = check_overflow(on_overflow)
+        self._threads = _core.default_threads() if threads is None else check_positive("threads", threads)
+        if model is None:
+            path, self._name = BUILTIN, BUILTIN.name
+        else:
+            path = resolve(
+                model,
+                revision=revision,
+                cache_folder=cache_folder,
+                token=token,
+                local_files_only=local_files_only,
+            )
+            self._name = os.fspath(model)
+        folder = open_folder(path)
+        # sentence-transformers gives every model these two, so that they can always be asked for.
+        self.prompts = {"query": "", "document": "", **folder.prompts, **(prompts or {})}
+        self.default_prompt_name = default_prompt_name or folder.default_prompt_name
+        self._prompt_text(None)
+        self.similarity_fn_name = check_similarity(
+            similarity_fn_name or folder.similarity_fn_name or "cosine"
+        )
+        self.truncate_dim = truncate_dim if truncate_dim is not None else folder.truncate_dim
+        if self.truncate_dim is not None:
+            self.truncate_dim = check_truncate_dim(self.truncate_dim, folder.dimension)
+        self._loaded: Engine | None = Engine(folder, check_precision(precision, folder))
+        self.max_seq_length = self._loaded.folder_length if max_length is None else max_length
+        self._fingerprint = folder.stamp.fingerprint
+        self._counts = Counts()
+
+    def _prompt_text(self, name: str | None) -> str:
+        """The text of a prompt, of the default one for None."""
+        name = self.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts))
+            raise ValueError(f"prompt_name={name!r} is not known; this model's prompts are {known}")
+        return self.prompts[name]
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Scores (n, m) of each of (n, dim) vectors with each of (m, dim), by `similarity_fn_name`.
+
+        Returns:
+            A float32 array; a torch tensor when a torch tensor was given.
+        """
+        return _compare(similarity, embeddings1, embeddings2, self.similarity_fn_name)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Scores (n,) of vector i of (n, dim) with vector i of (n, dim); returned as `similarity` does."""
+        return _compare(similarity_pairwise, embeddings1, embeddings2, self.similarity_fn_name)
+
+    @property
+    def max_seq_length(self) -> int:
+        """Tokens a text may have, special tokens counted."""
+        return self._max_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        engine = self._engine
+        self._max_length = check_max_length(value, engine.special_tokens, engine.positions)
+
+    def get_embedding_dimension(self) -> int:
+        """How many dimensions `encode` returns."""
+        dimension = self._engine.folder.dimension
+        return dimension if self.truncate_dim is None else check_truncate_dim(self.truncate_dim, dimension)
+
+    get_sentence_embedding_dimension = get_embedding_dimension
+
+    @property
+    def fingerprint(self) -> str:
+        """Which model the folder holds: the SHA-256 that `embedkit.fingerprint` describes.
+
+        Stamped in folders that `save` wrote; else computed when first asked for, which reads all weights.
+        """
+        if self._fingerprint is None:
+            self._fingerprint = self._compute_fingerprint()
+        return self._fingerprint
+
+    def describe(self) -> dict[str, Any]:
+        """What runs here: model, numerics, machine, and what was encoded and truncated so far."""
+        engine = self._engine
+        folder = engine.folder
+        return {
+            "model": self._name,
+            "path": str(folder.path),
+            "fingerprint": self.fingerprint,
+            "dimension": self.get_embedding_dimension(),
+            "precision": engine.precision,
+            "device": self.device,
+            "isa": _core.active_isa(),
+            "threads": self._threads,
+            "max_length": self._max_length,
+            "on_overflow": self._on_overflow,
+            "pooling": list(folder.pooling.modes),
+            "normalizes": folder.normalizes,
+            "similarity": self.similarity_fn_name,
+            "texts": self._counts.texts,
+            "tokens": self._counts.tokens,
+            "truncated": self._counts.truncated,
+        }
+
+    def save(
+        self, folder: str | os.PathLike[str], precision: str = "auto", *, ranges: npt.ArrayLike | None = None
+    ) -> None:
+        """Write the model, with the settings of this encoder, to a new folder.
+
+        An fp32 folder also loads in sentence-transformers. An int8 folder keeps its source's fingerprint.
+
+        Args:
+            folder: where to; must not exist or be empty. It appears whole or not at all.
+            precision: ``"fp32"``, ``"int8"``, or ``"auto"`` for that of this encoder.
+            ranges: (2, dimension) minima and maxima of typical vectors, kept for int8 and uint8 embeddings.
+
+        Raises:
+            FileExistsError: the folder exists and is not empty.
+            ValueError: fp32 is asked of int8 weights, or the ranges do not fit.
+        """
+        from .saving import write_folder
+
+        engine = self._engine
+        if ranges is not None:
+            kept = checked_ranges(ranges, self.get_embedding_dimension())
+        elif engine.folder.stamp.ranges is not None and self.truncate_dim == engine.folder.truncate_dim:
+            kept = np.asarray(engine.folder.stamp.ranges, dtype=np.float32)
+        else:
+            kept = None
+        write_folder(
+            engine.folder,
+            Path(folder),
+            precision=engine.precision if precision == "auto" else check_precision(precision, engine.folder),
+            settings=self._settings(
+                self.prompts, self.default_prompt_name, self._max_length, self.truncate_dim
+            ),
+            similarity_fn_name=self.similarity_fn_name,
+            ranges=kept,
+        )
+
+    def verify(self) -> str:
+        """Read the whole folder again and compare it with its stamp.
+
+        Returns:
+            The fingerprint.
+
+        Raises:
+            ValueError: the weights or the settings are not those that were saved.
+        """
+        from .fingerprint import hash_stored_weights
+
+        folder = self._engine.folder
+        if folder.stamp.fingerprint is not None:
+            if hash_stored_weights(folder) != folder.stamp.stored_weights:
+                raise ValueError(
+                    f"{folder.path}: the weights are not those that were saved; fetch the model again"
+                )
+            if self._compute_fingerprint() != folder.stamp.fingerprint:
+                raise ValueError(
+                    f"{folder.path}: tokenizer, pooling, head, prompts or max length are not those that were "
+                    "saved; fetch the model again, or save the changed model with Encoder.save"
+                )
+        return self.fingerprint
+
+    def _compute_fingerprint(self) -> str:
+        from .fingerprint import fingerprint, source_weights_hash
+
+        engine = self._engine
+        folder = engine.folder
+        settings = self._settings(
+            folder.prompts, folder.default_prompt_name, engine.folder_length, folder.truncate_dim
+        )
+        return fingerprint(folder, source_weights_hash(folder), settings)
+
+    @staticmethod
+    def _settings(*values: Any) -> Settings:
+        from .fingerprint import Settings
+
+        return Settings(*values)
+
+    @property
+    def _engine(self) -> Engine:
+        if self._loaded is None:
+            raise ValueError("this Encoder is closed; make a new one")
+        return self._loaded
+
+    def close(self) -> None:
+        """Free the model's memory; the encoder cannot be used after. Closing twice is allowed."""
+        self._loaded = None
+
+    def __enter__(self: _Self) -> _Self:
+        """Return the encoder; leaving the block closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Name the model and its numerics."""
+        if self._loaded is None:
+            return f"Encoder({self._name!r}, closed)"
+        return (
+            f"Encoder({self._name!r}, dimension={self.get_embedding_dimension()}, "
+            f"precision={self._loaded.precision!r}, device={self.device!r}, threads={self._threads})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the loaded model, which the receiver reads from its folder again."""
+        engine = self._engine
+        path = None if engine.folder.path == BUILTIN else engine.folder.path
+        return {**self.__dict__, "_loaded": (path, engine.precision), "_counts": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load the model from where it was."""
+        self.__dict__.update(state)
+        path, precision = state["_loaded"]
+        self._loaded = Engine(open_folder(path or BUILTIN), precision)
+        self._counts = Counts()
+
+    def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
+        """Copy the settings and share the loaded model, which never changes."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.prompts = dict(self.prompts)
+        copy._counts = Counts()
+        return copy
+
+
+def _compare(function: Callable[..., npt.NDArray[np.float32]], a: Any, b: Any, name: str) -> Any:
+    tensors = [value for value in (a, b) if type(value).__module__.partition(".")[0] == "torch"]
+    if not tensors:
+        return function(a, b, name)
+    import torch
+
+    a, b = (value.detach().cpu().float() if isinstance(value, torch.Tensor) else value for value in (a, b))
+    return torch.from_numpy(function(a, b, name)).to(tensors[0].device)

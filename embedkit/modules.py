@@ -1,0 +1,200 @@
+"""The modules of a sentence-transformers folder that follow the transformer: Pooling, Dense, Normalize."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+__all__ = [
+    "POOLING_FLAGS",
+    "Dense",
+    "Normalize",
+    "Pooling",
+    "module_entries",
+    "read_head",
+    "read_json",
+    "read_pooling",
+]
+
+# sentence-transformers' name -> the core's.
+_POOLING_MODES = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+    "lasttoken": "lasttoken",
+}
+# Flags of folders written before sentence-transformers 6, in the order in which they are concatenated.
+POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+_REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize."
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How token vectors become one: ``modes`` are concatenated in this order."""
+
+    modes: tuple[str, ...] = ("mean",)
+    include_prompt: bool = True
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer after the pooling; its weights (out_features, in_features) are in ``folder``."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Scale to length 1."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a folder, or an error that names the file."""
+    value = _load(path)
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{path}: expected a JSON object, found {type(value).__name__}. Fetch the file again."
+        )
+    return value
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: the model folder is not whole; fetch it again") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}). Fetch the file again.") from None
+
+
+def module_entries(root: Path) -> list[tuple[str, Path]]:
+    """The ``(kind, folder)`` of each entry of ``modules.json``, in order, checked.
+
+    A folder without that file is a plain transformers folder: mean pooling, as sentence-transformers does.
+
+    Raises:
+        ValueError: for a kind or an order that embedkit does not run, or a path that leaves the folder.
+    """
+    path = root / "modules.json"
+    if not path.is_file():
+        return [("Transformer", root)]
+    modules = _load(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ValueError(f"{path}: expected a list of modules. Fetch the file again.")
+    entries: list[tuple[str, Path]] = []
+    for module in modules:
+        type_name, relative = module.get("type"), module.get("path", "")
+        if not isinstance(type_name, str) or not isinstance(relative, str):
+            raise ValueError(f"{path}: a module lacks its type or path: {module!r}. Fetch the file again.")
+        kind = type_name.rpartition(".")[2]
+        if not type_name.startswith("sentence_transformers.") or kind not in _MODULES:
+            raise ValueError(f"{path}: module {type_name!r} is not known; known are {', '.join(_MODULES)}.")
+        parts = PurePosixPath(relative.replace("\\", "/"))
+        if parts.is_absolute() or ".." in parts.parts or ":" in relative or "\0" in relative:
+            raise ValueError(f"{path}: the path {relative!r} leaves the model folder; it is not opened.")
+        entries.append((kind, root / parts))
+    kinds = [kind for kind, _ in entries]
+    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
+        raise ValueError(f"{path}: the modules are {', '.join(kinds) or 'none'}. {_REMEDY}")
+    return entries
+
+
+def read_pooling(folder: Path, hidden_size: int) -> Pooling:
+    """Read ``1_Pooling/config.json``: flags of old folders or ``pooling_mode`` of new ones."""
+    path = folder / "config.json"
+    config = read_json(path)
+    width = config.get("embedding_dimension", config.get("word_embedding_dimension", hidden_size))
+    if width != hidden_size:
+        raise ValueError(
+            f"{path}: the pooling takes {width!r} dimensions, the transformer gives {hidden_size}"
+        )
+    include_prompt = config.get("include_prompt", True)
+    if not isinstance(include_prompt, bool):
+        raise ValueError(f"{path}: include_prompt must be true or false, not {include_prompt!r}")
+    named = config.get("pooling_mode")
+    if named is None:
+        modes = [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)]
+        return Pooling(tuple(modes or ["mean"]), include_prompt)
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"{path}: pooling_mode must be a name or a list of names, not {named!r}")
+    for name in names:
+        if not isinstance(name, str) or name not in _POOLING_MODES:
+            raise ValueError(
+                f"{path}: pooling_mode {name!r} is not known; known are {', '.join(_POOLING_MODES)}"
+            )
+    return Pooling(tuple(_POOLING_MODES[name] for name in names), include_prompt)
+
+
+def read_head(entries: list[tuple[str, Path]], dimension: int) -> tuple[Dense | Normalize, ...]:
+    """The modules after the pooling; ``dimension`` is what the pooling gives."""
+    head: list[Dense | Normalize] = []
+    for kind, folder in entries:
+        if kind == "Dense":
+            dense = _read_dense(folder)
+            if dense.in_features != dimension:
+                raise ValueError(
+                    f"{folder / 'config.json'}: in_features is {dense.in_features}, "
+                    f"the module before it gives {dimension} dimensions"
+                )
+            dimension = dense.out_features
+            head.append(dense)
+        else:
+            _check_feature(folder / "config.json", required=False)
+            head.append(Normalize())
+    return tuple(head)
+
+
+def _read_dense(folder: Path) -> Dense:
+    path = folder / "config.json"
+    config = _check_feature(path, required=True)
+    sizes = [config.get("in_features"), config.get("out_features")]
+    if not all(
+        isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= 1 << 20 for size in sizes
+    ):
+        raise ValueError(f"{path}: in_features and out_features must be positive integers, not {sizes}")
+    bias = config.get("bias", True)
+    if not isinstance(bias, bool):
+        raise ValueError(f"{path}: bias must be true or false, not {bias!r}")
+    if config.get("use_residual", False):
+        raise ValueError(f"{path}: use_residual is not known to embedkit; retrain the head without it")
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation not in _ACTIVATIONS:
+        known = ", ".join(name.rpartition(".")[2] for name in _ACTIVATIONS)
+        raise ValueError(f"{path}: activation_function {activation!r} is not known; known are {known}")
+    return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, _ACTIVATIONS[activation])
+
+
+def _check_feature(path: Path, *, required: bool) -> dict[str, Any]:
+    """Refuse a Dense or Normalize that works on something else than the sentence's vector."""
+    if not required and not path.is_file():
+        return {}  # Normalize had no file before sentence-transformers 5.
+    config = read_json(path)
+    for key in ("module_input_name", "module_output_name"):
+        feature = config.get(key)
+        if feature not in (None, "sentence_embedding"):
+            raise ValueError(f"{path}: {key} {feature!r} is not known; embedkit runs 'sentence_embedding'")
+    return config

@@ -1,0 +1,122 @@
+"""Output types of embeddings and similarity functions, in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "DTYPES",
+    "NUMPY_DTYPES",
+    "checked_ranges",
+    "convert",
+    "output_width",
+    "similarity",
+    "similarity_pairwise",
+]
+
+Array = npt.NDArray[Any]
+
+NUMPY_DTYPES: dict[str, npt.DTypeLike] = {
+    "float32": np.float32,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "binary": np.int8,
+    "ubinary": np.uint8,
+}
+DTYPES = tuple(NUMPY_DTYPES)
+
+
+def checked_ranges(ranges: npt.ArrayLike, dimension: int) -> npt.NDArray[np.float32]:
+    """Ranges (2, dimension) as float32: minima, then maxima."""
+    checked = np.asarray(ranges, dtype=np.float32)
+    if checked.shape != (2, dimension):
+        raise ValueError(
+            f"ranges have the shape {checked.shape}, expected (2, {dimension}): the minimum and the maximum "
+            "of each dimension, e.g. numpy.stack([vectors.min(axis=0), vectors.max(axis=0)])"
+        )
+    if not np.isfinite(checked).all() or (checked[0] > checked[1]).any():
+        raise ValueError("ranges must be finite, with each minimum at most its maximum")
+    return checked
+
+
+def output_width(dtype: str, dimension: int) -> int:
+    """Columns of the output: packed types hold 8 dimensions a byte."""
+    return (dimension + 7) // 8 if dtype in ("binary", "ubinary") else dimension
+
+
+def convert(vectors: npt.NDArray[np.float32], dtype: str, ranges: npt.NDArray[np.float32] | None) -> Array:
+    """Float vectors (n, dimension) as ``dtype``.
+
+    int8 and uint8 divide each dimension's range in 255 steps and clip what lies outside. binary and ubinary
+    keep the sign, 8 dimensions a byte, the first in the highest bit.
+
+    Args:
+        vectors: (n, dimension).
+        dtype: one of `DTYPES`.
+        ranges: (2, dimension), needed by int8 and uint8.
+    """
+    if dtype == "float32":
+        return vectors
+    if dtype in ("int8", "uint8"):
+        if ranges is None:
+            raise ValueError(f"{dtype} embeddings need ranges")
+        start = ranges[0]
+        step = (ranges[1] - start) / np.float32(255)
+        step[step == 0] = 1
+        levels = np.clip(np.floor((vectors - start) / step), 0, 255)
+        return (levels - 128 if dtype == "int8" else levels).astype(NUMPY_DTYPES[dtype])
+    packed = np.packbits(vectors > 0, axis=-1)
+    if dtype == "binary":
+        packed = (packed ^ 0x80).view(np.int8)  # minus 128, in two's complement
+    return np.asarray(packed)
+
+
+def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
+    """Scores (n, m) of every vector of ``a`` (n, d) with every one of ``b`` (m, d); higher is more alike."""
+    x, y = np.atleast_2d(_float(a, "a")), np.atleast_2d(_float(b, "b"))
+    _check_shapes(x, y, pairwise=False)
+    if name == "cosine":
+        return np.asarray(_unit(x) @ _unit(y).T)
+    if name == "dot":
+        return np.asarray(x @ y.T)
+    order = 2 if name == "euclidean" else 1
+    scores = np.empty((len(x), len(y)), dtype=np.float32)
+    for row, vector in enumerate(x):  # a row at a time: (n, m, d) differences would not fit
+        scores[row] = -np.linalg.norm(y - vector, ord=order, axis=1)
+    return scores
+
+
+def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
+    """Scores (n,) of ``a[i]`` with ``b[i]``; both (n, d)."""
+    x, y = _float(a, "a"), _float(b, "b")
+    _check_shapes(x, y, pairwise=True)
+    if name in ("cosine", "dot"):
+        if name == "cosine":
+            x, y = _unit(x), _unit(y)
+        return np.asarray((x * y).sum(axis=-1), dtype=np.float32)
+    order = 2 if name == "euclidean" else 1
+    return np.asarray(-np.linalg.norm(x - y, ord=order, axis=-1), dtype=np.float32)
+
+
+def _float(value: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
+    array = np.asarray(value, dtype=np.float32)
+    if array.ndim not in (1, 2):
+        raise ValueError(f"{name} has {array.ndim} dimensions; give one vector (d,) or several (n, d)")
+    return array
+
+
+def _check_shapes(x: Array, y: Array, *, pairwise: bool) -> None:
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(
+            f"the vectors have {x.shape[-1]} and {y.shape[-1]} dimensions; use one encoder for both"
+        )
+    if pairwise and x.shape != y.shape:
+        raise ValueError(f"pairwise similarity needs equally many vectors, not {x.shape} and {y.shape}")
+
+
+def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.maximum(norms, np.float32(1e-12)), dtype=np.float32)

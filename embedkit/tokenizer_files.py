@@ -1,0 +1,150 @@
+"""Reads the files of a tokenizer, with an error that names the file for whatever is wrong in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+__all__ = ["Settings", "added_token", "damaged", "read_object", "template_ids", "typed"]
+
+# transformers writes 1e30 for "no limit".
+_NO_LIMIT = 1_000_000_000
+
+Value = TypeVar("Value")
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+class Settings:
+    """tokenizer_config.json and the older files beside it; all of them may be missing."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what is there of the files of `folder`."""
+        self.path = folder / "tokenizer_config.json"
+        self.values = _read_optional(self.path)
+        self.special_path = folder / "special_tokens_map.json"
+        self.special = _read_optional(self.special_path)
+        self.added_path = folder / "added_tokens.json"
+        self.added = _read_optional(self.added_path)
+
+    @property
+    def tokenizer_class(self) -> str:
+        """Without the "Fast" of its name; empty if unknown."""
+        return typed(self.values, "tokenizer_class", str, "", self.path).removesuffix("Fast")
+
+    @property
+    def model_max_length(self) -> int | None:
+        """In tokens; None without a limit."""
+        value = self.values.get("model_max_length")
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+            raise damaged(self.path, f'"model_max_length" is {value!r}, not a positive number')
+        return int(value) if value < _NO_LIMIT else None
+
+    def truncation_side(self, default: str = "right") -> Literal["left", "right"]:
+        """The end that loses tokens; `default` is what tokenizer.json says."""
+        side = typed(self.values, "truncation_side", str, default, self.path).lower()
+        if side not in ("left", "right"):
+            raise damaged(self.path, f'"truncation_side" is {side!r}, neither "left" nor "right"')
+        return "left" if side == "left" else "right"
+
+    def token(self, name: str, default: str | None = None) -> dict[str, Any] | None:
+        """An added token, as tokenizer.json writes it, for a role such as "pad_token"."""
+        for values, path in ((self.values, self.path), (self.special, self.special_path)):
+            value = values.get(name)
+            if value is not None:
+                return added_token(value, path, special=True)
+        return None if default is None else added_token(default, self.path, special=True)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean of tokenizer_config.json."""
+        return typed(self.values, name, bool, default, self.path)
+
+    def optional_flag(self, name: str) -> bool | None:
+        """A boolean or null of tokenizer_config.json."""
+        return None if self.values.get(name) is None else self.flag(name, False)
+
+
+def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a post-processor puts before and behind a single text."""
+    if value is None:
+        return (), ()
+    if not isinstance(value, dict):
+        raise damaged(path, '"post_processor" is not an object')
+    kind = value.get("type")
+    try:
+        if kind == "ByteLevel":
+            return (), ()
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            return (int(value["cls"][1]),), (int(value["sep"][1]),)
+        if kind == "Sequence":
+            prefix: tuple[int, ...] = ()
+            suffix: tuple[int, ...] = ()
+            for step in value["processors"]:  # a later one goes around the former
+                before, behind = template_ids(step, path)
+                prefix, suffix = before + prefix, suffix + behind
+            return prefix, suffix
+        if kind == "TemplateProcessing":
+            sides: tuple[list[int], list[int]] = ([], [])
+            texts = 0
+            for part in value["single"]:
+                if "Sequence" in part:
+                    texts += 1
+                else:
+                    special = value["special_tokens"][part["SpecialToken"]["id"]]
+                    sides[texts > 0].extend(int(i) for i in special["ids"])
+            if texts == 1:
+                return tuple(sides[0]), tuple(sides[1])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise damaged(path, f"the post-processor {kind} is incomplete ({error!r})") from None
+    raise ValueError(f"{path}: the post-processor {kind!r} is not supported for single texts.")
+
+
+def added_token(value: Any, path: Path, *, special: bool) -> dict[str, Any]:
+    """An added token from its content or from an object with flags."""
+    if isinstance(value, str):
+        value = {"content": value, "special": special}
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise damaged(path, f"{value!r} is not an added token")
+    special = typed(value, "special", bool, special, path)
+    token: dict[str, Any] = {"content": value["content"]}
+    for name in _FLAGS:
+        token[name] = typed(value, name, bool, name == "normalized" and not special, path)
+    return token
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise damaged(path, f"expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def typed(
+    values: Mapping[str, Any], name: str, kind: type[Value], default: Value | None, path: Path
+) -> Value:
+    """`values[name]`, checked; missing or null is the default, and an error where that is None."""
+    value = values.get(name)
+    if value is None:
+        if default is None:
+            raise damaged(path, f'"{name}" is missing')
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise damaged(path, f'"{name}" is {value!r:.80}, not {kind.__name__}')
+    return value
+
+
+def damaged(path: Path, problem: str) -> ValueError:
+    """The error to raise: the file, what is wrong in it, and what to do."""
+    return ValueError(f"{path}: {problem}. Fetch the model again, or save its tokenizer anew.")

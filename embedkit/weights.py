@@ -1,0 +1,173 @@
+"""The weights of a model folder, as the core takes them; and their quantisation to int8.
+
+Int8 is symmetric with one scale a row: ``w ≈ int8 * scale[:, None]``, int8 in [-127, 127], where a row is an
+output channel of a linear layer or one embedding. Biases, layer norms, token types and the head stay float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .architectures import TensorSpec
+from .folder import ModelFolder
+from .modules import Dense, read_json
+from .safetensors_file import SafetensorsFile
+
+__all__ = ["WEIGHTS_FILES", "core_head", "core_tensors", "quantise", "stored_tensors"]
+
+Array = npt.NDArray[Any]
+
+# int8 has a name of its own: a reader that expects model.safetensors and does not know about the scales would
+# load the integers as if they were the weights, and give wrong vectors without an error.
+WEIGHTS_FILES = {"fp32": "model.safetensors", "int8": "model.int8.safetensors"}
+_INDEX = "model.safetensors.index.json"
+
+
+def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
+    """Every tensor of the transformer as its folder holds it, checked, sorted by name.
+
+    fp32 folders (also those stored in fp16 or bf16) give float32. int8 folders give int8 for quantised
+    tensors, each followed by ``name + "_scale"`` (rows,) in float32. Arrays may be views of the mapped file.
+
+    Raises:
+        FileNotFoundError: no safetensors weights.
+        ValueError: a tensor is missing or has the wrong shape or type, or a value that is not finite.
+    """
+    source = _Source(folder)
+    for name, spec in sorted(folder.architecture.tensor_specs(folder.config).items()):
+        if folder.precision == "int8" and spec.quantised:
+            yield name, source.read(name, spec.shape, "I8")
+            yield f"{name}_scale", source.read(f"{name}_scale", spec.shape[:1], "F32")
+        else:
+            yield name, source.read(name, spec.shape, "float")
+
+
+def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
+    """The tensors that ``_core.Encoder`` takes for ``precision``: an fp32 folder is quantised for int8."""
+    if precision == folder.precision:
+        return dict(stored_tensors(folder))
+    return dict(quantise(folder.architecture.tensor_specs(folder.config), stored_tensors(folder)))
+
+
+def quantise(
+    specs: Mapping[str, TensorSpec], tensors: Iterator[tuple[str, Array]]
+) -> Iterator[tuple[str, Array]]:
+    """Quantise the tensors that ``specs`` marks: each gives an int8 array and its float32 ``_scale``."""
+    for name, tensor in tensors:
+        if not specs[name].quantised:
+            yield name, tensor
+            continue
+        scale = np.abs(tensor).max(axis=1) / np.float32(127)
+        # A row of zeros stays zeros with any scale. A row so small that its scale rounds to zero as well.
+        divisor = np.where(scale > 0, scale, np.float32(1))
+        rounded = np.rint(tensor / divisor[:, None])
+        yield name, np.clip(rounded, -127, 127, out=rounded).astype(np.int8)
+        yield f"{name}_scale", scale
+
+
+def core_head(folder: ModelFolder) -> list[dict[str, Any]]:
+    """The modules after the pooling as ``_core.Encoder`` takes them."""
+    head: list[dict[str, Any]] = []
+    for module in folder.head:
+        if not isinstance(module, Dense):
+            head.append({"type": "normalize"})
+            continue
+        path = module.folder / WEIGHTS_FILES["fp32"]
+        if not path.is_file():
+            raise _missing(path, module.folder)
+        file = SafetensorsFile(path)
+        shape = (module.out_features, module.in_features)
+        head.append(
+            {
+                "type": "dense",
+                "weight": _checked(file, "linear.weight", shape, "float"),
+                "bias": _checked(file, "linear.bias", shape[:1], "float") if module.bias else None,
+                "activation": module.activation,
+            }
+        )
+    return head
+
+
+def _missing(path: Path, folder: Path) -> FileNotFoundError:
+    pickles = sorted(item.name for item in folder.glob("*.bin"))
+    if pickles:
+        return FileNotFoundError(
+            f"{folder} holds its weights only as a pickle ({', '.join(pickles)}), which embedkit never "
+            "opens, since a pickle can run any code. Convert it once where you trust it: load it with "
+            "sentence-transformers and call save_pretrained(), which writes model.safetensors."
+        )
+    return FileNotFoundError(
+        f"{path} is missing: the model has no weights in safetensors form; fetch it again"
+    )
+
+
+class _Source:
+    """Finds tensors in one file or in the shards of an index, with or without the model's prefix."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self._prefix = folder.architecture.prefix
+        self._path = folder.transformer / WEIGHTS_FILES[folder.precision]
+        index = folder.transformer / _INDEX
+        if self._path.is_file():
+            file = SafetensorsFile(self._path)
+            self._places = dict.fromkeys(file, file)
+        elif folder.precision == "fp32" and index.is_file():
+            self._path = index
+            self._places = self._read_index(index)
+        else:
+            raise _missing(self._path, folder.transformer)
+
+    def _read_index(self, path: Path) -> dict[str, SafetensorsFile]:
+        places = read_json(path).get("weight_map")
+        if not isinstance(places, dict):
+            raise ValueError(f"{path}: weight_map is missing. Fetch the file again.")
+        shards: dict[str, SafetensorsFile] = {}
+        for name, shard in places.items():
+            if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
+                raise ValueError(
+                    f"{path}: tensor {name!r} lies in {shard!r}, which is no safetensors file here"
+                )
+            if shard not in shards:
+                if not (path.parent / shard).is_file():
+                    raise FileNotFoundError(f"{path.parent / shard} is missing; {path.name} names it")
+                shards[shard] = SafetensorsFile(path.parent / shard)
+        return {name: shards[shard] for name, shard in places.items()}
+
+    def read(self, name: str, shape: tuple[int, ...], kind: str) -> Array:
+        """One tensor by its canonical name; ``kind`` is ``"float"``, ``"F32"`` or ``"I8"``."""
+        # Checkpoints converted from TensorFlow name the layer norms' tensors gamma and beta.
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for stored in (name, self._prefix + name, old, self._prefix + old):
+            if stored in self._places:
+                return _checked(self._places[stored], stored, shape, kind)
+        raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not fit config.json")
+
+
+def _checked(file: SafetensorsFile, name: str, shape: tuple[int, ...], kind: str) -> Array:
+    if name not in file:
+        raise ValueError(f"{file.path}: tensor {name!r} is missing; the file does not fit its config.json")
+    stored = file.dtype(name)
+    if (kind == "float" and stored == "I8") or kind not in ("float", stored):
+        wanted = "F32, F16 or BF16" if kind == "float" else kind
+        raise ValueError(f"{file.path}: tensor {name!r} is stored as {stored}, expected {wanted}")
+    if file.shape(name) != shape:
+        raise ValueError(
+            f"{file.path}: tensor {name!r} has the shape {list(file.shape(name))}, "
+            f"config.json makes it {list(shape)}"
+        )
+    tensor = file[name]
+    if stored == "I8":
+        if tensor.min() < -127:
+            raise ValueError(f"{file.path}: tensor {name!r} holds -128; int8 weights lie in [-127, 127]")
+    elif not np.isfinite(tensor).all():
+        place = tuple(int(i) for i in np.argwhere(~np.isfinite(tensor))[0])
+        raise ValueError(
+            f"{file.path}: tensor {name!r} holds {tensor[place]} at {list(place)}; "
+            "weights must be finite. The training went wrong, or the file is damaged."
+        )
+    return tensor

@@ -1,0 +1,73 @@
+// The integer products are equal on every instruction set, up to the largest values; what is scaled from them
+// agrees with the reference; a row's result does not depend on the tile that it is computed in.
+#include <cmath>
+#include <cstring>
+
+#include "kernels_fixture.h"
+
+using namespace embedkit;
+using namespace embedkit::test;
+
+namespace {
+
+void products_are_exact(const Kernels& kernels, bool extreme) {
+  for (const auto& shape : kShapes) {
+    const size_t rows = shape[0], out = shape[1], in = shape[2];
+    Weights weights(kernels, out, in, 7);
+    Matrix x(rows, in, 8);
+    if (extreme) {  // every activation 255 and every weight at its bound: 8- and 16-bit sums would saturate
+      for (size_t i = 0; i < weights.int8.size(); ++i) weights.int8[i] = i % 3 == 0 ? -127 : 127;
+      kernels.pack_int8(weights.int8.data(), out, in, weights.packed_int8.data());
+      for (size_t r = 0; r < rows; ++r)
+        for (size_t c = 0; c < in; ++c) x.row(r)[c] = c == 0 && in > 1 ? 0.0f : 1.0f;
+    }
+    Quantised q(kernels, rows, in);
+    kernels.quantise(x.row(0), x.ld, rows, in, q.view());
+    std::vector<int32_t> got(rows * out, -1);
+    kernels.products_int8(q.view(), rows, weights.linear_int8, got.data(), out);
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t n = 0; n < out; ++n) {
+        int32_t want = 0;
+        for (size_t k = 0; k < in; ++k) want += q.at(kernels, r, k) * weights.int8[n * in + k];
+        CHECK_EQ(got[r * out + n], want);
+      }
+  }
+}
+
+void scaled_products_agree(const Kernels& kernels) {
+  for (const auto& shape : kShapes) {
+    const size_t rows = shape[0], out = shape[1], in = shape[2];
+    Weights weights(kernels, out, in, 9);
+    Matrix x(rows, in, 10);
+    Quantised q(kernels, rows, in);
+    kernels.quantise(x.row(0), x.ld, rows, in, q.view());
+    Matrix y(rows, weights.panels * kernels.panel, 11);
+    kernels.linear_int8(q.view(), rows, weights.linear_int8, 0, weights.panels, y.row(0), y.ld);
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t n = 0; n < out; ++n) {
+        double want = weights.bias[n];
+        for (size_t k = 0; k < in; ++k)
+          want += (double{q.scale[r]} * q.at(kernels, r, k) + q.lowest[r]) * weights.scale[n] *
+                  weights.int8[n * in + k];
+        CHECK(std::abs(y.row(r)[n] - want) < 1e-5 * (1 + std::abs(want)));
+      }
+    // Each row alone, and each panel alone: the same bits.
+    Matrix single(1, weights.panels * kernels.panel, 12);
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t p = 0; p < weights.panels; ++p)
+        kernels.linear_int8(q.view().from(r), 1, weights.linear_int8, p, p + 1, single.row(0), single.ld);
+      CHECK(std::memcmp(single.row(0), y.row(r), out * sizeof(float)) == 0);
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const Isa isa : available_isas()) {
+    products_are_exact(kernels_for(isa), false);
+    products_are_exact(kernels_for(isa), true);
+    scaled_products_agree(kernels_for(isa));
+  }
+  return report();
+}

@@ -1,0 +1,121 @@
+// Quantisation, activations and layer norm of every instruction set against formulas in double precision.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels_fixture.h"
+
+using namespace embedkit;
+using namespace embedkit::test;
+
+namespace {
+
+void quantise(const Kernels& kernels) {
+  for (const size_t columns : {1ul, 5ul, 16ul, 31ul, 40ul, 312ul, 384ul}) {
+    Matrix x(4, columns, static_cast<unsigned>(columns), -3, 5);
+    for (size_t c = 0; c < columns; ++c) x.row(1)[c] = 0.75f;                    // constant
+    for (size_t c = 0; c < columns; ++c) x.row(2)[c] = c == 0 ? -1e30f : 1e30f;  // wide
+    for (size_t c = 0; c < columns; ++c)
+      x.row(3)[c] = c == columns - 1 ? 1.0f : 0.0f;  // the range ends in the tail
+    Quantised q(kernels, 4, columns);
+    kernels.quantise(x.row(0), x.ld, 4, columns, q.view());
+    for (size_t r = 0; r < 4; ++r) {
+      float low = x.row(r)[0], high = x.row(r)[0];
+      for (size_t c = 0; c < columns; ++c)
+        low = std::min(low, x.row(r)[c]), high = std::max(high, x.row(r)[c]);
+      CHECK_EQ(q.lowest[r], low);
+      for (size_t c = 0; c < columns; ++c) {
+        CHECK(q.at(kernels, r, c) >= 0 && q.at(kernels, r, c) <= 255);
+        const double back = double{q.scale[r]} * q.at(kernels, r, c) + q.lowest[r];
+        CHECK(std::abs(back - x.row(r)[c]) <= 0.501 * q.scale[r] + 1e-6 * std::abs(x.row(r)[c]));
+      }
+      for (size_t c = columns; c < round_up(columns, kernels.quantised_group); ++c)
+        CHECK_EQ(q.at(kernels, r, c), 0);
+    }
+  }
+}
+
+double exact(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kIdentity:
+      return x;
+    case Activation::kGelu:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kGeluTanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+    case Activation::kRelu:
+      return std::max(x, 0.0);
+    case Activation::kTanh:
+      return std::tanh(x);
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-x));
+  }
+  return 0;
+}
+
+void activate(const Kernels& kernels) {
+  for (const Activation activation : {Activation::kIdentity, Activation::kGelu, Activation::kGeluTanh,
+                                      Activation::kRelu, Activation::kTanh, Activation::kSigmoid}) {
+    constexpr size_t kColumns = 20011;  // odd: whole vectors and a tail
+    Matrix x(1, kColumns, 3);
+    std::vector<float> in(kColumns);
+    for (size_t c = 0; c < kColumns; ++c) in[c] = x.row(0)[c] = -10.0f + 0.001f * static_cast<float>(c);
+    in[0] = x.row(0)[0] = -1e4f;
+    in[1] = x.row(0)[1] = 1e4f;
+    kernels.activate(activation, x.row(0), x.ld, 1, kColumns, nullptr);
+    for (size_t c = 0; c < kColumns; ++c) {
+      const double want = exact(activation, in[c]);
+      CHECK(std::abs(x.row(0)[c] - want) <= 1.5e-6 + 4e-7 * std::abs(in[c]));
+    }
+  }
+  // Fused quantisation gives what the two steps give.
+  Matrix x(5, 77, 4, -3, 3), y(5, 77, 4, -3, 3);
+  Quantised fused(kernels, 5, 77), after(kernels, 5, 77);
+  const QuantisedRows view = fused.view();
+  kernels.activate(Activation::kGelu, x.row(0), x.ld, 5, 77, &view);
+  kernels.activate(Activation::kGelu, y.row(0), y.ld, 5, 77, nullptr);
+  kernels.quantise(y.row(0), y.ld, 5, 77, after.view());
+  for (size_t r = 0; r < 5; ++r)
+    for (size_t c = 0; c < 77; ++c) CHECK_EQ(fused.at(kernels, r, c), after.at(kernels, r, c));
+}
+
+void layer_norm(const Kernels& kernels) {
+  for (const size_t columns : {1ul, 26ul, 40ul, 312ul, 384ul, 768ul}) {
+    for (const bool added : {false, true}) {
+      // A large common offset: a one-pass variance would cancel.
+      Matrix x(3, columns, 5, 99, 101), y(3, columns, 6), gamma(1, columns, 7), beta(1, columns, 8);
+      Quantised q(kernels, 3, columns);
+      const QuantisedRows view = q.view();
+      std::vector<double> sum(3 * columns);
+      for (size_t r = 0; r < 3; ++r)
+        for (size_t c = 0; c < columns; ++c)
+          sum[r * columns + c] = added ? x.row(r)[c] + y.row(r)[c] : x.row(r)[c];
+      kernels.add_layer_norm(x.row(0), x.ld, added ? y.row(0) : nullptr, y.ld, 3, columns, gamma.row(0),
+                             beta.row(0), 1e-12f, &view);
+      for (size_t r = 0; r < 3; ++r) {
+        double mean = 0, variance = 0;
+        for (size_t c = 0; c < columns; ++c) mean += sum[r * columns + c] / static_cast<double>(columns);
+        for (size_t c = 0; c < columns; ++c)
+          variance += std::pow(sum[r * columns + c] - mean, 2) / static_cast<double>(columns);
+        for (size_t c = 0; c < columns; ++c) {
+          const double want =
+              (sum[r * columns + c] - mean) / std::sqrt(variance + 1e-12) * gamma.row(0)[c] + beta.row(0)[c];
+          if (columns > 1) CHECK(std::abs(x.row(r)[c] - want) < 1e-4);
+          const double back = double{q.scale[r]} * q.at(kernels, r, c) + q.lowest[r];
+          CHECK(std::abs(back - x.row(r)[c]) <= 0.501 * q.scale[r] + 1e-5);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const Isa isa : available_isas()) {
+    quantise(kernels_for(isa));
+    activate(kernels_for(isa));
+    layer_norm(kernels_for(isa));
+  }
+  return report();
+}
