@@ -79,9 +79,7 @@ def arguments() -> argparse.Namespace:
     )
     common.add_text_arguments(parser, default_limit=20_000)
     parser.add_argument("--model", type=Path, required=True, help="model folder with fp32 weights")
-    parser.add_argument(
-        "--peers", default="all", help="all, own, or names separated by commas (default: all)"
-    )
+    parser.add_argument("--peers", default="all", help="all, own, names; separated by commas (default: all)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=15, help="length of the texts, special tokens included")
     parser.add_argument("--queries", type=int, default=100, help="distinct texts in a round (default: 100)")

@@ -37,9 +37,7 @@ def arguments() -> argparse.Namespace:
         help="measure random weights of this shape instead of the folder's, with the folder's tokenizer: "
         "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls",
     )
-    parser.add_argument(
-        "--peers", default="all", help="all, own, or names separated by commas (default: all)"
-    )
+    parser.add_argument("--peers", default="all", help="all, own, names; separated by commas (default: all)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
@@ -73,8 +71,8 @@ def best_setting(
 ) -> tuple[Setting, dict[str, float]]:
     """The fastest setting on `texts`, and the sentences/s of each that was tried.
 
-    Each is tried once, those within a third of the fastest three times more, alternating and in the order of their
-    streams, so that a slow spell of the machine does not decide; the best run of each counts.
+    Each is tried once, those within a third of the fastest three times more, alternating so that a slow spell
+    of the machine does not decide; the best run of each counts.
     """
     if len(settings) == 1:
         worker.load(settings[0].streams)

@@ -32,14 +32,13 @@ def choose(names: str) -> tuple[list[str], dict[str, str]]:
     """The peers to run, and those left out with the reason.
 
     Args:
-        names: "all" for every installed one, "own" for embedkit alone, or names separated by commas.
+        names: peers, "all" or "own" (embedkit), separated by commas.
     """
-    wanted = {"all": list(REGISTRY), "own": [k for k in REGISTRY if k.startswith("embedkit")]}.get(names)
-    if wanted is None:
-        wanted = names.split(",")
-        unknown = [n for n in wanted if n not in REGISTRY]
-        if unknown:
-            raise SystemExit(f"--peers: no peer {unknown[0]!r}; there are {', '.join(REGISTRY)}, all, own")
+    groups = {"all": list(REGISTRY), "own": [k for k in REGISTRY if k.startswith("embedkit")]}
+    wanted = dict.fromkeys(key for name in names.split(",") for key in groups.get(name, [name]))
+    unknown = [key for key in wanted if key not in REGISTRY]
+    if unknown:
+        raise SystemExit(f"--peers: no peer {unknown[0]!r}; there are {', '.join(REGISTRY)}, all, own")
     chosen, left_out = [], {}
     for key in wanted:
         missing = [p for p in peer_class(key).packages if not _installed(p)]
