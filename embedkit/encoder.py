@@ -342,21 +342,22 @@ class Encoder(Model):
 
     def _encode_all(self, texts: list[str], plan: Plan, show_progress_bar: bool | None) -> Any:
         engine = self._engine
+        of_tokens = plan.options["token_embeddings"]
+        shape = (0 if of_tokens else len(texts), output_width(plan.dtype, plan.width))
+        vectors = np.empty(shape, dtype=NUMPY_DTYPES[plan.dtype])
         tokens: list[npt.NDArray[np.float32]] = []
-        rows = 0 if plan.options["token_embeddings"] else len(texts)
-        vectors = np.empty((rows, output_width(plan.dtype, plan.width)), dtype=NUMPY_DTYPES[plan.dtype])
         first = 0
         with progress(len(texts), show_progress_bar) as advance:
             for block in windows(texts, _WINDOW if advance is None else _WINDOW_WITH_BAR):
                 result = engine.run(block, first, plan, self._counts)
-                if rows:
-                    vectors[first : first + len(block)] = result
-                else:
+                if of_tokens:
                     tokens += result
+                else:
+                    vectors[first : first + len(block)] = result
                 first += len(block)
                 if advance is not None:
                     advance(len(block))
-        return vectors if rows else tokens
+        return tokens if of_tokens else vectors
 
     def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
         """The ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""

@@ -17,6 +17,7 @@ from .arguments import (
     check_overflow,
     check_positive,
     check_precision,
+    check_prompts,
     check_similarity,
     check_truncate_dim,
 )
@@ -71,7 +72,7 @@ class Model:
             self._name = os.fspath(model)
         folder = open_folder(path)
         # sentence-transformers gives every model these two, so that they can always be asked for.
-        self.prompts = {"query": "", "document": "", **folder.prompts, **(prompts or {})}
+        self.prompts = {"query": "", "document": "", **folder.prompts, **check_prompts(prompts or {})}
         self.default_prompt_name = default_prompt_name or folder.default_prompt_name
         self._prompt_text(None)
         self.similarity_fn_name = check_similarity(

@@ -89,12 +89,10 @@ def _write_settings(
     modules = [("Transformer", folder.transformer.relative_to(folder.path).as_posix())]
     modules.append(("Pooling", "1_Pooling"))
     for module in folder.head:
-        number = len(modules)
         if isinstance(module, Dense):
             modules.append(("Dense", module.folder.relative_to(folder.path).as_posix()))
         else:
-            modules.append(("Normalize", f"{number}_Normalize"))
-            (work / modules[-1][1]).mkdir(exist_ok=True)
+            modules.append(("Normalize", f"{len(modules)}_Normalize"))  # holds no file
     _write_json(
         work / "modules.json",
         [
