@@ -1,0 +1,38 @@
+"""What can go wrong with an index or its input, one class for each thing a caller may want to handle."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """An input file, a line of it, or a document cannot be used.
+
+    Attributes:
+        origin: where it came from, as ``file:line`` or a name; empty when unknown.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, origin: str, reason: str) -> None:
+        """Join ``origin`` and ``reason`` into the message."""
+        super().__init__(f"{origin}: {reason}" if origin else reason)
+        self.origin = origin
+        self.reason = reason
+
+
+class IndexNotFoundError(FileNotFoundError):
+    """There is no index at the given path."""
+
+
+class IndexExistsError(FileExistsError):
+    """Something exists where an index should be built, and replacing it was not asked for."""
+
+
+class IndexDamagedError(RuntimeError):
+    """A file of an index is missing, truncated, altered or of an unknown format version."""
+
+
+class ModelMismatchError(ValueError):
+    """The encoder is not the one that the index was built with."""
+
+
+class BuildError(RuntimeError):
+    """A build could not finish: the disk is full, Faiss failed, or the encoder returned unusable vectors."""

@@ -1,0 +1,61 @@
+"""Run an iterator ahead of its consumer, on one background thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator, Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _End(Generic[T]):
+    """Marks the end of the queue, and carries what ended it."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
+    """Yield ``items`` in order, read up to ``depth`` ahead by a daemon thread.
+
+    An exception in ``items`` is raised here after the items before it. Closing this generator stops the
+    thread, but does not wait for one that is blocked in a read (from a terminal, say): such a read cannot be
+    interrupted.
+    """
+    ready: queue.Queue[T | _End[T]] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def offer(item: T | _End[T]) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put(item, timeout=0.05)
+                return True
+            except queue.Full:
+                pass
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not offer(item):
+                    return
+        except BaseException as error:
+            offer(_End(error))
+        else:
+            offer(_End(None))
+
+    thread = threading.Thread(target=work, name="embedkit-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item = ready.get()
+            if isinstance(item, _End):
+                if item.error is not None:
+                    raise item.error
+                return
+            yield item
+    finally:
+        stop.set()
+        thread.join(timeout=1.0)

@@ -1,0 +1,413 @@
+import threading
+
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.index import BuildError, Document, Index, IndexExistsError, InputError, ModelMismatchError
+
+WORDS = (
+    "red",
+    "green",
+    "blue",
+    "cat",
+    "dog",
+    "bird",
+    "runs",
+    "sits",
+    "flies",
+    "over",
+    "under",
+    "fast",
+    "slow",
+    "old",
+    "new",
+    "house",
+    "tree",
+    "road",
+)
+
+
+def sentences(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [f"{' '.join(rng.choice(WORDS, 6))} {number}" for number in range(count)]
+
+
+class Vectors(FakeEncoder):
+    """Gives text number i the i-th of prepared vectors."""
+
+    def __init__(self, vectors):
+        super().__init__(truncate_dim=vectors.shape[1])
+        self.vectors = vectors
+
+    def encode_document(self, sentences, *, normalize_embeddings=False):
+        return self.vectors[[int(text) for text in sentences]]
+
+    encode_query = encode_document
+
+
+def random_vectors(rows, dimension, seed=0):
+    vectors = np.random.default_rng(seed).standard_normal((rows, dimension)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_flat_search_equals_numpy(tmp_path, encoder):
+    texts = sentences(500)
+    queries = sentences(20, seed=1)
+    with Index.build(tmp_path / "index", texts, encoder) as index:
+        found = index.search(queries, k=7)
+        assert index.info()["factory"] == "Flat"
+        assert len(index) == 500
+    documents = encoder.encode_document(texts, normalize_embeddings=True)
+    scores = encoder.encode_query(queries, normalize_embeddings=True) @ documents.T
+    for hits, row in zip(found, scores, strict=True):
+        assert [hit.rank for hit in hits] == list(range(1, 8))
+        np.testing.assert_allclose([hit.score for hit in hits], np.sort(row)[::-1][:7], atol=1e-5)
+        for hit in hits:
+            assert hit.text == texts[int(hit.id)]
+            assert abs(row[int(hit.id)] - hit.score) < 1e-5
+
+
+def test_dot_metric_does_not_normalise(tmp_path):
+    vectors = np.array([[1, 0], [3, 0], [0, 2]], np.float32)
+    with Index.build(tmp_path / "index", ["0", "1", "2"], Vectors(vectors), metric="dot") as index:
+        assert [(hit.id, hit.score) for hit in index.search(np.array([2.0, 0.5]), k=3)[0]] == [
+            ("1", 6.0),
+            ("0", 2.0),
+            ("2", 1.0),
+        ]
+
+
+def test_vector_queries_are_normalised_for_cosine(tmp_path):
+    with Index.build(tmp_path / "index", ["0", "1"], Vectors(np.eye(2, dtype=np.float32))) as index:
+        assert index.search(np.array([[10.0, 0.0]]), k=1)[0][0].score == pytest.approx(1.0)
+        assert index.search(np.zeros((1, 2)), k=1)[0][0].score == 0.0
+
+
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "PCA16,IVF16,Flat", "IVF16,SQfp16", "IVF16,Flat,RFlat"])
+def test_ivf_with_every_list_is_exact(tmp_path, factory):
+    vectors = random_vectors(1500, 16)
+    texts = [str(number) for number in range(len(vectors))]
+    with Index.build(tmp_path / "index", texts, Vectors(vectors), factory=factory) as index:
+        assert (index.info()["nlist"], index.info()["nprobe"]) == (16, 8)
+        _, rows = index.search_vectors(vectors[:50], k=1, nprobe=16)
+        assert (rows[:, 0] == np.arange(50)).mean() > 0.95
+        if factory.endswith("Flat"):
+            _, rows = index.search_vectors(vectors[:50], k=5, nprobe=16)
+            exact = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :5]
+            assert np.mean([len(set(a) & set(b)) / 5 for a, b in zip(rows, exact, strict=True)]) > 0.99
+        narrow, _ = index.search_vectors(vectors[:50], k=5, nprobe=1)
+        assert narrow.shape == (50, 5)
+
+
+def test_auto_is_an_inverted_file_from_20000_on(tmp_path):
+    vectors = random_vectors(20_000, 8)
+    texts = [str(number) for number in range(len(vectors))]
+    with Index.build(tmp_path / "ivf", texts, Vectors(vectors)) as index:
+        info = index.info()
+        assert (info["factory"], info["nlist"], info["nprobe"]) == ("IVF512,Flat", 512, 32)
+        _, rows = index.search_vectors(vectors[:200], k=1)
+        assert (rows[:, 0] == np.arange(200)).all()
+        exact = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :10]
+        _, found = index.search_vectors(vectors[:50], k=10, nprobe=512)
+        np.testing.assert_array_equal(found, exact)
+        assert index.keys([7, 19_999]) == ["7", "19999"]
+    with Index.build(tmp_path / "flat", texts[:-1], Vectors(vectors)) as index:
+        assert index.info()["factory"] == "Flat"
+
+
+def test_a_scalar_quantiser_gives_a_usable_index(tmp_path, encoder):
+    texts = sentences(300)
+    with Index.build(tmp_path / "index", texts, encoder, factory="SQ8") as index:
+        assert index.search(texts[5], k=1)[0][0].text == texts[5]
+
+
+def test_k_above_the_count_gives_all(tmp_path, encoder):
+    with Index.build(tmp_path / "index", ["a cat", "a dog"], encoder) as index:
+        assert len(index.search("cat", k=1000)[0]) == 2
+        scores, rows = index.search_vectors(encoder.encode_query(["cat"]), k=1000)
+        assert scores.shape == rows.shape == (1, 2)
+
+
+def test_documents_keep_key_text_and_metadata(tmp_path, encoder):
+    documents = [
+        Document("Ein Text über Äpfel", "äpfel", {"lang": "de", "n": [1, None], "deep": {"a": 1.5}}),
+        Document("日本語のテキスト", "ja/1"),
+        "a plain text",
+    ]
+    with Index.build(tmp_path / "index", documents, encoder) as index:
+        hits = {hit.id: hit for hit in index.search("text", k=3)[0]}
+    assert hits["äpfel"].metadata == {"lang": "de", "n": [1, None], "deep": {"a": 1.5}}
+    assert hits["ja/1"].text == "日本語のテキスト"
+    assert hits["2"].text == "a plain text"
+    assert hits["2"].metadata == {}
+
+
+def test_no_queries_no_hits(tmp_path, encoder):
+    with Index.build(tmp_path / "index", ["a"], encoder) as index:
+        assert index.search([]) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"k": 0}, "k must be at least 1, not 0"),
+        ({"nprobe": 0}, "nprobe must be from 1 to 4"),
+        ({"nprobe": 5}, r"nprobe must be from 1 to 4 \(the lists of this index\), not 5"),
+    ],
+)
+def test_limits_are_checked(tmp_path, encoder, arguments, message):
+    with (
+        Index.build(tmp_path / "index", sentences(200), encoder, factory="IVF4,Flat") as index,
+        pytest.raises(ValueError, match=message),
+    ):
+        index.search("red", **arguments)
+
+
+def test_wrong_queries_are_refused(tmp_path, encoder):
+    with Index.build(tmp_path / "index", ["a"], encoder) as index:
+        with pytest.raises(ValueError, match="nprobe does not apply: the index is Flat"):
+            index.search("a", nprobe=1)
+        with pytest.raises(ValueError, match=r"shape \(1, 3\), the index needs \(n, 32\)"):
+            index.search(np.zeros((1, 3)))
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            index.search(np.full((1, 32), np.nan))
+        with pytest.raises(TypeError, match="query 1 is int"):
+            index.search(["a", 3])
+        with pytest.raises(IndexError, match="row 1 is not in the index of 1 documents"):
+            index.keys([1])
+    with pytest.raises(ValueError, match="the index is closed"):
+        index.search(np.zeros((1, 32)))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (17, "document 1: the text is a number, not a string"),
+        (None, "document 1: the text is null, not a string"),
+        ("a\x00b", "document 1: the text holds a NUL character"),
+        ("a\ud800b", r"document 1: the text holds a lone surrogate \(U\+D800\) at character 1"),
+        (Document("x", "0"), "the id '0' was used before; ids must be unique"),
+        (Document("x", ""), "the id is empty"),
+        (Document("x", 5), "the id is a number, not a string"),
+        (Document("x", "a\x00"), "the id holds a NUL"),
+        (Document("x", "a", {"f": float("nan")}), "cannot be written as JSON"),
+        (Document("x", "a", {"f": object()}), "cannot be written as JSON"),
+        (Document("x", "a", {"f": "\udc00"}), "a metadata field holds a lone surrogate"),
+    ],
+)
+def test_an_unusable_document_stops_or_is_skipped(tmp_path, encoder, document, message):
+    documents = ["first", document, "last"]
+    with pytest.raises(InputError, match=message):
+        Index.build(tmp_path / "index", documents, encoder)
+    assert not (tmp_path / "index").exists()
+    problems = []
+    with Index.build(tmp_path / "index", documents, encoder, on_error=problems.append) as index:
+        assert [hit.id for hit in index.search("first last", k=9)[0]] in (["0", "2"], ["2", "0"])
+    assert len(problems) == 1
+    with Index.build(tmp_path / "skipped", documents, encoder, on_error="skip") as index:
+        assert len(index) == 2
+
+
+@pytest.mark.parametrize("empty", [[], iter(())])
+def test_an_empty_corpus_is_an_error(tmp_path, encoder, empty):
+    with pytest.raises(InputError, match="no document to index"):
+        Index.build(tmp_path / "index", empty, encoder)
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_unusable_vectors_are_refused_by_document(tmp_path, value):
+    vectors = random_vectors(10, 4)
+    vectors[6, 2] = value
+    with pytest.raises(BuildError, match="document 6: the encoder returned NaN or infinity"):
+        Index.build(tmp_path / "index", [str(number) for number in range(10)], Vectors(vectors))
+    assert not (tmp_path / "index").exists()
+
+
+def test_huge_but_finite_vectors_are_taken(tmp_path):
+    vectors = np.full((4, 4), 3e38, np.float32)
+    with Index.build(tmp_path / "index", list("0123"), Vectors(vectors), metric="dot") as index:
+        assert len(index) == 4
+
+
+def test_a_wrong_shape_is_an_error(tmp_path, encoder):
+    encoder.get_embedding_dimension = lambda: 5
+    with pytest.raises(BuildError, match=r"returned an array \(1, 32\) for 1 texts, not \(1, 5\)"):
+        Index.build(tmp_path / "index", ["a"], encoder)
+
+
+@pytest.mark.parametrize(
+    "factory", ["bogus", "", "IVF0,Flat", "IDMap,Flat", "PQ7", "IVF99999999999999,Flat", "LSH"]
+)
+def test_a_bad_factory_is_refused_before_reading(tmp_path, encoder, factory):
+    def documents():
+        pytest.fail("the input was read")
+        yield ""
+
+    with pytest.raises(ValueError, match="use 'auto', 'Flat'"):
+        Index.build(tmp_path / "index", documents(), encoder, factory=factory)
+
+
+def test_too_few_documents_for_the_factory(tmp_path, encoder):
+    with pytest.raises(
+        BuildError, match=r"cannot build 'IVF64,Flat' from 10 vectors: Number of training points"
+    ):
+        Index.build(tmp_path / "index", sentences(10), encoder, factory="IVF64,Flat")
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "l2"}, "metric must be 'cosine' or 'dot'"),
+        ({"on_error": "ignore"}, "on_error must be 'stop', 'skip' or a callable"),
+        ({"threads": 0}, "threads must be at least 1"),
+    ],
+)
+def test_bad_arguments(tmp_path, encoder, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Index.build(tmp_path / "index", ["a"], encoder, **arguments)
+
+
+def test_an_index_is_not_replaced_unasked(tmp_path, encoder):
+    Index.build(tmp_path / "index", ["old"], encoder).close()
+    with pytest.raises(IndexExistsError, match="pass --overwrite"):
+        Index.build(tmp_path / "index", ["new"], encoder)
+    with Index.build(tmp_path / "index", ["new"], encoder, overwrite=True) as index:
+        assert index.search("x", k=1)[0][0].text == "new"
+        assert index.info()["generation"] == 2
+
+
+def test_other_folders_are_left_alone(tmp_path, encoder):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(IndexExistsError, match=r"holds other things \(thesis.txt\)"):
+        Index.build(tmp_path, ["a"], encoder, overwrite=True)
+    with pytest.raises(IndexExistsError, match="is not a folder"):
+        Index.build(tmp_path / "thesis.txt", ["a"], encoder, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_an_empty_folder_is_used_and_kept(tmp_path, encoder):
+    with pytest.raises(InputError):
+        Index.build(tmp_path, [], encoder)
+    assert list(tmp_path.iterdir()) == []
+    with Index.build(tmp_path, ["a"], encoder) as index:
+        assert len(index) == 1
+
+
+def test_another_encoder_is_refused(tmp_path):
+    Index.build(tmp_path / "index", ["a"], FakeEncoder("one")).close()
+    other = FakeEncoder("two")
+    with pytest.raises(ModelMismatchError) as caught:
+        Index.open(tmp_path / "index", other)
+    assert FakeEncoder("one").fingerprint in str(caught.value)
+    assert other.fingerprint in str(caught.value)
+    with pytest.raises(ModelMismatchError, match="32 dimensions, and the encoder makes 16"):
+        Index.open(tmp_path / "index", FakeEncoder("one", truncate_dim=16))
+    with Index.open(tmp_path / "index", FakeEncoder("one", precision="int8")) as index:
+        assert index.encoder.precision == "int8"
+
+
+def test_the_encoder_is_loaded_when_first_needed(tmp_path, monkeypatch):
+    Index.build(tmp_path / "index", ["a cat"], FakeEncoder("one", precision="int8")).close()
+    made = []
+
+    def make(model, **options):
+        made.append((model, options))
+        return FakeEncoder(model, **options)
+
+    monkeypatch.setattr("embedkit.Encoder", make, raising=False)
+    with Index.open(tmp_path / "index", threads=1) as index:
+        index.search(np.ones((1, 32)))
+        assert made == []
+        assert index.search("cat")[0][0].text == "a cat"
+        index.search("cat")
+        with Index.open(tmp_path / "index", "elsewhere") as moved, pytest.raises(ModelMismatchError):
+            moved.search("cat")
+    options = {"precision": "int8", "threads": 1}
+    assert made == [("one", options), ("elsewhere", options | {"threads": None})]
+    monkeypatch.setattr("embedkit.Encoder", lambda *_, **__: FakeEncoder("changed"), raising=False)
+    with Index.open(tmp_path / "index") as index, pytest.raises(ModelMismatchError):
+        index.search("cat")
+
+
+def test_a_generator_runs_on_the_callers_thread(tmp_path, encoder):
+    threads = set()
+
+    def documents():
+        for text in sentences(10):
+            threads.add(threading.get_ident())
+            yield text
+
+    Index.build(tmp_path / "index", documents(), encoder).close()
+    assert threads == {threading.get_ident()}
+
+
+def test_errors_of_the_source_and_of_the_encoder_reach_the_caller(tmp_path, encoder):
+    def documents():
+        yield "a"
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        Index.build(tmp_path / "index", documents(), encoder)
+
+    def fail(*_, **__):
+        raise KeyboardInterrupt
+
+    encoder.encode_document = fail
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(tmp_path / "index", sentences(5000), encoder)
+    assert not (tmp_path / "index").exists()
+    assert not [thread for thread in threading.enumerate() if thread.name == "embedkit-prefetch"]
+
+
+def test_progress_counts_documents(tmp_path, encoder):
+    seen = []
+    Index.build(
+        tmp_path / "index", sentences(5000), encoder, factory="IVF4,Flat", progress=seen.append
+    ).close()
+    assert [step.done for step in seen if step.stage == "encode"] == [2048, 4096, 5000]
+    assert {step.stage for step in seen} == {"encode", "train", "add"}
+    assert seen[-1].done == seen[-1].total == 5000
+
+
+def test_threads_search_at_once(tmp_path, encoder):
+    texts = sentences(800)
+    with Index.build(tmp_path / "index", texts, encoder, factory="IVF8,Flat") as index:
+        expected = {nprobe: index.search(texts[:40], k=5, nprobe=nprobe) for nprobe in (1, 8)}
+        failures = []
+
+        def work(nprobe):
+            for _ in range(15):
+                if index.search(texts[:40], k=5, nprobe=nprobe) != expected[nprobe]:
+                    failures.append(nprobe)
+
+        workers = [threading.Thread(target=work, args=(nprobe,)) for nprobe in (1, 8, 1, 8)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert failures == []
+
+
+def test_a_reader_keeps_its_generation_while_the_index_is_replaced(tmp_path, encoder):
+    root = tmp_path / "index"
+    with Index.build(root, ["old one", "old two"], encoder) as reader:
+        Index.build(root, ["new one"], encoder, overwrite=True).close()
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(reader.search("old", k=5)[0]))
+        thread.start()
+        thread.join()
+        assert {hit.text for hit in found} == {"old one", "old two"}
+        assert sorted(reader.keys([0, 1])) == ["0", "1"]
+    with Index.open(root, encoder) as reader:
+        assert [hit.text for hit in reader.search("old", k=5)[0]] == ["new one"]
+    assert len(list((root / "segments").iterdir())) == 1
+    assert [path.name for path in (root / "manifests").iterdir()] == ["000002.json"]
+
+
+def test_faiss_missing_names_the_extra(tmp_path, encoder, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(ImportError, match=r"pip install 'embedkit\[cpu\]'"):
+        Index.build(tmp_path / "index", ["a"], encoder)

@@ -1,0 +1,296 @@
+import gzip
+import json
+import os
+
+import pytest
+
+from embedkit import readers
+from embedkit.index import Index, InputError
+from embedkit.readers import Corpus
+
+
+def read(path, **options):
+    return [(document.key, document.text, document.metadata) for document in Corpus([path], **options)]
+
+
+def write(tmp_path, name, content):
+    path = tmp_path / name
+    if isinstance(content, str):
+        content = content.encode("utf-8")
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return path
+
+
+CONTENTS = {
+    "txt": (
+        "eins\n\nzwei, drei\r\n\u3000\n日本",
+        [("NAME:1", "eins"), ("NAME:3", "zwei, drei"), ("NAME:5", "日本")],
+    ),
+    "jsonl": (
+        '{"id": "a", "text": "eins", "n": 1}\n{"text": "zwei\\n"}\n\n{"id": 17, "text": "\\ud83d\\ude00"}\n',
+        [("a", "eins", {"n": 1}), ("NAME:2", "zwei\n", {}), ("17", "😀", {})],
+    ),
+    "csv": (
+        'id,text,more\r\na,"eins, ""zwei""",x\r\nb,"two\nlines",\nc,5" wide,y\n',
+        [
+            ("a", 'eins, "zwei"', {"more": "x"}),
+            ("b", "two\nlines", {"more": ""}),
+            ("c", '5" wide', {"more": "y"}),
+        ],
+    ),
+    "tsv": ('text\tid\n"eins"\ta\n zwei \tb', [('"eins"', "a"), (" zwei ", "b")]),
+}
+
+
+@pytest.mark.parametrize("format", CONTENTS)
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("bom", ["", "\ufeff"])
+def test_each_format_round_trips_through_an_index(tmp_path, encoder, format, ending, bom):
+    content, expected = CONTENTS[format]
+    path = write(tmp_path, f"x.{format}{ending}", bom + content)
+    if format == "tsv":
+        expected = [(key, text, {}) for text, key in expected]
+    expected = [
+        (key.replace("NAME", path.name), text, *(metadata or [None])) for key, text, *metadata in expected
+    ]
+    assert read(path) == expected
+    with Index.build(tmp_path / "index", Corpus([path]), encoder) as index:
+        hits = {hit.id: hit for hit in index.search("eins", k=10)[0]}
+    assert {(key, text, json.dumps(metadata or {})) for key, text, metadata in expected} == {
+        (key, hit.text, json.dumps(hit.metadata)) for key, hit in hits.items()
+    }
+
+
+def test_blank_texts_are_counted(tmp_path):
+    corpus = Corpus(
+        [
+            write(tmp_path, "a.txt", "\n \nx\n"),
+            write(tmp_path, "b.jsonl", '\n{"text": " "}\n{"text": "y"}'),
+            write(tmp_path, "c.csv", "text,n\n,1\n\nz,2\n"),
+        ]
+    )
+    assert [document.text for document in corpus] == ["x", "y", "z"]
+    assert corpus.blank == 6
+
+
+def test_positions_add_up_to_the_total(tmp_path):
+    paths = [
+        write(tmp_path, "a.txt", "one\n" * 1000),
+        write(tmp_path, "b.txt.gz", "two\n" * 1000),
+        write(tmp_path, "c.csv", "text\nthree\n"),
+    ]
+    corpus = Corpus(paths)
+    positions = [document.position for document in corpus]
+    assert positions == sorted(positions)
+    assert positions[0] == 4
+    assert positions[-1] == corpus.total_bytes == sum(path.stat().st_size for path in paths)
+
+
+def test_fields_can_be_named(tmp_path):
+    path = write(tmp_path, "x.jsonl", '{"title": "t", "key": "k", "text": 1}')
+    assert read(path, text_field="title", id_field="key") == [("k", "t", {"text": 1})]
+    path = write(tmp_path, "x.csv", "title,key,id\nt,k,i")
+    assert read(path, text_field="title", id_field="key") == [("k", "t", {"id": "i"})]
+    assert read(path, text_field="id") == [("x.csv:2", "i", {"title": "t", "key": "k"})]
+
+
+def test_files_of_one_name_get_keys_with_their_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in "ab":
+        os.mkdir(folder)
+        write(tmp_path / folder, "x.txt", "text\n")
+    assert [document.key for document in Corpus(["a/x.txt", "b/x.txt"])] == ["a/x.txt:1", "b/x.txt:1"]
+
+
+def test_a_format_can_be_forced(tmp_path):
+    path = write(tmp_path, "data.bin", '{"text": "x"}')
+    assert read(path, format="jsonl") == [("data.bin:1", "x", {})]
+    path = write(tmp_path, "data.gz", "plain")
+    assert read(path, format="txt") == [("data.gz:1", "plain", None)]
+
+
+def test_a_very_long_line(tmp_path):
+    text = "a long line " * 500_000
+    assert read(write(tmp_path, "x.txt", text))[0][1] == text
+    assert read(write(tmp_path, "x.csv", f'text\n"{text}"'))[0][1] == text
+
+
+MALFORMED = {
+    "json": ("jsonl", b'{"text": "a"', "2: not valid JSON: Expecting ',' delimiter at column 13"),
+    "json constant": ("jsonl", b'{"text": "a", "x": NaN}', "2: not valid JSON: NaN is not a JSON value"),
+    "json control": ("jsonl", b'{"text": "a\x00"}', "2: not valid JSON: Invalid control character at"),
+    "json integer": (
+        "jsonl",
+        b'{"text": "a", "n": ' + b"9" * 5000 + b"}",
+        "2: not valid JSON: Exceeds the limit",
+    ),
+    "json depth": ("jsonl", b'{"text": "a", "n": ' + b"[" * 200_000, "2: not usable JSON: nested too deeply"),
+    "json array": ("jsonl", b'["a"]', "2: the line is an array, not a JSON object"),
+    "no text": ("jsonl", b'{"title": "a", "id": 1}', r"2: no field 'text' \(the fields are: title, id\)"),
+    "empty object": ("jsonl", b"{}", r"2: no field 'text' \(the fields are: none\)"),
+    "text number": ("jsonl", b'{"text": 5}', "2: the field 'text' is a number, not a string"),
+    "text null": ("jsonl", b'{"text": null}', "2: the field 'text' is null, not a string"),
+    "text array": ("jsonl", b'{"text": ["a"]}', "2: the field 'text' is an array, not a string"),
+    "id object": (
+        "jsonl",
+        b'{"text": "a", "id": {}}',
+        "2: the field 'id' is an object, not a string or an integer",
+    ),
+    "id boolean": (
+        "jsonl",
+        b'{"text": "a", "id": true}',
+        "2: the field 'id' is a boolean, not a string or an int",
+    ),
+    "id empty": ("jsonl", b'{"text": "a", "id": ""}', "2: the id is empty"),
+    "id twice": (
+        "jsonl",
+        b'{"text": "a", "id": "first"}',
+        "2: the id 'first' was used before; ids must be unique",
+    ),
+    "surrogate": (
+        "jsonl",
+        b'{"text": "a\\ud800"}',
+        r"2: the text holds a lone surrogate \(U\+D800\) at character 1",
+    ),
+    "surrogate in id": ("jsonl", b'{"text": "a", "id": "\\udfff"}', "2: the id holds a lone surrogate"),
+    "surrogate in metadata": (
+        "jsonl",
+        b'{"text": "a", "x": "\\udfff"}',
+        "2: a metadata field holds a lone surr",
+    ),
+    "infinite number": ("jsonl", b'{"text": "a", "x": 1e999}', "2: the metadata cannot be written as JSON"),
+    "escaped NUL": ("jsonl", b'{"text": "a\\u0000"}', "2: the text holds a NUL character"),
+    "json UTF-8": ("jsonl", b'{"text": "\xe4"}', "2: not valid UTF-8: byte 0xe4 at byte 11"),
+    "UTF-8": ("txt", b"caf\xe9", "2: not valid UTF-8: byte 0xe9 at byte 4"),
+    "encoded surrogate": ("txt", b"\xed\xa0\x80", "2: not valid UTF-8: byte 0xed at byte 1"),
+    "NUL": ("txt", b"a\x00b", "2: the text holds a NUL character"),
+    "few columns": ("csv", b"only", "2: 1 columns where the first row has 3"),
+    "many columns": ("csv", b"a,b,c,d", "2: 4 columns where the first row has 3"),
+    "after quote": ("csv", b'x,"quoted" tail,z', r"2: text follows a closing quote \(column 11 of line 2\)"),
+    "csv UTF-8": ("csv", b'x,"a\nb\xff\nc",z', "3: not valid UTF-8: byte 0xff at byte 2"),
+    "tsv columns": ("tsv", b"a\tb", "2: 2 columns where the first row has 3"),
+}
+FIRST = {"jsonl": b'{"id": "first", "text": "x"}', "txt": b"x", "csv": b"id,text,n", "tsv": b"id\ttext\tn"}
+LAST = {"jsonl": b'{"id": "last", "text": "y"}', "txt": b"y", "csv": b'last,"y",1', "tsv": b"last\ty\t1"}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_line_stops_or_is_skipped_and_counted(tmp_path, encoder, name):
+    format, line, message = MALFORMED[name]
+    path = write(tmp_path, f"x.{format}", b"\n".join((FIRST[format], line, LAST[format], b"")))
+    with pytest.raises(InputError, match=f"^{path}:{message}"):
+        Index.build(tmp_path / "index", Corpus([path]), encoder)
+    assert not (tmp_path / "index").exists()
+    problems = []
+    corpus = Corpus([path], on_error=problems.append)
+    with Index.build(tmp_path / "index", corpus, encoder, on_error=problems.append) as index:
+        texts = {hit.text for hit in index.search("x", k=9)[0]}
+    assert texts == ({"y"} if format in ("csv", "tsv") else {"x", "y"})
+    assert len(problems) == 1
+
+
+def test_an_unclosed_quote_names_its_row(tmp_path):
+    path = write(tmp_path, "x.csv", 'text\nfine\n"open\nto the\nend')
+    with pytest.raises(InputError, match=rf"{path}:3: a quoted field that opens in this row never closes"):
+        read(path)
+    assert [text for _, text, _ in read(path, on_error="skip")] == ["fine"]
+
+
+@pytest.mark.parametrize("format", ["txt", "csv"])
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch, format):
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 1000)
+    path = write(tmp_path, f"x.{format}", "text\n" + "x" * 5000 + "\nlast\n")
+    with pytest.raises(InputError, match=f"{path}:2: the line is longer than"):
+        read(path)
+    assert [text for _, text, _ in read(path, on_error="skip")][-1] == "last"
+
+
+def test_a_quoted_record_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 1000)
+    path = write(tmp_path, "x.csv", 'text\n"' + "x\n" * 1500 + "last\n")
+    with pytest.raises(InputError, match=f"{path}:2: a quoted field does not close within"):
+        read(path)
+    assert read(path, on_error="skip")[-1][1] == "last"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"id,body\n1,x\n",
+            r"x.csv:1: no column 'text' \(the columns are: id, body\); name it with --text-field",
+        ),
+        (b"text,text\n1,x\n", "x.csv:1: two columns are named 'text'"),
+        (b"\xfftext\nx\n", "x.csv:1: not valid UTF-8"),
+        (b'"text\nx\n', "x.csv:1: a quoted field that opens in this row never closes"),
+    ],
+)
+def test_a_bad_header_cannot_be_skipped(tmp_path, content, message):
+    path = write(tmp_path, "x.csv", content)
+    with pytest.raises(InputError, match=message):
+        read(path, on_error="skip")
+
+
+def test_a_named_id_must_be_there(tmp_path):
+    with pytest.raises(
+        InputError, match=r"no column 'key' \(the columns are: text\); name it with --id-field"
+    ):
+        read(write(tmp_path, "x.csv", "text\nx"), id_field="key")
+    with pytest.raises(InputError, match=r"x.jsonl:1: no field 'key'"):
+        read(write(tmp_path, "x.jsonl", '{"text": "x", "id": "i"}'), id_field="key")
+
+
+def test_utf16_is_recognised(tmp_path):
+    with pytest.raises(InputError, match="the file looks like UTF-16: convert it"):
+        read(write(tmp_path, "x.txt", "text\n".encode("utf-16")))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: b"plain", lambda data: data[:30] + b"\0" * 9]
+)
+def test_damaged_gzip_stops_always(tmp_path, damage):
+    path = tmp_path / "x.txt.gz"
+    path.write_bytes(damage(gzip.compress(b"some lines\nof text\n" * 50)))
+    with pytest.raises(InputError, match=rf"{path}:\d+: the gzip data is damaged"):
+        read(path, on_error="skip")
+
+
+def test_unusable_inputs_are_named_before_anything_is_read(tmp_path):
+    text = write(tmp_path, "a.txt", "x")
+    with pytest.raises(InputError, match=r"none.txt: cannot be read: No such file"):
+        Corpus([text, tmp_path / "none.txt"])
+    with pytest.raises(InputError, match="is a folder; name the files in it"):
+        Corpus([tmp_path])
+    with pytest.raises(
+        InputError, match=r"a.pdf: unknown file type; embedkit reads .txt, .jsonl, .csv and .tsv"
+    ):
+        Corpus([write(tmp_path, "a.pdf", "x")])
+    with pytest.raises(InputError, match=r"a.txt: the input is given twice"):
+        Corpus([text, tmp_path / "." / "a.txt"])
+    with pytest.raises(InputError, match=r"-: the input is given twice"):
+        Corpus(["-", "-"])
+    with pytest.raises(InputError, match="no input file is given"):
+        Corpus([])
+    with pytest.raises(InputError, match="cannot be read: embedded null byte"):
+        Corpus(["a\0.txt"])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_input(tmp_path):
+    path = write(tmp_path, "a.txt", "x")
+    path.chmod(0)
+    with pytest.raises(InputError, match=r"a.txt: cannot be read: Permission denied"):
+        Corpus([path])
+
+
+def test_a_named_pipe_is_read(tmp_path):
+    import threading
+
+    path = tmp_path / "pipe.txt"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.write_text("one\ntwo\n"))
+    writer.start()
+    corpus = Corpus([path])
+    assert [document.text for document in corpus] == ["one", "two"]
+    assert corpus.total_bytes is None
+    writer.join()
