@@ -4,7 +4,7 @@
 
 Measured through Python on both sides (lists of texts to lists of ids), for the texts of the command line and
 for generated texts with accents and in Chinese; every text is distinct. The ids are compared before
-anything is timed. Each number of threads is a process of its own, whose environment tells `tokenizers` how many it has.
+anything is timed. Each number of threads is a process of its own, whose environment tells `tokenizers` so.
 embedkit's tokenizer has no threads of its own (its pipeline calls it from each worker): a pool calls it here.
 """
 
