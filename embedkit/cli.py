@@ -10,9 +10,10 @@ import re
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from embedkit import __version__
 from embedkit.index import (
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)
     try:
-        code: int = arguments.run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -355,6 +358,17 @@ def _info(arguments: argparse.Namespace) -> int:
         if value is not None and value != "":
             _show(f"{name:<{width}}  {printable(str(value))}")
     return EXIT_OK
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    _complain(f"warning: {message}")
 
 
 def _size(size: float) -> str:

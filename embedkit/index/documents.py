@@ -207,6 +207,14 @@ class Keys:
             raise self._damaged(f"the key of row {row} is not UTF-8") from None
 
 
+def _stored(key: object, text: object, metadata: object) -> StoredDocument:
+    # SQLite columns hold any type, whatever the table says
+    fields = {} if metadata is None else json.loads(str(metadata))
+    if not isinstance(key, str) or not isinstance(text, str) or not isinstance(fields, dict):
+        raise ValueError("a row does not hold a key, a text and a JSON object")
+    return StoredDocument(key, text, fields)
+
+
 class DocumentReader:
     """Reads ``documents.sqlite`` of a finished segment, from any thread.
 
@@ -228,7 +236,7 @@ class DocumentReader:
         )
         try:
             last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:  # ValueError: damaged text is not UTF-8
             self._db.close()
             raise self._damaged(str(error)) from None
         found = 0 if last is None else last + 1
@@ -254,10 +262,7 @@ class DocumentReader:
                     "WHERE row IN (SELECT value FROM json_each(?))",
                     (json.dumps(wanted),),
                 ).fetchall()
-            documents = {
-                row: StoredDocument(key, text, json.loads(metadata) if metadata else {})
-                for row, key, text, metadata in found
-            }
+            documents = {row: _stored(*columns) for row, *columns in found}
         except (sqlite3.DatabaseError, ValueError) as error:
             raise self._damaged(str(error)) from None
         if len(documents) != len(wanted):

@@ -278,6 +278,23 @@ def test_a_missing_row_is_named(root, encoder):
         index.search("dog", k=3)
 
 
+@pytest.mark.parametrize(
+    "change", ["key = x'00'", "text = 5", "metadata = '[]'", "metadata = '{'", "metadata = 7", "text = NULL"]
+)
+def test_a_row_of_other_types_is_damaged(root, encoder, change):
+    path = segment_file(root, "documents.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_schema SET sql = replace(replace(sql, 'NOT NULL', ''), 'TEXT', '')")
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE documents SET {change} WHERE row = 1")
+    db.close()
+    size = path.stat().st_size
+    edit(root, lambda m: m["segments"][0]["files"]["documents.sqlite"].update(size=size))
+    with Index.open(root, encoder) as index, pytest.raises(IndexDamagedError, match=r"documents\.sqlite"):
+        index.search("dog", k=3)
+
+
 def test_several_segments_are_searched_as_one(tmp_path, encoder):
     texts = [f"text number {number}" for number in range(60)]
     whole = Index.build(tmp_path / "whole", texts, encoder)
