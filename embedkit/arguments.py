@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .folder import SIMILARITIES, ModelFolder
@@ -14,6 +15,7 @@ __all__ = [
     "check_overflow",
     "check_positive",
     "check_precision",
+    "check_prompts",
     "check_similarity",
     "check_truncate_dim",
 ]
@@ -69,6 +71,16 @@ def check_precision(precision: Any, folder: ModelFolder) -> str:
 def check_overflow(on_overflow: Any) -> str:
     """What happens to texts longer than ``max_length``."""
     return _one_of("on_overflow", on_overflow, OVERFLOWS)
+
+
+def check_prompts(prompts: Any) -> dict[str, str]:
+    """Prompts by name; None as a text means none, as in sentence-transformers."""
+    if not isinstance(prompts, Mapping):
+        raise TypeError(f"prompts must be a dict of names and texts, not {type(prompts).__name__}")
+    for name, text in prompts.items():
+        if not isinstance(text, str | None):
+            raise TypeError(f"prompts[{name!r}] must be a str, not {type(text).__name__}")
+    return {name: text or "" for name, text in prompts.items()}
 
 
 def check_similarity(name: Any) -> str:

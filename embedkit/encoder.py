@@ -197,6 +197,8 @@ class Encoder(Model):
             ranges=ranges,
             token_embeddings=of_tokens,
         )
+        if sentences is not None and inputs is not None:
+            raise TypeError("sentences and inputs are two names for the texts; give one of them")
         texts, single = as_texts(sentences if inputs is None else inputs)
         result = self._encode_all(texts, plan, show_progress_bar)
         if convert_to_tensor or not (convert_to_numpy or of_tokens):
@@ -342,21 +344,22 @@ class Encoder(Model):
 
     def _encode_all(self, texts: list[str], plan: Plan, show_progress_bar: bool | None) -> Any:
         engine = self._engine
+        of_tokens = plan.options["token_embeddings"]
+        shape = (0 if of_tokens else len(texts), output_width(plan.dtype, plan.width))
+        vectors = np.empty(shape, dtype=NUMPY_DTYPES[plan.dtype])
         tokens: list[npt.NDArray[np.float32]] = []
-        rows = 0 if plan.options["token_embeddings"] else len(texts)
-        vectors = np.empty((rows, output_width(plan.dtype, plan.width)), dtype=NUMPY_DTYPES[plan.dtype])
         first = 0
         with progress(len(texts), show_progress_bar) as advance:
             for block in windows(texts, _WINDOW if advance is None else _WINDOW_WITH_BAR):
                 result = engine.run(block, first, plan, self._counts)
-                if rows:
-                    vectors[first : first + len(block)] = result
-                else:
+                if of_tokens:
                     tokens += result
+                else:
+                    vectors[first : first + len(block)] = result
                 first += len(block)
                 if advance is not None:
                     advance(len(block))
-        return vectors if rows else tokens
+        return tokens if of_tokens else vectors
 
     def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
         """The ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""

@@ -53,13 +53,13 @@ class Counts:
         """Count one call of the core; warn of the first truncated text."""
         with self._lock:
             first = not self.truncated and stats["truncated"]
-            self.texts += texts
+            self.texts = seen = self.texts + texts
             self.tokens += stats["tokens"]
             self.truncated += stats["truncated"]
         if first:
             warnings.warn(
-                f"{stats['truncated']} of {texts} texts are longer than max_length={max_length} tokens and "
-                "were truncated. Later ones are counted without a warning: describe()['truncated']. "
+                f"{stats['truncated']} of the first {seen} texts are longer than max_length={max_length} "
+                "tokens and were truncated; later ones are only counted, in describe()['truncated']. "
                 "on_overflow='window' encodes all of a text, on_overflow='error' refuses it.",
                 stacklevel=outside_level(),
             )
@@ -72,7 +72,12 @@ class Engine:
         """Load the tokenizer and the weights."""
         self.folder = folder
         self.precision = precision
-        self.tokenizer: Tokenizer = load_tokenizer(folder.transformer)
+        self.tokenizer: Tokenizer = load_tokenizer(folder.transformer, lowercase_first=folder.do_lower_case)
+        if self.tokenizer.vocab_size > int(folder.config["vocab_size"]):
+            raise ValueError(
+                f"{folder.transformer}: the tokenizer has {self.tokenizer.vocab_size} tokens, vocab_size in "
+                f"config.json is {folder.config['vocab_size']}; the files are of different models"
+            )
         self.core = _core.Encoder(
             folder.config,
             core_tensors(folder, precision),
@@ -106,12 +111,12 @@ class Engine:
             (n, width) vectors, or a list of (tokens, hidden_size) for token embeddings.
         """
         texts = [plan.prompt + text for text in block] if plan.prompt else block
-        tokenizer = self.tokenizer
+        tokenizer, options = self.tokenizer, {**plan.options, "first_text": first}
         try:
             if tokenizer.core is not None:
-                result, stats = self.core.encode(texts, tokenizer.core, plan.options)
+                result, stats = self.core.encode(texts, tokenizer.core, options)
             else:
-                result, stats = self.core.encode_ids(tokenizer.encode_batch(texts), plan.options)
+                result, stats = self.core.encode_ids(tokenizer.encode_batch(texts), options)
         except (TypeError, ValueError):
             error = surrogate_error(block, first)
             if error is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,14 @@ from .arguments import (
     check_overflow,
     check_positive,
     check_precision,
+    check_prompts,
     check_similarity,
     check_truncate_dim,
 )
 from .engine import Counts, Engine
-from .folder import BUILTIN, open_folder
+from .folder import BUILTIN, Settings, open_folder
 from .hub import resolve
 from .output import checked_ranges, similarity, similarity_pairwise
-
-if TYPE_CHECKING:
-    from .fingerprint import Settings
 
 __all__ = ["Model"]
 
@@ -71,7 +69,7 @@ class Model:
             self._name = os.fspath(model)
         folder = open_folder(path)
         # sentence-transformers gives every model these two, so that they can always be asked for.
-        self.prompts = {"query": "", "document": "", **folder.prompts, **(prompts or {})}
+        self.prompts = {"query": "", "document": "", **folder.prompts, **check_prompts(prompts or {})}
         self.default_prompt_name = default_prompt_name or folder.default_prompt_name
         self._prompt_text(None)
         self.similarity_fn_name = check_similarity(
@@ -186,9 +184,7 @@ class Model:
             engine.folder,
             Path(folder),
             precision=engine.precision if precision == "auto" else check_precision(precision, engine.folder),
-            settings=self._settings(
-                self.prompts, self.default_prompt_name, self._max_length, self.truncate_dim
-            ),
+            settings=Settings(self.prompts, self.default_prompt_name, self._max_length, self.truncate_dim),
             similarity_fn_name=self.similarity_fn_name,
             ranges=kept,
         )
@@ -222,16 +218,10 @@ class Model:
 
         engine = self._engine
         folder = engine.folder
-        settings = self._settings(
+        settings = Settings(
             folder.prompts, folder.default_prompt_name, engine.folder_length, folder.truncate_dim
         )
         return fingerprint(folder, source_weights_hash(folder), settings)
-
-    @staticmethod
-    def _settings(*values: Any) -> Settings:
-        from .fingerprint import Settings
-
-        return Settings(*values)
 
     @property
     def _engine(self) -> Engine:

@@ -67,11 +67,10 @@ def convert(vectors: npt.NDArray[np.float32], dtype: str, ranges: npt.NDArray[np
         step = (ranges[1] - start) / np.float32(255)
         step[step == 0] = 1
         levels = np.clip(np.floor((vectors - start) / step), 0, 255)
-        return (levels - 128 if dtype == "int8" else levels).astype(NUMPY_DTYPES[dtype])
+        return np.asarray(levels - 128 if dtype == "int8" else levels, dtype=NUMPY_DTYPES[dtype])
     packed = np.packbits(vectors > 0, axis=-1)
-    if dtype == "binary":
-        packed = (packed ^ 0x80).view(np.int8)  # minus 128, in two's complement
-    return np.asarray(packed)
+    # binary is ubinary minus 128: in two's complement, the highest bit flipped
+    return packed if dtype == "ubinary" else np.asarray((packed ^ 0x80).view(np.int8))
 
 
 def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:

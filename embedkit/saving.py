@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .fingerprint import Settings, fingerprint, hash_tensors, source_weights_hash
-from .folder import FORMAT, METADATA_FILE, ModelFolder
+from .fingerprint import fingerprint, hash_tensors, source_weights_hash
+from .folder import FORMAT, METADATA_FILE, ModelFolder, Settings
 from .modules import POOLING_FLAGS, Dense, read_json
 from .weights import WEIGHTS_FILES, core_tensors
 
@@ -89,12 +89,10 @@ def _write_settings(
     modules = [("Transformer", folder.transformer.relative_to(folder.path).as_posix())]
     modules.append(("Pooling", "1_Pooling"))
     for module in folder.head:
-        number = len(modules)
         if isinstance(module, Dense):
             modules.append(("Dense", module.folder.relative_to(folder.path).as_posix()))
         else:
-            modules.append(("Normalize", f"{number}_Normalize"))
-            (work / modules[-1][1]).mkdir(exist_ok=True)
+            modules.append(("Normalize", f"{len(modules)}_Normalize"))  # holds no file
     _write_json(
         work / "modules.json",
         [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -255,10 +256,9 @@ def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
         raise damaged(path, f"the id of the token {token!r} is {vocab[token]!r}, not an integer")
     ids.sort()
     if ids != list(range(len(ids))):
-        wrong = next(expected for expected, i in enumerate(ids) if i != expected)
-        problem = (
-            f"has no token of id {wrong}" if ids[wrong] != wrong - 1 else f"has the id {wrong - 1} twice"
-        )
+        repeated = next((i for i, following in pairwise(ids) if i == following), None)
+        missing = next(i for i, present in enumerate([*ids, -1]) if i != present)
+        problem = f"has no token of id {missing}" if repeated is None else f"has the id {repeated} twice"
         raise damaged(path, f"the vocabulary of {len(ids)} tokens {problem}")
     return vocab
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/cpu.h"
+
 namespace embedkit {
 namespace {
 
@@ -15,13 +17,21 @@ void relax() {
 #endif
 }
 
-// About 20 microseconds: longer than any wait between two stages of balanced work; past it the processor is
-// shared with somebody else, who may be the one waited for.
-constexpr int kSpins = 2000;
+int cpus() {
+  static const int count = default_threads();
+  return count;
+}
+
+// A few microseconds: longer than the waits between two stages of balanced work. Past it the processor is shared with
+// somebody else, who may be the one waited for.
+constexpr int kSpins = 256;
 // An idle helper stays awake for about as long as two queries in a row are apart.
-constexpr int kIdleSpins = 10000;
+constexpr int kIdleSpins = 8192;
 
 }  // namespace
+
+// With more members than processors somebody always waits for a member that is not running: no use in spinning.
+Barrier::Barrier(int members) : members_(members), spins_(members <= cpus() ? kSpins : 0) {}
 
 void Barrier::wait() {
   const unsigned generation = generation_.load(std::memory_order_acquire);
@@ -31,7 +41,7 @@ void Barrier::wait() {
     return;
   }
   for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
-    if (spins < kSpins) {
+    if (spins < spins_) {
       relax();
     } else {
       std::this_thread::yield();

@@ -17,11 +17,12 @@ namespace embedkit {
 /// microseconds.
 class Barrier {
  public:
-  explicit Barrier(int members) : members_(members) {}
+  explicit Barrier(int members);
   void wait();
 
  private:
   const int members_;
+  const int spins_;
   alignas(kCacheLine) std::atomic<int> arrived_{0};
   alignas(kCacheLine) std::atomic<unsigned> generation_{0};
 };

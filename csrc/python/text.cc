@@ -1,8 +1,11 @@
 // The binding of the tokenizer: embedkit._core.WordPiece.
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
-#include "base/error.h"
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "python/bind.h"
 #include "python/texts.h"
 #include "text/wordpiece.h"
@@ -12,14 +15,17 @@ namespace {
 
 namespace py = pybind11;
 
-WordPieceOptions options_of(std::vector<std::string> vocab, const py::list& added_tokens) {
+WordPieceOptions options_of(const py::object& vocab, const py::list& added_tokens) {
   WordPieceOptions options;
-  options.vocab = std::move(vocab);
+  const Texts tokens(vocab, "vocab");
+  options.vocab.assign(tokens.views().begin(), tokens.views().end());
   for (const py::handle item : added_tokens) {
     const auto token = item.cast<py::dict>();
-    options.added_tokens.push_back({token["content"].cast<std::string>(), token["id"].cast<int32_t>(),
-                                    token["single_word"].cast<bool>(), token["lstrip"].cast<bool>(),
-                                    token["rstrip"].cast<bool>(), token["normalized"].cast<bool>()});
+    py::object keep;
+    const std::string content(utf8_view(token["content"], keep, "the content of an added token"));
+    options.added_tokens.push_back({content, token["id"].cast<int32_t>(), token["single_word"].cast<bool>(),
+                                    token["lstrip"].cast<bool>(), token["rstrip"].cast<bool>(),
+                                    token["normalized"].cast<bool>()});
   }
   return options;
 }
@@ -74,10 +80,10 @@ py::list encode_batch(const WordPiece& tokenizer, const py::object& texts) {
 void bind_text(py::module_& m) {
   py::class_<WordPiece, std::shared_ptr<WordPiece>>(
       m, "WordPiece", "BERT normalisation and WordPiece, with the ids of `tokenizers`.")
-      .def(py::init([](std::vector<std::string> vocab, const py::list& added_tokens, bool clean_text,
+      .def(py::init([](const py::object& vocab, const py::list& added_tokens, bool clean_text,
                        bool handle_chinese_chars, bool strip_accents, bool lowercase,
                        std::string unknown_token, std::string continuing_prefix, size_t max_chars_per_word) {
-             WordPieceOptions options = options_of(std::move(vocab), added_tokens);
+             WordPieceOptions options = options_of(vocab, added_tokens);
              options.clean_text = clean_text;
              options.handle_chinese_chars = handle_chinese_chars;
              options.strip_accents = strip_accents;

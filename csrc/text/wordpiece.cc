@@ -59,6 +59,9 @@ struct AddedTokens {
     for (std::string& pattern : patterns) {
       std::string text;
       map.normalize(pattern, marks, text);
+      // `tokenizers` would find it between any two characters and cut every word into single ones.
+      require(!text.empty() || pattern.empty(), "nothing is left of the added token \"", pattern,
+              "\" after normalisation; remove it or set its \"normalized\" to false");
       pattern = std::move(text);
     }
   }
@@ -155,8 +158,11 @@ class Encoding {
     const bool windowed = t_.normalized.empty();
     size_t begin = 0;  // of what is not encoded yet
     size_t from = 0;   // where the search for added tokens goes on
+    size_t until = 0;  // the end of the window
     while (begin < text.size() || from < text.size()) {
-      const size_t until = windowed ? window_end(text, std::max(begin, from)) : text.size();
+      // Once a window, not once a match: the search for its end may read all that is left.
+      if (std::max(begin, from) >= until)
+        until = windowed ? window_end(text, std::max(begin, from)) : text.size();
       AddedTokenMatcher::Match match;
       const bool found = t_.raw->find(text, from, until, begin, &match, &from);
       // White space that lstrip takes may be encoded already, at the end of a window: it has no ids.
@@ -164,7 +170,7 @@ class Encoding {
       if (begin < end && !piece(text.substr(begin, end - begin))) return;
       begin = std::max(begin, end);
       if (found) {
-        if (!push(match.id)) return;
+        if (!take(match)) return;
         begin = match.end;
         from = match.next;
       }
@@ -183,8 +189,10 @@ class Encoding {
     return text.size();
   }
 
-  bool push(int32_t id) {
-    ids_.push_back(id);
+  // Returns false if no more ids are wanted.
+  bool take(const AddedTokenMatcher::Match& match) {
+    // A match whose text another one's rstrip has swallowed leaves nothing.
+    if (match.begin < match.end) ids_.push_back(match.id);
     return ids_.size() <= most_;
   }
 
@@ -206,7 +214,7 @@ class Encoding {
           words(*t_.plain, normalized.substr(begin, match.begin - begin)) == Outcome::kFull) {
         return false;
       }
-      if (!push(match.id)) return false;
+      if (!take(match)) return false;
       begin = match.end;
       from = match.next;
     }

@@ -115,18 +115,18 @@ void same_bits_everywhere(Isa isa, Precision precision) {
   const size_t width = encoder.dimension();
   CHECK_EQ(width, size_t{80});
   for (const Overflow overflow : {Overflow::kTruncate, Overflow::kWindow}) {
-    const auto ids = random_ids(120, 60, 5);
+    const auto ids = random_ids(60, 60, 5);
     EncodeOptions options = options_for(1);
     options.overflow = overflow;
     const std::vector<float> want = vectors(encoder, ids, options);
     for (size_t i = 0; i < want.size(); ++i) CHECK(std::isfinite(want[i]));
-    for (const int threads : {1, 2, 3, 8}) {
+    for (const int threads : {1, 2, 5}) {
       options.threads = threads;
       CHECK(vectors(encoder, ids, options) == want);
       options.batch_size = 3;
       CHECK(vectors(encoder, ids, options) == want);
       options.batch_size = 0;
-      for (size_t i = 0; i < ids.size(); i += 17) {
+      for (size_t i = 0; i < ids.size(); i += 20) {
         const std::vector<float> alone = vectors(encoder, {ids[i]}, options);
         CHECK(std::memcmp(alone.data(), want.data() + i * width, width * sizeof(float)) == 0);
       }

@@ -1,0 +1,57 @@
+# The two commands of the README, and what CI runs besides. Everything is installed into VENV.
+VENV ?= .venv
+PYTHON ?= python3
+DEMO_INDEX ?= demo-index
+PRESET ?= release
+PYTEST_ARGS ?=
+
+CORPUS := $(wildcard examples/*.tsv examples/*.jsonl examples/*.txt)
+SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+
+.PHONY: demo test test-cpp test-python lint sanitize readme clean
+
+# Install, index the sample corpus, ask three questions (the corpus and the questions are in several languages).
+demo: $(VENV)/bin/python
+	$(VENV)/bin/pip install -q '.[cpu]'
+	rm -rf $(DEMO_INDEX)
+	$(VENV)/bin/embedkit-index build $(CORPUS) -o $(DEMO_INDEX)
+	$(VENV)/bin/embedkit-index query $(DEMO_INDEX) -k 3 \
+	    "how do plants turn light into energy" \
+	    "keeping bread fresh for longer" \
+	    "a train that runs late"
+
+# Install with the test dependencies and run every test that needs no GPU.
+test: $(VENV)/bin/python
+	$(VENV)/bin/pip install -q -c constraints.txt '.[cpu,dev]'
+	$(MAKE) test-cpp
+	$(MAKE) test-python
+
+test-cpp:
+	PATH="$(abspath $(VENV))/bin:$$PATH"; \
+	cmake --preset $(PRESET) -G Ninja && cmake --build --preset $(PRESET) && ctest --preset $(PRESET)
+
+test-python:
+	$(VENV)/bin/pytest $(PYTEST_ARGS)
+
+lint:
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy embedkit
+	$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
+
+# The C++ tests under the address, undefined-behaviour and thread sanitizers. gcc's thread sanitizer cannot start
+# where the kernel randomises addresses by many bits, so randomisation is turned off for it where that is allowed.
+sanitize:
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(MAKE) test-cpp PRESET=asan
+	$$(setarch -R true 2> /dev/null && echo setarch -R) $(MAKE) test-cpp PRESET=tsan
+
+# Rewrite the tables of the README from benchmarks/results.
+readme:
+	$(VENV)/bin/python benchmarks/readme.py
+
+clean:
+	rm -rf build $(DEMO_INDEX)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,334 @@
+"""What every benchmark shares: the texts, the machine, alternating timed runs, and how results are written.
+
+Nothing here imports a peer or a numerical library beyond numpy, so a worker process that measures one package
+holds that package only.
+"""
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+Key = TypeVar("Key")
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+#: The flags that decide which kernels a package can use; the rest of /proc/cpuinfo says nothing about speed.
+CPU_FLAGS = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimddp",
+    "i8mm",
+)
+
+
+# --------------------------------------------------------------------------------------------------- texts
+
+
+def _open_text(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
+    return open(path, encoding="utf-8", newline="")
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[str]:
+    kind = Path(path.name.removesuffix(".gz")).suffix
+    with _open_text(path) as file:
+        if kind == ".txt":
+            for line in file:
+                yield line.rstrip("\r\n")
+        elif kind in (".tsv", ".csv"):
+            # A .tsv here is the plain kind: no quoting, so a lone quotation mark in a text stays in the text.
+            reader = (
+                csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+                if kind == ".tsv"
+                else csv.DictReader(file)
+            )
+            missing = [c for c in columns if c not in (reader.fieldnames or ())]
+            if missing:
+                raise SystemExit(
+                    f"{path}: no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ())}"
+                )
+            for row in reader:
+                yield from (row[c] for c in columns)
+        elif kind == ".jsonl":
+            for line in file:
+                record = json.loads(line)
+                yield from (record[c] for c in columns)
+        else:
+            raise SystemExit(f"{path}: unknown kind of file; give .txt, .tsv, .csv or .jsonl, each also .gz")
+
+
+def read_texts(
+    paths: Iterable[Path], columns: Sequence[str] = ("text",), limit: int | None = None
+) -> list[str]:
+    """The distinct, non-empty texts of `paths` in order, at most `limit` of them.
+
+    Args:
+        paths: `.txt` (a text a line), `.tsv`, `.csv` or `.jsonl` files, each also `.gz`.
+        columns: the columns (`.tsv`, `.csv`) or fields (`.jsonl`) that hold texts.
+        limit: stop after this many texts.
+    """
+    seen: dict[str, None] = {}
+    for path in paths:
+        for text in _rows(path, columns):
+            if text.strip():
+                seen.setdefault(text)
+                if limit is not None and len(seen) >= limit:
+                    return list(seen)
+    return list(seen)
+
+
+def sample_texts(count: int | None = None) -> list[str]:
+    """The distinct texts of the repository's sample corpus, repeated up to `count`.
+
+    Each copy after the first carries its number, so that all texts are distinct and no package can gain by
+    remembering a text.
+    """
+    folder = ROOT / "examples"
+    files = sorted(
+        p for p in folder.glob("**/*") if p.name.removesuffix(".gz").endswith((".txt", ".tsv", ".jsonl"))
+    )
+    texts = read_texts(files[:1])
+    if not texts:
+        raise SystemExit(
+            f"{folder}: no sample corpus (.txt, .tsv, .jsonl); name a text file on the command line"
+        )
+    if count is None:
+        return texts
+    copies = -(-count // len(texts))
+    return [text if copy == 0 else f"{text} {copy}" for copy in range(copies) for text in texts][:count]
+
+
+def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> None:
+    """The arguments that `texts_of` reads."""
+    parser.add_argument(
+        "texts",
+        nargs="*",
+        type=Path,
+        help=".txt, .tsv, .csv or .jsonl, each also .gz (default: the sample corpus)",
+    )
+    parser.add_argument("--column", default="text", help="columns or fields with texts, separated by commas")
+    parser.add_argument(
+        "--limit", type=int, default=default_limit, help=f"how many distinct texts (default: {default_limit})"
+    )
+
+
+def texts_of(options: argparse.Namespace) -> list[str]:
+    """The texts that the command line asks for, all distinct."""
+    if options.texts:
+        return read_texts(options.texts, options.column.split(","), options.limit)
+    return sample_texts(options.limit)
+
+
+def length_histogram(
+    lengths: Sequence[int], bins: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)
+) -> dict[str, Any]:
+    """How many texts have how many tokens: mean, median, percentiles, and a count for each range.
+
+    Args:
+        lengths: tokens of each text, special tokens included.
+        bins: upper ends of the ranges; a last range holds what is longer.
+    """
+    ordered = sorted(lengths)
+    edges = [0, *bins]
+    counts = {
+        f"{low + 1}-{high}": sum(low < n <= high for n in ordered)
+        for low, high in zip(edges, bins, strict=False)
+    }
+    counts[f">{bins[-1]}"] = sum(n > bins[-1] for n in ordered)
+    return {
+        "texts": len(ordered),
+        "tokens": sum(ordered),
+        "mean": round(statistics.fmean(ordered), 2),
+        "p50": percentile(ordered, 50),
+        "p95": percentile(ordered, 95),
+        "max": ordered[-1],
+        "counts": {name: n for name, n in counts.items() if n},
+    }
+
+
+def show_histogram(histogram: Mapping[str, Any]) -> str:
+    """The histogram as lines of text with a bar each."""
+    counts: dict[str, int] = histogram["counts"]
+    widest = max(counts.values())
+    lines = [
+        f"{histogram['texts']} texts, {histogram['tokens']} tokens with special tokens: "
+        f"mean {histogram['mean']}, median {histogram['p50']:g}, "
+        f"p95 {histogram['p95']:g}, longest {histogram['max']}"
+    ]
+    lines += [f"  {name:>8} {n:7d} {'#' * max(1, round(40 * n / widest))}" for name, n in counts.items()]
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------- machine
+
+
+def machine_info() -> dict[str, Any]:
+    """Processor, the flags that matter, usable cores, memory, system, and how busy the machine is."""
+    cpu = _cpuinfo()
+    flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
+        "cpu_family_model": f"{cpu.get('cpu family', '?')}/{cpu.get('model', '?')}",
+        "cpu_flags": [f for f in CPU_FLAGS if f in flags],
+        "cpus_usable": sorted(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_before": [round(x, 2) for x in os.getloadavg()],
+    }
+
+
+def embedkit_isa() -> str | None:
+    """The instruction set that embedkit's kernels run on, None where it is not installed."""
+    try:
+        from embedkit import active_isa
+    except ImportError:
+        return None
+    return active_isa()
+
+
+def _cpuinfo() -> dict[str, str]:
+    try:
+        block = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    return {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in block.splitlines())}
+
+
+def versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Python's version and that of each installed package of `packages` (distribution names)."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def show_machine(machine: Mapping[str, Any], found: Mapping[str, str]) -> str:
+    """Machine and versions as two lines of text."""
+    return (
+        f"machine: {machine['cpu']} (family/model {machine['cpu_family_model']}), "
+        f"CPUs {machine['cpus_usable']}, {machine['memory_gib']} GiB, {machine['system']}, "
+        f"load {machine['load_before']}\n"
+        f"flags:   {' '.join(machine['cpu_flags'])}\n"
+        f"versions: {', '.join(f'{k} {v}' for k, v in found.items())}"
+    )
+
+
+# -------------------------------------------------------------------------------------------------- timing
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and range of repeated measurements, in the unit that was measured."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """The spread of `values` (at least one)."""
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.4g} ({self.low:.4g}-{self.high:.4g})"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest-rank percentile: an observed value, never one between two."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def timed(run: Callable[[], object]) -> Callable[[], float]:
+    """`run` as a function that returns the seconds it took."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    return seconds
+
+
+def alternate(runs: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
+    """Calls every run once a round and collects what each returns.
+
+    Alternating means that a slow spell of the machine (a neighbour, a clock change) falls on all alike.
+    Every other round goes backwards, so that no candidate always follows the same one.
+
+    Args:
+        runs: name to a function that returns its measurement, usually seconds (see `timed`).
+        rounds: how many times each is called.
+    """
+    taken: dict[Key, list[float]] = {name: [] for name in runs}
+    for turn in range(rounds):
+        order = list(runs) if turn % 2 == 0 else list(reversed(runs))
+        for name in order:
+            taken[name].append(runs[name]())
+    return taken
+
+
+# -------------------------------------------------------------------------------------------------- output
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, padded so that it also reads well in a terminal."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(headers)]
+
+    def line(row: Sequence[str]) -> str:
+        return "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
+
+    return "\n".join([line(headers), "|" + "|".join("-" * (w + 2) for w in widths) + "|", *map(line, cells)])
+
+
+def report(benchmark: str, **content: Any) -> dict[str, Any]:
+    """A result ready for `write_json`: the benchmark's name, when and how it was run, then `content`."""
+    return {
+        "benchmark": benchmark,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        # The names of files, not where they lie on this machine.
+        "arguments": [Path(a).name if os.sep in a else a for a in sys.argv[1:]],
+        **content,
+    }
+
+
+def write_json(path: Path, result: Mapping[str, Any]) -> None:
+    """Writes a result so that a later run gives a readable difference."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def plain(value: Any) -> Any:
+        return asdict(value) if isinstance(value, Spread) else str(value)
+
+    path.write_text(json.dumps(result, indent=1, default=plain, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,57 @@
+"""The packages that embedkit is measured beside, one small class each (see `base.Peer`).
+
+A module here is imported only when its peer is asked for, so a worker holds one package.
+"""
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from peers.base import Peer
+
+#: `--peers` name: module and class.
+REGISTRY = {
+    "embedkit-int8": "own:EmbedKitInt8",
+    "embedkit-fp32": "own:EmbedKit",
+    "sentence-transformers": "sbert:SentenceTransformers",
+    "onnxruntime-fp32": "ort:OnnxRuntime",
+    "onnxruntime-int8": "ort:OnnxRuntimeInt8",
+    "openvino-fp32": "ov:OpenVino",
+    "ctranslate2-fp32": "ct2:CTranslate2",
+    "ctranslate2-int8": "ct2:CTranslate2Int8",
+}
+
+
+def peer_class(key: str) -> "type[Peer]":
+    """The class of a peer by its `--peers` name; imports none of the packages it needs."""
+    module, name = REGISTRY[key].split(":")
+    return getattr(import_module(f"peers.{module}"), name)
+
+
+def choose(names: str) -> tuple[list[str], dict[str, str]]:
+    """The peers to run, and those left out with the reason.
+
+    Args:
+        names: peers, "all" or "own" (embedkit), separated by commas.
+    """
+    groups = {"all": list(REGISTRY), "own": [k for k in REGISTRY if k.startswith("embedkit")]}
+    wanted = dict.fromkeys(key for name in names.split(",") for key in groups.get(name, [name]))
+    unknown = [key for key in wanted if key not in REGISTRY]
+    if unknown:
+        raise SystemExit(f"--peers: no peer {unknown[0]!r}; there are {', '.join(REGISTRY)}, all, own")
+    chosen, left_out = [], {}
+    for key in wanted:
+        missing = [p for p in peer_class(key).packages if not _installed(p)]
+        if missing:
+            left_out[key] = f"{', '.join(missing)} not installed"
+        else:
+            chosen.append(key)
+    return chosen, left_out
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""The model folder as an ONNX graph with pooling and normalisation inside, for ONNX Runtime and OpenVINO."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from peers.base import pooling
+
+OPSET = 17
+
+
+def export(folder: Path, target: Path) -> None:
+    """Writes the fp32 graph (input_ids, attention_mask) -> unit vectors, with free batch and length.
+
+    The TorchScript exporter with eager attention writes the pattern that ONNX Runtime's optimizer knows;
+    `fuse` refuses a graph in which a layer's attention was not recognised.
+    """
+    import torch
+    from transformers import AutoModel
+
+    class SentenceEncoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+            self.mode = pooling(folder)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            hidden = self.bert(
+                input_ids=input_ids, attention_mask=attention_mask, token_type_ids=torch.zeros_like(input_ids)
+            )[0]
+            if self.mode == "cls":
+                pooled = hidden[:, 0]
+            else:
+                kept = attention_mask.unsqueeze(-1).to(hidden.dtype)
+                pooled = (hidden * kept).sum(1) / kept.sum(1)
+            return torch.nn.functional.normalize(pooled, dim=-1)
+
+    example = torch.ones(2, 5, dtype=torch.long)
+    free = {0: "texts", 1: "tokens"}
+    with quiet():
+        torch.onnx.export(
+            SentenceEncoder(),
+            (example, example),
+            str(target),
+            input_names=["input_ids", "attention_mask"],
+            output_names=["vectors"],
+            dynamic_axes={"input_ids": free, "attention_mask": free, "vectors": {0: "texts"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+
+
+def fuse(folder: Path, source: Path, target: Path) -> None:
+    """ONNX Runtime's own transformer optimizer: fused attention, embedding and layer norm, bias and GELU."""
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    config = json.loads((folder / "config.json").read_text())
+    with quiet():
+        model = optimize_model(
+            str(source),
+            model_type="bert",
+            num_heads=config["num_attention_heads"],
+            hidden_size=config["hidden_size"],
+            optimization_options=FusionOptions("bert"),
+            opt_level=0,
+        )
+    fused = model.get_fused_operator_statistics()
+    if fused.get("Attention", 0) != config["num_hidden_layers"]:
+        raise RuntimeError(
+            f"only {fused.get('Attention', 0)} of {config['num_hidden_layers']} attention layers fused"
+        )
+    model.save_model_to_file(str(target))
+
+
+def quantise(source: Path, target: Path) -> None:
+    """Dynamic int8: signed weights per output channel, unsigned activations; the embeddings stay fp32."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with quiet():
+        quantize_dynamic(
+            str(source),
+            str(target),
+            op_types_to_quantize=["MatMul", "Attention"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            # The quantiser cannot infer types behind fused operators.
+            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps the converters' progress and advice out of the output; errors still come as exceptions."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,48 @@
+"""ONNX Runtime, fp32 and int8, on the graph that its own transformer optimizer has fused."""
+
+import numpy as np
+
+from peers import onnx_export
+from peers.base import Batched, padded
+
+
+class OnnxRuntime(Batched):
+    """fp32."""
+
+    name = "onnxruntime fp32"
+    precision = "fp32"
+    packages = ("onnxruntime", "onnx", "torch", "transformers", "tokenizers")
+
+    def convert(self) -> None:
+        """Export, fuse, quantise."""
+        plain, fused, int8 = (self.cache / f"{name}.onnx" for name in ("plain", "fused", "int8"))
+        if not plain.exists():
+            onnx_export.export(self.folder, plain)
+        if not fused.exists():
+            onnx_export.fuse(self.folder, plain, fused)
+        if self.precision == "int8" and not int8.exists():
+            onnx_export.quantise(fused, int8)
+
+    def _load(self, streams: int) -> None:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        # Several streams share one session: each calling thread runs a batch of its own.
+        options.intra_op_num_threads = max(1, self.threads // streams)
+        # Its pool spins while it waits, which is right while this process is measured. While another one is
+        # measured this process is stopped (see worker.py), so the spinning disturbs nobody.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        file = self.cache / ("int8.onnx" if self.precision == "int8" else "fused.onnx")
+        self._session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+    def _run(self, ids: list[list[int]]) -> np.ndarray:
+        tokens, mask = padded(ids)
+        return self._session.run(None, {"input_ids": tokens, "attention_mask": mask})[0]
+
+
+class OnnxRuntimeInt8(OnnxRuntime):
+    """Dynamic int8, weights per channel."""
+
+    name = "onnxruntime int8"
+    precision = "int8"

@@ -1,0 +1,31 @@
+"""sentence-transformers on torch: what `embedkit.Encoder` stands in for, and the reference of the quality."""
+
+import numpy as np
+
+from peers.base import Peer, Setting
+
+
+class SentenceTransformers(Peer):
+    """fp32."""
+
+    name = "sentence-transformers fp32"
+    precision = "fp32"
+    packages = ("sentence-transformers", "torch", "transformers", "tokenizers")
+
+    def load(self, streams: int = 1) -> None:
+        """Loads the folder; torch's pool gets all threads."""
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        torch.set_num_threads(self.threads)
+        self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
+
+    def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
+        """It sorts by length and pads by itself."""
+        return self._model.encode(
+            texts, batch_size=batch or 32, normalize_embeddings=True, show_progress_bar=False
+        )
+
+    def settings(self) -> list[Setting]:
+        """One stream: `encode` runs a batch at a time."""
+        return [Setting(b) for b in (8, 16, 32, 64)]

@@ -1,0 +1,161 @@
+"""A peer in a process of its own, stopped while another one is measured.
+
+Thread pools disturb each other: ONNX Runtime's and OpenMP's threads spin for a while after their work is
+done. So every peer lives in its own process, on the same CPUs as all others, and is frozen by SIGSTOP except
+while it works: only one of them ever runs.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from peers import peer_class
+from peers.base import Peer, Setting
+
+
+class PeerFailed(RuntimeError):
+    """The peer raised; the message holds the worker's traceback."""
+
+
+class Worker:
+    """The parent's end: each method waits for the worker's answer."""
+
+    def __init__(self, key: str, model: Path | None, threads: int, cache: Path, cpus: list[int]) -> None:
+        """Starts the process; nothing is loaded yet."""
+        self.key = key
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        before = dict(os.environ)
+        # Read by the packages when they are imported, so they must be there when the process starts.
+        os.environ.update({"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)})
+        os.environ.update({"TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"})
+        try:
+            self._process = context.Process(
+                target=_serve, args=(theirs, key, (model, threads, cache), cpus), daemon=True
+            )
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        theirs.close()
+
+    def convert(self) -> None:
+        """`Peer.convert`."""
+        self._call("convert")
+
+    def settings(self) -> list[Setting]:
+        """`Peer.settings`."""
+        return self._call("settings")
+
+    def load(self, streams: int) -> float:
+        """Loads the model and returns the seconds it took."""
+        return self._call("load", streams)
+
+    def texts(self, texts: list[str]) -> None:
+        """Sends the texts of the following `run` calls, so that sending them is not counted."""
+        self._call("texts", texts)
+
+    def run(self, batch: int | None) -> float:
+        """Encodes all texts once and returns the seconds it took."""
+        return self._call("run", batch)
+
+    def one_by_one(self) -> list[float]:
+        """Encodes each text alone and returns the seconds of each call."""
+        return self._call("one_by_one")
+
+    def vectors(self) -> np.ndarray:
+        """What the last `run` returned."""
+        return self._call("vectors")
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        pid = self._process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGCONT)
+        try:
+            self._pipe.send((method, arguments))
+            failed, answer = self._pipe.recv()
+        except (EOFError, BrokenPipeError):
+            raise PeerFailed(f"{self.key}: the process ended") from None
+        if failed:
+            raise PeerFailed(f"{self.key}: {answer}")
+        os.kill(pid, signal.SIGSTOP)
+        return answer
+
+    def close(self) -> None:
+        """Ends the process: by itself when it sees the pipe closed, by force if it does not."""
+        self._pipe.close()
+        if self._process.is_alive():
+            os.kill(self._process.pid or 0, signal.SIGCONT)
+            self._process.join(5)
+        self._process.kill()
+        self._process.join()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Server:
+    """The worker's end."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self._texts: list[str] = []
+        self._vectors = np.empty((0, 0), dtype=np.float32)
+
+    def convert(self) -> None:
+        self.peer.convert()
+
+    def settings(self) -> list[Setting]:
+        return self.peer.settings()
+
+    def load(self, streams: int) -> float:
+        start = time.perf_counter()
+        self.peer.load(streams)
+        return time.perf_counter() - start
+
+    def texts(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def run(self, batch: int | None) -> float:
+        start = time.perf_counter()
+        self._vectors = self.peer.encode(self._texts, batch)
+        return time.perf_counter() - start
+
+    def one_by_one(self) -> list[float]:
+        taken = []
+        for text in self._texts:
+            start = time.perf_counter()
+            self.peer.encode([text], 1)
+            taken.append(time.perf_counter() - start)
+        return taken
+
+    def vectors(self) -> np.ndarray:
+        return self._vectors
+
+
+def _serve(pipe: Connection, key: str, given: tuple[Path | None, int, Path], cpus: list[int]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair: it ends the workers
+    os.sched_setaffinity(0, cpus)
+    server = _Server(peer_class(key)(*given))
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((False, getattr(server, method)(*arguments)))
+        except Exception:
+            pipe.send((True, traceback.format_exc()))

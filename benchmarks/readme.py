@@ -1,0 +1,119 @@
+"""Rewrites the tables of README.md from benchmarks/results: no figure there is typed by hand.
+
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, NAME being a result file without `.json`.
+`--check` writes nothing and fails if the README is out of date.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import common
+from peers import peer_class
+
+README = common.ROOT / "README.md"
+
+
+def _machine(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    flags = [f for f in ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "asimd") if f in machine["cpu_flags"]]
+    return f"{machine['cpu']} ({flags[0] if flags else 'no vector flags known'}), {result['date'][:10]}"
+
+
+def _named(result: dict[str, Any], packages: tuple[str, ...]) -> str:
+    found = result["versions"]
+    return next((f" {found[p]}" for p in packages if p in found), "")
+
+
+def throughput(result: dict[str, Any]) -> str:
+    """Sentences per second, quality, and the share of what the processor can do."""
+    texts = result["texts"]
+    rows = []
+    for row in result["rows"]:
+        own = row["peer"].startswith("embedkit")
+        share = row["share_of_ceiling"]
+        cells = [
+            row["name"] + _named(result, peer_class(row["peer"]).packages[:1]),
+            f"{row['sentences_per_s']['median']:,.0f}",
+            f"{row['sentences_per_s']['low']:,.0f}-{row['sentences_per_s']['high']:,.0f}",
+            f"{row['tokens_per_s']:,}",
+            f"{row['cosine']:.4f}",
+            "" if share is None else f"{share:.0%}",
+        ]
+        rows.append([f"**{c}**" if own and c else c for c in cells])
+    headers = ["", "sentences/s", "range", "tokens/s", "cosine to fp32", "of the processor's peak"]
+    caption = [
+        f"{result['model']} ({result['shape']}), {result['threads']} threads,",
+        f"{texts['texts']:,} distinct texts of {texts['mean']} tokens, tokenization counted,",
+        f"median of {result['rounds']} alternating runs, each package at its best batch size.",
+        f"{_machine(result)}.",
+    ]
+    return "\n".join([*caption, "", common.table(headers, rows)])
+
+
+def latency(result: dict[str, Any]) -> str:
+    """One text at a time, the cold start, and embedkit's import time and memory."""
+    singles = result["one_at_a_time"]
+    cold = result["cold_start_s"]
+    rows = []
+    for key, row in sorted(singles.items(), key=lambda item: item[1]["p50_ms"]):
+        kind = peer_class(key)
+        start = f"{cold[key]['median']:.2f}" if key in cold else ""
+        cells = [
+            kind.name + _named(result, kind.packages[:1]),
+            f"{row['p50_ms']:.2f}",
+            f"{row['p99_ms']:.2f}",
+            start,
+        ]
+        rows.append([f"**{c}**" if key.startswith("embedkit") and c else c for c in cells])
+    lines = [
+        f"One text of {result['tokens']} tokens at a time, {result['threads']} threads.",
+        f"{_machine(result)}.\n",
+        common.table(["", "p50 ms", "p99 ms", "process start to first vector, s"], rows),
+    ]
+    facts = [
+        f"{name}: {spread['median']:.2f} s from process start to first vector"
+        for name, spread in cold.items()
+        if name not in singles
+    ]
+    if "import" in result:
+        facts.append(f"`import embedkit`: {result['import']['seconds']['median']:.3f} s")
+    facts += [
+        f"`encode_iter` over {one['texts']:,} texts, int8 ({name}): {one['peak_mib']:.0f} MiB at most"
+        for name, one in result.get("memory", {}).items()
+    ]
+    return "\n".join(lines) + "\n\n" + "\n".join(f"- {fact}" for fact in facts)
+
+
+RENDER: dict[str, Callable[[dict[str, Any]], str]] = {"throughput": throughput, "latency": latency}
+
+
+def main() -> None:
+    """Rewrites, or checks, every marked table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="only tell whether the README is up to date")
+    options = parser.parse_args()
+    before = README.read_text(encoding="utf-8")
+
+    def fill(match: re.Match[str]) -> str:
+        name = match["name"]
+        result = json.loads((common.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        return f"<!-- {name} -->\n{RENDER[result['benchmark']](result)}\n<!-- /{name} -->"
+
+    after = re.sub(r"<!-- (?P<name>[\w-]+) -->\n.*?<!-- /(?P=name) -->", fill, before, flags=re.DOTALL)
+    if after == before:
+        print("README.md is up to date")
+    elif options.check:
+        sys.exit("README.md is out of date: run `make readme`")
+    else:
+        README.write_text(after, encoding="utf-8")
+        print("README.md rewritten")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Model folders of any shape with random weights, and what a shape costs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+
+def flops_per_token(folder: Path) -> float:
+    """Operations of the matrix products with weights: 2·(4·H² + 2·H·F) a layer.
+
+    Attention's own products are not counted: they grow with the length of the text, and at 16 tokens add 1 %.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    return 2.0 * (4 * hidden**2 + 2 * hidden * inner) * config["num_hidden_layers"]
+
+
+def describe(folder: Path) -> str:
+    """For example "6 layers of 384, 12 heads, 1536 inside"."""
+    config = json.loads((folder / "config.json").read_text())
+    return (
+        f"{config['num_hidden_layers']} layers of {config['hidden_size']}, "
+        f"{config['num_attention_heads']} heads, {config['intermediate_size']} inside"
+    )
+
+
+def build(shape: str, tokenizer_of: Path, folder: Path) -> Path:
+    """Writes a BERT model folder with random weights and another folder's tokenizer; returns its path.
+
+    Args:
+        shape: "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls"; pooling is mean or cls.
+        tokenizer_of: the folder whose tokenizer, vocabulary size and maximum length are used.
+        folder: where the new folder is made.
+    """
+    given = dict(part.split("=", 1) for part in shape.split(","))
+    wanted = {"layers", "hidden", "heads", "intermediate", "pooling"}
+    if set(given) != wanted or given["pooling"] not in ("mean", "cls"):
+        raise SystemExit(
+            f"--shape {shape!r}: give each of {', '.join(sorted(wanted))}; pooling is mean or cls"
+        )
+    layers, hidden, inner = (int(given[k]) for k in ("layers", "hidden", "intermediate"))
+    target = folder / f"random-{layers}x{hidden}-{given['pooling']}"
+    target.mkdir(parents=True, exist_ok=True)
+
+    config = json.loads((tokenizer_of / "config.json").read_text())
+    config |= {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner}
+    config |= {
+        "num_attention_heads": int(given["heads"]),
+        "model_type": "bert",
+        "architectures": ["BertModel"],
+    }
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+    _write_weights(target / "model.safetensors", config)
+
+    names = ["tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"]
+    for name in [*names, "sentence_bert_config.json"]:
+        if (tokenizer_of / name).exists():
+            shutil.copy(tokenizer_of / name, target / name)
+    modules = ["Transformer", "Pooling", "Normalize"]
+    entries = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": "" if i == 0 else f"{i}_{name}",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for i, name in enumerate(modules)
+    ]
+    (target / "modules.json").write_text(json.dumps(entries, indent=1))
+    for i, name in list(enumerate(modules))[1:]:
+        (target / f"{i}_{name}").mkdir(exist_ok=True)
+    pooling = {
+        "word_embedding_dimension": hidden,
+        "pooling_mode_cls_token": given["pooling"] == "cls",
+        "pooling_mode_mean_tokens": given["pooling"] == "mean",
+    }
+    (target / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=1))
+    return target
+
+
+def _write_weights(path: Path, config: dict[str, int]) -> None:
+    from safetensors.numpy import save_file
+
+    random = np.random.default_rng(0)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    tensors: dict[str, np.ndarray] = {}
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        tensors[name] = random.standard_normal((rows, columns), dtype=np.float32) * np.float32(0.05)
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        matrix(f"{name}.weight", rows, columns)
+        tensors[f"{name}.bias"] = random.standard_normal(rows, dtype=np.float32) * np.float32(0.02)
+
+    def norm(name: str) -> None:
+        tensors[f"{name}.weight"] = np.ones(hidden, dtype=np.float32)
+        tensors[f"{name}.bias"] = np.zeros(hidden, dtype=np.float32)
+
+    matrix("embeddings.word_embeddings.weight", config["vocab_size"], hidden)
+    matrix("embeddings.position_embeddings.weight", config["max_position_embeddings"], hidden)
+    matrix("embeddings.token_type_embeddings.weight", config["type_vocab_size"], hidden)
+    norm("embeddings.LayerNorm")
+    for i in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{i}"
+        for part in ("query", "key", "value"):
+            linear(f"{layer}.attention.self.{part}", hidden, hidden)
+        linear(f"{layer}.attention.output.dense", hidden, hidden)
+        norm(f"{layer}.attention.output.LayerNorm")
+        linear(f"{layer}.intermediate.dense", inner, hidden)
+        linear(f"{layer}.output.dense", hidden, inner)
+        norm(f"{layer}.output.LayerNorm")
+    linear(
+        "pooler.dense", hidden, hidden
+    )  # no sentence encoder uses it, but transformers warns where it lacks
+    save_file(tensors, path, metadata={"format": "pt"})

@@ -1,0 +1,275 @@
+"""Sentences and tokens per second of `embedkit.Encoder.encode`, beside every installed peer.
+
+    python benchmarks/throughput.py TEXTS.txt --model FOLDER --threads 2 --json OUT.json --plot OUT.png
+
+All candidates get the same distinct texts, the same CPUs and the same number of threads; their runs
+alternate; tokenization is counted. Each peer first looks for its best batch size on a part of the texts.
+Beside the speed stand the mean cosine to the fp32 reference and the share of what the processor could do
+at most.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import shapes
+from peers import choose, peer_class
+from peers.base import Setting, Tokenizer
+from peers.worker import PeerFailed, Worker
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    common.add_text_arguments(parser, default_limit=2048)
+    parser.add_argument("--model", type=Path, required=True, help="model folder with fp32 weights")
+    parser.add_argument(
+        "--shape",
+        help="measure random weights of this shape instead of the folder's, with the folder's tokenizer: "
+        "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls",
+    )
+    parser.add_argument("--peers", default="all", help="all, own, names; separated by commas (default: all)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
+    )
+    parser.add_argument("--cache", type=Path, help="keep converted models here (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--plot", type=Path, help="draw a bar chart here (.png)")
+    return parser.parse_args()
+
+
+def ceiling(threads: int) -> dict[str, float]:
+    """The processor's peak in GOP/s on `threads` threads for each precision; empty without embedkit's core.
+
+    Measured by the widest multiply-add instruction on registers alone, on all threads at once.
+    """
+    try:
+        from embedkit import _core
+    except ImportError:
+        return {}
+    if not hasattr(_core, "measure_peak"):
+        return {}
+    with ThreadPoolExecutor(threads) as pool:
+        return {
+            precision: sum(pool.map(lambda _, p=precision: _core.measure_peak(p, 0.5), range(threads)))
+            for precision in ("fp32", "int8")
+        }
+
+
+def best_setting(
+    worker: Worker, texts: list[str], settings: list[Setting]
+) -> tuple[Setting, dict[str, float]]:
+    """The fastest setting on `texts`, and the sentences/s of each that was tried.
+
+    Each is tried once, those within a third of the fastest three times more, alternating so that a slow spell
+    of the machine does not decide; the best run of each counts.
+    """
+    if len(settings) == 1:
+        worker.load(settings[0].streams)
+        return settings[0], {}
+    worker.texts(texts)
+    seconds: dict[Setting, float] = {}
+
+    def attempt(which: list[Setting], rounds: int) -> None:
+        for streams in sorted({s.streams for s in which}):
+            worker.load(streams)
+            runs = {s: (lambda s=s: worker.run(s.batch)) for s in which if s.streams == streams}
+            for setting, taken in common.alternate(runs, rounds).items():
+                seconds[setting] = min(*taken, seconds.get(setting, math.inf))
+
+    attempt(settings, 1)
+    close = [s for s in settings if seconds[s] < 1.5 * min(seconds.values())]
+    attempt(close, 3)
+    best = min(seconds, key=lambda s: seconds[s])
+    worker.load(best.streams)
+    return best, {str(s): round(len(texts) / t, 1) for s, t in seconds.items()}
+
+
+def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[str]) -> dict[str, Any]:
+    """Runs every candidate and returns the result to print, draw and write."""
+    ids = Tokenizer(model)(texts)
+    tokens = sum(map(len, ids))
+    histogram = common.length_histogram([len(row) for row in ids])
+    chosen, left_out = choose(options.peers)
+    packages = sorted({p for key in chosen for p in peer_class(key).packages} | {"numpy"})
+    machine, found = common.machine_info(), common.versions(packages)
+    cpus = machine["cpus_usable"][: options.threads]
+    print(common.show_machine(machine, found))
+    print(f"threads: {options.threads} on CPUs {cpus}; tokenization counted; all texts distinct")
+    print(common.show_histogram(histogram))
+    for key, reason in left_out.items():
+        print(f"left out: {key}: {reason}")
+
+    search = texts[:: max(1, len(texts) // 384)]
+    best: dict[str, tuple[Setting, dict[str, float]]] = {}
+    with contextlib.ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for key in chosen:
+            worker = stack.enter_context(Worker(key, model, options.threads, cache, cpus))
+            try:
+                worker.convert()
+                best[key] = best_setting(worker, search, worker.settings())
+                worker.texts(texts)
+                worker.run(best[key][0].batch)  # warm-up at full size
+            except PeerFailed as error:
+                left_out[key] = str(error).strip().splitlines()[-1]
+                print(f"left out: {error}")
+                continue
+            workers[key] = worker
+            tried = ", ".join(f"{s}: {v:.0f}/s" for s, v in best[key][1].items())
+            print(f"{key}: batch {best[key][0]}" + (f"  ({tried})" if tried else ""), flush=True)
+        if not workers:
+            raise SystemExit("no candidate left to measure")
+        runs = {key: (lambda w=w, b=best[key][0].batch: w.run(b)) for key, w in workers.items()}
+        seconds = common.alternate(runs, options.rounds)
+        vectors = {key: worker.vectors() for key, worker in workers.items()}
+    peaks = ceiling(options.threads)
+
+    reference = next(
+        (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
+    )
+    flops = shapes.flops_per_token(model)
+    rows = []
+    for key, taken in seconds.items():
+        kind = peer_class(key)
+        rate = common.Spread.of([len(texts) / s for s in taken])
+        speed = rate.median * tokens / len(texts)
+        peak = peaks.get(kind.precision)
+        rows.append(
+            {
+                "peer": key,
+                "name": kind.name,
+                "precision": kind.precision,
+                "batch": str(best[key][0]),
+                "tried": best[key][1],
+                "sentences_per_s": rate,
+                "tokens_per_s": round(speed),
+                "cosine": round(float(np.sum(vectors[key] * vectors[reference], axis=1).mean()), 6),
+                "share_of_ceiling": round(speed * flops / (peak * 1e9), 4) if peak else None,
+            }
+        )
+    rows.sort(key=lambda row: (row["precision"], -row["sentences_per_s"].median))
+    return common.report(
+        "throughput",
+        machine=machine,
+        versions=found,
+        isa=common.embedkit_isa(),
+        threads=options.threads,
+        rounds=options.rounds,
+        model=model.name,
+        shape=shapes.describe(model),
+        texts={**histogram, "distinct": True},
+        tokenization_counted=True,
+        reference=reference,
+        mflop_per_token=round(flops / 1e6, 2),
+        ceiling_gops={k: round(v, 1) for k, v in peaks.items()},
+        left_out=left_out,
+        rows=rows,
+    )
+
+
+def show(result: dict[str, Any]) -> str:
+    """The table, and embedkit's lead over the fastest peer of each precision."""
+    texts = result["texts"]
+    lines = [
+        f"{result['model']} ({result['shape']}), {result['threads']} threads, {texts['texts']} texts of "
+        f"{texts['mean']} tokens, {result['mflop_per_token']} MFLOP a token"
+    ]
+    if result["ceiling_gops"]:
+        lines.append("ceiling: " + ", ".join(f"{k} {v:.0f} GOP/s" for k, v in result["ceiling_gops"].items()))
+    lines.append(
+        common.table(
+            [
+                "",
+                "batch",
+                "sentences/s (range)",
+                "tokens/s",
+                f"cosine to {result['reference']}",
+                "of the ceiling",
+            ],
+            [
+                [
+                    row["name"],
+                    row["batch"],
+                    row["sentences_per_s"],
+                    row["tokens_per_s"],
+                    f"{row['cosine']:.6f}",
+                    "-" if row["share_of_ceiling"] is None else f"{row['share_of_ceiling']:.1%}",
+                ]
+                for row in result["rows"]
+            ],
+        )
+    )
+    for precision in ("fp32", "int8"):
+        rows = [r for r in result["rows"] if r["precision"] == precision]
+        own = [r for r in rows if r["peer"].startswith("embedkit")]
+        peers = [r for r in rows if not r["peer"].startswith("embedkit")]
+        if own and peers:
+            rival = max(peers, key=lambda r: r["sentences_per_s"].median)
+            lead = own[0]["sentences_per_s"].median / rival["sentences_per_s"].median
+            lines.append(f"embedkit {precision} / fastest {precision} peer ({rival['name']}): {lead:.2f}")
+    return "\n".join(lines)
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """A horizontal bar a candidate with its range, embedkit's in another colour."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = sorted(result["rows"], key=lambda r: r["sentences_per_s"].median)
+    medians = [r["sentences_per_s"].median for r in rows]
+    error = [
+        [r["sentences_per_s"].median - r["sentences_per_s"].low for r in rows],
+        [r["sentences_per_s"].high - r["sentences_per_s"].median for r in rows],
+    ]
+    colours = ["#c1440e" if r["peer"].startswith("embedkit") else "#8a9ba8" for r in rows]
+    figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(rows) + 1.4), layout="constrained")
+    axes.barh([r["name"] for r in rows], medians, xerr=error, color=colours, error_kw={"capsize": 3, "lw": 1})
+    for i, row in enumerate(rows):
+        label = f" {medians[i]:,.0f}  (cosine {row['cosine']:.4f})"
+        axes.text(row["sentences_per_s"].high, i, label, va="center", fontsize=9)
+    axes.set_xlim(0, max(r["sentences_per_s"].high for r in rows) * 1.4)
+    axes.set_xlabel("sentences per second (median and range), tokenization counted; longer is better")
+    axes.set_title(
+        f"{result['model']}, {result['threads']} threads of {result['machine']['cpu']}, "
+        f"{result['texts']['texts']} texts of {result['texts']['mean']} tokens",
+        fontsize=10,
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    options = arguments()
+    texts = common.texts_of(options)
+    with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:
+        cache = options.cache or Path(scratch)
+        model = options.model.resolve()
+        if options.shape:
+            model = shapes.build(options.shape, tokenizer_of=model, folder=cache)
+        converted = cache / f"converted-{model.name}"
+        converted.mkdir(parents=True, exist_ok=True)
+        result = measure(options, model, converted, texts)
+    print(show(result))
+    if options.json:
+        common.write_json(options.json, result)
+    if options.plot:
+        plot(result, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What importing the package costs and gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import embedkit
+
+HEAVY = ("torch", "transformers", "faiss", "tqdm", "huggingface_hub", "tokenizers", "sentence_transformers")
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_import_loads_nothing_heavy() -> None:
+    loaded = run("import sys, embedkit; print(*{name.partition('.')[0] for name in sys.modules})").split()
+    assert not {*HEAVY, "numpy"} & set(loaded)
+
+
+def test_encoding_loads_nothing_heavy(make_model: Callable[..., Path]) -> None:
+    script = (
+        "import sys; from embedkit import Encoder; Encoder(sys.argv[1]).encode(['a']);"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    loaded = set(run(script, str(make_model())).split())
+    assert "numpy" in loaded and not set(HEAVY) & loaded
+
+
+def test_import_is_quick() -> None:
+    script = (
+        "import time; import embedkit; embedkit.Encoder; print(time.process_time())"  # with Python's start
+    )
+    seconds = min(float(run(script)) for _ in range(5))
+    assert seconds <= 0.2
+
+
+def test_public_surface() -> None:
+    assert set(embedkit.__all__) == {"Encoder", "Index", "__version__", "active_isa"} == set(dir(embedkit))
+    assert embedkit.__version__ == __import__("importlib.metadata").metadata.version("embedkit")
+    assert embedkit.active_isa() in ("reference", "avx2", "avx512_vnni")
+    with pytest.raises(AttributeError, match="'embedkit' has no attribute 'nothing'"):
+        embedkit.nothing  # noqa: B018

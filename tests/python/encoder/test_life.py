@@ -1,0 +1,120 @@
+"""Copies, processes and threads."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedkit import Encoder
+
+Make = Callable[..., Path]
+TEXTS = ["the weather is lovely today", "", "sunny day in the stadium", "über naïve café"] * 10
+
+
+@pytest.mark.filterwarnings("ignore:.*longer than max_length")
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_pickle(make_model: Make, precision: str) -> None:
+    encoder = Encoder(
+        make_model(), precision=precision, threads=1, max_length=9, prompts={"query": "the "}, truncate_dim=8
+    )
+    restored = pickle.loads(pickle.dumps(encoder))
+    np.testing.assert_array_equal(restored.encode_query(TEXTS), encoder.encode_query(TEXTS))
+    before, after = encoder.describe(), restored.describe()
+    assert after.pop("texts") == 40 and before == {**after, "texts": 40}
+    encoder.close()
+    with pytest.raises(ValueError, match="closed"):
+        pickle.dumps(encoder)
+
+
+def test_deepcopy_has_settings_of_its_own(make_model: Make) -> None:
+    encoder = Encoder(make_model())
+    other = copy.deepcopy(encoder)
+    other.max_seq_length = 5
+    other.prompts["query"] = "the "
+    assert encoder.max_seq_length == 64 and encoder.prompts["query"] == ""
+    np.testing.assert_array_equal(other.encode("sunny day"), encoder.encode("sunny day"))
+    encoder.close()
+    assert other.encode("day").shape == (32,) and other.describe()["texts"] == 2
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_several_python_threads_at_once(make_model: Make, precision: str) -> None:
+    encoder = Encoder(make_model(hidden=64), precision=precision, threads=2)
+    expected = encoder.encode(TEXTS)
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(lambda i: encoder.encode(TEXTS[i % 5 :]), range(60)))
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(result, expected[i % 5 :])
+    assert encoder.describe()["texts"] == 40 + sum(40 - i % 5 for i in range(60))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+def test_fork(make_model: Make) -> None:
+    script = """
+import os, sys, warnings
+import numpy as np
+from embedkit import Encoder
+encoder = Encoder(sys.argv[1], threads=2)
+texts = ["the weather is lovely", "sunny"] * 50
+expected = encoder.encode(texts)  # the core's threads have run
+child = os.fork()
+if not child:
+    os._exit(0 if (encoder.encode(texts) == expected).all() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert (encoder.encode(texts) == expected).all()
+"""
+    subprocess.run([sys.executable, "-c", script, str(make_model())], check=True, timeout=60)
+
+
+def test_ctrl_c_stops_an_encoding(make_model: Make) -> None:
+    script = """
+import os, signal, sys, threading, time
+from embedkit import Encoder
+encoder = Encoder(sys.argv[1], threads=2)
+sent = []
+def interrupt():
+    sent.append(time.perf_counter())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Timer(0.5, interrupt).start()
+try:
+    encoder.encode(["the weather is lovely today " * 4] * 10**5)
+except KeyboardInterrupt:
+    late = time.perf_counter() - sent[0]
+assert late < 1, late
+assert encoder.encode("day").shape == (384,)
+"""
+    folder = make_model(hidden=384, heads=12, layers=6, intermediate=1536, max_positions=128)
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True, timeout=60)
+
+
+def test_worker_processes_can_be_handed_an_encoder(make_model: Make) -> None:
+    encoder = Encoder(make_model(), threads=1)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        result = pool.apply(encoder.encode, (TEXTS,))
+    np.testing.assert_array_equal(result, encoder.encode(TEXTS))
+
+
+def test_threads_do_not_change_vectors(make_model: Make) -> None:
+    folder = make_model(hidden=64)
+    expected = Encoder(folder, threads=1).encode(TEXTS)
+    for threads in (2, 3, 8):
+        np.testing.assert_array_equal(Encoder(folder, threads=threads).encode(TEXTS), expected)
+
+
+def test_describe(make_model: Make) -> None:
+    folder = make_model(pooling=("mean", "cls"))
+    report = Encoder(folder, threads=2).describe()
+    assert report["model"] == report["path"] == str(folder)
+    assert report["dimension"] == 64 and report["precision"] == "fp32" and report["device"] == "cpu"
+    assert report["isa"] in ("reference", "avx2", "avx512_vnni") and report["threads"] == 2
+    assert report["max_length"] == 64 and report["pooling"] == ["mean", "cls"] and not report["normalizes"]
+    assert len(report["fingerprint"]) == 64 and report["texts"] == report["truncated"] == 0

@@ -1,0 +1,245 @@
+"""Saving, fingerprints and verification."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from embedkit import Encoder
+
+Make = Callable[..., Path]
+FULL: dict[str, Any] = {
+    "pooling": ("mean", "cls"),
+    "include_prompt": False,
+    "dense": ((24, "Tanh", True), (16, "GELU", False)),
+    "normalize": True,
+    "max_seq_length": 40,
+    "prompts": {"query": "query: ", "document": "passage: "},
+    "similarity_fn_name": "dot",
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
+
+
+@pytest.mark.parametrize("options", [{}, FULL, {"pooling": ("lasttoken", "max"), "dtype": "float16"}])
+def test_fp32_round_trip(make_model: Make, tmp_path: Path, texts: list[str], options: dict[str, Any]) -> None:
+    transformer = pytest.importorskip("sentence_transformers").SentenceTransformer
+    source = Encoder(make_model(**options))
+    source.save(tmp_path / "saved")
+    saved = Encoder(tmp_path / "saved")
+    for call in ({}, {"prompt_name": "query"}):
+        expected = source.encode(texts, **call)
+        np.testing.assert_array_equal(saved.encode(texts, **call), expected)
+        theirs = transformer(str(tmp_path / "saved"), device="cpu")
+        assert theirs.max_seq_length == source.max_seq_length
+        assert theirs.similarity_fn_name == source.similarity_fn_name == saved.similarity_fn_name
+        np.testing.assert_allclose(theirs.encode(texts, **call), expected, atol=1e-5)
+    assert saved.fingerprint == source.fingerprint == saved.verify() == source.verify()
+    assert not list((tmp_path / "saved").rglob("*.bin"))
+
+
+def test_int8_round_trip(make_model: Make, tmp_path: Path, texts: list[str]) -> None:
+    source = make_model(**FULL)
+    quantised = Encoder(source, precision="int8")
+    quantised.save(tmp_path / "a")
+    Encoder(source).save(tmp_path / "b", precision="int8")
+    assert (tmp_path / "a" / "model.int8.safetensors").read_bytes() == (
+        tmp_path / "b" / "model.int8.safetensors"
+    ).read_bytes()
+    saved = Encoder(tmp_path / "a")
+    assert saved.describe()["precision"] == "int8"
+    np.testing.assert_array_equal(saved.encode(texts), quantised.encode(texts))
+    # The int8 form of a model is the same model, and so is a copy of that.
+    assert saved.fingerprint == Encoder(source).fingerprint == saved.verify()
+    saved.save(tmp_path / "c")
+    copy = Encoder(tmp_path / "c")
+    assert copy.verify() == saved.fingerprint
+    np.testing.assert_array_equal(copy.encode(texts), saved.encode(texts))
+
+
+def test_int8_folder_has_no_fp32(make_model: Make, tmp_path: Path) -> None:
+    Encoder(make_model()).save(tmp_path / "int8", precision="int8")
+    with pytest.raises(
+        ValueError, match=r"precision='fp32': .*int8 holds int8 weights, the fp32 ones are not"
+    ):
+        Encoder(tmp_path / "int8", precision="fp32")
+    with pytest.raises(ValueError, match="the fp32 ones are not in it"):
+        Encoder(tmp_path / "int8").save(tmp_path / "x", precision="fp32")
+    with pytest.raises(ValueError, match="precision='int4' is not known"):
+        Encoder(tmp_path / "int8").save(tmp_path / "x", precision="int4")
+    assert not (tmp_path / "x").exists()
+
+
+def test_other_readers_do_not_take_int8_for_weights(make_model: Make, tmp_path: Path) -> None:
+    transformer = pytest.importorskip("sentence_transformers").SentenceTransformer
+    Encoder(make_model()).save(tmp_path / "int8", precision="int8")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        transformer(str(tmp_path / "int8"), device="cpu", local_files_only=True)
+
+
+def test_settings_are_saved(make_model: Make, tmp_path: Path) -> None:
+    source = make_model()
+    encoder = Encoder(
+        source, max_length=20, prompts={"query": "q "}, default_prompt_name="query",
+        similarity_fn_name="euclidean", truncate_dim=8,
+    )  # fmt: skip
+    encoder.save(tmp_path / "saved")
+    saved = Encoder(tmp_path / "saved")
+    assert (
+        saved.max_seq_length == 20
+        and saved.prompts["query"] == "q "
+        and saved.similarity_fn_name == "euclidean"
+    )
+    assert saved.default_prompt_name == "query" and saved.get_embedding_dimension() == 8
+    np.testing.assert_array_equal(saved.encode("day"), encoder.encode("day"))
+    assert saved.verify() == saved.fingerprint != encoder.fingerprint == Encoder(source).fingerprint
+
+
+def test_documents_are_kept(make_model: Make, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(make_model(), tmp_path / "source"))
+    for name in ("LICENSE", "NOTICE", "README.md"):
+        (source / name).write_text(name)
+    (source / "secret.txt").write_text("not part of the model")
+    Encoder(source).save(tmp_path / "saved", precision="int8")
+    for name in ("LICENSE", "NOTICE", "README.md"):
+        assert (tmp_path / "saved" / name).read_text() == name
+    assert not (tmp_path / "saved" / "secret.txt").exists()
+
+
+def test_nothing_is_overwritten(make_model: Make, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(make_model(), tmp_path / "source"))
+    encoder = Encoder(source)
+    with pytest.raises(FileExistsError, match="exists and is not empty; remove it or save to another folder"):
+        encoder.save(source)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FileExistsError, match="not empty"):
+        encoder.save(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    encoder.save(str(tmp_path / "empty"))
+    encoder.save(tmp_path / "new" / "deep")
+    assert Encoder(tmp_path / "new" / "deep").fingerprint == encoder.fingerprint
+
+
+def test_a_failed_save_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(make_model(), tmp_path / "source"))
+    encoder = Encoder(source)
+    (source / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError):
+        encoder.save(tmp_path / "saved")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_stored_types_and_names_do_not_change_the_fingerprint(make_model: Make, tmp_path: Path) -> None:
+    source = make_model(dtype="float16")
+    Encoder(source).save(tmp_path / "fp32")
+    tensors = load_file(source / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float16)}
+    renamed = Path(shutil.copytree(source, tmp_path / "renamed"))
+    save_file({"bert." + name: tensor for name, tensor in tensors.items()}, renamed / "model.safetensors")
+    tokenizer = json.loads((renamed / "tokenizer.json").read_text())
+    tokenizer["truncation"] = {"max_length": 9, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    (renamed / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
+    fingerprints = {Encoder(path).fingerprint for path in (source, tmp_path / "fp32", renamed)}
+    assert len(fingerprints) == 1
+
+
+def test_what_changes_a_model_changes_its_fingerprint(make_model: Make, tmp_path: Path) -> None:
+    source = make_model(**FULL)
+    seen = {Encoder(source).fingerprint}
+
+    def changed(change: Callable[[Path], None]) -> None:
+        folder = Path(shutil.copytree(source, tmp_path / f"changed{len(seen)}"))
+        change(folder)
+        seen.add(Encoder(folder).fingerprint)
+
+    def edit(file: str, **values: Any) -> Callable[[Path], None]:
+        def apply(folder: Path) -> None:
+            content = json.loads((folder / file).read_text())
+            (folder / file).write_text(json.dumps({**content, **values}))
+
+        return apply
+
+    def one_weight(file: str, name: str) -> Callable[[Path], None]:
+        def apply(folder: Path) -> None:
+            tensors = load_file(folder / file)
+            tensors[name].reshape(-1)[0] += 1
+            save_file(tensors, folder / file)
+
+        return apply
+
+    changes = [
+        edit("config.json", hidden_act="relu"),
+        edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]),
+        edit("1_Pooling/config.json", include_prompt=True),
+        edit("2_Dense/config.json", activation_function="torch.nn.modules.linear.Identity"),
+        edit("config_sentence_transformers.json", prompts={"query": "q: "}),
+        edit("config_sentence_transformers.json", default_prompt_name="query"),
+        edit("config_sentence_transformers.json", truncate_dim=4),
+        edit("sentence_bert_config.json", max_seq_length=30),
+        edit("sentence_bert_config.json", do_lower_case=True),
+        edit("tokenizer.json", normalizer=None),
+        one_weight("model.safetensors", "encoder.layer.1.output.dense.bias"),
+        one_weight("2_Dense/model.safetensors", "linear.weight"),
+        lambda folder: (folder / "modules.json").write_text(
+            json.dumps(json.loads((folder / "modules.json").read_text())[:-1])
+        ),
+    ]
+    for count, change in enumerate(changes, 2):
+        changed(change)
+        assert len(seen) == count
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_verify_finds_changes(make_model: Make, tmp_path: Path, precision: str) -> None:
+    Encoder(make_model(dense=((8, "Tanh", True),))).save(tmp_path / "saved", precision=precision)
+    file = "model.safetensors" if precision == "fp32" else "model.int8.safetensors"
+
+    def copy() -> Path:
+        return Path(shutil.copytree(tmp_path / "saved", tmp_path / f"copy{len(list(tmp_path.iterdir()))}"))
+
+    damaged = copy()
+    tensors = load_file(damaged / file)
+    row = tensors["encoder.layer.0.output.dense.weight"]
+    row[0, 0] = 5 if row[0, 0] != 5 else 6
+    save_file(tensors, damaged / file)
+    with pytest.raises(ValueError, match="the weights are not those that were saved"):
+        Encoder(damaged).verify()
+    for name, key, value in (
+        ("2_Dense/config.json", "activation_function", "torch.nn.modules.activation.GELU"),
+        ("sentence_bert_config.json", "max_seq_length", 9),
+    ):
+        changed = copy()
+        content = json.loads((changed / name).read_text())
+        (changed / name).write_text(json.dumps({**content, key: value}))
+        encoder = Encoder(changed)  # opening hashes nothing large
+        with pytest.raises(ValueError, match="tokenizer, pooling, head, prompts or max length are not those"):
+            encoder.verify()
+
+
+def test_ranges_are_kept_for_int8_embeddings(make_model: Make, tmp_path: Path, texts: list[str]) -> None:
+    encoder = Encoder(make_model(normalize=True))
+    vectors = encoder.encode(texts)
+    ranges = np.stack([vectors.min(axis=0), vectors.max(axis=0)])
+    encoder.save(tmp_path / "a", ranges=ranges)
+    Encoder(tmp_path / "a").save(tmp_path / "b", precision="int8")
+    for folder in ("a", "b"):
+        saved = Encoder(tmp_path / folder)
+        lone = saved.encode(texts[7], precision="int8")
+        np.testing.assert_array_equal(lone, saved.encode(texts, precision="int8", ranges=ranges)[7])
+        assert len(np.unique(lone)) > 10
+        np.testing.assert_array_equal(
+            saved.encode(texts[7], precision="int8", normalize_embeddings=True), lone
+        )
+        with pytest.raises(ValueError, match="those saved in the model folder are for vectors truncated"):
+            saved.encode(texts[7], precision="int8", truncate_dim=8)
+    Encoder(tmp_path / "a", truncate_dim=8).save(tmp_path / "c")  # the ranges do not fit any more
+    with pytest.raises(ValueError, match="none are saved"):
+        Encoder(tmp_path / "c").encode("a", precision="uint8")
+    with pytest.raises(ValueError, match=r"expected \(2, 32\)"):
+        encoder.save(tmp_path / "d", ranges=ranges[:, :5])

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tokenizer_pair import OPTIONS, Pair, character_vocabulary, special, subword_vocabulary
+
+
+@pytest.fixture(scope="session")
+def characters() -> Pair:
+    return Pair(character_vocabulary(), special())
+
+
+@pytest.fixture(scope="session")
+def subwords() -> Pair:
+    return Pair(subword_vocabulary(), special())
+
+
+@pytest.fixture(scope="session", params=OPTIONS)
+def variant(request: pytest.FixtureRequest) -> Pair:
+    """Each set of options, with the vocabulary of all characters."""
+    return Pair(character_vocabulary(), special(), **OPTIONS[request.param])
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    folder = os.environ.get("EMBEDKIT_TEST_MODEL")
+    if not folder:
+        pytest.skip("EMBEDKIT_TEST_MODEL is not set")
+    return Path(folder)

@@ -1,0 +1,347 @@
+"""`load_tokenizer`: the files of model folders, good and bad."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizer_pair import OPTIONS, SENTENCES, SPECIAL, Pair, special, subword_vocabulary
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from embedkit.tokenizer import load_tokenizer
+
+TEXTS = [*SENTENCES, "a [MASK] b[SEP]", "HELLO the <mask>", "x <mask>y", "<unk>"]
+MPNET = ["<s>", "<pad>", "</s>", "<unk>", *subword_vocabulary(), "<mask>"]
+TOKEN = {"__type": "AddedToken", "content": "a", "lstrip": True, "special": True, "normalized": False}
+TOKEN |= {"rstrip": False, "single_word": False}
+Edit = Callable[[dict[str, Any]], Any]
+
+
+def wordpiece() -> Tokenizer:
+    tokenizer = Pair(subword_vocabulary(), special()).reference
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def write(folder: Path, content: dict[str, Any], **configs: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    for name, config in configs.items():
+        (folder / f"{name}.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def content() -> dict[str, Any]:
+    return json.loads(wordpiece().to_str())
+
+
+def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    return [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def test_tokenizer_json(tmp_path: Path) -> None:
+    tokenizer = wordpiece()
+    tokenizer.enable_truncation(7)
+    tokenizer.enable_padding(pad_id=0, length=128)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    assert loaded.core is not None
+    assert loaded.encode_batch(TEXTS) == ids_of(tokenizer, TEXTS)
+    assert (loaded.prefix_ids, loaded.suffix_ids, loaded.pad_id) == ((2,), (3,), 0)
+    assert (loaded.truncation_max_length, loaded.model_max_length) == (7, None)
+    assert loaded.truncation_side == "right"
+    assert loaded.vocab_size == tokenizer.get_vocab_size()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_normalizer_options(tmp_path: Path, options: str) -> None:
+    tokenizer = Pair(subword_vocabulary(), special(), **OPTIONS[options]).reference
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.core is not None
+    assert loaded.encode_batch(TEXTS) == ids_of(tokenizer, TEXTS)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("written", [False, True])
+def test_lowercase_first(tmp_path: Path, options: str, written: bool) -> None:
+    """sentence-transformers puts a Lowercase normalizer in front, and may have saved it."""
+    tokenizer = Pair(subword_vocabulary(), special(), **OPTIONS[options]).reference
+    first = normalizers.Sequence([normalizers.Lowercase(), tokenizer.normalizer])
+    if written:
+        tokenizer.normalizer = first
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.normalizer = first
+    loaded = load_tokenizer(tmp_path, lowercase_first=not written)
+    assert loaded.core is not None
+    assert loaded.encode_batch(TEXTS) == ids_of(tokenizer, TEXTS)
+
+
+def test_tokenizer_config_overrules_the_normalizer(tmp_path: Path) -> None:
+    config = {
+        "do_lower_case": False,
+        "strip_accents": None,
+        "tokenize_chinese_chars": False,
+        "model_max_length": 512,
+    }
+    cased = Pair(subword_vocabulary(), special(), lowercase=False, handle_chinese_chars=False).reference
+    folder = write(tmp_path, content(), tokenizer_config={**config, "tokenizer_class": "BertTokenizerFast"})
+    loaded = load_tokenizer(folder)
+    assert loaded.encode_batch(TEXTS) == ids_of(cased, TEXTS)
+    assert loaded.model_max_length == 512
+    # Classes that take tokenizer.json as it is:
+    write(tmp_path, content(), tokenizer_config={**config, "tokenizer_class": "PreTrainedTokenizerFast"})
+    assert load_tokenizer(folder).encode_batch(TEXTS) == ids_of(wordpiece(), TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("processor", "around"),
+    [
+        (None, ((), ())),
+        (processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)), ((2,), (3,))),
+        (processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)), ((2,), (3,))),
+        (processors.TemplateProcessing(single="$A [SEP] [SEP]", special_tokens=[("[SEP]", 3)]), ((), (3, 3))),
+        (processors.TemplateProcessing(single="[CLS] $0", special_tokens=[("[CLS]", 2)]), ((2,), ())),
+        (
+            processors.Sequence(
+                [processors.ByteLevel(), processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))],
+            ),
+            ((2,), (3,)),
+        ),
+    ],
+)  # fmt: skip
+def test_post_processors(
+    tmp_path: Path, processor: Any, around: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    tokenizer = wordpiece()
+    if processor is None:
+        write(tmp_path, {**content(), "post_processor": None})
+    else:
+        tokenizer.post_processor = processor
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        whole = tokenizer.encode("the library").ids
+        assert whole == [*around[0], *ids_of(tokenizer, ["the library"])[0], *around[1]]
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.prefix_ids, loaded.suffix_ids) == around
+
+
+def test_added_tokens_outside_the_vocabulary(tmp_path: Path) -> None:
+    tokenizer = wordpiece()
+    tokenizer.add_tokens(["library", AddedToken("<ent>", normalized=False, rstrip=True), "Noël"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    texts = [*TEXTS, "<ent>  the library", "NOËL noel"]
+    assert loaded.encode_batch(texts) == ids_of(tokenizer, texts)
+    assert (
+        loaded.vocab_size == tokenizer.get_vocab_size(with_added_tokens=True) == len(subword_vocabulary()) + 2
+    )
+
+
+def test_side_and_padding_of_the_config(tmp_path: Path) -> None:
+    config = {"truncation_side": "left", "pad_token": "[MASK]", "model_max_length": 1e30}
+    loaded = load_tokenizer(write(tmp_path, content(), tokenizer_config=config))
+    assert (loaded.truncation_side, loaded.pad_id, loaded.model_max_length) == ("left", 4, None)
+
+
+def test_other_tokenizers_run_through_the_package(tmp_path: Path) -> None:
+    words = {"<pad>": 0, "<unk>": 1, "the": 2, "library": 3, "a": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(pad_id=0, length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.core is None
+    assert loaded.encode_batch(["the THE library a", ""]) == [[2, 1, 3, 4], []]
+    assert (loaded.pad_id, loaded.vocab_size, loaded.prefix_ids) == (0, 5, ())
+    assert load_tokenizer(tmp_path, lowercase_first=True).encode_batch(["the THE"]) == [[2, 2]]
+
+
+def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    real = builtins.__import__
+
+    def fail(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "tokenizers":
+            raise ImportError("no tokenizers here")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", fail)
+    with pytest.raises(ImportError, match="pip install tokenizers"):
+        load_tokenizer(tmp_path)
+
+
+def test_wordpiece_imports_nothing_heavy(tmp_path: Path) -> None:
+    write(tmp_path, content())
+    code = (
+        "import sys; from embedkit.tokenizer import load_tokenizer; "
+        f"load_tokenizer({str(tmp_path)!r}); "
+        "print([m for m in ('tokenizers', 'torch', 'transformers', 'faiss') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"tokenize_chinese_chars": False, "tokenizer_class": "BertTokenizer"},
+        {"unk_token": "[MASK]", "pad_token": "[UNK]", "cls_token": TOKEN},
+        {"sep_token": "<end>", "tokenizer_class": "BertTokenizerFast", "truncation_side": "left"},
+        {"additional_special_tokens": ["<ent>", "the"]},
+    ],
+)
+def test_vocabulary_file_against_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join(subword_vocabulary()) + "\n", encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    reference = transformers.BertTokenizer.from_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    texts = [*TEXTS, "the end<end>the <ent> a", "[UNK][CLS] a"]
+    assert loaded.encode_batch(texts) == reference(texts, add_special_tokens=False)["input_ids"]
+    ids = reference("the", add_special_tokens=True)["input_ids"]
+    assert ids == [
+        *loaded.prefix_ids,
+        *reference("the", add_special_tokens=False)["input_ids"],
+        *loaded.suffix_ids,
+    ]
+    assert loaded.pad_id == reference.pad_token_id
+    assert loaded.truncation_side == reference.truncation_side
+    assert loaded.vocab_size == len(reference)
+
+
+def test_mpnet_vocabulary_file_against_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join(MPNET) + "\n", encoding="utf-8")
+    mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "MPNetTokenizer", "model_max_length": 512}'
+    )
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask, "pad_token": "<pad>"}))
+    reference = transformers.MPNetTokenizer.from_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.encode_batch(TEXTS) == reference(TEXTS, add_special_tokens=False)["input_ids"]
+    assert (loaded.prefix_ids, loaded.suffix_ids, loaded.pad_id) == ((0,), (2,), 1)
+
+
+def test_vocabulary_file_with_repeated_and_empty_lines(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join([*SPECIAL, "a", "", "b", "a", ""]), encoding="utf-8", newline="\r\n"
+    )
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.encode_batch(["a b c"]) == [[8, 7, 1]]
+    assert loaded.vocab_size == 9
+
+
+def without(name: str) -> Edit:
+    return lambda c: c.pop(name)
+
+
+DAMAGE: dict[str, tuple[Edit, str]] = {
+    "no model": (without("model"), '"model" is missing'),
+    "no vocabulary": (lambda c: c["model"].pop("vocab"), "no vocabulary"),
+    "empty vocabulary": (lambda c: c["model"].update(vocab={}), "no vocabulary"),
+    "vocabulary is a list": (lambda c: c["model"].update(vocab=["a"]), "no vocabulary"),
+    "id is text": (lambda c: c["model"]["vocab"].update(a="1"), "id of the token 'a' is '1'"),
+    "id is a boolean": (lambda c: c["model"]["vocab"].update(a=True), "id of the token 'a' is True"),
+    "hole": (lambda c: c["model"]["vocab"].pop("[CLS]"), "no token of id 2"),
+    "negative id": (lambda c: c["model"]["vocab"].update(zzz=-1), "no token of id 0"),
+    "huge id": (lambda c: c["model"]["vocab"].update(zzz=10**30), "no token of id"),
+    "id twice": (lambda c: c["model"]["vocab"].update(zzz=2), "id 2 twice"),
+    "surrogate": (lambda c: c["model"]["vocab"].update({"\ud800": 3_208}), "lone surrogate"),
+    "no unknown token": (lambda c: c["model"].update(unk_token="[nope]"), "unknown token"),
+    "limit is text": (lambda c: c["model"].update(max_input_chars_per_word="9"), "max_input_chars_per_word"),
+    "negative limit": (lambda c: c["model"].update(max_input_chars_per_word=-1), "max_input_chars_per_word"),
+    "flag is text": (lambda c: c["normalizer"].update(lowercase="yes"), "lowercase"),
+    "added tokens": (lambda c: c.update(added_tokens=[3]), "3 is not an added token"),
+    "added token flag": (lambda c: c["added_tokens"][0].update(lstrip=1), "lstrip"),
+    "template": (lambda c: c["post_processor"].pop("special_tokens"), "post-processor"),
+    "template without text": (lambda c: c["post_processor"].update(single=[]), "post-processor"),
+    "template id": (lambda c: c["post_processor"]["special_tokens"]["[CLS]"].update(ids=[10**6]), "1000000"),
+    "unknown processor": (lambda c: c.update(post_processor={"type": "Later"}), "Later"),
+    "processor is a list": (lambda c: c.update(post_processor=[]), "post_processor"),
+    "truncation": (lambda c: c.update(truncation={"max_length": "many"}), "many"),
+    "model is a list": (lambda c: c.update(model=[]), "model"),
+    "unknown model": (lambda c: c["model"].update(type="Later"), "tokenizer.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_tokenizer_json(tmp_path: Path, damage: str) -> None:
+    value = content()
+    edit, message = DAMAGE[damage]
+    edit(value)
+    with pytest.raises(ValueError, match=r"tokenizer\.json") as error:
+        load_tokenizer(write(tmp_path, value))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"[" * 100_000, b'{"model": {"vocab": {"a": 0', b"\x00" * 64],
+)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_files_that_are_no_objects(tmp_path: Path, data: bytes, name: str) -> None:
+    write(tmp_path, content())
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=name):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_max_length": "512"},
+        {"model_max_length": 0},
+        {"model_max_length": float("nan")},
+        {"truncation_side": "middle"},
+        {"pad_token": 3},
+        {"tokenizer_class": ["BertTokenizer"]},
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": "no"},
+    ],
+)
+def test_damaged_config(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
+        load_tokenizer(write(tmp_path, content(), tokenizer_config=config))
+
+
+def test_truncated_file(tmp_path: Path) -> None:
+    text = wordpiece().to_str()
+    for part in range(1, 20):
+        (tmp_path / "tokenizer.json").write_text(text[: len(text) * part // 20], encoding="utf-8")
+        with pytest.raises(ValueError, match=r"tokenizer.json.*not valid JSON"):
+            load_tokenizer(tmp_path)
+
+
+def test_damaged_vocabulary_file(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    for data, message in [(b"", "empty"), (b"a\nb\n", "unknown token"), (b"[UNK]\n\xff\n", "not UTF-8")]:
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=message) as error:
+            load_tokenizer(tmp_path)
+        assert "vocab.txt" in str(error.value)
+
+
+def test_vocabulary_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[UNK]\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
+    with pytest.raises(ValueError, match="BertJapaneseTokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"neither tokenizer.json nor vocab.txt"):
+        load_tokenizer(tmp_path)
