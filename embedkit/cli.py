@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from embedkit import __version__
 from embedkit.index import (
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
             code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -358,17 +358,6 @@ def _info(arguments: argparse.Namespace) -> int:
         if value is not None and value != "":
             _show(f"{name:<{width}}  {printable(str(value))}")
     return EXIT_OK
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    _complain(f"warning: {message}")
 
 
 def _size(size: float) -> str:

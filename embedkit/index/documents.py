@@ -228,21 +228,19 @@ class DocumentReader:
         self._path = path
         self._lock = threading.Lock()
         # immutable: no locks, no journal, so that an index on a read-only medium opens
-        self._db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro&immutable=1",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        try:
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from None
         try:
             last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
-        except (sqlite3.Error, ValueError) as error:  # ValueError: damaged text is not UTF-8
+            found = 0 if last is None else last + 1
+            if found != rows:
+                raise self._damaged(f"holds {found} documents where the manifest says {rows}")
+        except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
             self._db.close()
-            raise self._damaged(str(error)) from None
-        found = 0 if last is None else last + 1
-        if found != rows:
-            self._db.close()
-            raise self._damaged(f"holds {found} documents where the manifest says {rows}")
+            raise error if isinstance(error, IndexDamagedError) else self._damaged(str(error)) from None
 
     def _damaged(self, reason: str) -> IndexDamagedError:
         return IndexDamagedError(f"{self._path}: {reason}; build the index again")
