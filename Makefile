@@ -5,21 +5,21 @@ DEMO_INDEX ?= demo-index
 PRESET ?= release
 PYTEST_ARGS ?=
 
-CORPUS := $(wildcard examples/*.tsv examples/*.jsonl examples/*.txt)
+CORPUS := examples/corpus.jsonl
 SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .PHONY: demo test test-cpp test-python lint sanitize readme clean
 
-# Install, index the sample corpus, ask three questions (the corpus and the questions are in several languages).
+# Install, index the sample corpus (short texts in 30 languages), ask three questions.
 demo: $(VENV)/bin/python
 	$(VENV)/bin/pip install -q '.[cpu]'
 	rm -rf $(DEMO_INDEX)
 	$(VENV)/bin/embedkit-index build $(CORPUS) -o $(DEMO_INDEX)
 	$(VENV)/bin/embedkit-index query $(DEMO_INDEX) -k 3 \
-	    "how do plants turn light into energy" \
-	    "keeping bread fresh for longer" \
-	    "a train that runs late"
+	    "How do I get my money back?" \
+	    "Why is the sky blue?" \
+	    "I forgot my password"
 
 # Install with the test dependencies and run every test that needs no GPU.
 test: $(VENV)/bin/python
