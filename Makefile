@@ -5,21 +5,17 @@ DEMO_INDEX ?= demo-index
 PRESET ?= release
 PYTEST_ARGS ?=
 
-CORPUS := $(wildcard examples/*.tsv examples/*.jsonl examples/*.txt)
 SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .PHONY: demo test test-cpp test-python lint sanitize readme clean
 
-# Install, index the sample corpus, ask three questions (the corpus and the questions are in several languages).
+# Install, index the sample corpus, ask three questions.
 demo: $(VENV)/bin/python
 	$(VENV)/bin/pip install -q '.[cpu]'
-	rm -rf $(DEMO_INDEX)
-	$(VENV)/bin/embedkit-index build $(CORPUS) -o $(DEMO_INDEX)
-	$(VENV)/bin/embedkit-index query $(DEMO_INDEX) -k 3 \
-	    "how do plants turn light into energy" \
-	    "keeping bread fresh for longer" \
-	    "a train that runs late"
+	$(VENV)/bin/embedkit-index build examples/corpus.jsonl -o $(DEMO_INDEX) --overwrite
+	$(VENV)/bin/embedkit-index query $(DEMO_INDEX) \
+	    "why is the sky blue" "I cannot log in to my account" "what to cook with lentils" -k 3
 
 # Install with the test dependencies and run every test that needs no GPU.
 test: $(VENV)/bin/python
