@@ -197,6 +197,8 @@ class Encoder(Model):
             ranges=ranges,
             token_embeddings=of_tokens,
         )
+        if sentences is not None and inputs is not None:
+            raise TypeError("sentences and inputs are two names for the texts; give one of them")
         texts, single = as_texts(sentences if inputs is None else inputs)
         result = self._encode_all(texts, plan, show_progress_bar)
         if convert_to_tensor or not (convert_to_numpy or of_tokens):

@@ -17,19 +17,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .folder import ModelFolder
+from .folder import ModelFolder, Settings
 from .modules import Dense, read_json
 from .weights import core_head, stored_tensors
 
-__all__ = ["Settings", "fingerprint", "hash_stored_weights", "hash_tensors", "source_weights_hash"]
+__all__ = ["fingerprint", "hash_stored_weights", "hash_tensors", "source_weights_hash"]
 
 _TOKENIZER_SETTINGS = (
     "do_lower_case",
@@ -43,16 +42,6 @@ _TOKENIZER_SETTINGS = (
     "added_tokens_decoder",
     "truncation_side",
 )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a caller may set differently than the folder does, and what is part of the fingerprint."""
-
-    prompts: Mapping[str, str]
-    default_prompt_name: str | None
-    max_length: int
-    truncate_dim: int | None
 
 
 def hash_tensors(tensors: Iterable[tuple[str, npt.NDArray[Any]]]) -> str:

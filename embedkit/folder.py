@@ -16,7 +16,7 @@ from typing import Any
 from .architectures import ARCHITECTURES, Architecture, CoreConfig
 from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_json, read_pooling
 
-__all__ = ["BUILTIN", "FORMAT", "METADATA_FILE", "ModelFolder", "Stamp", "open_folder"]
+__all__ = ["BUILTIN", "FORMAT", "METADATA_FILE", "ModelFolder", "Settings", "Stamp", "open_folder"]
 
 BUILTIN = Path(__file__).parent / "models" / "all-MiniLM-L6-v2-int8"
 """The model that the package carries."""
@@ -51,6 +51,16 @@ class Stamp:
     source_weights: str | None = None
     stored_weights: str | None = None
     ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a caller may set differently than the folder does and is part of the fingerprint."""
+
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    max_length: int
+    truncate_dim: int | None
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,7 @@ def open_folder(path: Path) -> ModelFolder:
     pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
     head = read_head(entries[2:], hidden_size * len(pooling.modes))
     max_seq_length, do_lower_case = _sentence_config(transformer)
-    settings = _Settings(path / "config_sentence_transformers.json")
+    settings = _SentenceConfig(path / "config_sentence_transformers.json")
     precision, stamp = _metadata(path / METADATA_FILE)
     return ModelFolder(
         path=path,
@@ -164,7 +174,7 @@ def _sentence_config(folder: Path) -> tuple[int | None, bool]:
     return None, False
 
 
-class _Settings:
+class _SentenceConfig:
     """``config_sentence_transformers.json``, with checks that name it."""
 
     def __init__(self, path: Path) -> None:

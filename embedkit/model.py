@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,9 @@ from .arguments import (
     check_truncate_dim,
 )
 from .engine import Counts, Engine
-from .folder import BUILTIN, open_folder
+from .folder import BUILTIN, Settings, open_folder
 from .hub import resolve
 from .output import checked_ranges, similarity, similarity_pairwise
-
-if TYPE_CHECKING:
-    from .fingerprint import Settings
 
 __all__ = ["Model"]
 
@@ -187,9 +184,7 @@ class Model:
             engine.folder,
             Path(folder),
             precision=engine.precision if precision == "auto" else check_precision(precision, engine.folder),
-            settings=self._settings(
-                self.prompts, self.default_prompt_name, self._max_length, self.truncate_dim
-            ),
+            settings=Settings(self.prompts, self.default_prompt_name, self._max_length, self.truncate_dim),
             similarity_fn_name=self.similarity_fn_name,
             ranges=kept,
         )
@@ -223,16 +218,10 @@ class Model:
 
         engine = self._engine
         folder = engine.folder
-        settings = self._settings(
+        settings = Settings(
             folder.prompts, folder.default_prompt_name, engine.folder_length, folder.truncate_dim
         )
         return fingerprint(folder, source_weights_hash(folder), settings)
-
-    @staticmethod
-    def _settings(*values: Any) -> Settings:
-        from .fingerprint import Settings
-
-        return Settings(*values)
 
     @property
     def _engine(self) -> Engine:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .fingerprint import Settings, fingerprint, hash_tensors, source_weights_hash
-from .folder import FORMAT, METADATA_FILE, ModelFolder
+from .fingerprint import fingerprint, hash_tensors, source_weights_hash
+from .folder import FORMAT, METADATA_FILE, ModelFolder, Settings
 from .modules import POOLING_FLAGS, Dense, read_json
 from .weights import WEIGHTS_FILES, core_tensors
 

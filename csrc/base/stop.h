@@ -13,15 +13,16 @@ class StopToken {
  public:
   /// `asked` tells whether the caller wants to stop (a pending Ctrl-C). It is called on the constructing
   /// thread only, and seldom, since it may wait for the interpreter.
-  explicit StopToken(std::function<bool()> asked = nullptr) : asked_(std::move(asked)) {}
+  explicit StopToken(std::function<bool()> asked = nullptr,
+                     std::chrono::milliseconds interval = std::chrono::milliseconds(25))
+      : asked_(std::move(asked)), interval_(interval) {}
 
   void stop() { stopped_.store(true, std::memory_order_relaxed); }
 
   /// True once anybody has stopped; to be called between two layers.
   bool poll() {
     if (asked_ && std::this_thread::get_id() == owner_) {
-      const auto now = std::chrono::steady_clock::now();
-      if (now - last_ > kInterval) {
+      if (std::chrono::steady_clock::now() - last_ >= interval_) {
         if (asked_()) {
           interrupted_ = true;
           stop();
@@ -36,9 +37,8 @@ class StopToken {
   bool interrupted() const { return interrupted_; }
 
  private:
-  static constexpr std::chrono::milliseconds kInterval{25};
-
   std::function<bool()> asked_;
+  std::chrono::milliseconds interval_;
   std::thread::id owner_ = std::this_thread::get_id();
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
   std::atomic<bool> stopped_{false};

@@ -158,8 +158,11 @@ class Encoding {
     const bool windowed = t_.normalized.empty();
     size_t begin = 0;  // of what is not encoded yet
     size_t from = 0;   // where the search for added tokens goes on
+    size_t until = 0;  // the end of the window
     while (begin < text.size() || from < text.size()) {
-      const size_t until = windowed ? window_end(text, std::max(begin, from)) : text.size();
+      // Once a window, not once a match: the search for its end may read all that is left.
+      if (std::max(begin, from) >= until)
+        until = windowed ? window_end(text, std::max(begin, from)) : text.size();
       AddedTokenMatcher::Match match;
       const bool found = t_.raw->find(text, from, until, begin, &match, &from);
       // White space that lstrip takes may be encoded already, at the end of a window: it has no ids.

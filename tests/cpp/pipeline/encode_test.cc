@@ -115,18 +115,18 @@ void same_bits_everywhere(Isa isa, Precision precision) {
   const size_t width = encoder.dimension();
   CHECK_EQ(width, size_t{80});
   for (const Overflow overflow : {Overflow::kTruncate, Overflow::kWindow}) {
-    const auto ids = random_ids(100, 60, 5);
+    const auto ids = random_ids(60, 60, 5);
     EncodeOptions options = options_for(1);
     options.overflow = overflow;
     const std::vector<float> want = vectors(encoder, ids, options);
     for (size_t i = 0; i < want.size(); ++i) CHECK(std::isfinite(want[i]));
-    for (const int threads : {1, 2, 3, 5}) {
+    for (const int threads : {1, 2, 5}) {
       options.threads = threads;
       CHECK(vectors(encoder, ids, options) == want);
       options.batch_size = 3;
       CHECK(vectors(encoder, ids, options) == want);
       options.batch_size = 0;
-      for (size_t i = 0; i < ids.size(); i += 33) {
+      for (size_t i = 0; i < ids.size(); i += 20) {
         const std::vector<float> alone = vectors(encoder, {ids[i]}, options);
         CHECK(std::memcmp(alone.data(), want.data() + i * width, width * sizeof(float)) == 0);
       }
@@ -208,11 +208,11 @@ void errors_reach_the_caller(Isa isa) {
     options.truncate_dim = 81;
     CHECK_THROWS(vectors(encoder, ids, options), InvalidArgument);
 
-    int polls = 0;
-    StopToken stop([&] { return ++polls >= 1; });
-    std::this_thread::sleep_for(std::chrono::milliseconds(30));
-    std::vector<float> out(200 * encoder.dimension());
-    CHECK_THROWS(encode(encoder, IdSource(ids), options_for(threads), out.data(), stop), Interrupted);
+    // Enough texts that the calling thread, the one that asks, gets its share even on a busy machine.
+    const auto many = random_ids(1000, 30, 8);
+    StopToken stop([] { return true; }, std::chrono::milliseconds(0));
+    std::vector<float> out(many.size() * encoder.dimension());
+    CHECK_THROWS(encode(encoder, IdSource(many), options_for(threads), out.data(), stop), Interrupted);
     CHECK_EQ(vectors(encoder, random_ids(9, 9, 1), options_for(threads)).size(), 9 * encoder.dimension());
   }
 }

@@ -42,6 +42,11 @@ def test_what_is_no_text(encoder: Encoder, sentences: Any, message: str) -> None
         encoder.encode(sentences)
 
 
+def test_texts_given_twice(encoder: Encoder) -> None:
+    with pytest.raises(TypeError, match="two names for the texts"):
+        encoder.encode("a", inputs="b")
+
+
 @pytest.mark.parametrize(("text", "position"), [("\ud800", 0), ("ab\udfff", 2), ("\ud83d \ude00", 0)])
 @pytest.mark.parametrize("options", [{}, {"prompt_name": "query"}])
 def test_lone_surrogates(encoder: Encoder, text: str, position: int, options: dict[str, Any]) -> None:

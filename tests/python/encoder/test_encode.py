@@ -240,6 +240,7 @@ class TestAgainstSentenceTransformers:
         assert isinstance(scores, torch.Tensor) and scores.shape == (2, 3)
 
 
+@pytest.mark.filterwarnings("ignore:.*longer than max_length")
 def test_int8_is_close_to_fp32(make_model: Make, texts: list[str]) -> None:
     folder = make_model(hidden=384, heads=12, layers=2, intermediate=1536, normalize=True)
     exact = Encoder(folder).encode(texts)

@@ -20,6 +20,7 @@ Make = Callable[..., Path]
 TEXTS = ["the weather is lovely today", "", "sunny day in the stadium", "über naïve café"] * 10
 
 
+@pytest.mark.filterwarnings("ignore:.*longer than max_length")
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_pickle(make_model: Make, precision: str) -> None:
     encoder = Encoder(

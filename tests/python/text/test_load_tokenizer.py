@@ -261,7 +261,7 @@ DAMAGE: dict[str, tuple[Edit, str]] = {
     "negative id": (lambda c: c["model"]["vocab"].update(zzz=-1), "no token of id 0"),
     "huge id": (lambda c: c["model"]["vocab"].update(zzz=10**30), "no token of id"),
     "id twice": (lambda c: c["model"]["vocab"].update(zzz=2), "id 2 twice"),
-    "surrogate": (lambda c: c["model"]["vocab"].update({"\ud800": len(c["model"]["vocab"])}), "lone surrogate"),
+    "surrogate": (lambda c: c["model"]["vocab"].update({"\ud800": 3_208}), "lone surrogate"),
     "no unknown token": (lambda c: c["model"].update(unk_token="[nope]"), "unknown token"),
     "limit is text": (lambda c: c["model"].update(max_input_chars_per_word="9"), "max_input_chars_per_word"),
     "negative limit": (lambda c: c["model"].update(max_input_chars_per_word=-1), "max_input_chars_per_word"),
