@@ -5,21 +5,17 @@ DEMO_INDEX ?= demo-index
 PRESET ?= release
 PYTEST_ARGS ?=
 
-CORPUS := examples/corpus.jsonl
 SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
 .PHONY: demo test test-cpp test-python lint sanitize readme clean
 
-# Install, index the sample corpus (short texts in 30 languages), ask three questions.
+# Install, index the sample corpus, ask three questions.
 demo: $(VENV)/bin/python
 	$(VENV)/bin/pip install -q '.[cpu]'
-	rm -rf $(DEMO_INDEX)
-	$(VENV)/bin/embedkit-index build $(CORPUS) -o $(DEMO_INDEX)
-	$(VENV)/bin/embedkit-index query $(DEMO_INDEX) -k 3 \
-	    "How do I get my money back?" \
-	    "Why is the sky blue?" \
-	    "I forgot my password"
+	$(VENV)/bin/embedkit-index build examples/corpus.jsonl -o $(DEMO_INDEX) --overwrite
+	$(VENV)/bin/embedkit-index query $(DEMO_INDEX) \
+	    "why is the sky blue" "I cannot log in to my account" "what to cook with lentils" -k 3
 
 # Install with the test dependencies and run every test that needs no GPU.
 test: $(VENV)/bin/python

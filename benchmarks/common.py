@@ -103,23 +103,13 @@ def read_texts(
     return list(seen)
 
 
-def sample_texts(count: int | None = None) -> list[str]:
-    """The distinct texts of the repository's sample corpus, repeated up to `count`.
+def sample_texts(count: int) -> list[str]:
+    """The texts of the repository's sample corpus, repeated up to `count`.
 
     Each copy after the first carries its number, so that all texts are distinct and no package can gain by
     remembering a text.
     """
-    folder = ROOT / "examples"
-    files = sorted(
-        p for p in folder.glob("**/*") if p.name.removesuffix(".gz").endswith((".txt", ".tsv", ".jsonl"))
-    )
-    texts = read_texts(files[:1])
-    if not texts:
-        raise SystemExit(
-            f"{folder}: no sample corpus (.txt, .tsv, .jsonl); name a text file on the command line"
-        )
-    if count is None:
-        return texts
+    texts = read_texts([ROOT / "examples" / "corpus.jsonl"])
     copies = -(-count // len(texts))
     return [text if copy == 0 else f"{text} {copy}" for copy in range(copies) for text in texts][:count]
 

@@ -77,6 +77,15 @@ def test_licence_is_installed() -> None:
     assert "LICENSE" in {f.name for f in metadata.files("embedkit") or [] if ".dist-info" in str(f)}
 
 
+def test_built_in_model_is_installed_with_its_licence_and_notice() -> None:
+    folders = [f for f in (resources.files("embedkit") / "models").iterdir() if (f / "config.json").is_file()]
+    assert folders
+    for folder in folders:
+        assert (folder / "LICENSE").is_file()
+        assert (folder / "NOTICE").is_file()
+        assert sum(f.stat().st_size for f in Path(str(folder)).rglob("*") if f.is_file()) <= 24e6
+
+
 def test_command_is_installed() -> None:
     commands = {e.name: e.value for e in metadata.entry_points(group="console_scripts")}
     assert commands["embedkit-index"].startswith("embedkit.")

@@ -1,0 +1,48 @@
+"""The README does what it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_tour_runs(tmp_path: Path) -> None:
+    pytest.importorskip("faiss", reason="faiss is not installed: the tour searches an index")
+    corpus = (ROOT / "examples" / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:300]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(corpus) + "\n", encoding="utf-8")
+    section = README.split("## Thirty seconds")[1].split("\n## ")[0]
+    tour = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    assert len(tour) == 1
+    build = (
+        "import sys; from embedkit.cli import main; "
+        "sys.exit(main(['build', 'corpus.jsonl', '-o', 'demo-index']))"
+    )
+    for script in (build, tour[0]):
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 3
+    assert "lentils" in done.stdout
+
+
+def test_commands_of_the_make_targets_are_spelled_out() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for command in (
+        "embedkit-index build examples/corpus.jsonl -o",
+        '"why is the sky blue" "I cannot log in to my account" "what to cook with lentils" -k 3',
+        "install -c constraints.txt '.[cpu,dev]'",
+        "-G Ninja && cmake --build --preset",
+    ):
+        assert command in README
+        assert command in makefile.replace("install -q", "install")
+
+
+def test_files_that_the_readme_names_exist() -> None:
+    for name in re.findall(r"\]\(([\w./-]+)\)|`((?:benchmarks|examples)/[\w./-]+)`", README):
+        assert (ROOT / (name[0] or name[1])).exists(), name
