@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)
     try:
-        code: int = arguments.run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+            code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:

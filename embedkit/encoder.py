@@ -230,7 +230,11 @@ class Encoder(Model):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """`encode` for documents: with the prompt "document" unless another one is given."""
+        """`encode` for documents: with the prompt "document" unless another one is given.
+
+        Every model has that prompt, if only an empty one, as in sentence-transformers: one named "passage" is
+        used when asked for by its name.
+        """
         if prompt_name is None and prompt is None:
             prompt_name = "document"
         return self.encode(sentences, prompt_name, prompt, *args, **options)

@@ -1,4 +1,4 @@
-"""Write ``corpus.jsonl``, the sample corpus, from ``sentences.tsv`` and the patterns below.
+"""Write ``corpus.jsonl``, the sample corpus, from ``source/sentences.tsv`` and the patterns below.
 
     python examples/make_corpus.py
 
@@ -222,7 +222,7 @@ def generated() -> Iterator[tuple[str, str, str]]:
 
 def corpus() -> Iterator[dict[str, Any]]:
     """The documents in the order of the file."""
-    written = (HERE / "sentences.tsv").read_text("utf-8").splitlines()[1:]
+    written = (HERE / "source" / "sentences.tsv").read_text("utf-8").splitlines()[1:]
     counts: Counter[tuple[str, str]] = Counter()
     for language, topic, text in (*(tuple(line.split("\t")) for line in written), *generated()):
         counts[language, topic] += 1

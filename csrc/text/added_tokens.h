@@ -17,8 +17,10 @@ namespace embedkit {
 class AddedTokenMatcher {
  public:
   struct Match {
-    size_t begin, end;  ///< bytes, with the white space that lstrip and rstrip swallow
-    size_t next;        ///< where the search goes on: the end of the token proper
+    /// Bytes, with the white space that lstrip and rstrip swallow; nothing is left (begin >= end) of a token
+    /// that the rstrip of the one before has swallowed.
+    size_t begin, end;
+    size_t next;  ///< where the search goes on: the end of the token proper
     int32_t id;
   };
 

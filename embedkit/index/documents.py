@@ -207,6 +207,14 @@ class Keys:
             raise self._damaged(f"the key of row {row} is not UTF-8") from None
 
 
+def _stored(key: object, text: object, metadata: object) -> StoredDocument:
+    # SQLite columns hold any type, whatever the table says
+    fields = {} if metadata is None else json.loads(str(metadata))
+    if not isinstance(key, str) or not isinstance(text, str) or not isinstance(fields, dict):
+        raise ValueError("a row does not hold a key, a text and a JSON object")
+    return StoredDocument(key, text, fields)
+
+
 class DocumentReader:
     """Reads ``documents.sqlite`` of a finished segment, from any thread.
 
@@ -220,21 +228,19 @@ class DocumentReader:
         self._path = path
         self._lock = threading.Lock()
         # immutable: no locks, no journal, so that an index on a read-only medium opens
-        self._db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro&immutable=1",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        try:
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from None
         try:
             last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
-        except sqlite3.Error as error:
+            found = 0 if last is None else last + 1
+            if found != rows:
+                raise self._damaged(f"holds {found} documents where the manifest says {rows}")
+        except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
             self._db.close()
-            raise self._damaged(str(error)) from None
-        found = 0 if last is None else last + 1
-        if found != rows:
-            self._db.close()
-            raise self._damaged(f"holds {found} documents where the manifest says {rows}")
+            raise error if isinstance(error, IndexDamagedError) else self._damaged(str(error)) from None
 
     def _damaged(self, reason: str) -> IndexDamagedError:
         return IndexDamagedError(f"{self._path}: {reason}; build the index again")
@@ -254,10 +260,7 @@ class DocumentReader:
                     "WHERE row IN (SELECT value FROM json_each(?))",
                     (json.dumps(wanted),),
                 ).fetchall()
-            documents = {
-                row: StoredDocument(key, text, json.loads(metadata) if metadata else {})
-                for row, key, text, metadata in found
-            }
+            documents = {row: _stored(*columns) for row, *columns in found}
         except (sqlite3.DatabaseError, ValueError) as error:
             raise self._damaged(str(error)) from None
         if len(documents) != len(wanted):

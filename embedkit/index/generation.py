@@ -11,7 +11,7 @@ import numpy as np
 from embedkit.index.documents import StoredDocument
 from embedkit.index.errors import IndexDamagedError
 from embedkit.index.faiss_index import Float32Array, Int64Array
-from embedkit.index.layout import SEGMENTS_FOLDER, current_manifest
+from embedkit.index.layout import SEGMENTS_FOLDER, current_name, manifest_at
 from embedkit.index.manifest import Manifest
 from embedkit.index.segment import Segment
 
@@ -76,19 +76,21 @@ def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generatio
         IndexNotFoundError: no finished index is there.
         IndexDamagedError: a file is missing, has the wrong size, or cannot be read.
     """
-    manifest = current_manifest(root)
     while True:
-        accept(manifest)
+        name = current_name(root)
         try:
+            manifest = manifest_at(root, name)
+            accept(manifest)
             return Generation(manifest, _open_segments(root, manifest))
-        except FileNotFoundError as error:
-            # the index may have been replaced since its manifest was read: then start over with the new one
-            newer = current_manifest(root)
-            if newer.generation == manifest.generation:
+        except (FileNotFoundError, IndexDamagedError) as error:
+            # a build may have replaced the index since its name was read: then open the new generation
+            if current_name(root) != name:
+                continue
+            if isinstance(error, FileNotFoundError):
                 raise IndexDamagedError(
-                    f"{error.filename}: missing, though the manifest lists it; build the index again"
+                    f"{error.filename}: missing, though the index lists it; build the index again"
                 ) from None
-            manifest = newer
+            raise
 
 
 def _open_segments(root: Path, manifest: Manifest) -> list[Segment]:

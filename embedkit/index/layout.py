@@ -52,12 +52,12 @@ def _write_atomically(path: Path, content: bytes) -> None:
     fsync(path.parent)
 
 
-def current_manifest(root: Path) -> Manifest:
-    """The live manifest of the index at ``root``.
+def current_name(root: Path) -> str:
+    """The file name of the live manifest of the index at ``root``.
 
     Raises:
         IndexNotFoundError: there is no finished index.
-        IndexDamagedError: ``CURRENT`` or the manifest cannot be used.
+        IndexDamagedError: ``CURRENT`` does not name a manifest.
     """
     current = root / CURRENT_FILE
     try:
@@ -67,11 +67,13 @@ def current_manifest(root: Path) -> Manifest:
         raise IndexNotFoundError(_not_found(root)) from None
     if not _MANIFEST_NAME.fullmatch(name):
         raise IndexDamagedError(f"{current}: does not name a manifest ({name!r}); build the index again")
+    return name
+
+
+def manifest_at(root: Path, name: str) -> Manifest:
+    """The manifest ``name`` (`FileNotFoundError` or `IndexDamagedError` if it cannot be used)."""
     path = root / MANIFESTS_FOLDER / name
-    try:
-        manifest = read_manifest(path)
-    except FileNotFoundError:
-        raise IndexDamagedError(f"{path}: missing, though CURRENT names it; build the index again") from None
+    manifest = read_manifest(path)
     if manifest.filename != name:
         raise IndexDamagedError(f"{path}: says it is generation {manifest.generation}; build the index again")
     return manifest

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,16 @@ def test_documents_cannot_steer_the_terminal(capsys):
         assert re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", capsys.readouterr().out) is None
     assert main(["query", "index", "a", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "a\x1b]0;title\x07\u202eb\nc\x85d"
+
+
+def test_warnings_are_shown_plainly(index, capsys, monkeypatch):
+    def encode(self, sentences, **options):
+        warnings.warn("1 text was cut", UserWarning, stacklevel=2)
+        return FakeEncoder.encode_document(self, sentences, **options)
+
+    monkeypatch.setattr(FakeEncoder, "encode_query", encode)
+    assert main(["query", index, "cat"]) == 0
+    assert capsys.readouterr().err == "embedkit-index: warning: 1 text was cut\n"
 
 
 def test_help_and_version(capsys):

@@ -288,6 +288,8 @@ def test_overflow_as_an_error(make_model: Make) -> None:
     assert encoder.encode("the a of and").shape == (32,)
     with pytest.raises(ValueError, match=r"texts\[1\].*7"):
         encoder.encode(["the", "the a of and to"])
+    with pytest.raises(ValueError, match=r"texts\[9000\].*7"):  # the index in the whole input, windows or not
+        encoder.encode(["the"] * 9000 + ["the a of and to"])
 
 
 def test_tokenize(make_model: Make, reference: Load, texts: list[str]) -> None:

@@ -84,7 +84,7 @@ def test_vector_queries_are_normalised_for_cosine(tmp_path):
         assert index.search(np.zeros((1, 2)), k=1)[0][0].score == 0.0
 
 
-@pytest.mark.parametrize("factory", ["IVF16,Flat", "PCA16,IVF16,Flat", "IVF16,SQfp16", "IVF16,Flat,RFlat"])
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "RR16,IVF16,Flat", "IVF16,SQfp16", "IVF16,Flat,RFlat"])
 def test_ivf_with_every_list_is_exact(tmp_path, factory):
     vectors = random_vectors(1500, 16)
     texts = [str(number) for number in range(len(vectors))]

@@ -1,6 +1,8 @@
+import csv
 import gzip
 import json
 import os
+import random
 
 import pytest
 
@@ -187,6 +189,19 @@ def test_a_malformed_line_stops_or_is_skipped_and_counted(tmp_path, encoder, nam
         texts = {hit.text for hit in index.search("x", k=9)[0]}
     assert texts == ({"y"} if format in ("csv", "tsv") else {"x", "y"})
     assert len(problems) == 1
+
+
+def test_csv_reads_what_the_standard_library_writes(tmp_path):
+    choose = random.Random(0)
+    rows = [["text", "a", "b"]] + [
+        ["x" + "".join(choose.choices('ab ,"\n;é日\t', k=choose.randrange(12))) for _ in range(3)]
+        for _ in range(2000)
+    ]
+    path = tmp_path / "x.csv"
+    for terminator in ("\n", "\r\n"):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator=terminator).writerows(rows)
+        assert [[text, *metadata.values()] for _, text, metadata in read(path)] == rows[1:]
 
 
 def test_an_unclosed_quote_names_its_row(tmp_path):

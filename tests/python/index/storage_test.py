@@ -159,6 +159,31 @@ def test_a_second_build_of_the_same_index_is_refused(root, encoder):
     Index.open(root).close()
 
 
+def test_a_reader_finds_a_whole_generation_while_another_process_replaces_it(tmp_path, encoder):
+    root = tmp_path / "index"
+    Index.build(root, ["generation 0", "more 0"], encoder).close()
+    writer = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
+            "from fake_encoder import FakeEncoder\nfrom embedkit.index import Index\n"
+            "for n in range(1, 25):\n"
+            "    texts = [f'generation {n}', f'more {n}']\n"
+            "    Index.build(sys.argv[1], texts, FakeEncoder(), overwrite=True).close()\n",
+            str(root),
+        ]
+    )
+    seen = set()
+    while writer.poll() is None:
+        with Index.open(root, encoder) as index:
+            numbers = {hit.text.split()[1] for hit in index.search("generation", k=2)[0]}
+            assert len(numbers) == 1
+            seen |= numbers
+    assert writer.returncode == 0
+    assert len(seen) > 1
+
+
 def test_no_index(tmp_path):
     with pytest.raises(IndexNotFoundError, match="no such index; build one with: embedkit-index build"):
         Index.open(tmp_path / "none")
@@ -207,7 +232,7 @@ def set_file(manifest, field, value):
         (lambda m: m.update(encoder={}), "field 'model' is missing"),
         (lambda m: m["segments"][0].update(name="../../etc"), "segment name '../../etc' is not allowed"),
         (lambda m: m["segments"][0].update(name="/etc"), "segment name '/etc' is not allowed"),
-        (lambda m: m["segments"][0].update(name="gone"), "missing, though the manifest lists it"),
+        (lambda m: m["segments"][0].update(name="gone"), "missing, though the index lists it"),
         (lambda m: m["segments"][0]["files"].update({"../x": {}}), "must list exactly"),
         (lambda m: set_file(m, "size", 1), "bytes, and the manifest says 1; build the index again"),
         (lambda m: set_file(m, "sha256", "zz"), "not 64 hexadecimal digits"),
@@ -243,7 +268,7 @@ def test_damaged_files_are_named(root, encoder, name):
     ):
         index.verify()
     path.unlink()
-    with pytest.raises(IndexDamagedError, match=f"{name}: missing, though the manifest lists it"):
+    with pytest.raises(IndexDamagedError, match=f"{name}: missing, though the index lists it"):
         Index.open(root)
 
 
@@ -275,6 +300,23 @@ def test_a_missing_row_is_named(root, encoder):
     size = path.stat().st_size
     edit(root, lambda m: m["segments"][0]["files"]["documents.sqlite"].update(size=size))
     with Index.open(root, encoder) as index, pytest.raises(IndexDamagedError, match="row 1 is missing"):
+        index.search("dog", k=3)
+
+
+@pytest.mark.parametrize(
+    "change", ["key = x'00'", "text = 5", "metadata = '[]'", "metadata = '{'", "metadata = 7", "text = NULL"]
+)
+def test_a_row_of_other_types_is_damaged(root, encoder, change):
+    path = segment_file(root, "documents.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_schema SET sql = replace(replace(sql, 'NOT NULL', ''), 'TEXT', '')")
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE documents SET {change} WHERE row = 1")
+    db.close()
+    size = path.stat().st_size
+    edit(root, lambda m: m["segments"][0]["files"]["documents.sqlite"].update(size=size))
+    with Index.open(root, encoder) as index, pytest.raises(IndexDamagedError, match=r"documents\.sqlite"):
         index.search("dog", k=3)
 
 
