@@ -22,15 +22,16 @@ int cpus() {
   return count;
 }
 
-// A few microseconds: longer than the waits between two stages of balanced work. Past it the processor is shared with
-// somebody else, who may be the one waited for.
+// A few microseconds: longer than the waits between two stages of balanced work. Past it the processor is
+// shared with somebody else, who may be the one waited for.
 constexpr int kSpins = 256;
 // An idle helper stays awake for about as long as two queries in a row are apart.
 constexpr int kIdleSpins = 8192;
 
 }  // namespace
 
-// With more members than processors somebody always waits for a member that is not running: no use in spinning.
+// With more members than processors somebody always waits for a member that is not running: no use in
+// spinning.
 Barrier::Barrier(int members) : members_(members), spins_(members <= cpus() ? kSpins : 0) {}
 
 void Barrier::wait() {
