@@ -26,7 +26,7 @@ struct Matrix {
   Matrix(size_t r, size_t c, unsigned seed, float low = -1, float high = 1)
       : rows(r),
         columns(c),
-        ld(round_up(c, 32) + 16),
+        ld(round_up(c, 48) + 16),
         data((r + Kernels::kSlackRows) * ld + Kernels::kSlack) {
     const std::vector<float> values = random_floats(data.size(), low, high, seed);
     std::copy(values.begin(), values.end(), data.data());
