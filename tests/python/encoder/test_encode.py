@@ -124,6 +124,11 @@ class TestAgainstSentenceTransformers:
         assert_same_vectors(encoder.encode_document(few), expected.encode_document(few))
         assert_same_vectors(encoder.encode_query(few, prompt_name="x"), expected.encode(few, prompt_name="x"))
         assert_same_vectors(encoder.encode(few, prompt=""), expected.encode(few, prompt=""))
+        for model in (encoder, expected):
+            del model.prompts["document"]
+        assert_same_vectors(encoder.encode_document(few), expected.encode(few, prompt="passage: "))
+        assert_same_vectors(encoder.encode_document(few), expected.encode_document(few))
+        expected.prompts["document"] = ""  # shared with other tests
         named = Encoder(folder, prompts={"document": "the "}, default_prompt_name="document")
         assert_same_vectors(named.encode(few), expected.encode(few, prompt="the "))
         assert_same_vectors(named.encode_document(few), expected.encode(few, prompt="the "))
@@ -184,6 +189,21 @@ class TestAgainstSentenceTransformers:
         one = Encoder(folder).encode(texts[3], output_value="token_embeddings")
         np.testing.assert_array_equal(one, result[3])
 
+    def test_token_embeddings_as_tensors(self, make_model: Make, reference: Load) -> None:
+        """Truncation and normalisation are for sentence embeddings, here as there."""
+        torch = pytest.importorskip("torch")
+        folder = make_model(dense=((24, "Tanh", True),))
+        changes: dict[str, Any] = {"normalize_embeddings": True, "truncate_dim": 7}
+        for options in ({"convert_to_numpy": False}, {"convert_to_tensor": True}):
+            for sentences in ("one", ["one", "two of them"], []):
+                calls = {"output_value": "token_embeddings", **changes, **options}
+                ours = Encoder(folder).encode(sentences, **calls)
+                theirs = reference(folder).encode(sentences, **calls)
+                assert type(ours) is type(theirs) and len(ours) == len(theirs)
+                for row, expected in zip(ours, theirs, strict=True):
+                    assert isinstance(row, torch.Tensor)
+                    torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-5)
+
     @pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
     def test_output_types(self, make_model: Make, reference: Load, texts: list[str], dtype: Any) -> None:
         quantize = pytest.importorskip("sentence_transformers").quantize_embeddings
@@ -222,6 +242,7 @@ class TestAgainstSentenceTransformers:
             ([], {"convert_to_numpy": False}),
             ([], {"convert_to_tensor": True}),
             ([], {"output_value": "token_embeddings"}),
+            ("one", {"pool": None, "chunk_size": None}),
             ("one", {"convert_to_tensor": True}),
             (["one", "two"], {"convert_to_tensor": True}),
             ("one", {"convert_to_numpy": False}),

@@ -35,6 +35,16 @@ def test_pickle(make_model: Make, precision: str) -> None:
         pickle.dumps(encoder)
 
 
+def test_pickle_of_a_relative_path(make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model()
+    monkeypatch.chdir(folder.parent)
+    encoder = Encoder(folder.name)
+    pickled = pickle.dumps(encoder)
+    monkeypatch.chdir(tmp_path)
+    np.testing.assert_array_equal(pickle.loads(pickled).encode(TEXTS), encoder.encode(TEXTS))
+    assert encoder.describe()["model"] == folder.name and encoder.describe()["path"] == str(folder)
+
+
 def test_deepcopy_has_settings_of_its_own(make_model: Make) -> None:
     encoder = Encoder(make_model())
     other = copy.deepcopy(encoder)
