@@ -102,7 +102,10 @@ def main() -> None:
 
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
-        result = json.loads((common.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        file = common.RESULTS / f"{name}.json"
+        if not file.exists():  # nothing measured, nothing shown
+            return f"<!-- {name} -->\n<!-- /{name} -->"
+        result = json.loads(file.read_text(encoding="utf-8"))
         return f"<!-- {name} -->\n{RENDER[result['benchmark']](result)}\n<!-- /{name} -->"
 
     after = re.sub(r"<!-- (?P<name>[\w-]+) -->\n.*?<!-- /(?P=name) -->", fill, before, flags=re.DOTALL)

@@ -5,6 +5,7 @@ done. So every peer lives in its own process, on the same CPUs as all others, an
 while it works: only one of them ever runs.
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,8 @@ import numpy as np
 
 from peers import peer_class
 from peers.base import Peer, Setting
+
+PR_SET_PDEATHSIG = 1  # from Linux' prctl.h
 
 
 class PeerFailed(RuntimeError):
@@ -148,6 +151,8 @@ class _Server:
 
 def _serve(pipe: Connection, key: str, given: tuple[Path | None, int, Path], cpus: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair: it ends the workers
+    # A stopped process does not see its pipe close: if the parent is killed, the kernel must end this one.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.sched_setaffinity(0, cpus)
     server = _Server(peer_class(key)(*given))
     while True:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <string>
 #include <thread>
 
 #if defined(__linux__)
@@ -22,11 +21,10 @@ int affinity() {
 
 /// CPUs granted by the cgroup (version 2, then 1), or 0 for no limit.
 double quota() {
-  std::string limit;
-  double period = 0;
-  std::ifstream v2("/sys/fs/cgroup/cpu.max");
-  if (v2 >> limit >> period) return limit == "max" || period <= 0 ? 0 : std::stod(limit) / period;
   double granted = 0;
+  double period = 0;
+  std::ifstream v2("/sys/fs/cgroup/cpu.max");  // "200000 100000", or "max 100000" for no limit
+  if (v2 >> granted >> period && granted > 0 && period > 0) return granted / period;
   std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
   std::ifstream v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
   if (v1_quota >> granted && v1_period >> period && granted > 0 && period > 0) return granted / period;

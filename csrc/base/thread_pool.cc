@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "base/cpu.h"
 
@@ -22,15 +23,16 @@ int cpus() {
   return count;
 }
 
-// A few microseconds: longer than the waits between two stages of balanced work. Past it the processor is shared with
-// somebody else, who may be the one waited for.
+// A few microseconds: longer than the waits between two stages of balanced work. Past it the processor is
+// shared with somebody else, who may be the one waited for.
 constexpr int kSpins = 256;
 // An idle helper stays awake for about as long as two queries in a row are apart.
 constexpr int kIdleSpins = 8192;
 
 }  // namespace
 
-// With more members than processors somebody always waits for a member that is not running: no use in spinning.
+// With more members than processors somebody always waits for a member that is not running: no use in
+// spinning.
 Barrier::Barrier(int members) : members_(members), spins_(members <= cpus() ? kSpins : 0) {}
 
 void Barrier::wait() {
@@ -92,13 +94,14 @@ void ThreadPool::loop(ThreadPool* pool, Helper* helper) {
   }
 }
 
-void ThreadPool::start_helper() {
+bool ThreadPool::start_helper() {
   helpers_.push_back(std::make_unique<Helper>());
   try {
     std::thread(loop, this, helpers_.back().get()).detach();
-  } catch (...) {
+    return true;
+  } catch (const std::system_error&) {
     helpers_.pop_back();
-    throw;
+    return false;
   }
 }
 
@@ -107,7 +110,9 @@ void ThreadPool::run(int threads, const std::function<void(Member)>& body) {
   if (threads > 1) {
     std::lock_guard lock(mutex_);
     const size_t wanted = static_cast<size_t>(threads) - 1;
-    while (helpers_.size() < wanted) start_helper();
+    chosen.reserve(wanted);
+    while (helpers_.size() < wanted && start_helper()) {
+    }
     for (auto& helper : helpers_) {
       if (chosen.size() == wanted) break;
       if (helper->idle) {

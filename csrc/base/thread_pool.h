@@ -54,7 +54,8 @@ class ThreadPool {
   struct Helper;
 
   ThreadPool() = default;
-  void start_helper();
+  /// False if the system grants no more threads: gangs are then smaller.
+  bool start_helper();
   static void loop(ThreadPool* pool, Helper* helper);
 
   std::mutex mutex_;

@@ -106,7 +106,7 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
       kernels_.attention_scratch(longest, config_.hidden_size / config_.num_attention_heads) +
       Kernels::kSlack;
   for (int m = 0; m < members; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
-  w.stop_layer_.store(kNever, std::memory_order_relaxed);
+  w.stop_step_.store(kNever, std::memory_order_relaxed);
 }
 
 void Encoder::embed(const PackedBatch& batch, Workspace& w, size_t begin, size_t end) const {
@@ -146,7 +146,8 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, const Member& membe
   }
 }
 
-void Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, const Member& member) const {
+bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, const Member& member,
+                           StopToken& stop, size_t& step) const {
   const bool int8 = config_.precision == Precision::kInt8;
   const size_t hidden = config_.hidden_size;
   const Share in_panels = share(layer.intermediate.panels(), member);
@@ -155,6 +156,7 @@ void Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
     const size_t rows = std::min(kPanelRows, tokens - first);
     const Share own = share(rows, member);
     float* inner = w.inner_.row(0);
+    w.ask(++step, member, stop);
     if (int8) {
       kernels_.linear_int8(w.quantised_hidden_.from(first), rows, layer.intermediate.packed(),
                            in_panels.begin, in_panels.end, inner, w.inner_.ld);
@@ -163,6 +165,7 @@ void Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
                            in_panels.begin, in_panels.end, inner, w.inner_.ld);
     }
     member.sync();
+    if (w.stopped_at(step)) return false;
     const QuantisedRows quantised_inner = int8 ? w.quantised_inner_.from(own.begin) : QuantisedRows{};
     kernels_.activate(config_.hidden_act, w.inner_.row(own.begin), w.inner_.ld, own.end - own.begin,
                       config_.intermediate_size, int8 ? &quantised_inner : nullptr);
@@ -183,6 +186,7 @@ void Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
                             int8 ? &quantised_hidden : nullptr);
     member.sync();
   }
+  return true;
 }
 
 bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& member,
@@ -209,14 +213,12 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& memb
                           weights_.embedding_norm.weight(), weights_.embedding_norm.bias(),
                           config_.layer_norm_eps, quantised_hidden);
   member.sync();
-  for (size_t l = 0; l < weights_.layers.size(); ++l) {
-    const Layer& layer = weights_.layers[l];
-    // One member decides and names the layer, so that a fast member cannot leave while a slow one still waits
-    // for it.
-    if (member.index == 0 && stop.poll()) w.stop_layer_.store(l, std::memory_order_relaxed);
+  size_t step = 0;
+  for (const Layer& layer : weights_.layers) {
+    w.ask(++step, member, stop);
     linear(layer.query_key_value, w.hidden_, w.quantised_hidden_, w.query_key_value_);
     member.sync();
-    if (w.stop_layer_.load(std::memory_order_relaxed) <= l) return false;
+    if (w.stopped_at(step)) return false;
     attend(batch, w, member);
     member.sync();
     if (int8) {
@@ -230,12 +232,12 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& memb
                             w.projected_.ld, own.end - own.begin, hidden, layer.attention_norm.weight(),
                             layer.attention_norm.bias(), config_.layer_norm_eps, quantised_hidden);
     member.sync();
-    feed_forward(layer, w, tokens, member);
+    if (!feed_forward(layer, w, tokens, member, stop, step)) return false;
   }
   return true;
 }
 
-const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w, size_t skip) const {
+const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
   const size_t sequences = batch.sequences();
   const size_t hidden = config_.hidden_size;
   Rows* current = &w.pooled_;
@@ -243,8 +245,8 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w, size_t skip) c
   current->shape(sequences, pooling_.size() * hidden);
   for (size_t s = 0; s < sequences; ++s)
     for (size_t m = 0; m < pooling_.size(); ++m)
-      pool_sequence(pooling_[m], w.hidden_.row(batch.cu_seqlens[s]), w.hidden_.ld, batch.length(s), skip,
-                    hidden, current->row(s) + m * hidden);
+      pool_sequence(pooling_[m], w.hidden_.row(batch.cu_seqlens[s]), w.hidden_.ld, batch.length(s),
+                    batch.pool_skip[s], hidden, current->row(s) + m * hidden);
   size_t width = pooling_.size() * hidden;
   for (const Module& module : modules_) {
     if (module.type == HeadModule::Type::kNormalize) {

@@ -42,11 +42,19 @@ class Workspace {
     QuantisedRows from(size_t row);
   };
 
+  // One member asks whether to stop and names the step; after the next sync all members read the same answer.
+  // A plain flag would not do: a fast member could set it for a later step while a slow one still reads it
+  // for this one.
+  void ask(size_t step, const Member& member, StopToken& stop) {
+    if (member.index == 0 && stop.poll()) stop_step_.store(step, std::memory_order_relaxed);
+  }
+  bool stopped_at(size_t step) const { return stop_step_.load(std::memory_order_relaxed) <= step; }
+
   Rows hidden_, query_key_value_, context_, projected_, inner_;
   Rows pooled_, head_;
   Quantised quantised_hidden_, quantised_context_, quantised_inner_;
   std::vector<AlignedBuffer<float>> scratch_;  // one per member
-  std::atomic<size_t> stop_layer_{0};
+  std::atomic<size_t> stop_step_{0};
 };
 
 /// Immutable after construction and safe to share; each gang brings its own Workspace.
@@ -71,13 +79,12 @@ class Encoder {
   void prepare(const PackedBatch& batch, Workspace& workspace, int members) const;
 
   /// Runs all layers; every member of the gang calls it. Afterwards workspace.hidden() is (tokens,
-  /// hidden_size). Returns false, to all members alike, if stopped between two layers.
+  /// hidden_size). Returns false, to all members alike, if stopped on the way.
   bool forward(const PackedBatch& batch, Workspace& workspace, const Member& member,
                StopToken& stop) const noexcept;
 
-  /// Pooling and head: vectors of (sequences, dimension), returned with their stride through `rows`. The
-  /// first `skip` tokens of each sequence are left out. For one thread, after `forward`.
-  const Rows& pool(const PackedBatch& batch, Workspace& workspace, size_t skip) const;
+  /// Pooling and head: vectors of (sequences, dimension). For one thread, after `forward`.
+  const Rows& pool(const PackedBatch& batch, Workspace& workspace) const;
 
  private:
   struct Module {
@@ -88,7 +95,8 @@ class Encoder {
 
   void embed(const PackedBatch& batch, Workspace& workspace, size_t begin, size_t end) const;
   void attend(const PackedBatch& batch, Workspace& workspace, const Member& member) const;
-  void feed_forward(const Layer& layer, Workspace& workspace, size_t tokens, const Member& member) const;
+  bool feed_forward(const Layer& layer, Workspace& workspace, size_t tokens, const Member& member,
+                    StopToken& stop, size_t& step) const;
 
   EncoderConfig config_;
   const Kernels& kernels_;

@@ -4,7 +4,7 @@
 //
 // Every tile shape adds in the same order, so a row's result does not depend on the shape it was computed
 // with. gcc 12 keeps the accumulators in registers only without -ftree-pre (see CMakeLists.txt);
-// tests/python/kernels disassembles the kernels to hold it.
+// tests/cpp/kernels/codegen_test.sh disassembles the kernels to hold it.
 #pragma once
 
 #include <cstddef>

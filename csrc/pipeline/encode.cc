@@ -7,7 +7,9 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <thread>
 
+#include "base/cpu.h"
 #include "base/error.h"
 #include "encoder/pooling.h"
 
@@ -19,8 +21,10 @@ constexpr size_t kWindowBytes = size_t{8} << 20;
 constexpr size_t kChunkTexts = 32;  // texts that a member tokenizes at a time
 constexpr size_t kChunkBytes = 8192;
 /// Tokens of a full batch: enough rows to amortise a pass over the weights, few enough that a layer's
-/// activations stay in the second-level cache (measured; see benchmarks/README.md).
+/// activations stay in the second-level cache (64 to 256 measured alike).
 constexpr size_t kTokenBudget = 128;
+/// Texts of this size together are too few tokens for one batch a thread.
+constexpr size_t kLoneBytes = 512;
 /// Below this many tokens a member the gang works on one batch together.
 constexpr size_t kTeamTokens = 32;
 
@@ -30,6 +34,8 @@ struct Sequence {
   size_t member;  // whose arena holds the ids
   size_t offset;
   size_t length;
+  size_t pool_skip;  // leading tokens left out of the pooling: the prompt, which only a text's first window
+                     // holds
 };
 
 /// What one thread keeps from window to window and from call to call.
@@ -86,7 +92,7 @@ class VectorDelivery final : public Delivery {
 
   void deliver(const size_t* order, const std::vector<Sequence>& sequences, const PackedBatch& batch,
                Workspace& workspace) override {
-    const Rows& vectors = encoder_.pool(batch, workspace, options_.pool_skip);
+    const Rows& vectors = encoder_.pool(batch, workspace);
     for (size_t s = 0; s < batch.sequences(); ++s) {
       if (split_) {
         std::copy_n(vectors.row(s), encoder_.dimension(), parts_.data() + order[s] * encoder_.dimension());
@@ -108,7 +114,8 @@ class VectorDelivery final : public Delivery {
       double weight = 0;
       std::fill(sum.begin(), sum.end(), 0.0);
       for (; s < sequences_->size() && (*sequences_)[s].text == text; ++s) {
-        const auto tokens = static_cast<double>((*sequences_)[s].length);
+        const Sequence& part = (*sequences_)[s];
+        const auto tokens = static_cast<double>(part.length - std::min(part.length, part.pool_skip));
         weight += tokens;
         for (size_t i = 0; i < width; ++i) sum[i] += tokens * parts_[s * width + i];
       }
@@ -116,7 +123,7 @@ class VectorDelivery final : public Delivery {
         finish(parts_.data() + first * width, text);
         continue;
       }
-      for (size_t i = 0; i < width; ++i) mean[i] = static_cast<float>(sum[i] / weight);
+      for (size_t i = 0; i < width; ++i) mean[i] = static_cast<float>(sum[i] / std::max(weight, 1.0));
       if (encoder_.ends_normalised()) normalise(mean.data(), width);
       finish(mean.data(), text);
     }
@@ -180,7 +187,7 @@ class Run {
       size_t bytes = 0;
       while (first + texts < source_.size() && texts < kWindowTexts && bytes < kWindowBytes)
         bytes += source_.bytes(first + texts++);
-      window(first, texts);
+      window(first, texts, bytes);
       first += texts;
     }
     return stats_;
@@ -195,7 +202,7 @@ class Run {
     size_t truncated = 0;
   };
 
-  void window(size_t first, size_t texts) {
+  void window(size_t first, size_t texts, size_t bytes) {
     chunks_.clear();
     for (size_t i = 0; i < texts;) {
       Chunk chunk{first + i, 0, {}};
@@ -205,28 +212,37 @@ class Run {
       chunks_.push_back(std::move(chunk));
     }
     next_chunk_.store(0, std::memory_order_relaxed);
+    finished_.store(0, std::memory_order_relaxed);
     next_batch_.store(0, std::memory_order_relaxed);
     arenas_.resize(static_cast<size_t>(options_.threads));
     for (auto& arena : arenas_) arena.clear();
 
-    ThreadPool::shared().run(options_.threads, [&](Member member) {
+    // More threads than processors do no harm to whole batches, but the gang of a lone text waits for each of
+    // them.
+    const bool lone = bytes <= kLoneBytes;
+    const int threads = lone ? std::min(options_.threads, default_threads()) : options_.threads;
+    ThreadPool::shared().run(threads, [&](Member member) {
       StateLease lease;
       guard([&] {
         lease.take();
         tokenize(member, *lease);
       });
       member.sync();
-      if (member.index == 0) guard([&] { plan(texts, member.count, *lease); });
+      if (member.index == 0) {
+        guard([&] { plan(texts, member.count, *lease); });
+        planned_ = !failed_.load(std::memory_order_relaxed);
+      }
       member.sync();
-      if (failed_.load(std::memory_order_relaxed)) return;
+      if (!planned_) return;  // the same for all members: one that fails from here on is waited for
       if (team_) {
         encode_together(member);
       } else {
         guard([&] { encode_batches(*lease); });
+        wait_for_others(member);
       }
     });
-    if (error_) std::rethrow_exception(error_);
     if (stop_.interrupted()) throw Interrupted();
+    if (error_) std::rethrow_exception(error_);
     delivery_.end_window();
   }
 
@@ -253,7 +269,7 @@ class Run {
       Chunk& chunk = chunks_[c];
       for (size_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
         state.content.clear();
-        source_.append(i, state.scratch, state.content, limit);
+        source_.append(i, state.scratch, state.content, limit, stop_);
         add(i, member, state.content, arena, chunk);
       }
     }
@@ -268,7 +284,9 @@ class Run {
       arena.insert(arena.end(), content.begin() + static_cast<ptrdiff_t>(begin),
                    content.begin() + static_cast<ptrdiff_t>(end));
       arena.insert(arena.end(), options_.suffix_ids.begin(), options_.suffix_ids.end());
-      chunk.sequences.push_back({text, static_cast<size_t>(member.index), offset, arena.size() - offset});
+      const bool continues = options_.overflow == Overflow::kWindow && begin > 0;
+      chunk.sequences.push_back({text, static_cast<size_t>(member.index), offset, arena.size() - offset,
+                                 continues ? 0 : options_.pool_skip});
     };
     const size_t size = content.size();
     if (size <= room_) {
@@ -340,6 +358,7 @@ class Run {
       const int32_t* ids = arenas_[s.member].data() + s.offset;
       batch.ids.insert(batch.ids.end(), ids, ids + s.length);
       batch.cu_seqlens.push_back(batch.ids.size());
+      batch.pool_skip.push_back(s.pool_skip);
     }
   }
 
@@ -350,6 +369,16 @@ class Run {
       encoder_.prepare(state.batch, state.workspace, 1);
       if (!encoder_.forward(state.batch, state.workspace, alone, stop_)) return;
       delivery_.deliver(order_.data() + batches_[b], sequences_, state.batch, state.workspace);
+    }
+  }
+
+  /// The calling thread goes on asking for a Ctrl-C while the others finish.
+  void wait_for_others(const Member& member) {
+    finished_.fetch_add(1, std::memory_order_acq_rel);
+    if (member.index != 0) return;
+    while (finished_.load(std::memory_order_acquire) < member.count) {
+      stop_.poll();
+      std::this_thread::yield();
     }
   }
 
@@ -374,12 +403,14 @@ class Run {
   std::vector<size_t> order_;                 // longest first
   std::vector<size_t> batches_;               // bounds in order_
   std::atomic<size_t> next_batch_{0};
+  std::atomic<int> finished_{0};  // members that have no batch left
   bool team_ = false;
   ThreadState* together_ = nullptr;
 
   std::mutex mutex_;
   std::exception_ptr error_;
   std::atomic<bool> failed_{false};
+  bool planned_ = false;  // written by member 0 between two syncs
 };
 
 }  // namespace

@@ -47,9 +47,10 @@ class TokenSource {
   virtual size_t size() const = 0;
   /// A rough size of text i in bytes, to share out the work.
   virtual size_t bytes(size_t i) const = 0;
-  /// Appends the content ids of text i (no special tokens); may stop beyond `limit` ids. Thread-safe.
-  virtual void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids,
-                      size_t limit) const = 0;
+  /// Appends the content ids of text i (no special tokens); may end beyond `limit` ids or when stopped.
+  /// Thread-safe.
+  virtual void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+                      StopToken& stop) const = 0;
 };
 
 class TextSource final : public TokenSource {
@@ -58,8 +59,9 @@ class TextSource final : public TokenSource {
       : tokenizer_(tokenizer), texts_(texts) {}
   size_t size() const override { return texts_.size(); }
   size_t bytes(size_t i) const override { return texts_[i].size(); }
-  void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit) const override {
-    tokenizer_.encode(texts_[i], scratch, ids, limit);
+  void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+              StopToken& stop) const override {
+    tokenizer_.encode(texts_[i], scratch, ids, limit, &stop);
   }
 
  private:
@@ -72,7 +74,7 @@ class IdSource final : public TokenSource {
   explicit IdSource(const std::vector<std::vector<int32_t>>& ids) : ids_(ids) {}
   size_t size() const override { return ids_.size(); }
   size_t bytes(size_t i) const override { return 4 * ids_[i].size(); }
-  void append(size_t i, WordPiece::Scratch&, std::vector<int32_t>& ids, size_t) const override {
+  void append(size_t i, WordPiece::Scratch&, std::vector<int32_t>& ids, size_t, StopToken&) const override {
     ids.insert(ids.end(), ids_[i].begin(), ids_[i].end());
   }
 

@@ -4,6 +4,8 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "base/error.h"
 #include "pipeline/encode.h"
 #include "python/bind.h"
+#include "python/gil.h"
 #include "python/texts.h"
 
 namespace py = pybind11;
@@ -155,7 +158,7 @@ std::unique_ptr<Encoder> make_encoder(const py::dict& config_dict, const py::dic
     head.push_back(std::move(next));
   }
   const Kernels& kernels = kernels_for(active_isa());
-  py::gil_scoped_release release;
+  const GilRelease release;
   return std::make_unique<Encoder>(config, tensors, std::move(modes), std::move(head), kernels);
 }
 
@@ -179,23 +182,27 @@ EncodeOptions options_of(const py::dict& dict) {
   return options;
 }
 
-/// Asks the interpreter for a pending Ctrl-C. The exception is kept as the thread's error indicator would be
-/// lost.
+/// Asks the interpreter for a pending Ctrl-C, which only the main thread is told; the exception is kept until
+/// `rethrow`.
 class InterruptPoll {
  public:
-  bool operator()() {
-    py::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0 && keep();
+  std::function<bool()> callback() {
+    const py::object main = py::module_::import("threading").attr("main_thread")();
+    if (main.attr("ident").cast<unsigned long>() != PyThread_get_thread_ident()) return nullptr;
+    return [this] { return asked(); };
   }
   void rethrow() {
     if (error_) std::rethrow_exception(error_);
   }
 
  private:
-  bool keep() {
+  bool asked() {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() == 0) return false;
     error_ = std::make_exception_ptr(py::error_already_set());
     return true;
   }
+
   std::exception_ptr error_;
 };
 
@@ -203,23 +210,24 @@ py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict&
   const EncodeOptions options = options_of(dict);
   const bool token_embeddings = Options(dict, "options").get<bool>("token_embeddings", false);
   InterruptPoll poll;
-  StopToken stop([&] { return poll(); });
+  StopToken stop(poll.callback());
   EncodeStats stats;
   py::object result;
   try {
     if (token_embeddings) {
       std::vector<std::vector<float>> rows;
       {
-        py::gil_scoped_release release;
+        const GilRelease release;
         stats = encode_tokens(encoder, source, options, rows, stop);
       }
       py::list list;
       const auto hidden = static_cast<py::ssize_t>(encoder.config().hidden_size);
       for (std::vector<float>& text : rows) {
-        auto* kept = new std::vector<float>(std::move(text));
-        const py::capsule owner(kept, [](void* p) { delete static_cast<std::vector<float>*>(p); });
-        list.append(py::array_t<float>({static_cast<py::ssize_t>(kept->size()) / hidden, hidden},
-                                       kept->data(), owner));
+        auto kept = std::make_unique<std::vector<float>>(std::move(text));
+        const py::capsule owner(kept.get(), [](void* p) { delete static_cast<std::vector<float>*>(p); });
+        const std::vector<float>* values = kept.release();
+        list.append(py::array_t<float>({static_cast<py::ssize_t>(values->size()) / hidden, hidden},
+                                       values->data(), owner));
       }
       result = std::move(list);
     } else {
@@ -227,7 +235,7 @@ py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict&
       py::array_t<float> vectors({static_cast<py::ssize_t>(source.size()), dimension});
       float* out = vectors.mutable_data();
       {
-        py::gil_scoped_release release;
+        const GilRelease release;
         stats = encode(encoder, source, options, out, stop);
       }
       result = std::move(vectors);
@@ -247,7 +255,7 @@ double measure_peak(const std::string& precision, double seconds) {
       choose<Precision>(precision, "precision", {{"fp32", Precision::kFp32}, {"int8", Precision::kInt8}}) ==
       Precision::kInt8;
   const Kernels& kernels = kernels_for(active_isa());
-  py::gil_scoped_release release;
+  const GilRelease release;
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   double best = 0;
@@ -274,6 +282,7 @@ void bind_encoder(py::module_& m) {
       .def(py::init(&make_encoder), py::arg("config"), py::arg("tensors"), py::arg("pooling"),
            py::arg("head"), py::arg("precision"))
       .def_property_readonly("dimension", &Encoder::dimension)
+      .def_property_readonly("isa", [](const Encoder& e) { return std::string(isa_name(e.kernels().isa)); })
       .def_property_readonly("memory_bytes", &Encoder::memory_bytes)
       .def("encode",
            [](const Encoder& encoder, const py::list& texts, const WordPiece& tokenizer,

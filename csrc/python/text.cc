@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "python/bind.h"
+#include "python/gil.h"
 #include "python/texts.h"
 #include "text/wordpiece.h"
 
@@ -45,7 +46,7 @@ py::list encode(const WordPiece& tokenizer, const py::object& text) {
   const std::string_view view = utf8_view(text, keep);
   std::vector<int32_t> ids;
   {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     WordPiece::Scratch scratch;
     tokenizer.encode(view, scratch, ids);
   }
@@ -57,7 +58,7 @@ py::list encode_batch(const WordPiece& tokenizer, const py::object& texts) {
   std::vector<int32_t> ids;
   std::vector<size_t> ends;
   {
-    const py::gil_scoped_release release;
+    const GilRelease release;
     WordPiece::Scratch scratch;
     ends.reserve(batch.size());
     for (const std::string_view text : batch.views()) {

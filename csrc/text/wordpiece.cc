@@ -148,11 +148,12 @@ namespace {
 template <typename Tables, typename Buffers>
 class Encoding {
  public:
-  Encoding(const Tables& tables, Buffers& buffers, std::vector<int32_t>& ids, size_t limit)
+  Encoding(const Tables& tables, Buffers& buffers, std::vector<int32_t>& ids, size_t limit, StopToken* stop)
       : t_(tables),
         b_(buffers),
         ids_(ids),
-        most_(limit > ids.max_size() - ids.size() ? ids.max_size() : ids.size() + limit) {}
+        most_(limit > ids.max_size() - ids.size() ? ids.max_size() : ids.size() + limit),
+        stop_(stop) {}
 
   void text(std::string_view text) {
     const bool windowed = t_.normalized.empty();
@@ -160,6 +161,7 @@ class Encoding {
     size_t from = 0;   // where the search for added tokens goes on
     size_t until = 0;  // the end of the window
     while (begin < text.size() || from < text.size()) {
+      if (stop_ != nullptr && stop_->poll()) return;
       // Once a window, not once a match: the search for its end may read all that is left.
       if (std::max(begin, from) >= until)
         until = windowed ? window_end(text, std::max(begin, from)) : text.size();
@@ -407,6 +409,7 @@ class Encoding {
   Buffers& b_;
   std::vector<int32_t>& ids_;
   const size_t most_;
+  StopToken* stop_;
 };
 
 }  // namespace
@@ -414,9 +417,9 @@ class Encoding {
 WordPiece::WordPiece(WordPieceOptions options) : tables_(std::make_unique<const Tables>(options)) {}
 WordPiece::~WordPiece() = default;
 
-void WordPiece::encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids,
-                       size_t limit) const {
-  Encoding(*tables_, *scratch.buffers_, ids, limit).text(text);
+void WordPiece::encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+                       StopToken* stop) const {
+  Encoding(*tables_, *scratch.buffers_, ids, limit, stop).text(text);
 }
 
 size_t WordPiece::vocab_size() const { return tables_->vocab_size; }

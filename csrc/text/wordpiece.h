@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/stop.h"
+
 namespace embedkit {
 
 /// A token that is matched in the text before WordPiece sees it (`added_tokens` of tokenizer.json).
@@ -58,10 +60,10 @@ class WordPiece {
   WordPiece& operator=(const WordPiece&) = delete;
 
   /// Appends the ids of `text` to `ids`: no template tokens ([CLS], [SEP]), no truncation. May stop once more
-  /// than `limit` ids have been appended; the first `limit` ids are then those of the whole text. Throws
-  /// InvalidArgument if `text` is not valid UTF-8.
-  void encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids,
-              size_t limit = kNoLimit) const;
+  /// than `limit` ids have been appended; the first `limit` ids are then those of the whole text. Also ends,
+  /// with part of the ids, soon after `stop` is stopped. Throws InvalidArgument if `text` is not valid UTF-8.
+  void encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids, size_t limit = kNoLimit,
+              StopToken* stop = nullptr) const;
 
   size_t vocab_size() const;
 

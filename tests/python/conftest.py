@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,15 @@ def _vocabulary() -> list[str]:
         "##tion",
     ]
     return [*_SPECIAL, *dict.fromkeys(pieces)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _away_from_the_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`python -c` looks in the working directory first: at the root it finds sources without the core."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("cwd"))
+    yield
+    os.chdir(before)
 
 
 def tiny_model(

@@ -61,5 +61,5 @@ def test_commands_of_the_make_targets_are_spelled_out() -> None:
 
 
 def test_files_that_the_readme_names_exist() -> None:
-    for name in re.findall(r"\]\(([\w./-]+)\)|`((?:benchmarks|examples)/[\w./-]+)`", README):
+    for name in re.findall(r"\]\(([\w./-]+)\)|`((?:benchmarks|examples)/[\w./-]+\.\w+)`", README):
         assert (ROOT / (name[0] or name[1])).exists(), name

@@ -141,17 +141,22 @@ void same_bits_everywhere(Isa isa, Precision precision) {
 void windows_are_averaged(Isa isa) {
   const Encoder encoder = Model(Precision::kFp32).encoder(isa);
   const size_t width = encoder.dimension();
-  EncodeOptions options = options_for(2);
-  options.overflow = Overflow::kWindow;
-  const auto text =
-      std::vector<int32_t>(50, 7);  // windows of 32 and 18, with [CLS] and [SEP] 34 and 20 tokens
-  const std::vector<float> got = vectors(encoder, {text, {3}}, options);
-  const std::vector<float> first = vectors(encoder, {std::vector<int32_t>(32, 7)}, options);
-  const std::vector<float> second = vectors(encoder, {std::vector<int32_t>(18, 7)}, options);
-  double norm = 0;
-  std::vector<double> mean(width);
-  for (size_t i = 0; i < width; ++i) norm += std::pow(mean[i] = (34.0 * first[i] + 20.0 * second[i]) / 54, 2);
-  for (size_t i = 0; i < width; ++i) CHECK(std::abs(got[i] - mean[i] / std::sqrt(norm)) < 1e-6);
+  for (const size_t skip : {0, 5}) {  // a prompt of 5 tokens, which only the first window holds
+    EncodeOptions options = options_for(2);
+    options.pool_skip = skip;
+    const auto text =
+        std::vector<int32_t>(50, 7);  // windows of 32 and 18, with [CLS] and [SEP] 34 and 20 tokens
+    const std::vector<float> first = vectors(encoder, {std::vector<int32_t>(32, 7)}, options);
+    options.overflow = Overflow::kWindow;
+    const std::vector<float> got = vectors(encoder, {text, {3}}, options);
+    options.pool_skip = 0;
+    const std::vector<float> second = vectors(encoder, {std::vector<int32_t>(18, 7)}, options);
+    const double weight = 34.0 - static_cast<double>(skip);
+    double norm = 0;
+    std::vector<double> mean(width);
+    for (size_t i = 0; i < width; ++i) norm += std::pow(mean[i] = weight * first[i] + 20.0 * second[i], 2);
+    for (size_t i = 0; i < width; ++i) CHECK(std::abs(got[i] - mean[i] / std::sqrt(norm)) < 1e-6);
+  }
 }
 
 void options_are_kept(Isa isa) {
