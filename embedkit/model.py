@@ -158,7 +158,7 @@ class Model:
             "dimension": self.get_embedding_dimension(),
             "precision": engine.precision,
             "device": self.device,
-            "isa": _core.active_isa(),
+            "isa": engine.core.isa,
             "threads": self._threads,
             "max_length": self._max_length,
             "on_overflow": self._on_overflow,
