@@ -26,9 +26,9 @@ inline void product(const float* a, size_t lda, size_t rows, const float* b, siz
   if (c < columns) tile_of_height<V, kRows, 1>(rows, a, lda, b + c, ldb, k, nullptr, out + c, ld_out);
 }
 
-/// scores = exp(factor * (scores - max)); returns their sum.
+/// scores = softmax(factor * scores) of `length` scores, zero up to `padded`.
 template <class V>
-inline float softmax_numerators(float* scores, size_t length, size_t padded, float factor) {
+inline void softmax(float* scores, size_t length, size_t padded, float factor) {
   const float lowest = std::numeric_limits<float>::lowest();
   const size_t whole = length / V::kLanes * V::kLanes;
   auto high = V::set1(lowest);
@@ -48,7 +48,8 @@ inline float softmax_numerators(float* scores, size_t length, size_t padded, flo
     V::store(scores + whole, e);
     sum = V::add(sum, e);
   }
-  return V::sum(sum);
+  const auto inverse = V::set1(1.0f / V::sum(sum));
+  for (size_t i = 0; i < padded; i += V::kLanes) V::store(scores + i, V::mul(V::load(scores + i), inverse));
 }
 
 template <class V, int kRows>
@@ -69,22 +70,17 @@ void attention(const AttentionTask& task) {
     for (size_t d = 0; d < features; d += V::kLanes)
       V::transpose(task.k + j * task.ld + d, task.ld, transposed + d * keys + j, keys);
   const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
+  const bool whole = features == task.head_size;  // whole vectors: the tile can write the result itself
   over_tiles(task.length, kRows, [&](size_t row, size_t height) {
     product<V, kRows>(task.q + row * task.ld, task.ld, height, transposed, keys, task.head_size, scores, keys,
                       keys);
-    float inverse[kRows];
-    for (size_t r = 0; r < height; ++r)
-      inverse[r] = 1.0f / softmax_numerators<V>(scores + r * keys, task.length, keys, factor);
-    product<V, kRows>(scores, keys, height, task.v, task.ld, task.length, block, features, features);
-    for (size_t r = 0; r < height; ++r) {
-      const float* from = block + r * features;
-      float* to = task.out + (row + r) * task.ld_out;
-      const auto scale = V::set1(inverse[r]);
-      size_t d = 0;
-      for (; d + V::kLanes <= task.head_size; d += V::kLanes)
-        V::store(to + d, V::mul(V::load(from + d), scale));
-      if (d < task.head_size) V::store_first(to + d, V::mul(V::load(from + d), scale), task.head_size - d);
-    }
+    for (size_t r = 0; r < height; ++r) softmax<V>(scores + r * keys, task.length, keys, factor);
+    float* out = task.out + row * task.ld_out;
+    product<V, kRows>(scores, keys, height, task.v, task.ld, task.length, whole ? out : block,
+                      whole ? task.ld_out : features, features);
+    if (!whole)
+      for (size_t r = 0; r < height; ++r)
+        std::copy_n(block + r * features, task.head_size, out + r * task.ld_out);
   });
 }
 

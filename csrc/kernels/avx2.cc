@@ -29,7 +29,7 @@ void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
           *to++ = n < out && k < in ? weights[n * in + k] : int16_t{0};
 }
 
-/// The integer products of R rows with one panel, handed to `finish(row, vector, sums)`.
+/// The integer products of R rows with one panel, handed to `finish(vector)(row, sums)`.
 template <int R, class Finish>
 inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride, const int16_t* b,
                                                          size_t groups, Finish&& finish) {
@@ -52,10 +52,12 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
         acc[r][c] = _mm256_add_epi32(acc[r][c], _mm256_madd_epi16(x, column[c]));
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) finish(r, c, acc[r][c]);
+  for (int c = 0; c < kVectors; ++c) {
+    const auto finish_row = finish(c);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) finish_row(r, acc[r][c]);
+  }
 }
 
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
@@ -63,14 +65,16 @@ template <int R>
 __attribute__((noinline)) void int8_tile(const QuantisedRows& x, const int16_t* weights, size_t groups,
                                          const float* scale, const float* row_sums, const float* bias,
                                          float* out, size_t ld_out) {
-  int8_products<R>(
-      x.data, x.stride, weights, groups, [&](int r, int c, __m256i sums) __attribute__((always_inline)) {
-        const __m256 start = _mm256_fmadd_ps(_mm256_set1_ps(x.lowest[r]), _mm256_loadu_ps(row_sums + c * 8),
-                                             _mm256_loadu_ps(bias + c * 8));
-        const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(x.scale[r]));
-        _mm256_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 8,
-                         _mm256_fmadd_ps(scaled, _mm256_loadu_ps(scale + c * 8), start));
-      });
+  // The vectors of the columns are loaded again for each row: with them, 16 registers would be too few.
+  int8_products<R>(x.data, x.stride, weights, groups, [&](int c) __attribute__((always_inline)) {
+    return [&, c](int r, __m256i sums) __attribute__((always_inline)) {
+      const __m256 start = _mm256_fmadd_ps(_mm256_set1_ps(x.lowest[r]), _mm256_loadu_ps(row_sums + c * 8),
+                                           _mm256_loadu_ps(bias + c * 8));
+      const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(x.scale[r]));
+      _mm256_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 8,
+                       _mm256_fmadd_ps(scaled, _mm256_loadu_ps(scale + c * 8), start));
+    };
+  });
 }
 
 template <int... I>
@@ -103,13 +107,15 @@ void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& line
   for (size_t column = 0; column < linear.out_features; column += kPanel)
     for (size_t row = 0; row < rows; ++row)
       int8_products<1>(x.data + row * x.stride, x.stride, weights + column * groups * kGroup, groups,
-                       [&](int, int c, __m256i sums) {
-                         alignas(32) int32_t lanes[8];
-                         _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
-                         for (size_t i = 0; i < 8; ++i) {
-                           const size_t n = column + static_cast<size_t>(c) * 8 + i;
-                           if (n < linear.out_features) out[row * ld_out + n] = lanes[i];
-                         }
+                       [&](int c) {
+                         return [=](int, __m256i sums) {
+                           alignas(32) int32_t lanes[8];
+                           _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
+                           for (size_t i = 0; i < 8; ++i) {
+                             const size_t n = column + static_cast<size_t>(c) * 8 + i;
+                             if (n < linear.out_features) out[row * ld_out + n] = lanes[i];
+                           }
+                         };
                        });
 }
 

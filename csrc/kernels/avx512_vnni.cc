@@ -32,7 +32,7 @@ void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
       }
 }
 
-/// The integer products of R rows with one panel, handed to `finish(row, vector, sums)`.
+/// The integer products of R rows with one panel, handed to `finish(vector)(row, sums)`.
 template <int R, class Finish>
 inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride, const int8_t* b,
                                                          size_t groups, Finish&& finish) {
@@ -54,10 +54,12 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
       for (int c = 0; c < kVectors; ++c) acc[r][c] = _mm512_dpbusd_epi32(acc[r][c], x, column[c]);
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) finish(r, c, acc[r][c]);
+  for (int c = 0; c < kVectors; ++c) {
+    const auto finish_row = finish(c);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) finish_row(r, acc[r][c]);
+  }
 }
 
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
@@ -65,14 +67,17 @@ template <int R>
 __attribute__((noinline)) void int8_tile(const QuantisedRows& x, const int8_t* weights, size_t groups,
                                          const float* scale, const float* row_sums, const float* bias,
                                          float* out, size_t ld_out) {
-  int8_products<R>(
-      x.data, x.stride, weights, groups, [&](int r, int c, __m512i sums) __attribute__((always_inline)) {
-        const __m512 start = _mm512_fmadd_ps(_mm512_set1_ps(x.lowest[r]), _mm512_loadu_ps(row_sums + c * 16),
-                                             _mm512_loadu_ps(bias + c * 16));
-        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(x.scale[r]));
-        _mm512_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 16,
-                         _mm512_fmadd_ps(scaled, _mm512_loadu_ps(scale + c * 16), start));
-      });
+  int8_products<R>(x.data, x.stride, weights, groups, [&](int c) __attribute__((always_inline)) {
+    const __m512 column_scale = _mm512_loadu_ps(scale + c * 16);
+    const __m512 column_sum = _mm512_loadu_ps(row_sums + c * 16);
+    const __m512 column_bias = _mm512_loadu_ps(bias + c * 16);
+    return [=, &x](int r, __m512i sums) __attribute__((always_inline)) {
+      const __m512 start = _mm512_fmadd_ps(_mm512_set1_ps(x.lowest[r]), column_sum, column_bias);
+      const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(x.scale[r]));
+      _mm512_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 16,
+                       _mm512_fmadd_ps(scaled, column_scale, start));
+    };
+  });
 }
 
 template <int... I>
@@ -105,13 +110,15 @@ void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& line
   for (size_t column = 0; column < linear.out_features; column += kPanel)
     for (size_t row = 0; row < rows; ++row)
       int8_products<1>(x.data + row * x.stride, x.stride, weights + column * groups * kGroup, groups,
-                       [&](int, int c, __m512i sums) {
-                         alignas(64) int32_t lanes[16];
-                         _mm512_store_si512(lanes, sums);
-                         for (size_t i = 0; i < 16; ++i) {
-                           const size_t n = column + static_cast<size_t>(c) * 16 + i;
-                           if (n < linear.out_features) out[row * ld_out + n] = lanes[i];
-                         }
+                       [&](int c) {
+                         return [=](int, __m512i sums) {
+                           alignas(64) int32_t lanes[16];
+                           _mm512_store_si512(lanes, sums);
+                           for (size_t i = 0; i < 16; ++i) {
+                             const size_t n = column + static_cast<size_t>(c) * 16 + i;
+                             if (n < linear.out_features) out[row * ld_out + n] = lanes[i];
+                           }
+                         };
                        });
 }
 

@@ -83,7 +83,7 @@ struct Kernels {
                         size_t ld_out);
 
   void (*quantise)(const float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows& out);
-  /// x = activation(x) in place, and its quantised form when `quantised` is given.
+  /// x = activation(x) in place, or its quantised form into `quantised`, which leaves x undefined.
   void (*activate)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
                    const QuantisedRows* quantised);
   /// x = layer_norm(x + y) * gamma + beta in place (y may be null), and its quantised form when `quantised`

@@ -73,23 +73,33 @@ void quantise_rows(const float* x, size_t ld, size_t rows, size_t columns, const
   }
 }
 
-template <class V, typename Q, Activation kActivation>
+/// With `quantised` the floats in x are scratch: only what is quantised from them is used.
+template <class V, typename Q, Activation kActivation, bool kQuantised>
 void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows* quantised) {
   for (size_t r = 0; r < rows; ++r, x += ld) {
     Range<V> range;
     over_columns<V>(
         columns,
         [&](size_t i) {
-          const auto y = activation<V, kActivation>(V::load(x + i));
+          const auto y = activation<V, kActivation, kQuantised>(V::load(x + i));
           V::store(x + i, y);
-          range.add(y);
+          if constexpr (kQuantised) range.add(y);
         },
         [&](size_t i, size_t n) {
-          const auto y = activation<V, kActivation>(V::load_first(x + i, n));
+          const auto y = activation<V, kActivation, kQuantised>(V::load_first(x + i, n));
           V::store_first(x + i, y, n);
-          range.add_first(y, n);
+          if constexpr (kQuantised) range.add_first(y, n);
         });
-    if (quantised != nullptr) quantise_row<V, Q>(x, columns, range, *quantised, r);
+    if constexpr (kQuantised) quantise_row<V, Q>(x, columns, range, *quantised, r);
+  }
+}
+
+template <class V, typename Q, Activation kActivation>
+void activate_as(float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows* quantised) {
+  if (quantised != nullptr) {
+    activate_rows<V, Q, kActivation, true>(x, ld, rows, columns, quantised);
+  } else {
+    activate_rows<V, Q, kActivation, false>(x, ld, rows, columns, nullptr);
   }
 }
 
@@ -98,17 +108,17 @@ void activate(Activation activation, float* x, size_t ld, size_t rows, size_t co
               const QuantisedRows* quantised) {
   switch (activation) {
     case Activation::kIdentity:
-      return activate_rows<V, Q, Activation::kIdentity>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kIdentity>(x, ld, rows, columns, quantised);
     case Activation::kGelu:
-      return activate_rows<V, Q, Activation::kGelu>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kGelu>(x, ld, rows, columns, quantised);
     case Activation::kGeluTanh:
-      return activate_rows<V, Q, Activation::kGeluTanh>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kGeluTanh>(x, ld, rows, columns, quantised);
     case Activation::kRelu:
-      return activate_rows<V, Q, Activation::kRelu>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kRelu>(x, ld, rows, columns, quantised);
     case Activation::kTanh:
-      return activate_rows<V, Q, Activation::kTanh>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kTanh>(x, ld, rows, columns, quantised);
     case Activation::kSigmoid:
-      return activate_rows<V, Q, Activation::kSigmoid>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kSigmoid>(x, ld, rows, columns, quantised);
   }
 }
 

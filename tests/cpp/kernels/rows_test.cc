@@ -68,15 +68,18 @@ void activate(const Kernels& kernels) {
       CHECK(std::abs(x.row(0)[c] - want) <= 1.5e-6 + 4e-7 * std::abs(in[c]));
     }
   }
-  // Fused quantisation gives what the two steps give.
-  Matrix x(5, 77, 4, -3, 3), y(5, 77, 4, -3, 3);
-  Quantised fused(kernels, 5, 77), after(kernels, 5, 77);
+  // Quantised in the same pass: within half a step, and the coarser GELU's error, of the exact value.
+  Matrix x(5, 77, 4, -6, 6);
+  Matrix in(5, 77, 4, -6, 6);
+  Quantised fused(kernels, 5, 77);
   const QuantisedRows view = fused.view();
   kernels.activate(Activation::kGelu, x.row(0), x.ld, 5, 77, &view);
-  kernels.activate(Activation::kGelu, y.row(0), y.ld, 5, 77, nullptr);
-  kernels.quantise(y.row(0), y.ld, 5, 77, after.view());
   for (size_t r = 0; r < 5; ++r)
-    for (size_t c = 0; c < 77; ++c) CHECK_EQ(fused.at(kernels, r, c), after.at(kernels, r, c));
+    for (size_t c = 0; c < 77; ++c) {
+      const double back = double{fused.scale[r]} * fused.at(kernels, r, c) + fused.lowest[r];
+      const double allowed = 0.501 * fused.scale[r] + 8e-5 + 1.4e-4 * std::abs(in.row(r)[c]);
+      CHECK(std::abs(back - exact(Activation::kGelu, in.row(r)[c])) <= allowed);
+    }
 }
 
 void layer_norm(const Kernels& kernels) {
