@@ -34,6 +34,7 @@ lint:
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy embedkit
+	$(VENV)/bin/python csrc/text/generate_tables.py --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
 
 # The C++ tests under the address, undefined-behaviour and thread sanitizers. gcc's thread sanitizer cannot start

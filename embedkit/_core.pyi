@@ -5,9 +5,9 @@ from typing import Any, TypedDict
 import numpy.typing as npt
 
 def active_isa() -> str:
-    """The instruction set in use: "reference", "avx2" or "avx512_vnni".
+    """The instruction set that an `Encoder` made now runs on: "reference", "avx2" or "avx512_vnni".
 
-    ``EMBEDKIT_ISA`` forces one.
+    ``EMBEDKIT_ISA``, which is read by each call, forces one.
 
     Raises:
         ValueError: EMBEDKIT_ISA names one that is unknown or that this machine lacks.
@@ -56,6 +56,10 @@ class Encoder:
 
     dimension: int
     memory_bytes: int
+    @property
+    def isa(self) -> str:
+        """The instruction set that it runs on, chosen when it was made; one of `available_isas`."""
+
     def __init__(
         self,
         config: dict[str, int | float | str],

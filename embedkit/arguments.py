@@ -17,11 +17,36 @@ __all__ = [
     "check_precision",
     "check_prompts",
     "check_similarity",
+    "check_threads",
     "check_truncate_dim",
+    "check_unsupported",
 ]
 
+MAX_THREADS = 1024
 OVERFLOWS = ("truncate", "error", "window")
 PRECISIONS = ("auto", "fp32", "int8")
+
+_FOLDER_ONLY = "embedkit takes a model folder as it is"
+# Arguments of sentence-transformers, and why each is refused.
+_UNSUPPORTED = {
+    "Encoder": {
+        "modules": "give a folder that SentenceTransformer.save_pretrained wrote",
+        "trust_remote_code": "embedkit never runs code of a model folder",
+        "use_auth_token": "its name is token",
+        "model_kwargs": _FOLDER_ONLY,
+        "processor_kwargs": _FOLDER_ONLY,
+        "tokenizer_kwargs": _FOLDER_ONLY,
+        "config_kwargs": _FOLDER_ONLY,
+        "model_card_data": "embedkit keeps the README.md of the folder",
+        "backend": "embedkit has one, its own",
+    },
+    "encode": {
+        "pool": "embedkit encodes in one process, on Encoder(threads=...)",
+        "chunk_size": "it is for a pool of processes; encode_iter(block_size=...) streams",
+        "task": "no model here has routes for tasks; encode_query and encode_document set prompts",
+        "processing_kwargs": "give Encoder(max_length=...) instead",
+    },
+}
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
@@ -30,15 +55,22 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
     return value
 
 
-def check_positive(name: str, value: Any) -> int:
-    """An int of at least 1 (numpy's too)."""
+def check_positive(name: str, value: Any, most: int = 2**31 - 1) -> int:
+    """An int (numpy's too) from 1 to ``most``."""
     try:
         number = value.__index__()
     except AttributeError:
         raise TypeError(f"{name} must be a positive integer, not {value!r}") from None
     if isinstance(value, bool) or number < 1:
         raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    if number > most:
+        raise ValueError(f"{name} must be at most {most}, not {number}")
     return int(number)
+
+
+def check_threads(value: Any) -> int:
+    """How many threads to start; more than `MAX_THREADS` is a mistake, and the system may refuse them."""
+    return check_positive("threads", value, MAX_THREADS)
 
 
 def check_device(device: Any) -> str:
@@ -84,8 +116,9 @@ def check_prompts(prompts: Any) -> dict[str, str]:
 
 
 def check_similarity(name: Any) -> str:
-    """The name of a similarity function."""
-    return _one_of("similarity_fn_name", name, SIMILARITIES)
+    """The name of a similarity function; also from the enum of sentence-transformers. None is cosine."""
+    name = getattr(name, "value", name)
+    return "cosine" if name is None else _one_of("similarity_fn_name", name, SIMILARITIES)
 
 
 def check_dtype(output_dtype: Any, precision: Any) -> str:
@@ -96,6 +129,16 @@ def check_dtype(output_dtype: Any, precision: Any) -> str:
         )
     value = precision if output_dtype is None else output_dtype
     return "float32" if value is None else _one_of("output_dtype", value, DTYPES)
+
+
+def check_unsupported(function: str, options: Mapping[str, Any]) -> None:
+    """Refuse arguments of sentence-transformers that embedkit has no use for, unless None or False."""
+    reasons = _UNSUPPORTED[function]
+    for name, value in options.items():
+        if name not in reasons:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        if value is not None and value is not False:
+            raise ValueError(f"{function}({name}=...) is not supported: {reasons[name]}")
 
 
 def check_max_length(value: Any, special_tokens: int, positions: int) -> int:

@@ -11,15 +11,15 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from embedkit import __version__
+from embedkit.arguments import check_positive, check_threads
 from embedkit.index import (
-    BuildError,
     Index,
-    IndexDamagedError,
     IndexExistsError,
     IndexNotFoundError,
     InputError,
@@ -91,9 +91,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InputError, IndexExistsError, IndexNotFoundError) as error:
         _complain(str(error))
         return EXIT_USAGE
-    except (BuildError, IndexDamagedError, ModelMismatchError, ImportError, OSError) as error:
-        _complain(str(error))
+    except MemoryError as error:
+        _complain(f"out of memory: {error}".removesuffix(": "))
         return EXIT_FAILED
+    except (ModelMismatchError, ImportError, OSError, RuntimeError, TypeError) as error:
+        _complain(str(error))  # BuildError and IndexDamagedError are RuntimeErrors
+        return EXIT_FAILED
+
+
+def _add_threads(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--threads", type=_integer(check_threads), metavar="N", help="threads (default: all processors)"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         help="Faiss index: Flat, IVF1024,Flat, …; auto (default) is Flat below 20,000 documents, else IVF",
     )
     build.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
-    build.add_argument("--threads", type=_positive, metavar="N", help="threads (default: all processors)")
+    _add_threads(build)
     build.add_argument(
         "--on-error", choices=("stop", "skip"), default="stop", help="at a malformed line (default: stop)"
     )
@@ -145,13 +154,21 @@ def _parser() -> argparse.ArgumentParser:
     query.add_argument("index", metavar="INDEX", help="index folder")
     query.add_argument("texts", nargs="*", metavar="TEXT", help="a query")
     query.add_argument("--file", metavar="FILE", help="read a query per line from FILE; - is standard input")
-    query.add_argument("-k", type=_positive, default=10, help="documents per query (default: 10)")
     query.add_argument(
-        "--nprobe", type=_positive, metavar="N", help="inverted lists to visit (default: as built)"
+        "-k",
+        type=_integer(partial(check_positive, "k")),
+        default=10,
+        help="documents per query (default: 10)",
+    )
+    query.add_argument(
+        "--nprobe",
+        type=_integer(partial(check_positive, "nprobe")),
+        metavar="N",
+        help="inverted lists to visit (default: as built)",
     )
     query.add_argument("--json", action="store_true", help="print a JSON object per document found")
     query.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
-    query.add_argument("--threads", type=_positive, metavar="N", help="threads (default: all processors)")
+    _add_threads(query)
 
     info = commands.add_parser("info", help="say what an index holds")
     info.set_defaults(run=_info)
@@ -166,11 +183,19 @@ corpus may be larger than memory; the finished index' vectors must fit (4 bytes 
 Blank texts are skipped and counted. The index appears when it is complete, or not at all."""
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
+def _integer(check: Callable[[Any], int]) -> Callable[[str], int]:
+    """A type for argparse: an integer that ``check`` accepts."""
+
+    def parse(text: str) -> int:
+        value: int | str = text
+        with contextlib.suppress(ValueError):  # then the check says what is wrong with the text
+            value = int(text)
+        try:
+            return check(value)
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
 def _build(arguments: argparse.Namespace) -> int:
@@ -277,10 +302,8 @@ def _search(index: Index, texts: list[str], arguments: argparse.Namespace) -> li
     except (ValueError, FileNotFoundError) as error:
         if isinstance(error, ModelMismatchError):
             raise
-        raise _CommandError(
-            EXIT_FAILED,
-            f"the index' model cannot be loaded: {error}; if it was moved, say where with --model",
-        ) from error
+        hint = "; if it was moved, say where with --model" if isinstance(error, FileNotFoundError) else ""
+        raise _CommandError(EXIT_FAILED, f"the index' model cannot be loaded: {error}{hint}") from error
     try:
         return index.search(texts, arguments.k, nprobe=arguments.nprobe)
     except ValueError as error:

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeVar, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import check_device, check_dtype, check_positive, check_truncate_dim
+from .arguments import check_device, check_dtype, check_positive, check_truncate_dim, check_unsupported
 from .engine import Plan
-from .inputs import as_texts, progress, windows
+from .inputs import as_texts, check_unicode, progress, windows
 from .model import Model
 from .output import NUMPY_DTYPES, checked_ranges, output_width
 
@@ -39,6 +39,7 @@ class Encoder(Model):
 
     Args:
         model: a model folder, a name on the Hugging Face Hub, or None for the model that the package carries.
+            sentence-transformers calls it ``model_name_or_path``; that name is taken too.
         device: ``"auto"`` or ``"cpu"``. ``"cuda"`` is refused until its backend exists.
         precision: ``"fp32"``, ``"int8"``, or ``"auto"`` for that of the folder. An fp32 folder is quantised
             for ``"int8"``.
@@ -53,6 +54,7 @@ class Encoder(Model):
         default_prompt_name: the prompt used when `encode` is given none.
         similarity_fn_name: ``"cosine"``, ``"dot"``, ``"euclidean"``, ``"manhattan"``; None for the folder's.
         truncate_dim: how many dimensions `encode` keeps; None for the folder's.
+        unsupported: further arguments of ``SentenceTransformer``, which must be None or False.
 
     Raises:
         FileNotFoundError: the model, or a file of its folder, is not there.
@@ -123,10 +125,13 @@ class Encoder(Model):
         device: str | None = ...,
         normalize_embeddings: bool = ...,
         truncate_dim: int | None = ...,
+        pool: None = ...,
+        chunk_size: None = ...,
         *,
         output_dtype: Dtype | None = ...,
         ranges: npt.ArrayLike | None = ...,
         inputs: str | Texts | None = ...,
+        **unsupported: None,
     ) -> Any: ...
 
     def encode(  # noqa: PLR0917 (the positions of sentence-transformers)
@@ -143,10 +148,13 @@ class Encoder(Model):
         device: str | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        pool: None = None,
+        chunk_size: None = None,
         *,
         output_dtype: Dtype | None = None,
         ranges: npt.ArrayLike | None = None,
         inputs: str | Texts | None = None,
+        **unsupported: None,
     ) -> Any:
         """Encode one text or several.
 
@@ -158,26 +166,30 @@ class Encoder(Model):
             prompt: the prompt itself; outranks ``prompt_name``.
             batch_size: most texts of a batch; None leaves it to the core. It never changes a vector.
             show_progress_bar: True shows one on a terminal; None if the logger "embedkit" is at INFO.
-            output_value: ``"sentence_embedding"``, or ``"token_embeddings"`` for the vectors of every token
-                before the pooling, special tokens counted.
+            output_value: ``"sentence_embedding"``, or ``"token_embeddings"`` for the float32 vectors of every
+                token before the pooling, special tokens counted; they are not truncated or normalized.
             precision, output_dtype: two names for the type of the vectors: ``"float32"``, ``"int8"``,
                 ``"uint8"``, or ``"binary"`` and ``"ubinary"`` with 8 dimensions a byte.
             convert_to_numpy: False returns a list of torch tensors.
-            convert_to_tensor: True returns one torch tensor; outranks ``convert_to_numpy``.
+            convert_to_tensor: True returns one torch tensor (token embeddings: a list); outranks
+                ``convert_to_numpy``.
             device: None, or the encoder's own device.
             normalize_embeddings: scale the vectors to length 1.
             truncate_dim: how many dimensions to keep; None for the encoder's own.
             ranges: (2, dimension) minima and maxima for int8 and uint8; None for those saved in the folder.
             inputs: what sentence-transformers 6 calls ``sentences``.
+            pool, chunk_size, unsupported: further arguments of sentence-transformers, which must be None.
 
         Returns:
             (dim,) for one text, (n, dim) for several in their order, (0,) for an empty list as
-            sentence-transformers does. Token embeddings are (tokens, hidden_size), several in a list.
+            sentence-transformers does. Token embeddings are (tokens, hidden_size), several in a list, and
+            numpy arrays unless tensors are asked for.
 
         Raises:
             TypeError: a text is not a str (its index is named).
             ValueError: an argument is out of range, a text is not valid Unicode, or the encoder is closed.
         """
+        check_unsupported("encode", {"pool": pool, "chunk_size": chunk_size, **unsupported})
         if output_value not in ("sentence_embedding", "token_embeddings"):
             raise ValueError(
                 f"output_value={output_value!r} is not known; "
@@ -187,6 +199,10 @@ class Encoder(Model):
             check_device(device)
         of_tokens = output_value == "token_embeddings"
         dtype = check_dtype(output_dtype, precision)
+        if of_tokens and dtype != "float32":
+            raise ValueError(
+                f"output_dtype={dtype!r} is for sentence embeddings; token embeddings are float32"
+            )
         plan = self._plan(
             prompt_name=prompt_name,
             prompt=prompt,
@@ -201,7 +217,7 @@ class Encoder(Model):
             raise TypeError("sentences and inputs are two names for the texts; give one of them")
         texts, single = as_texts(sentences if inputs is None else inputs)
         result = self._encode_all(texts, plan, show_progress_bar)
-        if convert_to_tensor or not (convert_to_numpy or of_tokens):
+        if convert_to_tensor or not convert_to_numpy:
             result = _to_torch(result, one=convert_to_tensor)
         elif not texts and not of_tokens:
             result = np.array([])
@@ -232,11 +248,12 @@ class Encoder(Model):
     ) -> Any:
         """`encode` for documents: with the prompt "document" unless another one is given.
 
-        Every model has that prompt, if only an empty one, as in sentence-transformers: one named "passage" is
-        used when asked for by its name.
+        Every model has that prompt, if only an empty one, as in sentence-transformers: one named "passage" or
+        "corpus" is used when asked for by its name, or when "document" was deleted from `prompts`.
         """
         if prompt_name is None and prompt is None:
-            prompt_name = "document"
+            names = ("document", "passage", "corpus")
+            prompt_name = next((name for name in names if name in self.prompts), None)
         return self.encode(sentences, prompt_name, prompt, *args, **options)
 
     def encode_iter(
@@ -309,6 +326,7 @@ class Encoder(Model):
             prompt = self._prompt_text(prompt_name)
         elif not isinstance(prompt, str):
             raise TypeError(f"prompt must be a str, not {type(prompt).__name__}")
+        check_unicode("the prompt", prompt)
         tokenizer = engine.tokenizer
         options = {
             "threads": self._threads,
@@ -335,8 +353,9 @@ class Encoder(Model):
             return checked_ranges(ranges, width)
         folder = self._engine.folder
         changed = normalize and not (folder.normalizes and width == folder.dimension)
-        if folder.stamp.ranges is not None and not changed and width == folder.output_dimension:
-            return checked_ranges(folder.stamp.ranges, width)
+        saved = folder.ranges(width)
+        if saved is not None and not changed:
+            return checked_ranges(saved, width)
         why = "none are saved in the model folder"
         if folder.stamp.ranges is not None:
             why = "those saved in the model folder are for vectors truncated or normalized otherwise"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from . import _core
 from .folder import ModelFolder
-from .inputs import outside_level, surrogate_error
+from .inputs import check_unicode, outside_level
 from .output import convert
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import core_head, core_tensors
@@ -118,9 +118,8 @@ class Engine:
             else:
                 result, stats = self.core.encode_ids(tokenizer.encode_batch(texts), options)
         except (TypeError, ValueError):
-            error = surrogate_error(block, first)
-            if error is not None:
-                raise error from None
+            for index, text in enumerate(block, first):
+                check_unicode(f"texts[{index}]", text)
             raise
         counts.add(len(block), stats, plan.options["max_length"])
         return result if plan.options["token_embeddings"] else convert(result, plan.dtype, plan.ranges)

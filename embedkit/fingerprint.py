@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .folder import ModelFolder, Settings
-from .modules import Dense, read_json
+from .json_file import read_json
+from .modules import Dense
 from .weights import core_head, stored_tensors
 
 __all__ = ["fingerprint", "hash_stored_weights", "hash_tensors", "source_weights_hash"]

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .architectures import ARCHITECTURES, Architecture, CoreConfig
-from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_json, read_pooling
+from .json_file import read_json
+from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
 
 __all__ = ["BUILTIN", "FORMAT", "METADATA_FILE", "ModelFolder", "Settings", "Stamp", "open_folder"]
 
@@ -113,6 +117,12 @@ class ModelFolder:
     def normalizes(self) -> bool:
         """Whether the folder's own vectors have length 1."""
         return bool(self.head) and isinstance(self.head[-1], Normalize)
+
+    def ranges(self, width: int) -> npt.NDArray[np.float32] | None:
+        """The saved ranges (2, width) of the first ``width`` dimensions; None if there are not as many."""
+        if self.stamp.ranges is None or width > len(self.stamp.ranges[0]):
+            return None
+        return np.asarray(self.stamp.ranges, dtype=np.float32)[:, :width]
 
 
 def open_folder(path: Path) -> ModelFolder:

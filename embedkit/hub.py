@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["resolve"]
 
 # Nothing that can hold a pickle, and no second copy of the weights in another format.
-_PATTERNS = [
+_FILES = [
     "*config*.json",
     "modules.json",
     "embedkit.json",
@@ -23,11 +23,11 @@ _PATTERNS = [
     "model.int8.safetensors",
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
-    "*_*/model.safetensors",
     "LICENSE*",
     "NOTICE*",
     "README.md",
 ]
+_PATTERNS = [*_FILES, *(f"*/{name}" for name in _FILES)]  # old folders hold the transformer in 0_Transformer
 _IGNORED = ["onnx/*", "openvino/*", "runs/*", "checkpoint*/*"]
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MAX_CHARACTERS", "as_texts", "outside_level", "progress", "surrogate_error", "windows"]
+__all__ = ["MAX_CHARACTERS", "as_texts", "check_unicode", "outside_level", "progress", "windows"]
 
 MAX_CHARACTERS = 4_000_000
 """Most characters of a window of more than one text."""
@@ -27,13 +27,13 @@ def as_texts(sentences: Any) -> tuple[list[str], bool]:
         return [sentences], True
     if isinstance(sentences, list):
         return sentences, False
-    refused = sentences is None or isinstance(
-        sentences, bytes | bytearray | memoryview | Mapping | set | frozenset
-    )
-    if refused or not isinstance(sentences, Iterable):
-        hint = (
-            ": decode it first, e.g. text.decode('utf-8')" if isinstance(sentences, bytes | bytearray) else ""
-        )
+    hint = ""
+    if isinstance(sentences, bytes | bytearray):
+        hint = ": decode it first, e.g. text.decode('utf-8')"
+    elif getattr(sentences, "ndim", None) == 0:
+        hint = " without dimensions: take the text out of it with .item()"
+    refused = isinstance(sentences, memoryview | Mapping | set | frozenset)
+    if hint or refused or not isinstance(sentences, Iterable):
         raise TypeError(f"expected a str or a list of str, got {type(sentences).__name__}{hint}")
     return list(sentences), False
 
@@ -59,17 +59,15 @@ def windows(texts: Iterable[str], max_texts: int) -> Iterator[list[str]]:
         yield window
 
 
-def surrogate_error(window: list[str], first: int) -> ValueError | None:
-    """The error for a text that is not valid Unicode, by its index in the whole input; None if all are."""
-    for index, text in enumerate(window, first):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            return ValueError(
-                f"texts[{index}] holds a lone surrogate at position {error.start}, no Unicode character; "
-                "repair the text, e.g. text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
-            )
-    return None
+def check_unicode(name: str, text: str) -> None:
+    """Refuse a text with a lone surrogate; ``name`` is what the message calls it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds a lone surrogate at position {error.start}, no Unicode character; "
+            "repair the text, e.g. text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+        ) from None
 
 
 @contextmanager

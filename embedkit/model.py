@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,12 @@ from .arguments import (
     check_device,
     check_max_length,
     check_overflow,
-    check_positive,
     check_precision,
     check_prompts,
     check_similarity,
+    check_threads,
     check_truncate_dim,
+    check_unsupported,
 )
 from .engine import Counts, Engine
 from .folder import BUILTIN, Settings, open_folder
@@ -51,30 +52,35 @@ class Model:
         default_prompt_name: str | None = None,
         similarity_fn_name: str | None = None,
         truncate_dim: int | None = None,
+        model_name_or_path: str | os.PathLike[str] | None = None,
+        **unsupported: Literal[False] | None,
     ) -> None:
         """Open a model; see `Encoder`."""
+        check_unsupported("Encoder", unsupported)
+        if model is not None and model_name_or_path is not None:
+            raise TypeError("model and model_name_or_path are two names for the model; give one of them")
+        model = model_name_or_path if model is None else model
         self.device = check_device("auto" if device is None else device)
         self._on_overflow = check_overflow(on_overflow)
-        self._threads = _core.default_threads() if threads is None else check_positive("threads", threads)
+        self._threads = _core.default_threads() if threads is None else check_threads(threads)
         if model is None:
             path, self._name = BUILTIN, BUILTIN.name
         else:
+            # Absolute, so that a copy finds it from another working directory.
             path = resolve(
                 model,
                 revision=revision,
                 cache_folder=cache_folder,
                 token=token,
                 local_files_only=local_files_only,
-            )
+            ).absolute()
             self._name = os.fspath(model)
         folder = open_folder(path)
         # sentence-transformers gives every model these two, so that they can always be asked for.
         self.prompts = {"query": "", "document": "", **folder.prompts, **check_prompts(prompts or {})}
         self.default_prompt_name = default_prompt_name or folder.default_prompt_name
         self._prompt_text(None)
-        self.similarity_fn_name = check_similarity(
-            similarity_fn_name or folder.similarity_fn_name or "cosine"
-        )
+        self.similarity_fn_name = similarity_fn_name or folder.similarity_fn_name
         self.truncate_dim = truncate_dim if truncate_dim is not None else folder.truncate_dim
         if self.truncate_dim is not None:
             self.truncate_dim = check_truncate_dim(self.truncate_dim, folder.dimension)
@@ -104,6 +110,15 @@ class Model:
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Scores (n,) of vector i of (n, dim) with vector i of (n, dim); returned as `similarity` does."""
         return _compare(similarity_pairwise, embeddings1, embeddings2, self.similarity_fn_name)
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """How `similarity` scores: "cosine" (also when set to None), "dot", "euclidean" or "manhattan"."""
+        return self._similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: str | None) -> None:
+        self._similarity_fn_name = check_similarity(name)
 
     @property
     def max_seq_length(self) -> int:
@@ -143,7 +158,7 @@ class Model:
             "dimension": self.get_embedding_dimension(),
             "precision": engine.precision,
             "device": self.device,
-            "isa": _core.active_isa(),
+            "isa": engine.core.isa,
             "threads": self._threads,
             "max_length": self._max_length,
             "on_overflow": self._on_overflow,
@@ -174,12 +189,8 @@ class Model:
         from .saving import write_folder
 
         engine = self._engine
-        if ranges is not None:
-            kept = checked_ranges(ranges, self.get_embedding_dimension())
-        elif engine.folder.stamp.ranges is not None and self.truncate_dim == engine.folder.truncate_dim:
-            kept = np.asarray(engine.folder.stamp.ranges, dtype=np.float32)
-        else:
-            kept = None
+        width = self.get_embedding_dimension()
+        kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
         write_folder(
             engine.folder,
             Path(folder),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from .json_file import load_json, read_json
 
 __all__ = [
     "POOLING_FLAGS",
@@ -14,7 +15,6 @@ __all__ = [
     "Pooling",
     "module_entries",
     "read_head",
-    "read_json",
     "read_pooling",
 ]
 
@@ -71,25 +71,6 @@ class Normalize:
     """Scale to length 1."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a folder, or an error that names the file."""
-    value = _load(path)
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{path}: expected a JSON object, found {type(value).__name__}. Fetch the file again."
-        )
-    return value
-
-
-def _load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing: the model folder is not whole; fetch it again") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error}). Fetch the file again.") from None
-
-
 def module_entries(root: Path) -> list[tuple[str, Path]]:
     """The ``(kind, folder)`` of each entry of ``modules.json``, in order, checked.
 
@@ -101,7 +82,7 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
     path = root / "modules.json"
     if not path.is_file():
         return [("Transformer", root)]
-    modules = _load(path)
+    modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ValueError(f"{path}: expected a list of modules. Fetch the file again.")
     entries: list[tuple[str, Path]] = []

@@ -81,7 +81,7 @@ def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.
         return np.asarray(_unit(x) @ _unit(y).T)
     if name == "dot":
         return np.asarray(x @ y.T)
-    order = 2 if name == "euclidean" else 1
+    order = _order(name)
     scores = np.empty((len(x), len(y)), dtype=np.float32)
     for row, vector in enumerate(x):  # a row at a time: (n, m, d) differences would not fit
         scores[row] = -np.linalg.norm(y - vector, ord=order, axis=1)
@@ -96,8 +96,15 @@ def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.ND
         if name == "cosine":
             x, y = _unit(x), _unit(y)
         return np.asarray((x * y).sum(axis=-1), dtype=np.float32)
-    order = 2 if name == "euclidean" else 1
+    order = _order(name)
     return np.asarray(-np.linalg.norm(x - y, ord=order, axis=-1), dtype=np.float32)
+
+
+def _order(name: str) -> int:
+    """Of the norm whose distance a similarity is."""
+    if name not in ("euclidean", "manhattan"):
+        raise ValueError(f"the similarity {name!r} is not known; known are cosine, dot, euclidean, manhattan")
+    return 2 if name == "euclidean" else 1
 
 
 def _float(value: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from .fingerprint import fingerprint, hash_tensors, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, ModelFolder, Settings
-from .modules import POOLING_FLAGS, Dense, read_json
+from .json_file import read_json
+from .modules import POOLING_FLAGS, Dense
 from .weights import WEIGHTS_FILES, core_tensors
 
 __all__ = ["write_folder"]

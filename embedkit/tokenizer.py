@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import _core
-from .tokenizer_files import Settings, added_token, damaged, read_object, template_ids, typed
+from .json_file import read_json
+from .tokenizer_files import Settings, added_token, damaged, template_ids, typed
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
+_CHUNK = 128  # texts handed to `tokenizers` at once: a Ctrl-C waits until it returns
 # Classes of transformers that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. They let
 # tokenizer_config.json overrule the normalizer of tokenizer.json.
 _BERT_CLASSES = {
@@ -79,8 +81,12 @@ class Tokenizer:
         """
         if self.core is not None:
             return self.core.encode_batch(list(texts))
-        encodings = self._other.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        ids: list[list[int]] = []
+        for start in range(0, len(texts), _CHUNK):
+            chunk = list(texts[start : start + _CHUNK])
+            encodings = self._other.encode_batch_fast(chunk, add_special_tokens=False)
+            ids += [encoding.ids for encoding in encodings]
+        return ids
 
 
 def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Tokenizer:
@@ -138,7 +144,7 @@ class _Normalizer:
 
 
 def _from_json(path: Path, settings: Settings, lowercase_first: bool) -> Tokenizer:
-    content = read_object(path)
+    content = read_json(path)
     model = typed(content, "model", dict, None, path)
     truncation = typed(content, "truncation", dict, {}, path)
     limit = truncation.get("max_length")

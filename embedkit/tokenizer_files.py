@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-__all__ = ["Settings", "added_token", "damaged", "read_object", "template_ids", "typed"]
+from .json_file import read_json
+
+__all__ = ["Settings", "added_token", "damaged", "template_ids", "typed"]
 
 # transformers writes 1e30 for "no limit".
 _NO_LIMIT = 1_000_000_000
@@ -117,18 +118,7 @@ def added_token(value: Any, path: Path, *, special: bool) -> dict[str, Any]:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise damaged(path, f"expected a JSON object, found {type(value).__name__}")
-    return value
+    return read_json(path) if path.is_file() else {}
 
 
 def typed(

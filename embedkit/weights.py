@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from .architectures import TensorSpec
 from .folder import ModelFolder
-from .modules import Dense, read_json
+from .json_file import read_json
+from .modules import Dense
 from .safetensors_file import SafetensorsFile
 
 __all__ = ["WEIGHTS_FILES", "core_head", "core_tensors", "quantise", "stored_tensors"]

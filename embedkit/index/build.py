@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from embedkit.arguments import check_threads
 from embedkit.index import faiss_index
 from embedkit.index.documents import Document
 from embedkit.index.errors import BuildError, InputError
@@ -106,8 +107,8 @@ def build(
         raise ValueError(f"metric must be 'cosine' or 'dot', not {metric!r}")
     if isinstance(on_error, str) and on_error not in ("stop", "skip"):
         raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {on_error!r}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
+    if threads is not None:
+        check_threads(threads)
     report = progress or (lambda _: None)
     dimension = encoder.get_embedding_dimension()
     if factory != faiss_index.AUTO:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedkit.arguments import check_threads
 from embedkit.index import build as building
 from embedkit.index.build import OnError, Progress, TextEncoder
 from embedkit.index.documents import Document
@@ -92,8 +93,8 @@ class Index:
             ModelMismatchError: ``encoder`` is another model.
             ImportError: Faiss is not installed.
         """
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
+        if threads is not None:
+            check_threads(threads)
         root = Path(path)
 
         def accept(manifest: Manifest) -> None:

@@ -186,3 +186,13 @@ def real_model() -> Path:
     if not folder:
         pytest.skip("EMBEDKIT_TEST_MODEL does not name the folder of all-MiniLM-L6-v2")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The data folder that ``EMBEDKIT_SHARED`` names, by default ``../shared/data`` of the repository."""
+    default = Path(__file__).parents[3] / "shared" / "data"
+    folder = Path(os.environ.get("EMBEDKIT_SHARED", default))
+    if not folder.is_dir():
+        pytest.skip("no folder of evaluation data: EMBEDKIT_SHARED does not name one")
+    return folder

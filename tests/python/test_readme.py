@@ -31,6 +31,23 @@ def test_the_tour_runs(tmp_path: Path) -> None:
     assert "lentils" in done.stdout
 
 
+def test_the_encode_example_runs(tmp_path: Path) -> None:
+    section = README.split("## Encoder")[1].split("\n## ")[0]
+    (example,) = (
+        block for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL) if "texts =" in block
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"from embedkit import Encoder\nenc = Encoder()\n{example}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(2, 384)\n"
+    assert (tmp_path / "my-model" / "modules.json").is_file()
+
+
 def test_commands_of_the_make_targets_are_spelled_out() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in (

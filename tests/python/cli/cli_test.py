@@ -176,7 +176,12 @@ def test_skipped_lines_are_reported_and_counted(capsys):
             ["build", "a.txt", "-o", "new", "--model", "missing"],
             "the model cannot be loaded: missing: no such",
         ),
-        (["build", "a.txt", "-o", "new", "--threads", "0"], "--threads: must be at least 1, not 0"),
+        (["build", "a.txt", "-o", "new", "--threads", "0"], "threads must be a positive integer, not 0"),
+        (["build", "a.txt", "-o", "new", "--threads", "99999"], "threads must be at most 1024, not 99999"),
+        (
+            ["query", "index", "x", "--threads", "x"],
+            "argument --threads: threads must be a positive integer, not 'x'\n",
+        ),
         (["build", "a.txt", "-o", "new", "--metric", "l2"], "invalid choice: 'l2'"),
         (["build", "a.txt"], "required: -o/--output"),
         (["query", "none", "x"], "none: no such index"),
@@ -185,8 +190,9 @@ def test_skipped_lines_are_reported_and_counted(capsys):
         (["query", "index", " "], "query 1: the query is empty"),
         (["query", "index", "a\udcff"], "query 1: the query is not valid UTF-8"),
         (["query", "index", "--file", "empty.txt"], "empty.txt: no query in it"),
-        (["query", "index", "x", "-k", "0"], "must be at least 1"),
-        (["query", "index", "x", "-k", "many"], "invalid _positive|invalid .*value: 'many'"),
+        (["query", "index", "x", "-k", "0"], "argument -k: k must be a positive integer, not 0"),
+        (["query", "index", "x", "-k", "many"], "argument -k: k must be a positive integer, not 'many'"),
+        (["query", "index", "x", "--nprobe", "-1"], "nprobe must be a positive integer, not -1"),
         (["query", "index", "x", "--nprobe", "3"], "nprobe does not apply: the index is Flat"),
         (["info", "none"], "none: no such index"),
         ([], "required: COMMAND"),
@@ -214,6 +220,39 @@ def test_a_model_that_is_gone_names_the_option(index, capsys, monkeypatch):
     monkeypatch.setattr("embedkit.Encoder", gone)
     assert main(["query", index, "x"]) == 1
     assert "fake: no such model; if it was moved, say where with --model" in capsys.readouterr().err
+
+
+def test_a_model_that_is_broken_is_not_said_to_be_moved(index, capsys, monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("EMBEDKIT_ISA is 'sse9'")
+
+    monkeypatch.setattr("embedkit.Encoder", broken)
+    assert main(["query", index, "x"]) == 1
+    assert capsys.readouterr().err == (
+        "embedkit-index: the index' model cannot be loaded: EMBEDKIT_ISA is 'sse9'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("the core failed"), "the core failed"),
+        (TypeError("texts[0] is odd"), "texts[0] is odd"),
+        (MemoryError(), "out of memory"),
+        (MemoryError("std::bad_alloc"), "out of memory: std::bad_alloc"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+    ],
+)
+def test_an_encoder_that_fails_exits_with_1(index, capsys, monkeypatch, error, message):
+    def fail(self, *_, **__):
+        raise error
+
+    monkeypatch.setattr(FakeEncoder, "encode_query", fail)
+    monkeypatch.setattr(FakeEncoder, "encode_document", fail)
+    for arguments in (["query", index, "x"], ["build", "corpus.jsonl", "-o", "new"]):
+        assert main(arguments) == 1
+        assert re.fullmatch(f"embedkit-index: .*{re.escape(message)}\n", capsys.readouterr().err)
+    assert not Path("new").exists()
 
 
 def test_documents_cannot_steer_the_terminal(capsys):

@@ -34,6 +34,7 @@ def encoder(make_model: Make) -> Encoder:
         ([1], r"texts\[0\] is int, not str"),
         ([["a"]], r"texts\[0\] is list, not str"),
         (("a", float("nan")), r"texts\[1\] is float, not str"),
+        (np.array("abc"), r"got ndarray without dimensions: take the text out of it with \.item\(\)"),
         (np.array([1, 2]), r"texts\[0\] is \w*int\w*, not str"),
     ],
 )
@@ -54,6 +55,13 @@ def test_lone_surrogates(encoder: Encoder, text: str, position: int, options: di
         encoder.encode(["fine", text], **options)
     with pytest.raises(ValueError, match=r"texts\[5\] holds a lone surrogate"):
         list(encoder.encode_iter(["fine"] * 5 + [text], block_size=2))
+
+
+def test_a_lone_surrogate_of_the_prompt_is_not_blamed_on_the_texts(make_model: Make) -> None:
+    folder = make_model(include_prompt=False)
+    for options in ({"prompt": "a\ud800"}, {"prompt_name": "query"}):
+        with pytest.raises(ValueError, match=r"^the prompt holds a lone surrogate at position 1"):
+            Encoder(folder, prompts={"query": "a\ud800"}).encode(["fine"], **options)  # type: ignore[arg-type]
 
 
 def test_the_remedy_for_surrogates_works(encoder: Encoder) -> None:
@@ -102,6 +110,7 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
         ({"truncate_dim": 0}, "truncate_dim must be a positive integer, not 0"),
         ({"batch_size": 0}, "batch_size must be a positive integer, not 0"),
         ({"batch_size": -1}, "batch_size must be a positive integer, not -1"),
+        ({"batch_size": 2**70}, "batch_size must be at most 2147483647, not 1180591620717411303424"),
         ({"output_dtype": "float16"}, "output_dtype='float16' is not known; known are 'float32', 'int8'"),
         ({"precision": "fp32"}, "output_dtype='fp32' is not known"),
         ({"precision": "int8", "output_dtype": "binary"}, "'binary' and precision='int8' differ; give one"),
@@ -110,6 +119,14 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
         ({"precision": "int8", "ranges": np.zeros((2, 5))}, r"shape \(2, 5\), expected \(2, 32\)"),
         ({"output_value": None}, "output_value=None is not known; known are 'sentence_embedding'"),
         ({"output_value": "logits"}, "output_value='logits' is not known"),
+        (
+            {"output_value": "token_embeddings", "precision": "int8"},
+            "'int8' is for sentence embeddings",
+        ),
+        ({"pool": {"input": 1}}, r"encode\(pool=\.\.\.\) is not supported: .* Encoder\(threads=\.\.\.\)"),
+        ({"chunk_size": 100}, r"encode\(chunk_size=\.\.\.\) is not supported: .* encode_iter"),
+        ({"task": "query"}, r"encode\(task=\.\.\.\) is not supported"),
+        ({"processing_kwargs": {"text": {}}}, r"\(processing_kwargs=.*Encoder\(max_length=\.\.\.\) instead"),
         ({"device": "cuda"}, "device='cuda': this version of embedkit has no CUDA backend"),
         ({"device": "tpu"}, "device='tpu' is not known"),
         ({"device": ["cpu", "cpu"]}, r"one device; .* Encoder\(threads=\.\.\.\)"),
@@ -123,7 +140,7 @@ def test_wrong_options_of_encode(encoder: Encoder, options: dict[str, Any], mess
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch_size": 1.5}, {"truncate_dim": "8"}, {"prompt": 5}, {"task": "query"}, {"batch_size": "x"}],
+    [{"batch_size": 1.5}, {"truncate_dim": "8"}, {"prompt": 5}, {"batch": 8}, {"batch_size": "x"}],
 )
 def test_options_of_a_wrong_type(encoder: Encoder, options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=next(iter(options))):
@@ -144,6 +161,9 @@ def test_numpy_integers_are_integers(encoder: Encoder) -> None:
         ({"threads": 0}, "threads must be a positive integer, not 0"),
         ({"threads": -2}, "threads must be a positive integer, not -2"),
         ({"threads": True}, "threads must be a positive integer, not True"),
+        ({"threads": 2**31}, "threads must be at most 1024, not 2147483648"),
+        ({"trust_remote_code": True}, r"Encoder\(trust_remote_code=\.\.\.\) is not supported: .* never runs"),
+        ({"backend": "onnx"}, r"Encoder\(backend=\.\.\.\) is not supported"),
         ({"max_length": 2}, r"max_length must be from 3 \(2 special tokens and one more\) to 64"),
         ({"max_length": 65}, "to 64 .* not 65"),
         (
@@ -165,6 +185,16 @@ def test_wrong_types_of_the_constructor(make_model: Make) -> None:
         Encoder(make_model(), threads=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="prompts"):
         Encoder(make_model(), prompts={"query": 5})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'thread'"):
+        Encoder(make_model(), thread=None)
+    with pytest.raises(TypeError, match="two names for the model"):
+        Encoder(make_model(), model_name_or_path=make_model())
+
+
+def test_arguments_of_sentence_transformers_that_say_nothing(make_model: Make) -> None:
+    encoder = Encoder(model_name_or_path=make_model(), trust_remote_code=False, model_kwargs=None)
+    assert encoder.encode("a", pool=None, chunk_size=None, task=None, processing_kwargs=None).shape == (32,)
+    assert encoder.encode_query("a", pool=None).shape == (32,)
 
 
 def test_setters_check(make_model: Make) -> None:
@@ -172,6 +202,12 @@ def test_setters_check(make_model: Make) -> None:
     with pytest.raises(ValueError, match="max_length must be from 3"):
         encoder.max_seq_length = 1
     assert encoder.max_seq_length == 64
+    with pytest.raises(ValueError, match="similarity_fn_name='nonsense' is not known; known are 'cosine'"):
+        encoder.similarity_fn_name = "nonsense"
+    encoder.similarity_fn_name = "dot"
+    assert encoder.similarity([2.0, 0.0], [2.0, 0.0]) == 4
+    encoder.similarity_fn_name = None  # type: ignore[assignment]
+    assert encoder.similarity_fn_name == "cosine" and encoder.similarity([2.0, 0.0], [2.0, 0.0]) == 1
 
 
 def test_a_tokenizer_of_another_model_is_refused(make_model: Make, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -20,6 +23,34 @@ def test_it_is_whole(encoder: Encoder) -> None:
     assert encoder.verify() == report["fingerprint"]
     assert {"LICENSE", "NOTICE", "README.md"} <= {path.name for path in BUILTIN.iterdir()}
     assert sum(path.stat().st_size for path in BUILTIN.rglob("*") if path.is_file()) <= 24_000_000
+
+
+def test_int8_embeddings_need_no_ranges_of_the_caller(encoder: Encoder) -> None:
+    texts = [
+        "How can I cook rice?",
+        "Is it going to rain?",
+        "my computer does not start",
+        "a violinist plays",
+    ]
+    exact, coded = encoder.encode(texts), encoder.encode(texts, output_dtype="int8")
+    assert coded.dtype == np.int8 and coded.shape == (4, 384)
+    np.testing.assert_array_equal(encoder.encode(texts[1], output_dtype="int8"), coded[1])
+    minima, maxima = np.asarray(encoder._engine.folder.stamp.ranges)
+    decoded = minima + (coded + 128.5) * (maxima - minima) / 255
+    cosines = (decoded * exact).sum(axis=1) / np.linalg.norm(decoded, axis=1)
+    assert cosines.min() >= 0.999
+
+
+def test_it_needs_no_network() -> None:
+    script = """
+import socket
+def refuse(*arguments, **options):
+    raise AssertionError("a socket was opened")
+socket.socket = socket.create_connection = socket.getaddrinfo = refuse
+from embedkit import Encoder
+assert Encoder().encode("a text").shape == (384,)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_it_understands(encoder: Encoder) -> None:

@@ -75,6 +75,48 @@ class TestAgainstSentenceTransformers:
         folder = make_model(**shape)
         assert_same_vectors(Encoder(folder).encode(texts[:120]), reference(folder).encode(texts[:120]))
 
+    def test_long_sequences(self, make_model: Make, reference: Load) -> None:
+        """Around the sizes at which attention and the products go by other blocks."""
+        folder = make_model(hidden=384, heads=12, layers=2, intermediate=1536, max_positions=512)
+        words = ["the", "weather", "is", "lovely", "today", "and", "people", "are", "out"] * 60
+        lengths = [47, 48, 49, 127, 128, 129, 257, 511, 512]  # [CLS] and [SEP] counted
+        long_texts = [" ".join(words[i : i + length - 2]) for i, length in enumerate(lengths)]
+        encoder = Encoder(folder)
+        assert [len(ids) for ids in encoder.tokenize(long_texts)["input_ids"]] == lengths
+        expected = reference(folder).encode(long_texts)
+        assert_same_vectors(encoder.encode(long_texts), expected)
+        result = Encoder(folder, precision="int8").encode(long_texts)
+        # Random weights are harder on eight bits than trained ones (test_real_model.py holds those).
+        assert (unit(result) * unit(expected)).sum(axis=1).min() >= 0.99
+
+    def test_tokenizers_that_are_not_wordpiece(
+        self, make_model: Make, reference: Load, texts: list[str], tmp_path: Path
+    ) -> None:
+        tokenizers = pytest.importorskip("tokenizers")
+        transformers = pytest.importorskip("transformers")
+        folder = Path(shutil.copytree(make_model(), tmp_path / "copy"))
+        size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        unigram = tokenizers.Tokenizer(tokenizers.models.Unigram())
+        unigram.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+        trainer = tokenizers.trainers.UnigramTrainer(
+            vocab_size=size, special_tokens=special, unk_token="[UNK]", show_progress=False
+        )
+        unigram.train_from_iterator(texts, trainer)
+        unigram.post_processor = tokenizers.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B [SEP]",
+            special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        )
+        names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        fast = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=unigram, model_max_length=64, **dict(zip(names, special, strict=True))
+        )
+        fast.save_pretrained(folder)
+        encoder = Encoder(folder)
+        assert encoder._engine.tokenizer.core is None
+        assert_same_vectors(encoder.encode(texts), reference(folder).encode(texts))
+
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_half_weights(self, make_model: Make, reference: Load, texts: list[str], dtype: str) -> None:
         folder = make_model(dtype=dtype)
@@ -124,6 +166,11 @@ class TestAgainstSentenceTransformers:
         assert_same_vectors(encoder.encode_document(few), expected.encode_document(few))
         assert_same_vectors(encoder.encode_query(few, prompt_name="x"), expected.encode(few, prompt_name="x"))
         assert_same_vectors(encoder.encode(few, prompt=""), expected.encode(few, prompt=""))
+        for model in (encoder, expected):
+            del model.prompts["document"]
+        assert_same_vectors(encoder.encode_document(few), expected.encode(few, prompt="passage: "))
+        assert_same_vectors(encoder.encode_document(few), expected.encode_document(few))
+        expected.prompts["document"] = ""  # shared with other tests
         named = Encoder(folder, prompts={"document": "the "}, default_prompt_name="document")
         assert_same_vectors(named.encode(few), expected.encode(few, prompt="the "))
         assert_same_vectors(named.encode_document(few), expected.encode(few, prompt="the "))
@@ -184,6 +231,21 @@ class TestAgainstSentenceTransformers:
         one = Encoder(folder).encode(texts[3], output_value="token_embeddings")
         np.testing.assert_array_equal(one, result[3])
 
+    def test_token_embeddings_as_tensors(self, make_model: Make, reference: Load) -> None:
+        """Truncation and normalisation are for sentence embeddings, here as there."""
+        torch = pytest.importorskip("torch")
+        folder = make_model(dense=((24, "Tanh", True),))
+        changes: dict[str, Any] = {"normalize_embeddings": True, "truncate_dim": 7}
+        for options in ({"convert_to_numpy": False}, {"convert_to_tensor": True}):
+            for sentences in ("one", ["one", "two of them"], []):
+                calls = {"output_value": "token_embeddings", **changes, **options}
+                ours = Encoder(folder).encode(sentences, **calls)
+                theirs = reference(folder).encode(sentences, **calls)
+                assert type(ours) is type(theirs) and len(ours) == len(theirs)
+                for row, expected in zip(ours, theirs, strict=True):
+                    assert isinstance(row, torch.Tensor)
+                    torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-5)
+
     @pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
     def test_output_types(self, make_model: Make, reference: Load, texts: list[str], dtype: Any) -> None:
         quantize = pytest.importorskip("sentence_transformers").quantize_embeddings
@@ -222,6 +284,7 @@ class TestAgainstSentenceTransformers:
             ([], {"convert_to_numpy": False}),
             ([], {"convert_to_tensor": True}),
             ([], {"output_value": "token_embeddings"}),
+            ("one", {"pool": None, "chunk_size": None}),
             ("one", {"convert_to_tensor": True}),
             (["one", "two"], {"convert_to_tensor": True}),
             ("one", {"convert_to_numpy": False}),
@@ -281,6 +344,30 @@ def test_window_is_the_mean_of_windows_weighted_by_tokens(make_model: Make) -> N
     short = "the weather"
     np.testing.assert_array_equal(encoder.encode(short), Encoder(folder).encode(short))
     assert encoder.describe()["truncated"] == 0
+
+
+def test_a_window_behind_an_excluded_prompt(make_model: Make) -> None:
+    """By hand: the prompt is left out of the first window's mean, the other windows hold none of it."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = make_model(include_prompt=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    prompt = "instruction : "
+    long = "the weather is lovely today and people are out in the long sunny day"
+    content = tokenizer(prompt + long, add_special_tokens=False)["input_ids"]
+    left_out = 1 + len(tokenizer(prompt, add_special_tokens=False)["input_ids"])  # [CLS] too
+    total, weight = np.zeros(32), 0
+    windows = [content[i : i + 10] for i in range(0, len(content), 10)]
+    assert 1 < len(windows[-1]) < 10
+    for number, window in enumerate(windows):
+        ids = [tokenizer.cls_token_id, *window, tokenizer.sep_token_id]
+        with torch.inference_mode():
+            hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double().numpy()
+        pooled = hidden[left_out if number == 0 else 0 :]
+        total, weight = total + pooled.sum(axis=0), weight + len(pooled)
+    result = Encoder(folder, max_length=12, on_overflow="window").encode(long, prompt=prompt)
+    np.testing.assert_allclose(unit(result), unit(total / weight), atol=2e-6)
 
 
 def test_overflow_as_an_error(make_model: Make) -> None:

@@ -86,9 +86,16 @@ def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tokenizer_config.json vocab.txt special_tokens_map.json model.safetensors embedkit.json README.md
         model-00001-of-00002.safetensors model.safetensors.index.json model.int8.safetensors
         1_Pooling/config.json 2_Dense/config.json 2_Dense/model.safetensors
+        0_Transformer/config.json 0_Transformer/sentence_bert_config.json 0_Transformer/tokenizer.json
+        0_Transformer/tokenizer_config.json 0_Transformer/vocab.txt 0_Transformer/special_tokens_map.json
+        0_Transformer/added_tokens.json 0_Transformer/vocab.json 0_Transformer/merges.txt
+        0_Transformer/model.safetensors 0_Transformer/model.int8.safetensors
+        0_Transformer/model-00001-of-00002.safetensors 0_Transformer/model.safetensors.index.json
     """.split()  # noqa: SIM905
     unwanted = """
-        pytorch_model.bin 2_Dense/pytorch_model.bin tf_model.h5 rust_model.ot model.pkl onnx/model.onnx
+        pytorch_model.bin 2_Dense/pytorch_model.bin 0_Transformer/pytorch_model.bin
+        0_Transformer/vocab.pkl onnx/model.safetensors checkpoint-100/model.safetensors
+        checkpoint-100/tokenizer.json tf_model.h5 rust_model.ot model.pkl onnx/model.onnx
         onnx/config.json openvino/openvino_model.bin modeling.py train.py
     """.split()  # noqa: SIM905
     kept = filter_repo_objects(

@@ -35,6 +35,16 @@ def test_pickle(make_model: Make, precision: str) -> None:
         pickle.dumps(encoder)
 
 
+def test_pickle_of_a_relative_path(make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model()
+    monkeypatch.chdir(folder.parent)
+    encoder = Encoder(folder.name)
+    pickled = pickle.dumps(encoder)
+    monkeypatch.chdir(tmp_path)
+    np.testing.assert_array_equal(pickle.loads(pickled).encode(TEXTS), encoder.encode(TEXTS))
+    assert encoder.describe()["model"] == folder.name and encoder.describe()["path"] == str(folder)
+
+
 def test_deepcopy_has_settings_of_its_own(make_model: Make) -> None:
     encoder = Encoder(make_model())
     other = copy.deepcopy(encoder)
@@ -75,25 +85,61 @@ assert (encoder.encode(texts) == expected).all()
     subprocess.run([sys.executable, "-c", script, str(make_model())], check=True, timeout=60)
 
 
+def test_the_instruction_set_is_that_of_the_time_of_opening(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder(make_model())
+    before = encoder.describe()["isa"]
+    monkeypatch.setenv("EMBEDKIT_ISA", "reference")
+    assert Encoder(make_model()).describe()["isa"] == "reference"
+    assert encoder.describe()["isa"] == before
+    monkeypatch.setenv("EMBEDKIT_ISA", "sse9")
+    assert encoder.describe()["isa"] == before and encoder.encode("day").shape == (32,)
+    with pytest.raises(ValueError, match="EMBEDKIT_ISA is 'sse9'; this machine has reference"):
+        Encoder(make_model())
+
+
 def test_ctrl_c_stops_an_encoding(make_model: Make) -> None:
     script = """
 import os, signal, sys, threading, time
 from embedkit import Encoder
 encoder = Encoder(sys.argv[1], threads=2)
-sent = []
-def interrupt():
-    sent.append(time.perf_counter())
-    os.kill(os.getpid(), signal.SIGINT)
-threading.Timer(0.5, interrupt).start()
-try:
-    encoder.encode(["the weather is lovely today " * 4] * 10**5)
-except KeyboardInterrupt:
-    late = time.perf_counter() - sent[0]
-assert late < 1, late
+texts = ["the weather is lovely today " * 4] * 10**5
+late = []
+for _ in range(5):
+    def interrupt():
+        global sent
+        sent = time.perf_counter()
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Timer(0.4, interrupt).start()
+    try:
+        encoder.encode(texts)
+    except KeyboardInterrupt:
+        late.append(time.perf_counter() - sent)
+assert len(late) == 5 and min(late) <= 0.1, late
 assert encoder.encode("day").shape == (384,)
 """
     folder = make_model(hidden=384, heads=12, layers=6, intermediate=1536, max_positions=128)
     subprocess.run([sys.executable, "-c", script, str(folder)], check=True, timeout=60)
+
+
+def test_a_daemon_thread_does_not_keep_the_interpreter_from_ending(make_model: Make) -> None:
+    script = """
+import sys, threading
+from embedkit import Encoder
+encoder = Encoder(sys.argv[1], threads=2)
+started = threading.Event()
+def forever():
+    while True:
+        encoder.encode(["the weather is lovely today"] * 200)
+        started.set()
+threading.Thread(target=forever, daemon=True).start()
+assert started.wait(30)
+"""
+    for _ in range(3):
+        command = [sys.executable, "-c", script, str(make_model())]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, (done.returncode, done.stderr)
 
 
 def test_worker_processes_can_be_handed_an_encoder(make_model: Make) -> None:

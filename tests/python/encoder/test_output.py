@@ -68,6 +68,12 @@ def test_int8_vectors_are_compared_without_overflow() -> None:
     assert similarity(a, a, "dot")[0, 0] == 1_000_000
 
 
+def test_unknown_similarity(vectors: np.ndarray) -> None:
+    for function in (similarity, similarity_pairwise):
+        with pytest.raises(ValueError, match="the similarity 'maxsim' is not known; known are cosine, dot"):
+            function(vectors, vectors, "maxsim")
+
+
 def test_wrong_shapes() -> None:
     with pytest.raises(ValueError, match="3 and 4 dimensions; use one encoder"):
         similarity(np.ones((1, 3)), np.ones((1, 4)), "dot")

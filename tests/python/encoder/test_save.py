@@ -236,10 +236,13 @@ def test_ranges_are_kept_for_int8_embeddings(make_model: Make, tmp_path: Path, t
         np.testing.assert_array_equal(
             saved.encode(texts[7], precision="int8", normalize_embeddings=True), lone
         )
+        np.testing.assert_array_equal(saved.encode(texts[7], precision="int8", truncate_dim=8), lone[:8])
         with pytest.raises(ValueError, match="those saved in the model folder are for vectors truncated"):
-            saved.encode(texts[7], precision="int8", truncate_dim=8)
-    Encoder(tmp_path / "a", truncate_dim=8).save(tmp_path / "c")  # the ranges do not fit any more
-    with pytest.raises(ValueError, match="none are saved"):
-        Encoder(tmp_path / "c").encode("a", precision="uint8")
+            saved.encode(texts[7], precision="int8", truncate_dim=8, normalize_embeddings=True)
+    Encoder(tmp_path / "b", truncate_dim=8).save(tmp_path / "c")  # with the ranges of 8 dimensions
+    shorter = Encoder(tmp_path / "c")
+    np.testing.assert_array_equal(shorter.encode(texts[7], precision="int8"), lone[:8])
+    with pytest.raises(ValueError, match="those saved in the model folder are for vectors truncated"):
+        shorter.encode("a", precision="uint8", truncate_dim=9)
     with pytest.raises(ValueError, match=r"expected \(2, 32\)"):
         encoder.save(tmp_path / "d", ranges=ranges[:, :5])

@@ -262,7 +262,7 @@ def test_too_few_documents_for_the_factory(tmp_path, encoder):
     [
         ({"metric": "l2"}, "metric must be 'cosine' or 'dot'"),
         ({"on_error": "ignore"}, "on_error must be 'stop', 'skip' or a callable"),
-        ({"threads": 0}, "threads must be at least 1"),
+        ({"threads": 0}, "threads must be a positive integer, not 0"),
     ],
 )
 def test_bad_arguments(tmp_path, encoder, arguments, message):

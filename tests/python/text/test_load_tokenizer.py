@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import json
 import subprocess
 import sys
@@ -345,3 +346,22 @@ def test_vocabulary_file_of_another_kind(tmp_path: Path) -> None:
 def test_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"neither tokenizer.json nor vocab.txt"):
         load_tokenizer(tmp_path)
+
+
+def test_the_tokenizers_package_gets_few_texts_at_once(tmp_path: Path) -> None:
+    """Python sees a Ctrl-C only between its calls."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path)
+    sizes: list[int] = []
+
+    class Recorder:
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+            sizes.append(len(texts))
+            return tokenizer.encode_batch_fast(texts, **options)
+
+    texts = ["a", "b a", "", "c"] * 75
+    recorded = dataclasses.replace(loaded, _other=Recorder())
+    assert recorded.encode_batch(texts) == ids_of(tokenizer, texts)
+    assert sizes == [128, 128, 44]

@@ -1,0 +1,35 @@
+"""What a fresh process with the built-in model costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="this system does not tell the peak memory of a process"
+)
+def test_peak_memory_of_a_stream() -> None:
+    script = """
+from embedkit import Encoder
+texts = (f"question {i}" for i in range(50_000))
+assert sum(len(block) for block in Encoder().encode_iter(texts)) == 50_000
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""  # ru_maxrss would count the process that forked this one
+    command = [sys.executable, "-c", script]
+    kib = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
+    assert kib * 1024 <= 200_000_000
+
+
+def test_start_to_first_vector() -> None:
+    command = [sys.executable, "-c", "from embedkit import Encoder; Encoder().encode('a text')"]
+    seconds: list[float] = []
+    while len(seconds) < 5 or (min(seconds) > 0.6 and len(seconds) < 20):  # more on a machine that is busy
+        begin = time.perf_counter()
+        subprocess.run(command, check=True, timeout=60)
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) <= 0.6, seconds
