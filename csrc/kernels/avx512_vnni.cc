@@ -10,7 +10,8 @@
 namespace embedkit {
 namespace {
 
-// 8 x 3 accumulators, 3 registers of weights, 1 of activations: 11 loads for 24 products, where 12 x 2 takes 14.
+// 8 x 3 accumulators, 3 registers of weights, 1 of activations: 11 loads for 24 products, where 12 x 2
+// takes 14.
 constexpr int kRows = 8;
 constexpr int kVectors = 3;
 constexpr size_t kPanel = 16 * kVectors;
