@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .architectures import ARCHITECTURES, Architecture, CoreConfig
-from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_json, read_pooling
+from .modules import Dense, Normalize, Pooling, module_entries, present, read_head, read_json, read_pooling
 
 __all__ = ["BUILTIN", "FORMAT", "METADATA_FILE", "ModelFolder", "Settings", "Stamp", "open_folder"]
 
@@ -128,7 +128,7 @@ def open_folder(path: Path) -> ModelFolder:
     entries = module_entries(path)
     transformer = entries[0][1]
     config_path = transformer / "config.json"
-    if not config_path.is_file():
+    if not present(config_path):
         raise FileNotFoundError(f"{config_path} is missing: {path} is no model folder, or not a whole one")
     raw = read_json(config_path)
     model_type = raw.get("model_type")
@@ -165,7 +165,7 @@ def open_folder(path: Path) -> ModelFolder:
 def _sentence_config(folder: Path) -> tuple[int | None, bool]:
     for name in _SENTENCE_CONFIGS:
         path = folder / name
-        if path.is_file():
+        if present(path):
             config = read_json(path)
             length = config.get("max_seq_length")
             if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
@@ -179,7 +179,7 @@ class _SentenceConfig:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = read_json(path) if path.is_file() else {}
+        self.config = read_json(path) if present(path) else {}
 
     def _wrong(self, key: str, wanted: str) -> ValueError:
         return ValueError(f"{self.path}: {key} must be {wanted}, not {self.config[key]!r}")
@@ -213,7 +213,7 @@ class _SentenceConfig:
 
 def _metadata(path: Path) -> tuple[str, Stamp]:
     """The precision and the stamp of ``embedkit.json``; ``("fp32", Stamp())`` without that file."""
-    if not path.is_file():
+    if not present(path):
         return "fp32", Stamp()
     data = read_json(path)
     version = data.get("format")

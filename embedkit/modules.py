@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +15,7 @@ __all__ = [
     "Normalize",
     "Pooling",
     "module_entries",
+    "present",
     "read_head",
     "read_json",
     "read_pooling",
@@ -71,6 +74,29 @@ class Normalize:
     """Scale to length 1."""
 
 
+def present(path: Path) -> bool:
+    """Whether a file of a folder is there.
+
+    Raises:
+        ValueError: something of that name is there and is no regular file. Taking it for absent would change
+            the vectors without a word: without ``modules.json`` a model has no Normalize, say.
+    """
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            return True
+        place, problem = path, "is not a regular file"
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(path):
+            place, problem = path, "is a symbolic link to nothing"
+        elif os.path.lexists(path.parent) and not path.parent.is_dir():
+            place, problem = path.parent, "is not a folder"
+        else:
+            return False
+    except OSError as error:
+        place, problem = path, f"cannot be opened ({error.strerror})"
+    raise ValueError(f"{place} {problem}: the model folder is damaged; fetch it again")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a folder, or an error that names the file."""
     value = _load(path)
@@ -82,10 +108,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _load(path: Path) -> Any:
+    if not present(path):
+        raise FileNotFoundError(f"{path} is missing: the model folder is not whole; fetch it again")
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing: the model folder is not whole; fetch it again") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}). Fetch the file again.") from None
 
@@ -99,7 +125,7 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
         ValueError: for a kind or an order that embedkit does not run, or a path that leaves the folder.
     """
     path = root / "modules.json"
-    if not path.is_file():
+    if not present(path):
         return [("Transformer", root)]
     modules = _load(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
@@ -190,7 +216,7 @@ def _read_dense(folder: Path) -> Dense:
 
 def _check_feature(path: Path, *, required: bool) -> dict[str, Any]:
     """Refuse a Dense or Normalize that works on something else than the sentence's vector."""
-    if not required and not path.is_file():
+    if not required and not present(path):
         return {}  # Normalize had no file before sentence-transformers 5.
     config = read_json(path)
     for key in ("module_input_name", "module_output_name"):

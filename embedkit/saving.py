@@ -12,7 +12,7 @@ import numpy as np
 
 from .fingerprint import fingerprint, hash_tensors, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, ModelFolder, Settings
-from .modules import POOLING_FLAGS, Dense, read_json
+from .modules import POOLING_FLAGS, Dense, present, read_json
 from .weights import WEIGHTS_FILES, core_tensors
 
 __all__ = ["write_folder"]
@@ -64,10 +64,10 @@ def _copy(folder: ModelFolder, work: Path) -> None:
             if path.is_file():
                 shutil.copyfile(path, work / path.name)
     names = [*_TOKENIZER_FILES, "tokenizer.json"]
-    if not (folder.transformer / "tokenizer.json").is_file():
+    if not present(folder.transformer / "tokenizer.json"):
         names += _VOCABULARIES  # tokenizer.json holds them too
     for name in ("config.json", *names):
-        if (folder.transformer / name).is_file():
+        if present(folder.transformer / name):
             shutil.copyfile(folder.transformer / name, inner / name)
     config = read_json(inner / "config.json")
     for key in ("dtype", "torch_dtype"):
@@ -112,7 +112,7 @@ def _write_settings(
         {"max_seq_length": settings.max_length, "do_lower_case": folder.do_lower_case},
     )
     path = folder.path / "config_sentence_transformers.json"
-    config = read_json(path) if path.is_file() else {}
+    config = read_json(path) if present(path) else {}
     config["prompts"] = dict(settings.prompts)
     config["default_prompt_name"] = settings.default_prompt_name
     config["similarity_fn_name"] = similarity_fn_name

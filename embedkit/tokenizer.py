@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import _core
+from .modules import present
 from .tokenizer_files import Settings, added_token, damaged, read_object, template_ids, typed
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -99,10 +100,10 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Toke
     folder = Path(folder)
     settings = Settings(folder)
     path = folder / "tokenizer.json"
-    if path.is_file():
+    if present(path):
         return _from_json(path, settings, lowercase_first)
     vocabulary = folder / "vocab.txt"
-    if vocabulary.is_file():
+    if present(vocabulary):
         return _from_vocabulary(vocabulary, settings, lowercase_first)
     raise FileNotFoundError(
         f"{folder} holds neither tokenizer.json nor vocab.txt. Save the tokenizer there: "

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from .modules import present
+
 __all__ = ["Settings", "added_token", "damaged", "read_object", "template_ids", "typed"]
 
 # transformers writes 1e30 for "no limit".
@@ -117,7 +119,7 @@ def added_token(value: Any, path: Path, *, special: bool) -> dict[str, Any]:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
+    return read_object(path) if present(path) else {}
 
 
 def read_object(path: Path) -> dict[str, Any]:

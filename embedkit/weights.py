@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .architectures import TensorSpec
 from .folder import ModelFolder
-from .modules import Dense, read_json
+from .modules import Dense, present, read_json
 from .safetensors_file import SafetensorsFile
 
 __all__ = ["WEIGHTS_FILES", "core_head", "core_tensors", "quantise", "stored_tensors"]
@@ -78,7 +78,7 @@ def core_head(folder: ModelFolder) -> list[dict[str, Any]]:
             head.append({"type": "normalize"})
             continue
         path = module.folder / WEIGHTS_FILES["fp32"]
-        if not path.is_file():
+        if not present(path):
             raise _missing(path, module.folder)
         file = SafetensorsFile(path)
         shape = (module.out_features, module.in_features)
@@ -113,10 +113,10 @@ class _Source:
         self._prefix = folder.architecture.prefix
         self._path = folder.transformer / WEIGHTS_FILES[folder.precision]
         index = folder.transformer / _INDEX
-        if self._path.is_file():
+        if present(self._path):
             file = SafetensorsFile(self._path)
             self._places = dict.fromkeys(file, file)
-        elif folder.precision == "fp32" and index.is_file():
+        elif folder.precision == "fp32" and present(index):
             self._path = index
             self._places = self._read_index(index)
         else:
@@ -133,7 +133,7 @@ class _Source:
                     f"{path}: tensor {name!r} lies in {shard!r}, which is no safetensors file here"
                 )
             if shard not in shards:
-                if not (path.parent / shard).is_file():
+                if not present(path.parent / shard):
                     raise FileNotFoundError(f"{path.parent / shard} is missing; {path.name} names it")
                 shards[shard] = SafetensorsFile(path.parent / shard)
         return {name: shards[shard] for name, shard in places.items()}
