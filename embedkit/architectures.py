@@ -87,9 +87,9 @@ class Architecture:
             raise ValueError(f"{where}: layer_norm_eps must be a number from 0 to 1, not {epsilon!r}")
         result["layer_norm_eps"] = float(epsilon)
         activation = config.get("hidden_act", "gelu")
-        if activation not in _ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in _ACTIVATIONS:
             raise ValueError(
-                f"{where}: hidden_act {activation!r} is not known; known are {', '.join(_ACTIVATIONS)}"
+                f"{where}: hidden_act {activation!r:.80} is not known; known are {', '.join(_ACTIVATIONS)}"
             )
         result["hidden_act"] = _ACTIVATIONS[activation]
         return result

@@ -170,7 +170,10 @@ def _sentence_config(folder: Path) -> tuple[int | None, bool]:
             length = config.get("max_seq_length")
             if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
                 raise ValueError(f"{path}: max_seq_length must be a positive integer, not {length!r}")
-            return length, bool(config.get("do_lower_case", False))
+            lower = config.get("do_lower_case", False)
+            if not isinstance(lower, bool):
+                raise ValueError(f"{path}: do_lower_case must be true or false, not {lower!r:.80}")
+            return length, lower
     return None, False
 
 
@@ -237,7 +240,7 @@ def _ranges(path: Path, value: Any) -> tuple[tuple[float, ...], tuple[float, ...
         return None
     try:
         minima, maxima = (tuple(float(number) for number in row) for row in value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{path}: embedding_ranges must be two lists of numbers") from None
     if len(minima) != len(maxima) or not all(low <= high for low, high in zip(minima, maxima, strict=True)):
         raise ValueError(f"{path}: embedding_ranges must be minima and maxima of the same dimensions")

@@ -305,7 +305,9 @@ def _load_other(path: Path, lowercase_first: bool) -> Any:
         ) from error
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises bare Exception
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # the package raises bare Exception; its panics derive from BaseException
         raise damaged(path, str(error)) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -100,7 +100,7 @@ def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ..
                     sides[texts > 0].extend(int(i) for i in special["ids"])
             if texts == 1:
                 return tuple(sides[0]), tuple(sides[1])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise damaged(path, f"the post-processor {kind} is incomplete ({error!r})") from None
     raise ValueError(f"{path}: the post-processor {kind!r} is not supported for single texts.")
 

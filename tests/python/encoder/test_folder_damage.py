@@ -93,3 +93,94 @@ def test_a_file_in_the_place_of_a_module(folder: Path, name: str) -> None:
     (folder / name).write_text("")
     with pytest.raises(ValueError, match=f"{name} is not a folder: the model folder is damaged"):
         Encoder(folder)
+
+
+DENSE = "2_Dense/config.json"
+POOLING = "1_Pooling/config.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("config.json", {"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\] is not known; known are gelu"),
+        ("config.json", {"hidden_act": {}}, r"hidden_act {} is not known"),
+        (DENSE, {"activation_function": ["x"]}, r"activation_function \['x'\] is not known; known are"),
+        (POOLING, {"pooling_mode": ["mean"] * 100_000}, "pooling_mode names a mode twice. Name each once"),
+        (POOLING, {"pooling_mode": ["mean", "max", "mean"]}, "pooling_mode names a mode twice"),
+        (
+            POOLING,
+            {"pooling_mode": None, "pooling_mode_cls_token": "false"},
+            "pooling_mode_cls_token must be true or false, not 'false'",
+        ),
+        ("sentence_bert_config.json", {"do_lower_case": "false"}, "do_lower_case must be true or false"),
+        (
+            "embedkit.json",
+            {
+                "format": 1,
+                "precision": "fp32",
+                **dict.fromkeys(("fingerprint", "source_weights", "stored_weights"), "0" * 64),
+                "embedding_ranges": [[0], [10**400]],
+            },
+            "embedding_ranges must be two lists of numbers",
+        ),
+        (
+            "tokenizer.json",
+            {"post_processor": {"type": "BertProcessing", "cls": ["a", float("inf")], "sep": ["b", 1]}},
+            "the post-processor BertProcessing is incomplete",
+        ),
+        (
+            "tokenizer.json",
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+            "Cannot parse precompiled_charsmap.* Fetch the model again",  # a panic of the tokenizers package
+        ),
+    ],
+)
+def test_hostile_values(folder: Path, name: str, changes: dict[str, Any], message: str) -> None:
+    edit(folder / name, **changes)
+    with pytest.raises(ValueError, match=message) as caught:
+        Encoder(folder)
+    assert str(folder / name) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_interrupts_of_the_tokenizers_package_pass(
+    folder: Path, interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tokenizers
+
+    class Interrupted:
+        @staticmethod
+        def from_file(path: str) -> None:
+            raise interrupt
+
+    edit(folder / "tokenizer.json", normalizer={"type": "NFC"})
+    monkeypatch.setattr(tokenizers, "Tokenizer", Interrupted)
+    with pytest.raises(interrupt):
+        Encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("x" * 5000, r"the path 'xxx.*… is too long"),
+        ("x" * 300, r"cannot be opened \(File name too long\)"),
+        ("\ud800", "cannot be opened .*surrogates not allowed"),
+    ],
+)
+def test_module_paths_that_no_file_has(folder: Path, path: str, message: str) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["path"] = path
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=message) as caught:
+        Encoder(folder)
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("shard", ["a\0b.safetensors", "\ud800.safetensors"])
+def test_shard_names_that_no_file_has(folder: Path, shard: str) -> None:
+    (folder / "model.safetensors").unlink()
+    edit(folder / "model.safetensors.index.json", weight_map={"a": shard})
+    with pytest.raises(ValueError, match=r"safetensors cannot be opened") as caught:
+        Encoder(folder)
+    assert str(folder) in str(caught.value)
