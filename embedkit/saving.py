@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .fingerprint import fingerprint, hash_tensors, source_weights_hash
-from .folder import FORMAT, METADATA_FILE, ModelFolder, Settings
+from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings
 from .modules import POOLING_FLAGS, Dense, present, read_json
 from .weights import WEIGHTS_FILES, core_tensors
 
@@ -111,7 +111,7 @@ def _write_settings(
         inner / "sentence_bert_config.json",
         {"max_seq_length": settings.max_length, "do_lower_case": folder.do_lower_case},
     )
-    path = folder.path / "config_sentence_transformers.json"
+    path = folder.path / SETTINGS_FILE
     config = read_json(path) if present(path) else {}
     config["prompts"] = dict(settings.prompts)
     config["default_prompt_name"] = settings.default_prompt_name

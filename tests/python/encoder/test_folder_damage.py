@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -184,3 +185,63 @@ def test_shard_names_that_no_file_has(folder: Path, shard: str) -> None:
     with pytest.raises(ValueError, match=r"safetensors cannot be opened") as caught:
         Encoder(folder)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "sentence_bert_config.json",
+            {"max_seq_length": 1},
+            "max_seq_length is 1, and 2 special tokens leave no room for a text; set it from 3 to 64, or",
+        ),
+        ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length is 2, and 2 special tokens"),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": "zz"},
+            "default_prompt_name is 'zz', but the prompts are 'query', 'document'; correct the file, or give "
+            "prompts={'zz': ...} or another default_prompt_name",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"truncate_dim": 1000},
+            "truncate_dim is 1000, the model has 24 dimensions; correct or remove it",
+        ),
+        (
+            "tokenizer.json",
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A"}}],
+                    "special_tokens": {"a": {"id": "a", "ids": [1] * 1001, "tokens": ["a"] * 1001}},
+                }
+            },
+            "puts 1001 special tokens around each text, max_position_embeddings in config.json is 64",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_name_their_file(
+    folder: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    edit(folder / name, **changes)
+    with pytest.raises(ValueError, match=re.escape(f"{folder / name}: ") + ".*" + re.escape(message)):
+        Encoder(folder)
+
+
+def test_too_short_model_max_length_names_the_tokenizer_config(folder: Path) -> None:
+    (folder / "sentence_bert_config.json").unlink()
+    edit(folder / "tokenizer_config.json", model_max_length=2)
+    with pytest.raises(
+        ValueError, match=r"tokenizer_config\.json: model_max_length is 2, and 2 special tokens"
+    ):
+        Encoder(folder)
+
+
+def test_the_caller_can_mend_the_default_prompt(folder: Path) -> None:
+    expected = Encoder(folder).encode("query: hello world")
+    edit(folder / "config_sentence_transformers.json", default_prompt_name="zz")
+    for encoder in (
+        Encoder(folder, prompts={"zz": "query: "}),
+        Encoder(folder, default_prompt_name="query"),
+    ):
+        assert (encoder.encode("hello world") == expected).all()
