@@ -3,6 +3,10 @@
 The ``safetensors`` package copies what it hands to numpy and cannot represent bfloat16 there; embedkit reads
 a model's file as it lies on the disk, so that opening one costs no second copy. A file comes from anywhere:
 every number of its header is checked before it is used.
+
+Nobody can defend a mapped file against a writer: one cut short while a view of it is read ends the process
+with SIGBUS. What outlives the opening of a model is therefore copied (`weights.core_tensors`); while a model
+is opened, saved or verified its files must stay as they are. To replace one by renaming another is safe.
 """
 
 from __future__ import annotations

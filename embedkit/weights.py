@@ -48,10 +48,25 @@ def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
 
 
 def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
-    """The tensors that ``_core.Encoder`` takes for ``precision``: an fp32 folder is quantised for int8."""
-    if precision == folder.precision:
-        return dict(stored_tensors(folder))
-    return dict(quantise(folder.architecture.tensor_specs(folder.config), stored_tensors(folder)))
+    """The tensors that ``_core.Encoder`` takes for ``precision``: an fp32 folder is quantised for int8.
+
+    The core packs the matrices of the layers into memory of its own and keeps every other array as it is:
+    those are copied here. A view would die with the file: cut short by ``rsync --inplace``, say, it ends the
+    process with SIGBUS, and overwritten it changes the vectors.
+    """
+    tensors = stored_tensors(folder)
+    if precision != folder.precision:
+        tensors = quantise(folder.architecture.tensor_specs(folder.config), tensors)
+    layers = folder.architecture.layers
+    return {
+        name: tensor if tensor.ndim == 2 and name.startswith(layers) else _private(tensor)
+        for name, tensor in tensors
+    }
+
+
+def _private(tensor: Array) -> Array:
+    """The array in memory of this process; views of a mapped file are those that cannot be written."""
+    return tensor if tensor.flags.writeable else tensor.copy()
 
 
 def quantise(

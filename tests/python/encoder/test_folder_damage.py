@@ -245,3 +245,29 @@ def test_the_caller_can_mend_the_default_prompt(folder: Path) -> None:
         Encoder(folder, default_prompt_name="query"),
     ):
         assert (encoder.encode("hello world") == expected).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads the maps of Linux")
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", "float32"), ("int8", "float32"), ("fp32", "bfloat16"), (None, "float32")],
+)
+def test_an_open_model_does_not_depend_on_its_files(
+    make_model: Callable[..., Path], tmp_path: Path, precision: str | None, dtype: str
+) -> None:
+    folder = tmp_path / "model"
+    source = make_model(dense=((24, "Tanh", True),), dtype=dtype)
+    if precision is None:
+        Encoder(source).save(folder, precision="int8")
+    else:
+        shutil.copytree(source, folder)
+    encoder = Encoder(folder, precision=precision or "auto", threads=1)
+    expected = encoder.encode(["hello world", "a lovely day"])
+    assert str(folder) not in Path("/proc/self/maps").read_text()  # else what follows may end the process
+    for path in folder.rglob("*.safetensors"):
+        with path.open("r+b") as file:  # in place, as rsync --inplace and cp do
+            file.write(b"\x55" * path.stat().st_size)
+    assert (encoder.encode(["hello world", "a lovely day"]) == expected).all()
+    for path in folder.rglob("*.safetensors"):
+        os.truncate(path, 1000)
+    assert (encoder.encode(["hello world", "a lovely day"]) == expected).all()
