@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from .fingerprint import fingerprint, hash_tensors, source_weights_hash
-from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings
+from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
 from .modules import POOLING_FLAGS, Dense, present, read_json
-from .weights import WEIGHTS_FILES, core_tensors
+from .weights import WEIGHTS_FILES, core_head, core_tensors, stored_tensors
 
 __all__ = ["write_folder"]
 
@@ -37,9 +37,12 @@ def write_folder(
 
     Raises:
         FileExistsError: ``target`` is a file, or a folder that is not empty.
+        FileNotFoundError: ``folder`` or one of its files is gone; names it.
+        ValueError: the settings in ``folder`` are not those that were opened.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not empty; remove it or save to another folder")
+    _check_source(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(8)}"
     work.mkdir()
@@ -53,6 +56,22 @@ def write_folder(
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def _check_source(folder: ModelFolder) -> None:
+    """Weights and tokenizer are read again from where the model was opened: they must still be there."""
+    advice = f"saving reads {folder.path} again; put the model back there, or open it anew from where it is"
+    names = ("tokenizer.json", "vocab.txt")
+    try:
+        now = open_folder(folder.path)
+        if not any(present(folder.transformer / name) for name in names):
+            raise FileNotFoundError(f"{folder.transformer} holds neither {' nor '.join(names)}")
+        next(stored_tensors(folder))  # opens the weights; the first tensor is small
+        core_head(folder)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error} ({advice})") from None
+    if now != folder:
+        raise ValueError(f"{folder.path} has changed since the model was opened: {advice}")
 
 
 def _copy(folder: ModelFolder, work: Path) -> None:
