@@ -185,7 +185,7 @@ def _from_vocabulary(path: Path, settings: Settings, lowercase_first: bool) -> T
             f"transformers.AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
         )
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise damaged(path, f"not UTF-8 ({error})") from None
     if lines[-1] == "":

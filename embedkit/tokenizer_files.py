@@ -125,7 +125,7 @@ def _read_optional(path: Path) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"not valid JSON ({error})") from None
     if not isinstance(value, dict):

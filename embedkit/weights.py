@@ -136,6 +136,19 @@ class _Source:
             self._places = self._read_index(index)
         else:
             raise _missing(self._path, folder.transformer)
+        self._refuse_more_layers(folder)
+
+    def _refuse_more_layers(self, folder: ModelFolder) -> None:
+        """A file with layers that config.json does not count is another model's: it would run half."""
+        layers, count = folder.architecture.layers, int(folder.config["num_hidden_layers"])
+        numbers = set(map(str, range(count)))
+        for stored in self._places:
+            name = stored.removeprefix(self._prefix)
+            if name.startswith(layers) and name.removeprefix(layers).partition(".")[0] not in numbers:
+                raise ValueError(
+                    f"{self._path}: holds {stored!r:.80}, config.json makes num_hidden_layers {count}; "
+                    "the files are of different models, fetch them again"
+                )
 
     def _read_index(self, path: Path) -> dict[str, SafetensorsFile]:
         places = read_json(path).get("weight_map")

@@ -345,3 +345,28 @@ def test_vocabulary_file_of_another_kind(tmp_path: Path) -> None:
 def test_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"neither tokenizer.json nor vocab.txt"):
         load_tokenizer(tmp_path)
+
+
+def test_byte_order_mark_of_a_vocabulary_is_no_part_of_its_first_token(tmp_path: Path) -> None:
+    lines = "\n".join(subword_vocabulary())
+    vocabularies = []
+    for encoding in ("utf-8", "utf-8-sig"):
+        folder = tmp_path / encoding
+        folder.mkdir()
+        (folder / "vocab.txt").write_text(lines, encoding=encoding)
+        loaded = load_tokenizer(folder)
+        vocabularies.append((loaded.pad_id, loaded.vocab_size, loaded.encode_batch(TEXTS)))
+    assert vocabularies[0] == vocabularies[1]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(("encoding", "read"), [("utf-16", False), ("utf-32", False), ("utf-8-sig", True)])
+def test_json_files_are_utf8(tmp_path: Path, name: str, encoding: str, read: bool) -> None:
+    write(tmp_path, content(), tokenizer_config={}, special_tokens_map={})
+    path = tmp_path / name
+    path.write_text(path.read_text(encoding="utf-8"), encoding=encoding)
+    if read:
+        assert load_tokenizer(tmp_path).encode_batch(TEXTS) == ids_of(wordpiece(), TEXTS)
+        return
+    with pytest.raises(ValueError, match=f"{name}: not valid JSON"):
+        load_tokenizer(tmp_path)
