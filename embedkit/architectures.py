@@ -44,12 +44,14 @@ class Architecture:
         prefix: what the names of a checkpoint with a task head start with (``"bert."``); optional in files.
         integers: the keys of ``config.json`` that the core needs as positive integers.
         fixed: keys that must have this value when they are there, since the core knows no other.
+        layers: what the names of the layers' tensors start with; the layer's number follows.
         tensors: name -> (shape in config keys, quantised); ``{}`` stands for the layer's number.
     """
 
     prefix: str
     integers: tuple[str, ...]
     fixed: Mapping[str, Any]
+    layers: str
     tensors: Mapping[str, tuple[tuple[str, ...], bool]]
 
     def core_config(self, config: Mapping[str, Any], where: str) -> CoreConfig:
@@ -87,9 +89,9 @@ class Architecture:
             raise ValueError(f"{where}: layer_norm_eps must be a number from 0 to 1, not {epsilon!r}")
         result["layer_norm_eps"] = float(epsilon)
         activation = config.get("hidden_act", "gelu")
-        if activation not in _ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in _ACTIVATIONS:
             raise ValueError(
-                f"{where}: hidden_act {activation!r} is not known; known are {', '.join(_ACTIVATIONS)}"
+                f"{where}: hidden_act {activation!r:.80} is not known; known are {', '.join(_ACTIVATIONS)}"
             )
         result["hidden_act"] = _ACTIVATIONS[activation]
         return result
@@ -114,7 +116,8 @@ def _layer_norm(name: str) -> dict[str, tuple[tuple[str, ...], bool]]:
     return {f"{name}.weight": (("hidden_size",), False), f"{name}.bias": (("hidden_size",), False)}
 
 
-_LAYER = "encoder.layer.{}"
+_LAYERS = "encoder.layer."
+_LAYER = _LAYERS + "{}"
 _BERT = Architecture(
     prefix="bert.",
     integers=(
@@ -127,6 +130,7 @@ _BERT = Architecture(
         "type_vocab_size",
     ),
     fixed={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+    layers=_LAYERS,
     tensors={
         "embeddings.word_embeddings.weight": (("vocab_size", "hidden_size"), True),
         "embeddings.position_embeddings.weight": (("max_position_embeddings", "hidden_size"), True),

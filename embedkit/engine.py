@@ -85,11 +85,8 @@ class Engine:
             core_head(folder),
             precision,
         )
-        positions = int(folder.config["max_position_embeddings"])
-        self.positions = positions
-        self.folder_length = min(
-            folder.max_seq_length or self.tokenizer.model_max_length or positions, positions
-        )
+        self.positions = int(folder.config["max_position_embeddings"])
+        self.folder_length = folder.default_length(self.special_tokens, self.tokenizer.model_max_length)
         """The folder's own max_length; sentence_bert_config.json outranks the tokenizer."""
 
     @property

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .folder import ModelFolder, Settings
-from .json_file import read_json
+from .json_file import present, read_json
 from .modules import Dense
 from .weights import core_head, stored_tensors
 
@@ -97,12 +97,12 @@ def _canonical(value: Any) -> bytes:
 
 def _tokenizer_hash(folder: Path) -> str:
     path = folder / "tokenizer.json"
-    if path.is_file():
+    if present(path):
         tokenizer = read_json(path)
         content: dict[str, Any] = {k: v for k, v in tokenizer.items() if k not in ("truncation", "padding")}
     else:
         path = folder / "tokenizer_config.json"
-        config = read_json(path) if path.is_file() else {}
+        config = read_json(path) if present(path) else {}
         content = {key: config.get(key) for key in _TOKENIZER_SETTINGS}
         content["vocab"] = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
     return hashlib.sha256(_canonical(content)).hexdigest()

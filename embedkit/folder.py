@@ -17,16 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from .architectures import ARCHITECTURES, Architecture, CoreConfig
-from .json_file import read_json
+from .json_file import present, read_json
 from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
 
-__all__ = ["BUILTIN", "FORMAT", "METADATA_FILE", "ModelFolder", "Settings", "Stamp", "open_folder"]
+__all__ = [
+    "BUILTIN",
+    "FORMAT",
+    "METADATA_FILE",
+    "SETTINGS_FILE",
+    "ModelFolder",
+    "Settings",
+    "Stamp",
+    "open_folder",
+]
 
 BUILTIN = Path(__file__).parent / "models" / "all-MiniLM-L6-v2-int8"
 """The model that the package carries."""
 
 FORMAT = 1
 METADATA_FILE = "embedkit.json"
+SETTINGS_FILE = "config_sentence_transformers.json"
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 _SENTENCE_CONFIGS = (
@@ -76,6 +86,7 @@ class ModelFolder:
         transformer: where ``config.json``, weights and tokenizer are (``path`` or a folder below).
         precision: of the stored weights, ``"fp32"`` or ``"int8"``.
         max_seq_length: from ``sentence_bert_config.json``, which outranks the tokenizer's own; or None.
+        max_seq_length_path: the file that says so (``sentence_bert_config.json`` has older names), or None.
         do_lower_case: lower-case the text before the tokenizer's own normalisation.
         truncate_dim: the number of dimensions that the folder's author keeps, or None for all.
     """
@@ -88,6 +99,7 @@ class ModelFolder:
     head: tuple[Dense | Normalize, ...]
     precision: str
     max_seq_length: int | None
+    max_seq_length_path: Path | None
     do_lower_case: bool
     prompts: Mapping[str, str]
     default_prompt_name: str | None
@@ -124,6 +136,45 @@ class ModelFolder:
             return None
         return np.asarray(self.stamp.ranges, dtype=np.float32)[:, :width]
 
+    def default_length(self, special_tokens: int, model_max_length: int | None) -> int:
+        """Tokens a text may have when the caller does not say, special tokens counted.
+
+        Args:
+            special_tokens: how many the tokenizer puts around each text.
+            model_max_length: the tokenizer's own limit, or None.
+
+        Raises:
+            ValueError: the special tokens leave no room for a text; names the file at fault.
+        """
+        positions = int(self.config["max_position_embeddings"])
+        if special_tokens >= positions:
+            name = "tokenizer.json" if present(self.transformer / "tokenizer.json") else "vocab.txt"
+            raise ValueError(
+                f"{self.transformer / name}: the tokenizer puts {special_tokens} special tokens around "
+                f"each text, max_position_embeddings in config.json is {positions}; the files are of "
+                "different models, fetch them again"
+            )
+        length = min(self.max_seq_length or model_max_length or positions, positions)
+        if length <= special_tokens:
+            path, key = self.max_seq_length_path, "max_seq_length"
+            if path is None:
+                path, key = self.transformer / "tokenizer_config.json", "model_max_length"
+            raise ValueError(
+                f"{path}: {key} is {length}, and {special_tokens} special tokens leave no room for a text; "
+                f"set it from {special_tokens + 1} to {positions}, or remove it"
+            )
+        return length
+
+    def check_default_prompt(self, prompts: Mapping[str, str]) -> None:
+        """Raise ValueError, naming the file, when the folder's default prompt is none of ``prompts``."""
+        name = self.default_prompt_name
+        if name is not None and name not in prompts:
+            raise ValueError(
+                f"{self.path / SETTINGS_FILE}: default_prompt_name is {name!r:.80}, but the prompts are "
+                f"{', '.join(map(repr, prompts))}; correct the file, or give "
+                f"prompts={{{name!r:.80}: ...}} or another default_prompt_name"
+            )
+
 
 def open_folder(path: Path) -> ModelFolder:
     """Read a model folder; opens no weights.
@@ -138,7 +189,7 @@ def open_folder(path: Path) -> ModelFolder:
     entries = module_entries(path)
     transformer = entries[0][1]
     config_path = transformer / "config.json"
-    if not config_path.is_file():
+    if not present(config_path):
         raise FileNotFoundError(f"{config_path} is missing: {path} is no model folder, or not a whole one")
     raw = read_json(config_path)
     model_type = raw.get("model_type")
@@ -151,10 +202,10 @@ def open_folder(path: Path) -> ModelFolder:
     hidden_size = int(config["hidden_size"])
     pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
     head = read_head(entries[2:], hidden_size * len(pooling.modes))
-    max_seq_length, do_lower_case = _sentence_config(transformer)
-    settings = _SentenceConfig(path / "config_sentence_transformers.json")
+    max_seq_length, max_seq_length_path, do_lower_case = _sentence_config(transformer)
+    settings = _SentenceConfig(path / SETTINGS_FILE)
     precision, stamp = _metadata(path / METADATA_FILE)
-    return ModelFolder(
+    folder = ModelFolder(
         path=path,
         transformer=transformer,
         architecture=architecture,
@@ -163,6 +214,7 @@ def open_folder(path: Path) -> ModelFolder:
         head=head,
         precision=precision,
         max_seq_length=max_seq_length,
+        max_seq_length_path=max_seq_length_path,
         do_lower_case=do_lower_case,
         prompts=settings.prompts(),
         default_prompt_name=settings.text("default_prompt_name"),
@@ -170,18 +222,28 @@ def open_folder(path: Path) -> ModelFolder:
         truncate_dim=settings.truncate_dim(),
         stamp=stamp,
     )
+    if folder.truncate_dim is not None and folder.truncate_dim > folder.dimension:
+        raise ValueError(
+            f"{settings.path}: truncate_dim is {folder.truncate_dim}, the model has {folder.dimension} "
+            "dimensions; correct or remove it"
+        )
+    return folder
 
 
-def _sentence_config(folder: Path) -> tuple[int | None, bool]:
+def _sentence_config(folder: Path) -> tuple[int | None, Path | None, bool]:
+    """``max_seq_length`` and the file that sets it, and ``do_lower_case``."""
     for name in _SENTENCE_CONFIGS:
         path = folder / name
-        if path.is_file():
+        if present(path):
             config = read_json(path)
             length = config.get("max_seq_length")
             if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
                 raise ValueError(f"{path}: max_seq_length must be a positive integer, not {length!r}")
-            return length, bool(config.get("do_lower_case", False))
-    return None, False
+            lower = config.get("do_lower_case", False)
+            if not isinstance(lower, bool):
+                raise ValueError(f"{path}: do_lower_case must be true or false, not {lower!r:.80}")
+            return length, None if length is None else path, lower
+    return None, None, False
 
 
 class _SentenceConfig:
@@ -189,7 +251,7 @@ class _SentenceConfig:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = read_json(path) if path.is_file() else {}
+        self.config = read_json(path) if present(path) else {}
 
     def _wrong(self, key: str, wanted: str) -> ValueError:
         return ValueError(f"{self.path}: {key} must be {wanted}, not {self.config[key]!r}")
@@ -223,7 +285,7 @@ class _SentenceConfig:
 
 def _metadata(path: Path) -> tuple[str, Stamp]:
     """The precision and the stamp of ``embedkit.json``; ``("fp32", Stamp())`` without that file."""
-    if not path.is_file():
+    if not present(path):
         return "fp32", Stamp()
     data = read_json(path)
     version = data.get("format")
@@ -247,7 +309,7 @@ def _ranges(path: Path, value: Any) -> tuple[tuple[float, ...], tuple[float, ...
         return None
     try:
         minima, maxima = (tuple(float(number) for number in row) for row in value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{path}: embedding_ranges must be two lists of numbers") from None
     if len(minima) != len(maxima) or not all(low <= high for low, high in zip(minima, maxima, strict=True)):
         raise ValueError(f"{path}: embedding_ranges must be minima and maxima of the same dimensions")

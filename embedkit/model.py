@@ -78,6 +78,8 @@ class Model:
         folder = open_folder(path)
         # sentence-transformers gives every model these two, so that they can always be asked for.
         self.prompts = {"query": "", "document": "", **folder.prompts, **check_prompts(prompts or {})}
+        if not default_prompt_name:
+            folder.check_default_prompt(self.prompts)
         self.default_prompt_name = default_prompt_name or folder.default_prompt_name
         self._prompt_text(None)
         self.similarity_fn_name = similarity_fn_name or folder.similarity_fn_name

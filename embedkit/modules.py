@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .json_file import load_json, read_json
+from .json_file import load_json, present, read_json
 
 __all__ = [
     "POOLING_FLAGS",
@@ -44,6 +44,7 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+_MAX_PATH = 1000  # characters; file systems end at about 4000 with the folder before it
 _REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize."
 
 
@@ -80,7 +81,7 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
         ValueError: for a kind or an order that embedkit does not run, or a path that leaves the folder.
     """
     path = root / "modules.json"
-    if not path.is_file():
+    if not present(path):
         return [("Transformer", root)]
     modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
@@ -95,7 +96,9 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
             raise ValueError(f"{path}: module {type_name!r} is not known; known are {', '.join(_MODULES)}.")
         parts = PurePosixPath(relative.replace("\\", "/"))
         if parts.is_absolute() or ".." in parts.parts or ":" in relative or "\0" in relative:
-            raise ValueError(f"{path}: the path {relative!r} leaves the model folder; it is not opened.")
+            raise ValueError(f"{path}: the path {relative!r:.80} leaves the model folder; it is not opened.")
+        if len(relative) > _MAX_PATH:
+            raise ValueError(f"{path}: the path {relative!r:.80}… is too long. Fetch the file again.")
         entries.append((kind, root / parts))
     kinds = [kind for kind, _ in entries]
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
@@ -117,16 +120,21 @@ def read_pooling(folder: Path, hidden_size: int) -> Pooling:
         raise ValueError(f"{path}: include_prompt must be true or false, not {include_prompt!r}")
     named = config.get("pooling_mode")
     if named is None:
+        for flag in POOLING_FLAGS:
+            if not isinstance(config.get(flag, False), bool):
+                raise ValueError(f"{path}: {flag} must be true or false, not {config[flag]!r:.80}")
         modes = [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)]
         return Pooling(tuple(modes or ["mean"]), include_prompt)
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not names:
-        raise ValueError(f"{path}: pooling_mode must be a name or a list of names, not {named!r}")
+        raise ValueError(f"{path}: pooling_mode must be a name or a list of names, not {named!r:.80}")
     for name in names:
         if not isinstance(name, str) or name not in _POOLING_MODES:
             raise ValueError(
-                f"{path}: pooling_mode {name!r} is not known; known are {', '.join(_POOLING_MODES)}"
+                f"{path}: pooling_mode {name!r:.80} is not known; known are {', '.join(_POOLING_MODES)}"
             )
+    if len(set(names)) != len(names):
+        raise ValueError(f"{path}: pooling_mode names a mode twice. Name each once: {names!r:.80}")
     return Pooling(tuple(_POOLING_MODES[name] for name in names), include_prompt)
 
 
@@ -163,15 +171,15 @@ def _read_dense(folder: Path) -> Dense:
     if config.get("use_residual", False):
         raise ValueError(f"{path}: use_residual is not known to embedkit; retrain the head without it")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         known = ", ".join(name.rpartition(".")[2] for name in _ACTIVATIONS)
-        raise ValueError(f"{path}: activation_function {activation!r} is not known; known are {known}")
+        raise ValueError(f"{path}: activation_function {activation!r:.80} is not known; known are {known}")
     return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, _ACTIVATIONS[activation])
 
 
 def _check_feature(path: Path, *, required: bool) -> dict[str, Any]:
     """Refuse a Dense or Normalize that works on something else than the sentence's vector."""
-    if not required and not path.is_file():
+    if not required and not present(path):
         return {}  # Normalize had no file before sentence-transformers 5.
     config = read_json(path)
     for key in ("module_input_name", "module_output_name"):

@@ -3,11 +3,16 @@
 The ``safetensors`` package copies what it hands to numpy and cannot represent bfloat16 there; embedkit reads
 a model's file as it lies on the disk, so that opening one costs no second copy. A file comes from anywhere:
 every number of its header is checked before it is used.
+
+Nobody can defend a mapped file against a writer: one cut short while a view of it is read ends the process
+with SIGBUS. What outlives the opening of a model is therefore copied (`weights.core_tensors`); while a model
+is opened, saved or verified its files must stay as they are. To replace one by renaming another is safe.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +25,8 @@ import numpy.typing as npt
 __all__ = ["SafetensorsFile"]
 
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
+_MAX_NUMBER = 1 << 63  # of a shape or an offset; a product of more could not be printed
+_MAX_DIMENSIONS = 32  # of a tensor; numpy ends there
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
@@ -80,12 +87,12 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
             if not isinstance(entry, dict):
                 raise self._error(f"the entry of tensor {name!r} is not an object")
             dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-            if dtype not in _ITEM_BYTES:
-                raise self._error(f"tensor {name!r} has the unknown type {dtype!r}")
-            if not _naturals(shape):
-                raise self._error(f"tensor {name!r} has the shape {shape!r}")
+            if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+                raise self._error(f"tensor {name!r} has the unknown type {dtype!r:.80}")
+            if not _naturals(shape) or len(shape) > _MAX_DIMENSIONS:
+                raise self._error(f"tensor {name!r} has the shape {shape!r:.80}")
             if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
-                raise self._error(f"tensor {name!r} lies at {offsets!r} of {data_bytes} bytes of data")
+                raise self._error(f"tensor {name!r} lies at {offsets!r:.80} of {data_bytes} bytes of data")
             expected = _ITEM_BYTES[dtype]
             for dimension in shape:
                 expected *= dimension  # Python integers: cannot overflow
@@ -117,7 +124,7 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Read a tensor as float32 or int8, C-contiguous and aligned."""
         dtype, shape, offset = self._entries[name]
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         stored = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "|i1"}.get(dtype)
         if stored is None:
             raise ValueError(
@@ -142,5 +149,5 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
 
 def _naturals(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
-        isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item < _MAX_NUMBER for item in value
     )

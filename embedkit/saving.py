@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from .fingerprint import fingerprint, hash_tensors, source_weights_hash
-from .folder import FORMAT, METADATA_FILE, ModelFolder, Settings
-from .json_file import read_json
+from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
+from .json_file import present, read_json
 from .modules import POOLING_FLAGS, Dense
-from .weights import WEIGHTS_FILES, core_tensors
+from .weights import WEIGHTS_FILES, core_head, core_tensors, stored_tensors
 
 __all__ = ["write_folder"]
 
@@ -38,9 +38,12 @@ def write_folder(
 
     Raises:
         FileExistsError: ``target`` is a file, or a folder that is not empty.
+        FileNotFoundError: ``folder`` or one of its files is gone; names it.
+        ValueError: the settings in ``folder`` are not those that were opened.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not empty; remove it or save to another folder")
+    _check_source(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(8)}"
     work.mkdir()
@@ -56,6 +59,22 @@ def write_folder(
         raise
 
 
+def _check_source(folder: ModelFolder) -> None:
+    """Weights and tokenizer are read again from where the model was opened: they must still be there."""
+    advice = f"saving reads {folder.path} again; put the model back there, or open it anew from where it is"
+    names = ("tokenizer.json", "vocab.txt")
+    try:
+        now = open_folder(folder.path)
+        if not any(present(folder.transformer / name) for name in names):
+            raise FileNotFoundError(f"{folder.transformer} holds neither {' nor '.join(names)}")
+        next(stored_tensors(folder))  # opens the weights; the first tensor is small
+        core_head(folder)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error} ({advice})") from None
+    if now != folder:
+        raise ValueError(f"{folder.path} has changed since the model was opened: {advice}")
+
+
 def _copy(folder: ModelFolder, work: Path) -> None:
     """Copy what does not depend on the precision, as it is."""
     inner = work / folder.transformer.relative_to(folder.path)
@@ -65,10 +84,10 @@ def _copy(folder: ModelFolder, work: Path) -> None:
             if path.is_file():
                 shutil.copyfile(path, work / path.name)
     names = [*_TOKENIZER_FILES, "tokenizer.json"]
-    if not (folder.transformer / "tokenizer.json").is_file():
+    if not present(folder.transformer / "tokenizer.json"):
         names += _VOCABULARIES  # tokenizer.json holds them too
     for name in ("config.json", *names):
-        if (folder.transformer / name).is_file():
+        if present(folder.transformer / name):
             shutil.copyfile(folder.transformer / name, inner / name)
     config = read_json(inner / "config.json")
     for key in ("dtype", "torch_dtype"):
@@ -112,8 +131,8 @@ def _write_settings(
         inner / "sentence_bert_config.json",
         {"max_seq_length": settings.max_length, "do_lower_case": folder.do_lower_case},
     )
-    path = folder.path / "config_sentence_transformers.json"
-    config = read_json(path) if path.is_file() else {}
+    path = folder.path / SETTINGS_FILE
+    config = read_json(path) if present(path) else {}
     config["prompts"] = dict(settings.prompts)
     config["default_prompt_name"] = settings.default_prompt_name
     config["similarity_fn_name"] = similarity_fn_name

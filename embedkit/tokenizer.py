@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import _core
-from .json_file import read_json
+from .json_file import present, read_json
 from .tokenizer_files import Settings, added_token, damaged, template_ids, typed
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -105,10 +105,10 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Toke
     folder = Path(folder)
     settings = Settings(folder)
     path = folder / "tokenizer.json"
-    if path.is_file():
+    if present(path):
         return _from_json(path, settings, lowercase_first)
     vocabulary = folder / "vocab.txt"
-    if vocabulary.is_file():
+    if present(vocabulary):
         return _from_vocabulary(vocabulary, settings, lowercase_first)
     raise FileNotFoundError(
         f"{folder} holds neither tokenizer.json nor vocab.txt. Save the tokenizer there: "
@@ -190,7 +190,7 @@ def _from_vocabulary(path: Path, settings: Settings, lowercase_first: bool) -> T
             f"transformers.AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
         )
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise damaged(path, f"not UTF-8 ({error})") from None
     if lines[-1] == "":
@@ -310,7 +310,9 @@ def _load_other(path: Path, lowercase_first: bool) -> Any:
         ) from error
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises bare Exception
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # the package raises bare Exception; its panics derive from BaseException
         raise damaged(path, str(error)) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from .json_file import read_json
+from .json_file import present, read_json
 
 __all__ = ["Settings", "added_token", "damaged", "template_ids", "typed"]
 
@@ -99,7 +99,7 @@ def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ..
                     sides[texts > 0].extend(int(i) for i in special["ids"])
             if texts == 1:
                 return tuple(sides[0]), tuple(sides[1])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise damaged(path, f"the post-processor {kind} is incomplete ({error!r})") from None
     raise ValueError(f"{path}: the post-processor {kind!r} is not supported for single texts.")
 
@@ -118,7 +118,7 @@ def added_token(value: Any, path: Path, *, special: bool) -> dict[str, Any]:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if present(path) else {}
 
 
 def typed(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .architectures import TensorSpec
 from .folder import ModelFolder
-from .json_file import read_json
+from .json_file import present, read_json
 from .modules import Dense
 from .safetensors_file import SafetensorsFile
 
@@ -49,10 +49,25 @@ def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
 
 
 def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
-    """The tensors that ``_core.Encoder`` takes for ``precision``: an fp32 folder is quantised for int8."""
-    if precision == folder.precision:
-        return dict(stored_tensors(folder))
-    return dict(quantise(folder.architecture.tensor_specs(folder.config), stored_tensors(folder)))
+    """The tensors that ``_core.Encoder`` takes for ``precision``: an fp32 folder is quantised for int8.
+
+    The core packs the matrices of the layers into memory of its own and keeps every other array as it is:
+    those are copied here. A view would die with the file: cut short by ``rsync --inplace``, say, it ends the
+    process with SIGBUS, and overwritten it changes the vectors.
+    """
+    tensors = stored_tensors(folder)
+    if precision != folder.precision:
+        tensors = quantise(folder.architecture.tensor_specs(folder.config), tensors)
+    layers = folder.architecture.layers
+    return {
+        name: tensor if tensor.ndim == 2 and name.startswith(layers) else _private(tensor)
+        for name, tensor in tensors
+    }
+
+
+def _private(tensor: Array) -> Array:
+    """The array in memory of this process; views of a mapped file are those that cannot be written."""
+    return tensor if tensor.flags.writeable else tensor.copy()
 
 
 def quantise(
@@ -79,7 +94,7 @@ def core_head(folder: ModelFolder) -> list[dict[str, Any]]:
             head.append({"type": "normalize"})
             continue
         path = module.folder / WEIGHTS_FILES["fp32"]
-        if not path.is_file():
+        if not present(path):
             raise _missing(path, module.folder)
         file = SafetensorsFile(path)
         shape = (module.out_features, module.in_features)
@@ -114,14 +129,27 @@ class _Source:
         self._prefix = folder.architecture.prefix
         self._path = folder.transformer / WEIGHTS_FILES[folder.precision]
         index = folder.transformer / _INDEX
-        if self._path.is_file():
+        if present(self._path):
             file = SafetensorsFile(self._path)
             self._places = dict.fromkeys(file, file)
-        elif folder.precision == "fp32" and index.is_file():
+        elif folder.precision == "fp32" and present(index):
             self._path = index
             self._places = self._read_index(index)
         else:
             raise _missing(self._path, folder.transformer)
+        self._refuse_more_layers(folder)
+
+    def _refuse_more_layers(self, folder: ModelFolder) -> None:
+        """A file with layers that config.json does not count is another model's: it would run half."""
+        layers, count = folder.architecture.layers, int(folder.config["num_hidden_layers"])
+        numbers = set(map(str, range(count)))
+        for stored in self._places:
+            name = stored.removeprefix(self._prefix)
+            if name.startswith(layers) and name.removeprefix(layers).partition(".")[0] not in numbers:
+                raise ValueError(
+                    f"{self._path}: holds {stored!r:.80}, config.json makes num_hidden_layers {count}; "
+                    "the files are of different models, fetch them again"
+                )
 
     def _read_index(self, path: Path) -> dict[str, SafetensorsFile]:
         places = read_json(path).get("weight_map")
@@ -134,7 +162,7 @@ class _Source:
                     f"{path}: tensor {name!r} lies in {shard!r}, which is no safetensors file here"
                 )
             if shard not in shards:
-                if not (path.parent / shard).is_file():
+                if not present(path.parent / shard):
                     raise FileNotFoundError(f"{path.parent / shard} is missing; {path.name} names it")
                 shards[shard] = SafetensorsFile(path.parent / shard)
         return {name: shards[shard] for name, shard in places.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -246,3 +247,31 @@ def test_ranges_are_kept_for_int8_embeddings(make_model: Make, tmp_path: Path, t
         shorter.encode("a", precision="uint8", truncate_dim=9)
     with pytest.raises(ValueError, match=r"expected \(2, 32\)"):
         encoder.save(tmp_path / "d", ranges=ranges[:, :5])
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        ("", "{folder} does not exist"),
+        ("config.json", "{folder}/config.json is missing"),
+        ("tokenizer.json", "{folder} holds neither tokenizer.json nor vocab.txt"),
+        ("model.safetensors", "{folder}/model.safetensors is missing"),
+        ("2_Dense/model.safetensors", "{folder}/2_Dense/model.safetensors is missing"),
+    ],
+)
+def test_a_source_that_is_gone_is_named(make_model: Make, tmp_path: Path, gone: str, message: str) -> None:
+    folder = Path(shutil.copytree(make_model(dense=((24, "Tanh", True),)), tmp_path / "source"))
+    encoder = Encoder(folder)
+    (folder / gone).rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError, match=re.escape(message.format(folder=folder))) as caught:
+        encoder.save(tmp_path / "target")
+    assert f"saving reads {folder} again" in str(caught.value) and "target" not in str(caught.value)
+    assert not list(tmp_path.glob("*target*"))
+
+
+def test_a_source_that_changed_is_not_saved_half(make_model: Make, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_model(normalize=True), tmp_path / "source"))
+    encoder = Encoder(folder)
+    (folder / "modules.json").unlink()
+    with pytest.raises(ValueError, match=re.escape(f"{folder} has changed since the model was opened")):
+        encoder.save(tmp_path / "target")

@@ -167,3 +167,32 @@ def test_what_is_quantised(folder: Path) -> None:
     assert int8 == {name for name, tensor in core_tensors(model, "fp32").items() if tensor.ndim == 2} - {
         "embeddings.token_type_embeddings.weight"
     }
+
+
+@pytest.mark.parametrize("prefix", ["bert.", ""])
+@pytest.mark.parametrize(
+    "name", ["encoder.layer.2.output.dense.bias", "encoder.layer.x", "encoder.layer.-1.a"]
+)
+def test_layers_that_the_config_does_not_count_are_refused(folder: Path, prefix: str, name: str) -> None:
+    change(folder, lambda tensors: tensors.update({prefix + name: np.zeros(32, np.float32)}))
+    with pytest.raises(
+        ValueError, match=f"holds '{prefix}{name}', config.json makes num_hidden_layers 2"
+    ) as e:
+        core_tensors(open_folder(folder), "fp32")
+    assert str(folder / "model.safetensors") in str(e.value)
+
+
+def test_fewer_layers_in_the_config_than_in_the_file_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    with pytest.raises(
+        ValueError, match=r"holds 'encoder\.layer\.1\..* num_hidden_layers 1; the files are of"
+    ):
+        core_tensors(open_folder(folder), "fp32")
+
+
+def test_tensors_outside_the_encoder_are_left_alone(folder: Path) -> None:
+    expected = core_tensors(open_folder(folder), "fp32")
+    extra = {name: np.zeros(4, np.float32) for name in ("pooler.dense.weight", "cls.predictions.bias")}
+    change(folder, lambda tensors: tensors.update(extra))
+    assert core_tensors(open_folder(folder), "fp32").keys() == expected.keys()

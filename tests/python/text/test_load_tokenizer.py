@@ -365,3 +365,28 @@ def test_the_tokenizers_package_gets_few_texts_at_once(tmp_path: Path) -> None:
     recorded = dataclasses.replace(loaded, _other=Recorder())
     assert recorded.encode_batch(texts) == ids_of(tokenizer, texts)
     assert sizes == [128, 128, 44]
+
+
+def test_byte_order_mark_of_a_vocabulary_is_no_part_of_its_first_token(tmp_path: Path) -> None:
+    lines = "\n".join(subword_vocabulary())
+    vocabularies = []
+    for encoding in ("utf-8", "utf-8-sig"):
+        folder = tmp_path / encoding
+        folder.mkdir()
+        (folder / "vocab.txt").write_text(lines, encoding=encoding)
+        loaded = load_tokenizer(folder)
+        vocabularies.append((loaded.pad_id, loaded.vocab_size, loaded.encode_batch(TEXTS)))
+    assert vocabularies[0] == vocabularies[1]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(("encoding", "read"), [("utf-16", False), ("utf-32", False), ("utf-8-sig", True)])
+def test_json_files_are_utf8(tmp_path: Path, name: str, encoding: str, read: bool) -> None:
+    write(tmp_path, content(), tokenizer_config={}, special_tokens_map={})
+    path = tmp_path / name
+    path.write_text(path.read_text(encoding="utf-8"), encoding=encoding)
+    if read:
+        assert load_tokenizer(tmp_path).encode_batch(TEXTS) == ids_of(wordpiece(), TEXTS)
+        return
+    with pytest.raises(ValueError, match=f"{name}: not valid JSON"):
+        load_tokenizer(tmp_path)
