@@ -407,7 +407,7 @@ def test_a_refused_second_build_leaves_the_folders_of_the_first(tmp_path, encode
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError, match="^[^[]*: another process is building this index; wait"):
+        with pytest.raises(BlockingIOError, match=r"^[^[]*: another process is building this index; wait"):
             Index.build(tmp_path, ["a"], encoder)
     finally:
         os.close(descriptor)
