@@ -190,9 +190,12 @@ def search_parameters(index: Any, nprobe: int) -> Any:
 
 
 def write_index(index: Any, path: Path) -> None:
-    """Write ``index`` to ``path``; `BuildError` if the disk does not take it."""
+    """Write ``index`` to ``path``; `BuildError` or ``OSError`` if the disk does not take it."""
+    faiss = import_faiss()
     try:
-        import_faiss().write_index(index, str(path))
+        # Faiss only prints it when the last buffer of its own file cannot be written. Closing ours raises.
+        with path.open("xb") as file:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
     except RuntimeError as error:
         raise BuildError(f"{path.name} cannot be written: {_short(error)}") from None
 

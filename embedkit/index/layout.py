@@ -8,7 +8,6 @@ generation, or no index.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -109,6 +108,10 @@ class BuildArea:
         self._lock = os.open(root, os.O_RDONLY)
         try:
             self._take_lock()
+        except BaseException:  # the folders may be those of the build that holds the lock
+            os.close(self._lock)
+            raise
+        try:
             self._refuse_foreign()
             if (root / CURRENT_FILE).exists() and not overwrite:
                 raise IndexExistsError(
@@ -141,7 +144,7 @@ class BuildArea:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BlockingIOError(
-                errno.EWOULDBLOCK, f"{self.root}: another process is building this index"
+                f"{self.root}: another process is building this index; wait for it, or name another folder"
             ) from None
 
     def _refuse_foreign(self) -> None:

@@ -381,3 +381,34 @@ def test_enospc_says_what_and_where(tmp_path, monkeypatch):
     with pytest.raises(BuildError, match="index: the build failed and was undone: No space left on device"):
         Index.build(tmp_path / "index", ["a"], FakeEncoder())
     assert not (tmp_path / "index").exists()
+
+
+def test_a_full_disk_at_the_last_bytes_of_the_vectors_keeps_the_old_index(tmp_path, encoder):
+    root = tmp_path / "index"
+    Index.build(root, [f"text {n}" for n in range(200)], encoder).close()
+    size = segment_file(root, "vectors.faiss").stat().st_size
+    failed = run(
+        "import resource\nfrom embedkit.index import BuildError, Index\nimport faiss\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)\n"
+        "try: Index.build(sys.argv[1], [f'new {n}' for n in range(200)], FakeEncoder(), overwrite=True)\n"
+        "except BuildError as error: print(error)\n",
+        root,
+        size - 5,
+    )
+    assert (failed.returncode, failed.stderr) == (0, "")
+    assert failed.stdout == f"{root}: the build failed and was undone: File too large\n"
+    with Index.open(root, encoder) as index:
+        index.verify()
+
+
+def test_a_refused_second_build_leaves_the_folders_of_the_first(tmp_path, encoder):
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "segments").mkdir()
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError, match=r"^[^[]*: another process is building this index; wait"):
+            Index.build(tmp_path, ["a"], encoder)
+    finally:
+        os.close(descriptor)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifests", "segments"]
