@@ -67,8 +67,11 @@ class _CommandError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-index`` with ``argv`` (default: the process' arguments) and return its exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parse(argv)
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)
     try:
@@ -97,6 +100,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ModelMismatchError, ImportError, OSError, RuntimeError, TypeError) as error:
         _complain(str(error))  # BuildError and IndexDamagedError are RuntimeErrors
         return EXIT_FAILED
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse ends a list of positionals at the first option; what comes after it belongs to the list too.
+    more = {_query: "texts", _build: "inputs"}.get(arguments.run)
+    if rest and (more is None or any(word.startswith("-") and word != "-" for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if more is not None:
+        getattr(arguments, more).extend(rest)
+    return arguments
 
 
 def _add_threads(command: argparse.ArgumentParser) -> None:
@@ -243,7 +258,7 @@ def _build(arguments: argparse.Namespace) -> int:
             EXIT_INTERRUPTED, f"interrupted: nothing was written to {arguments.output}"
         ) from None
     except InputError as error:
-        hint = "" if not error.origin else " (--on-error skip leaves malformed lines out)"
+        hint = "" if not error.skippable else " (--on-error skip leaves malformed lines out)"
         raise _CommandError(EXIT_USAGE, f"{error}{hint}; nothing was written to {arguments.output}") from None
     except (ModelMismatchError, IndexExistsError):
         raise

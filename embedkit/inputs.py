@@ -78,7 +78,7 @@ def progress(total: int, show: bool | None) -> Iterator[Callable[[int], object] 
     """
     if show is None:
         show = logging.getLogger("embedkit").getEffectiveLevel() in (logging.INFO, logging.DEBUG)
-    if not show:
+    if not show or sys.stderr is None:  # closed, as by 2>&-: tqdm has nowhere to draw
         yield None
         return
     from tqdm.auto import tqdm

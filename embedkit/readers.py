@@ -264,7 +264,7 @@ class _Source:
         return 0 if self.size is None else self._raw.tell()
 
     def reject(self, line: int, reason: str) -> None:
-        error = InputError(f"{self.path}:{line}", reason)
+        error = InputError(f"{self.path}:{line}", reason, skippable=not self.strict)
         if self.strict:
             raise error
         reject(error, self._on_error)

@@ -121,13 +121,15 @@ class DocumentWriter:
         key = document.key
         problem = check_text(document.text, "the text") or check_text(key, "the id")
         if problem is not None or not key:
-            raise InputError(document.origin, problem or "the id is empty")
+            raise InputError(document.origin, problem or "the id is empty", skippable=True)
         metadata = _dump_metadata(document)
         inserted = self._db.execute(
             "INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?)", (self.rows, key, document.text, metadata)
         ).rowcount
         if not inserted:
-            raise InputError(document.origin, f"the id {key!r} was used before; ids must be unique")
+            raise InputError(
+                document.origin, f"the id {key!r} was used before; ids must be unique", skippable=True
+            )
         encoded = key.encode("utf-8")
         self._keys.write(encoded)
         self._offsets.append(self._offsets[-1] + len(encoded))
@@ -161,9 +163,11 @@ def _dump_metadata(document: Document) -> str | None:
         text = json.dumps(document.metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(document.origin, "a metadata field holds a lone surrogate") from None
+        raise InputError(document.origin, "a metadata field holds a lone surrogate", skippable=True) from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(document.origin, f"the metadata cannot be written as JSON: {error}") from None
+        raise InputError(
+            document.origin, f"the metadata cannot be written as JSON: {error}", skippable=True
+        ) from None
     return text
 
 

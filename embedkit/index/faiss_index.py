@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.index.errors import BuildError, IndexDamagedError
+from embedkit.index.factory import check_factory
 
 AUTO = "auto"
 AUTO_IVF_ROWS = 20_000
@@ -78,22 +79,17 @@ def create_index(factory: str, dimension: int) -> Any:
     """An empty Faiss index for inner product over ``dimension`` columns.
 
     Raises:
-        ValueError: Faiss does not understand ``factory`` for this dimension.
+        ValueError: ``factory`` is not one that embedkit takes, or Faiss refuses it for this dimension.
     """
+    check_factory(factory, dimension)
     faiss = import_faiss()
     try:
-        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, MemoryError) as error:
         raise ValueError(
             f"Faiss does not accept the factory {factory!r} for {dimension} dimensions ({_short(error)}); "
             "use 'auto', 'Flat', 'IVF1024,Flat' or another string of the Faiss index factory"
         ) from None
-    if isinstance(index, faiss.IndexIDMap) or inverted_lists(index) == 0:
-        # embedkit keeps its own keys; Faiss takes "IVF0" and fails at the first search
-        raise ValueError(
-            f"the Faiss factory {factory!r} cannot be used here; use 'auto', 'Flat' or 'IVF1024,Flat'"
-        )
-    return index
 
 
 def build_index(
@@ -135,7 +131,7 @@ def build_index(
                 index.add(vectors[begin : begin + step])
                 progress("add", min(begin + step, rows), rows)
         except RuntimeError as error:
-            hint = "; use --factory Flat or fewer lists" if "training points" in str(error) else ""
+            hint = "; use Flat, or fewer lists or bits" if "training points" in str(error) else ""
             raise BuildError(
                 f"Faiss cannot build {factory!r} from {rows} vectors: {_short(error)}{hint}"
             ) from None

@@ -171,7 +171,7 @@ def test_skipped_lines_are_reported_and_counted(capsys):
         (["build", "empty.txt", "-o", "new"], "no document to index: the input is empty"),
         (["build", "a.txt", "-o", "index"], "index: an index exists there; pass --overwrite"),
         (["build", "a.txt", "-o", "."], "the folder holds other things"),
-        (["build", "a.txt", "-o", "new", "--factory", "bogus"], "Faiss does not accept the factory 'bogus'"),
+        (["build", "a.txt", "-o", "new", "--factory", "bogus"], "the factory 'bogus' is not known"),
         (
             ["build", "a.txt", "-o", "new", "--model", "missing"],
             "the model cannot be loaded: missing: no such",
@@ -371,3 +371,24 @@ def test_output_in_another_encoding(index):
     assert json.loads(done.stdout)["text"] == "猫がマットに座っている"
     done = run("query", index, "cat", env=environment)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_damaged_file_is_not_called_a_line_to_skip(capsys):
+    Path("x.txt.gz").write_bytes(b"no gzip data")
+    assert main(["build", "x.txt.gz", "-o", "index", "--on-error", "skip"]) == 2
+    assert "--on-error" not in capsys.readouterr().err
+
+
+def test_options_may_stand_between_index_and_texts(index, capsys):
+    assert main(["query", index, "-k", "1", "apple", "--json", "banana"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert main(["query", index, "apple", "--colour"]) == 2
+    assert "unrecognized arguments: --colour" in capsys.readouterr().err
+
+
+def test_closed_stdout(index):
+    code = (
+        "import sys; sys.stdout = None; from embedkit.cli import main; sys.exit(main(['info', sys.argv[1]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, index], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
