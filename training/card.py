@@ -1,0 +1,91 @@
+"""What a finished run shows people: the model card and the learning curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .recipe import Recipe
+
+__all__ = ["write_card", "write_curve"]
+
+
+def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
+    """``README.md`` of a model folder: what it is, from what, how well, and how to make it again."""
+    import yaml
+
+    lines = [
+        "---",
+        "library_name: sentence-transformers",
+        "pipeline_tag: sentence-similarity",
+        f"license: {recipe.license}",
+        "tags: [embedkit]",
+        "---",
+        f"# {recipe.name}",
+        "",
+        f"{recipe.description} Trained by embedkit.",
+        "",
+        "```python",
+        "from embedkit import Encoder",
+        "",
+        f'vectors = Encoder("path/to/{recipe.name}").encode(["a sentence", "another one"])',
+        "```",
+        "",
+        "## Data",
+        "",
+    ]
+    for task, source in recipe.data.items():
+        checks = result["data"].get(task, {})
+        told = "; ".join(f"{name}: {value}" for name, value in checks.items())
+        lines.append(f"- {task}: {source.get('path', source.get('dataset'))}, {result['examples'][task]} examples. {told}")
+    lines += ["", "## Scores", "", "| set | score |", "|---|---|"]
+    lines += [f"| {name} | {value:.2f} |" for name, value in _scores({"dev": result["dev"], "test": result["test"]})]
+    lines += [
+        "",
+        f"Trained for {result['steps']} steps in {result['train_seconds'] / 3600:.2f} hours ({result['machine']}).",
+        f"The weights are those of step {result['best_step'] or result['steps']}.",
+        "",
+        "## Licence",
+        "",
+        f"{recipe.license}. The terms of the backbone ({recipe.model.path}) and of the data above hold as well.",
+        "",
+        "## Recipe",
+        "",
+        "```yaml",
+        yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True).rstrip(),
+        "```",
+    ]
+    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _scores(scores: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    flat: list[tuple[str, float]] = []
+    for name, value in scores.items():
+        if isinstance(value, Mapping):
+            flat += _scores(value, f"{prefix}{name} ")
+        elif isinstance(value, int | float):
+            flat.append((f"{prefix}{name}", float(value)))
+    return flat
+
+
+def write_curve(path: Path, recipe: Recipe, history: list[dict[str, Any]]) -> None:
+    """The loss, and every dev score, against the step: a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    loss_axis = figure.add_subplot()
+    losses = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
+    loss_axis.plot(*zip(*losses, strict=True) if losses else ([], []), color="0.6", label="loss")
+    loss_axis.set(xlabel="step", ylabel="training loss", title=recipe.name)
+    names = sorted({key for entry in history for key in entry if key.startswith("eval_")})
+    score_axis = loss_axis.twinx()
+    for name in names:
+        points = [(entry["step"], entry[name]) for entry in history if name in entry]
+        score_axis.plot(*zip(*points, strict=True), marker="o", label=name.removeprefix("eval_"))
+    score_axis.set_ylabel("dev score")
+    handles = [*loss_axis.get_legend_handles_labels()[0], *score_axis.get_legend_handles_labels()[0]]
+    loss_axis.legend(handles=handles, loc="best", fontsize="small")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,102 @@
+"""``embedkit-train RECIPE key=value ...``: trains a recipe, resumes it, lists what there is."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main"]
+
+_EPILOG = """examples:
+  embedkit-train --list
+  embedkit-train sbert --output runs/sbert training.seed=2 training.batch_size=32
+  embedkit-train my-recipe.yaml --output runs/mine --show
+  accelerate launch --num_processes 4 -m embedkit.training.cli hpd --output runs/hpd
+
+A run that was stopped goes on where it was when the same command is given again.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="embedkit-train",
+        description="Train a sentence encoder from a recipe.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="?", help="a YAML file, or the name of a recipe that embedkit carries")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys that replace the recipe's")
+    parser.add_argument("--list", action="store_true", help="list the recipes that embedkit carries")
+    parser.add_argument("--show", action="store_true", help="print the resolved recipe and stop")
+    parser.add_argument("-o", "--output", type=Path, help="folder of the run (default: runs/RECIPE-SEED)")
+    parser.add_argument("--data", type=Path, help="folder in which the recipe's files are (default: EMBEDKIT_DATA)")
+    parser.add_argument("--cache", type=Path, help="folder for teachers' outputs, shared between runs")
+    parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
+    options = parser.parse_args(arguments)
+    if not options.list and options.recipe is None:
+        parser.error("give a recipe, or --list")
+    try:
+        return _list() if options.list else _train(options)
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"embedkit-train: {error}", file=sys.stderr)
+        return 1
+    except ImportError as error:
+        print(f"embedkit-train: {error}; install the extra: pip install 'embedkit[train]'", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nembedkit-train: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _list() -> int:
+    from .recipe import list_recipes
+
+    recipes = list_recipes()
+    width = max(map(len, recipes))
+    for name, description in recipes.items():
+        print(f"{name:{width}}  {description}")
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    import yaml
+
+    from .recipe import find_recipe, load_recipe
+
+    recipe = load_recipe(find_recipe(options.recipe), options.overrides)
+    shown = yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True)
+    if options.show:
+        print(shown, end="")
+        return 0
+    _log_to_stderr(quiet=options.quiet)
+    logging.getLogger("embedkit").info("recipe %s:\n%s", recipe.name, shown)
+    from .trainer import train
+
+    output = options.output or Path("runs") / f"{recipe.name}-{recipe.training.seed}"
+    result = train(recipe, output, data_root=options.data, cache=options.cache)
+    if result:
+        _report(output, result)
+    return 0
+
+
+def _report(output: Path, result: dict[str, Any]) -> None:
+    print(f"{output / 'model'}: {result['steps']} steps, {result['train_seconds']:.0f} s")
+    for part in ("dev", "test"):
+        if result[part]:
+            print(f"{part}: {result[part]}")
+
+
+def _log_to_stderr(*, quiet: bool) -> None:
+    logger = logging.getLogger("embedkit")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The examples of a recipe, tokenized, and how batches are cut from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from .data.readers import Table
+from .data.sampler import TaskSampler
+from .data.store import TextStore
+from .objectives.base import Arrays, Batch, Objective
+
+__all__ = ["Examples", "Repeated"]
+
+
+class Examples:
+    """All tasks' examples in one row of numbers: those of the first task, then those of the second, and so on.
+
+    Attributes:
+        tasks: task name -> the range of its examples.
+        lengths: (examples,) tokens of all texts of an example, for the sampler.
+    """
+
+    def __init__(self, objective: Objective, tables: Mapping[str, Table], folder: Path, max_length: int, cache: Path) -> None:
+        """Tokenize the texts and let the objective prepare what else a batch holds."""
+        self._objective = objective
+        fields = objective.fields
+        texts: list[str] = []
+        self.tasks: dict[str, range] = {}
+        start = 0
+        for task, table in tables.items():
+            self.tasks[task] = range(start, start + len(table))
+            start += len(table)
+            for field in fields:
+                texts += table.texts(field)
+        self._store = TextStore(folder, texts, max_length)
+        rows, self._texts, first = self._store.rows, np.empty((start, len(fields)), np.int64), 0
+        for task, table in tables.items():
+            for column in range(len(fields)):
+                self._texts[self.tasks[task], column] = rows[first : first + len(table)]
+                first += len(table)
+        self.lengths: npt.NDArray[np.int64] = self._store.lengths[self._texts].sum(1)
+        self._arrays: list[Arrays] = [objective.prepare(task, table, cache) for task, table in tables.items()]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, index: int) -> int:
+        return index  # a DataLoader's collate_fn gets the numbers of a batch and builds it at once
+
+    @property
+    def truncated(self) -> int:
+        """Texts longer than the model takes."""
+        return self._store.truncated
+
+    def arrays(self, task: str) -> Arrays:
+        """What the objective prepared for a task."""
+        return self._arrays[list(self.tasks).index(task)]
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The batch of some examples of one task."""
+        import torch
+
+        number = next(i for i, span in enumerate(self.tasks.values()) if indices[0] in span)
+        span = list(self.tasks.values())[number]
+        examples = np.asarray(indices, np.int64)
+        own = examples - span.start
+        arrays = {name: array[own] for name, array in self._arrays[number].items()}
+        batch = self._objective.collate(self._store, self._texts[examples], arrays)
+        return {"task": torch.tensor(number), **batch}
+
+
+class Repeated:
+    """Several epochs of a sampler as one, so that a resumed run skips batches and knows nothing of epochs."""
+
+    def __init__(self, sampler: TaskSampler, epochs: int) -> None:
+        """``epochs`` times the batches of ``sampler``."""
+        self._sampler = sampler
+        self._epochs = epochs
+
+    def __len__(self) -> int:
+        return self._epochs * len(self._sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for epoch in range(self._epochs):
+            self._sampler.set_epoch(epoch)
+            yield from self._sampler

@@ -1,0 +1,328 @@
+"""The sentence encoder that is trained: a transformers backbone, pooling, a projection, and its model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from . import packed
+from .pooling import pool_project_normalize
+
+__all__ = ["ModelOptions", "Projection", "SentenceModel"]
+
+_ACTIVATIONS = {
+    "identity": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+}
+_POOLINGS = ("mean", "max", "cls")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear layer behind the pooling: ``activation(W x + b)``, W (dimension, hidden_size)."""
+
+    dimension: int
+    activation: str = "identity"
+
+    def __post_init__(self) -> None:
+        if self.dimension < 1:
+            raise ValueError(f"model.projection.dimension must be positive, not {self.dimension}")
+        if self.activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"model.projection.activation {self.activation!r} is not known; known are {', '.join(_ACTIVATIONS)}"
+            )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The ``model`` section of a recipe.
+
+    Attributes:
+        path: folder or Hub name of the backbone: a transformers or sentence-transformers folder.
+        layers: how many of the backbone's layers are kept, spread evenly from first to last, or their numbers;
+            None for all.
+        config: keys of config.json that replace the folder's; with ``random`` they shape the new backbone.
+        random: start from random weights of that configuration in place of the folder's weights.
+        pooling: ``mean``, ``max`` or ``cls``.
+        projection: a linear layer behind the pooling, or None.
+        normalize: whether vectors are scaled to length 1, in training and in the folder that is written.
+        max_length: tokens a text may have, special tokens counted.
+        dropout: of hidden states and attention; None for the backbone's own.
+        freeze_embeddings: leave the word, position and type embeddings as they are.
+    """
+
+    path: str
+    layers: int | list[int] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    random: bool = False
+    pooling: str = "mean"
+    projection: Projection | None = None
+    normalize: bool = False
+    max_length: int = 128
+    dropout: float | None = None
+    freeze_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pooling not in _POOLINGS:
+            raise ValueError(f"model.pooling {self.pooling!r} is not known; known are {', '.join(_POOLINGS)}")
+        if self.max_length < 3:
+            raise ValueError(f"model.max_length must leave room for a token between the special ones, not {self.max_length}")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"model.dropout must be from 0 to below 1, not {self.dropout}")
+
+
+class SentenceModel(nn.Module):
+    """Packed token ids to sentence vectors.
+
+    Attributes:
+        backbone: a transformers encoder.
+        projection: the layer behind the pooling, or None.
+        tokenizer_folder: where the tokenizer's files are.
+        autocast: type of the backbone's products in mixed precision, None for fp32; pooling, heads and losses are
+            always fp32.
+    """
+
+    def __init__(self, options: ModelOptions, folder: Path, backbone: Any) -> None:
+        """Wrap a loaded backbone; `load` is the usual way here."""
+        super().__init__()
+        self.options = options
+        self.tokenizer_folder = folder
+        self.backbone = backbone
+        self.projection = None
+        if options.projection is not None:
+            self.projection = nn.Linear(self.hidden_size, options.projection.dimension)
+        if options.freeze_embeddings:
+            backbone.embeddings.requires_grad_(False)
+        self.autocast: torch.dtype | None = None
+        self._packed = packed.supports(backbone)
+        if self._packed:
+            packed.register()
+            backbone.config._attn_implementation = packed.NAME
+
+    @classmethod
+    def load(cls, options: ModelOptions) -> SentenceModel:
+        """Load, shorten or make the backbone that ``options`` describe.
+
+        Raises:
+            FileNotFoundError: the folder is not there.
+            ValueError: the options do not fit the backbone.
+        """
+        folder = _transformer_folder(options.path)
+        return cls(options, folder, load_backbone(options, folder))
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the token vectors."""
+        return int(self.backbone.config.hidden_size)
+
+    @property
+    def dimension(self) -> int:
+        """Width of the sentence vectors."""
+        return self.hidden_size if self.options.projection is None else self.options.projection.dimension
+
+    def hidden(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Token vectors (tokens, hidden_size), fp32, of ``input_ids (tokens,)`` cut at ``cu_seqlens (n + 1,)``."""
+        grid = packed.grid_of(cu_seqlens)
+        arguments: dict[str, Any]
+        if self._packed:
+            starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+            positions = torch.arange(len(input_ids), device=input_ids.device) - starts
+            positions = positions + _position_offset(self.backbone.config)
+            arguments = {"input_ids": input_ids[None], "position_ids": positions[None], "grid": grid}
+        else:
+            padded = input_ids.new_full((grid.shape[0] * grid.shape[1],), self.backbone.config.pad_token_id or 0)
+            padded[grid.cells] = input_ids
+            mask = torch.zeros_like(padded)
+            mask[grid.cells] = 1
+            arguments = {"input_ids": padded.view(grid.shape), "attention_mask": mask.view(grid.shape)}
+        with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
+            output = self.backbone(**arguments).last_hidden_state
+        return (output[0] if self._packed else packed.collect(output, grid)).float()
+
+    def forward(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Sentence vectors (n, dimension) of a packed batch."""
+        return self.pool(self.hidden(input_ids, cu_seqlens), cu_seqlens)
+
+    def pool(self, hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Token vectors (tokens, hidden_size) to sentence vectors (n, dimension)."""
+        projection = self.options.projection
+        return pool_project_normalize(
+            hidden,
+            cu_seqlens,
+            pooling=self.options.pooling,
+            weight=None if self.projection is None else self.projection.weight.t(),
+            bias=None if self.projection is None else self.projection.bias,
+            activation="identity" if projection is None else projection.activation,
+            normalize=self.options.normalize,
+        )
+
+    def encode(self, sentences: Sequence[str], batch_tokens: int = 4096) -> npt.NDArray[np.float32]:
+        """Vectors (n, dimension) of texts, in their order, without dropout: what dev scores are computed from."""
+        from .data.store import TextStore
+
+        store = TextStore(self.tokenizer_folder, sentences, self.options.max_length)
+        order = np.argsort(store.lengths, kind="stable")
+        vectors = np.empty((len(order), self.dimension), np.float32)
+        cuts = np.flatnonzero(np.diff(np.cumsum(store.lengths[order]) // batch_tokens)) + 1
+        was_training, device = self.training, next(self.parameters()).device
+        self.eval()
+        try:
+            with torch.inference_mode():
+                for rows in np.split(order, cuts):
+                    if len(rows):
+                        ids, cu_seqlens = pack([store.ids(row) for row in rows])
+                        vectors[rows] = self(ids.to(device), cu_seqlens.to(device)).cpu().numpy()
+        finally:
+            self.train(was_training)
+        return vectors[store.rows]
+
+    def save(self, folder: Path) -> None:
+        """Write a model folder that `embedkit.Encoder` and sentence-transformers load.
+
+        ``folder`` must exist; files in it are replaced.
+        """
+        self.backbone.config._attn_implementation = None  # the next reader picks its own
+        try:
+            self.backbone.save_pretrained(folder, safe_serialization=True)
+        finally:
+            if self._packed:
+                self.backbone.config._attn_implementation = packed.NAME
+        for name in _TOKENIZER_FILES:
+            if (self.tokenizer_folder / name).is_file():
+                shutil.copyfile(self.tokenizer_folder / name, folder / name)
+        modules = ["Transformer", "Pooling"]
+        _write(folder / "sentence_bert_config.json", {"max_seq_length": self.options.max_length, "do_lower_case": False})
+        _write(
+            folder / "1_Pooling" / "config.json",
+            {
+                "word_embedding_dimension": self.hidden_size,
+                "pooling_mode_cls_token": self.options.pooling == "cls",
+                "pooling_mode_mean_tokens": self.options.pooling == "mean",
+                "pooling_mode_max_tokens": self.options.pooling == "max",
+                "pooling_mode_mean_sqrt_len_tokens": False,
+            },
+        )
+        if self.projection is not None and self.options.projection is not None:
+            modules.append("Dense")
+            self._save_projection(folder / "2_Dense", _ACTIVATIONS[self.options.projection.activation])
+        if self.options.normalize:
+            modules.append("Normalize")
+        _write(
+            folder / "modules.json",
+            [
+                {
+                    "idx": i,
+                    "name": str(i),
+                    "path": "" if kind == "Transformer" else f"{i}_{kind}",
+                    "type": f"sentence_transformers.models.{kind}",
+                }
+                for i, kind in enumerate(modules)
+            ],
+        )
+        _write(
+            folder / "config_sentence_transformers.json",
+            {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        )
+
+    def _save_projection(self, folder: Path, activation: str) -> None:
+        from safetensors.torch import save_file
+
+        assert self.projection is not None
+        linear = self.projection
+        _write(
+            folder / "config.json",
+            {
+                "in_features": linear.in_features,
+                "out_features": linear.out_features,
+                "bias": True,
+                "activation_function": activation,
+            },
+        )
+        tensors = {
+            "linear.weight": linear.weight.detach().float().cpu().contiguous(),
+            "linear.bias": linear.bias.detach().float().cpu(),
+        }
+        save_file(tensors, folder / "model.safetensors")
+
+
+def pack(rows: Sequence[npt.NDArray[np.int32]]) -> tuple[Tensor, Tensor]:
+    """Token ids of several texts to ``input_ids (tokens,)`` int64 and ``cu_seqlens (n + 1,)`` int64."""
+    cu_seqlens = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=cu_seqlens[1:])
+    return torch.from_numpy(np.concatenate(rows).astype(np.int64)), torch.from_numpy(cu_seqlens)
+
+
+def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", **extra: Any) -> Any:
+    """The transformers model of ``options``: an ``AutoModel`` or another of its auto classes, in fp32."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    unknown = sorted(set(options.config) - set(config.to_dict()) - set(extra))
+    if unknown:
+        raise ValueError(f"model.config: {unknown[0]!r} is no key of {folder / 'config.json'}")
+    config.update({**options.config, **extra})
+    if options.dropout is not None:
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
+            if hasattr(config, name):
+                setattr(config, name, options.dropout)
+    auto = getattr(transformers, kind)
+    arguments = {"add_pooling_layer": False} if kind == "AutoModel" else {}
+    if options.random:
+        if options.layers is not None:
+            raise ValueError("model.layers cuts the layers of trained weights; with model.random set config.num_hidden_layers")
+        return auto.from_config(config, **arguments).float()
+    model = auto.from_pretrained(folder, config=config, **arguments).float()
+    if options.layers is not None:
+        _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
+    return model
+
+
+def _layer_numbers(layers: int | list[int], total: int) -> list[int]:
+    numbers = layers if isinstance(layers, list) else [round(x) for x in np.linspace(0, total - 1, layers)]
+    if not numbers or sorted(set(numbers)) != numbers or not 0 <= numbers[0] <= numbers[-1] < total:
+        raise ValueError(f"model.layers {layers!r} must choose from the backbone's {total} layers, in order")
+    return numbers
+
+
+def _keep_layers(model: Any, numbers: list[int]) -> None:
+    """Drop the other layers; the position of a layer is stored in its attention, too (for caches)."""
+    base = getattr(model, model.base_model_prefix, model)
+    stack = getattr(base, "encoder", None) or base.transformer  # DistilBERT calls it transformer
+    stack.layer = nn.ModuleList([stack.layer[i] for i in numbers])
+    model.config.num_hidden_layers = len(numbers)
+
+
+def _position_offset(config: Any) -> int:
+    """RoBERTa counts positions from its padding id on."""
+    return int(config.pad_token_id) + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+
+
+def _transformer_folder(path: str) -> Path:
+    """The folder of the transformer in a sentence-transformers folder, a transformers folder or on the Hub."""
+    from embedkit.hub import resolve
+
+    from ..modules import module_entries
+
+    root = resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)
+    return module_entries(root)[0][1] if (root / "modules.json").is_file() else root
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,24 @@
+"""What is learned: one file an objective, each opening with its equation and source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .base import Objective
+
+__all__ = ["OBJECTIVES", "objective_class"]
+
+OBJECTIVES: dict[str, str] = {
+    "sbert": "sbert:Sbert",
+}
+"""Name in a recipe -> module and class."""
+
+
+def objective_class(name: str) -> type[Objective]:
+    """The class of an objective, imported when it is asked for."""
+    from importlib import import_module
+
+    module, _, kind = OBJECTIVES[name].partition(":")
+    found: type[Objective] = getattr(import_module(f"{__name__}.{module}"), kind)
+    return found

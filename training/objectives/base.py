@@ -1,0 +1,136 @@
+"""What every objective is: a model with heads, told what a batch holds and how it is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from ..data.readers import Table
+from ..data.store import TextStore
+from ..model import ModelOptions, SentenceModel, pack
+
+__all__ = ["Arrays", "Batch", "Objective", "gather", "spearman", "to_tensors"]
+
+Arrays = dict[str, npt.NDArray[Any]]
+Batch = dict[str, Tensor]
+
+
+class Objective(nn.Module):
+    """A sentence encoder, what is put on top of it to train it, and the loss.
+
+    A subclass sets `Options` (a frozen dataclass: the keys of a recipe's ``objective`` section) and `fields`, and
+    implements `forward`; the other methods have useful defaults.
+
+    Attributes:
+        fields: the text columns of an example, in the order in which a batch holds them.
+        drop_last: whether a partial last batch is left out (contrastive losses depend on the batch's size).
+        encoder: the model that is trained and written.
+        options: an instance of `Options`.
+        tasks: the names of the recipe's tasks; a batch's ``task`` is an index into them.
+        progress: how much of the training is done, 0 to 1; set by the trainer before each step.
+        mini_batch_size: texts encoded at once, see `encode`; None for all.
+    """
+
+    Options: ClassVar[type[Any]]
+    fields: tuple[str, ...] = ("text1", "text2")
+    drop_last: ClassVar[bool] = False
+
+    def __init__(self, encoder: SentenceModel, options: Any, tables: Mapping[str, Table]) -> None:
+        """``tables`` are the training data by task: a head may need the number of their classes."""
+        super().__init__()
+        self.encoder = encoder
+        self.options = options
+        self.tasks = list(tables)
+        self.progress = 0.0
+        self.mini_batch_size: int | None = None
+
+    @classmethod
+    def load_encoder(cls, options: ModelOptions) -> Any:
+        """The model that is trained."""
+        return SentenceModel.load(options)
+
+    def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
+        """What a batch of ``task`` holds besides its texts: arrays with one row an example.
+
+        Args:
+            cache: a folder for what is costly to compute (teachers); it outlives the run.
+        """
+        del task, cache
+        return {"label": table.array("label")} if "label" in table.names else {}
+
+    def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:
+        """A batch from ``texts (batch, fields)``, rows of ``store``, and the examples' rows of the arrays.
+
+        Texts are packed field after field: the first texts of all examples, then the second ones.
+        """
+        input_ids, cu_seqlens = pack([store.ids(row) for row in texts.T.ravel()])
+        return {"input_ids": input_ids, "cu_seqlens": cu_seqlens, **to_tensors(arrays)}
+
+    def forward(self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor) -> dict[str, Tensor]:
+        """The batch's ``loss`` (a mean over its examples), and what `score` is computed from: (batch, ...) each."""
+        raise TypeError(f"{type(self).__name__} has no forward")
+
+    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
+        """Dev scores (x 100) of a task from the outputs and arrays of all its examples."""
+        del task, outputs, arrays
+        return {}
+
+    def encode(self, input_ids: Tensor, cu_seqlens: Tensor, count: int | None = None) -> Tensor:
+        """Vectors (fields, batch, dimension) of a packed batch.
+
+        With `mini_batch_size` the texts are encoded in pieces whose activations are computed again in the backward
+        pass, so that memory is that of one piece while the loss sees all vectors: GradCache (Gao et al. 2021,
+        "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup"), here as activation
+        checkpointing with the vectors as the only boundary. Dropout draws the same masks again.
+        """
+        count = len(self.fields) if count is None else count
+        size, texts = self.mini_batch_size, len(cu_seqlens) - 1
+        if size is None or size * count >= texts or not torch.is_grad_enabled():
+            vectors = self.encoder(input_ids, cu_seqlens)
+        else:
+            from torch.utils.checkpoint import checkpoint
+
+            parts = []
+            for start in range(0, texts, size * count):
+                cut = cu_seqlens[start : start + size * count + 1]
+                parts.append(checkpoint(self.encoder, input_ids[cut[0] : cut[-1]], cut - cut[0], use_reentrant=False))
+            vectors = torch.cat(parts)
+        return vectors.view(count, texts // count, -1)
+
+    def save(self, folder: Path) -> None:
+        """Write the model folder."""
+        self.encoder.save(folder)
+
+
+def gather(x: Tensor) -> Tensor:
+    """``x (batch, ...)`` of all processes, (processes * batch, ...), with gradients; itself for a single one.
+
+    A loss that is a mean over the process' own rows against these has, averaged over the processes, the gradient
+    of the same loss in one process.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return x
+    from torch.distributed.nn.functional import all_gather
+
+    return torch.cat(all_gather(x))
+
+
+def spearman(a: Sequence[float] | npt.NDArray[Any], b: Sequence[float] | npt.NDArray[Any]) -> float:
+    """Spearman's rank correlation x 100."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(a, b).statistic) * 100
+
+
+def to_tensors(arrays: Arrays) -> Batch:
+    """Arrays of a batch as tensors: floats as fp32, integers as int64."""
+    return {
+        name: torch.from_numpy(np.array(rows, np.float32 if np.issubdtype(rows.dtype, np.floating) else np.int64))
+        for name, rows in arrays.items()
+    }

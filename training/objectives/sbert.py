@@ -1,0 +1,116 @@
+"""SBERT (Reimers & Gurevych 2019, arXiv:1908.10084, section 3): siamese sentence encoders.
+
+With u and v the vectors of the two sentences:
+
+    classification  p = softmax(W [u, v, |u - v|]),  cross-entropy        (and the other concatenations of table 6)
+    regression      (cos(u, v) - y)^2, y the score scaled to 0..1
+    triplet         max(||a - p|| - ||a - n|| + margin, 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..data.readers import Table
+from ..model import SentenceModel
+from .base import Arrays, Objective, spearman
+
+__all__ = ["CONCATENATIONS", "Sbert", "SbertOptions", "features"]
+
+CONCATENATIONS = (
+    "u,v",
+    "|u-v|",
+    "u*v",
+    "|u-v|,u*v",
+    "u,v,u*v",
+    "u,v,|u-v|",
+    "u,v,|u-v|,u*v",
+    "u.v",
+)
+
+
+def features(u: Tensor, v: Tensor, concatenation: str) -> Tensor:
+    """What the classifier sees of a pair: (batch, parts * dimension), or (batch, 1) for the dot product ``u.v``."""
+    parts = {
+        "u": lambda: u,
+        "v": lambda: v,
+        "|u-v|": lambda: (u - v).abs(),
+        "u*v": lambda: u * v,
+        "u.v": lambda: (u * v).sum(-1, keepdim=True),
+    }
+    return torch.cat([parts[name]() for name in concatenation.split(",")], -1)
+
+
+def feature_size(dimension: int, concatenation: str) -> int:
+    """Width of `features`."""
+    return sum(1 if name == "u.v" else dimension for name in concatenation.split(","))
+
+
+@dataclass(frozen=True)
+class SbertOptions:
+    """Options of `Sbert`.
+
+    Attributes:
+        loss: ``classification``, ``regression`` or ``triplet``.
+        concatenation: what the classifier sees.
+        max_score: regression: the score that means cosine 1; 0 means cosine 0.
+        margin: of the triplet loss.
+    """
+
+    loss: str = "classification"
+    concatenation: str = "u,v,|u-v|"
+    max_score: float = 5.0
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("classification", "regression", "triplet"):
+            raise ValueError(
+                f"objective.loss {self.loss!r} is not known; known are classification, regression, triplet"
+            )
+        if self.concatenation not in CONCATENATIONS:
+            known = "; ".join(CONCATENATIONS)
+            raise ValueError(f"objective.concatenation {self.concatenation!r} is not known; known are {known}")
+
+
+class Sbert(Objective):
+    """Classification, regression or triplets on a siamese encoder."""
+
+    Options: ClassVar[type[Any]] = SbertOptions
+    options: SbertOptions
+
+    def __init__(self, encoder: SentenceModel, options: SbertOptions, tables: Mapping[str, Table]) -> None:
+        """The classifier is made for the classes of the first task."""
+        super().__init__(encoder, options, tables)
+        if options.loss == "triplet":
+            self.fields = ("anchor", "positive", "negative")
+        if options.loss == "classification":
+            classes = len(next(iter(tables.values())).labels)
+            self.classifier = nn.Linear(feature_size(encoder.dimension, options.concatenation), classes, bias=False)
+
+    def forward(self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor) -> dict[str, Tensor]:
+        """See `Objective.forward`."""
+        vectors = self.encode(input_ids, cu_seqlens)
+        u, v = vectors[0], vectors[1]
+        if self.options.loss == "classification":
+            logits = self.classifier(features(u, v, self.options.concatenation))
+            return {"loss": functional.cross_entropy(logits, targets["label"]), "logits": logits}
+        cosine = functional.cosine_similarity(u, v)
+        if self.options.loss == "regression":
+            loss = functional.mse_loss(cosine, targets["label"].float() / self.options.max_score)
+            return {"loss": loss, "cosine": cosine}
+        distance = functional.pairwise_distance(u, v) - functional.pairwise_distance(u, vectors[2])
+        return {"loss": functional.relu(distance + self.options.margin).mean(), "distance": distance}
+
+    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
+        """Accuracy, Spearman, or the share of triplets in order."""
+        if self.options.loss == "classification":
+            return {"accuracy": 100 * float((outputs["logits"].argmax(1) == arrays["label"]).mean())}
+        if self.options.loss == "regression":
+            return {"spearman": spearman(outputs["cosine"], arrays["label"])}
+        return {"accuracy": 100 * float((outputs["distance"] < 0).mean())}

@@ -1,0 +1,294 @@
+"""Recipes: what is trained, on what, how, in one YAML file; every key is checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .data.sampler import Schedule
+from .model import ModelOptions
+from .objectives import OBJECTIVES, objective_class
+
+__all__ = ["EvaluationOptions", "Recipe", "TrainingOptions", "find_recipe", "list_recipes", "load_recipe"]
+
+_T = TypeVar("_T")
+_FOLDER = Path(__file__).parent / "recipes"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The ``training`` section of a recipe.
+
+    Attributes:
+        batch_size: examples of a step over all processes, gradient accumulation not counted.
+        mini_batch_size: with GradCache (Gao et al. 2021), examples whose activations are held at once; in-batch
+            negatives still come from the whole batch. None computes the batch at once.
+        gradient_accumulation: batches added up before an optimizer step.
+        epochs, max_steps: how long; ``max_steps`` outranks ``epochs``.
+        learning_rate, scheduler, warmup_ratio, weight_decay, max_grad_norm: as in ``transformers.Trainer``
+            (AdamW).
+        head_learning_rate: of the layers that the objective adds; None for ``learning_rate``.
+        schedule: the order of the batches of several tasks: ``proportional``, ``round_robin``,
+            ``sequential``, ``annealed``.
+        precision: ``fp32``, or ``bf16`` for mixed precision (autocast; the weights stay fp32).
+        eval_steps: steps between dev scores, or a fraction of the training if below 1; checkpoints are written
+            as often.
+        early_stopping: stop after so many dev scores without a better one; None never stops.
+        logging_steps: steps between entries of the learning curve.
+        seed: of initialisation, order, dropout and augmentation.
+    """
+
+    batch_size: int = 16
+    mini_batch_size: int | None = None
+    gradient_accumulation: int = 1
+    epochs: float = 1.0
+    max_steps: int = -1
+    learning_rate: float = 2e-5
+    head_learning_rate: float | None = None
+    scheduler: str = "linear"
+    warmup_ratio: float = 0.1
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    schedule: str = "proportional"
+    precision: str = "fp32"
+    eval_steps: float = 0.25
+    early_stopping: int | None = None
+    logging_steps: int = 50
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "gradient_accumulation", "logging_steps", "epochs", "learning_rate", "eval_steps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"training.{name} must be positive, not {getattr(self, name)}")
+        if self.mini_batch_size is not None and self.mini_batch_size < 1:
+            raise ValueError(f"training.mini_batch_size must be positive, not {self.mini_batch_size}")
+        if self.schedule not in typing.get_args(Schedule):
+            raise ValueError(_unknown("training.schedule", self.schedule, typing.get_args(Schedule)))
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f"training.precision must be fp32 or bf16, not {self.precision!r}")
+        if not 0 <= self.warmup_ratio < 1:
+            raise ValueError(f"training.warmup_ratio must be from 0 to below 1, not {self.warmup_ratio}")
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """The ``evaluation`` section of a recipe.
+
+    Attributes:
+        dev: name -> source, scored by the objective itself (accuracy, Spearman, ...) at every ``eval_steps``;
+            a name is that of the task in ``data`` whose head scores it.
+        sts_dev: also score the encoder on STS-B dev (Spearman x 100) at every ``eval_steps``.
+        select: the dev score by which the best checkpoint is kept, as it is logged (``stsb_dev``,
+            ``nli_accuracy``); None keeps the last.
+        test: evaluations after training, run on the model that is kept: ``sts``, ``chinese``, ``retrieval``,
+            ``minimal_pairs``.
+    """
+
+    dev: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sts_dev: bool = False
+    select: str | None = None
+    test: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole recipe.
+
+    Attributes:
+        name: the file's name without its suffix.
+        description: one line, shown by ``embedkit-train --list``.
+        license: of the weights that come out, an SPDX name or "other".
+        objective: the options of the objective; their class is the objective's ``Options``.
+        objective_name: which objective.
+        model: the encoder.
+        data: task name -> source, as `embedkit.training.data.readers.read` takes it.
+        training: the optimizer and the loop.
+        evaluation: what is measured.
+    """
+
+    name: str
+    description: str
+    license: str
+    objective_name: str
+    objective: Any
+    model: ModelOptions
+    data: dict[str, dict[str, Any]]
+    training: TrainingOptions
+    evaluation: EvaluationOptions
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything, defaults included, as plain values that YAML and JSON can hold."""
+        return {
+            "description": self.description,
+            "license": self.license,
+            "objective": {"name": self.objective_name, **dataclasses.asdict(self.objective)},
+            "model": dataclasses.asdict(self.model),
+            "data": self.data,
+            "training": dataclasses.asdict(self.training),
+            "evaluation": dataclasses.asdict(self.evaluation),
+        }
+
+
+def list_recipes() -> dict[str, str]:
+    """Name -> description of the recipes that the package carries."""
+    import yaml
+
+    return {
+        path.stem: str(yaml.safe_load(path.read_text(encoding="utf-8")).get("description", ""))
+        for path in sorted(_FOLDER.glob("*.yaml"))
+    }
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: a path, or the name of one that the package carries.
+
+    Raises:
+        FileNotFoundError: neither is there; names the nearest.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return path
+    carried = {path.stem: path for path in _FOLDER.glob("*.yaml")}
+    if name in carried:
+        return carried[name]
+    raise FileNotFoundError(_unknown("recipe", name, sorted(carried)))
+
+
+def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
+    """Read and check a recipe.
+
+    Args:
+        path: the YAML file.
+        overrides: ``section.key=value``; the value is read as YAML.
+
+    Raises:
+        ValueError: a key is not known (the nearest is named), or a value has the wrong type or range.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected the sections {', '.join(_SECTIONS)}")
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{override!r} is no override; write section.key=value, as in training.seed=2")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{override!r}: the value is not valid YAML: {error}") from None
+        _set(content, key.split("."), value)
+    return recipe_of(content, path.stem, str(path))
+
+
+_SECTIONS = ("description", "license", "objective", "model", "data", "training", "evaluation")
+
+
+def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
+    """Check the content of a recipe file; ``where`` is what messages call it."""
+    try:
+        for key in content:
+            if key not in _SECTIONS:
+                raise ValueError(_unknown("section", key, _SECTIONS))
+        objective = dict(_mapping("objective", content.get("objective")))
+        objective_name = objective.pop("name", None)
+        if objective_name not in OBJECTIVES:
+            raise ValueError(_unknown("objective.name", objective_name, sorted(OBJECTIVES)))
+        data = _mapping("data", content.get("data"))
+        return Recipe(
+            name=name,
+            description=str(content.get("description", "")),
+            license=str(content.get("license", "other")),
+            objective_name=objective_name,
+            objective=_build(objective_class(objective_name).Options, objective, "objective"),
+            model=_build(ModelOptions, _mapping("model", content.get("model")), "model"),
+            data={str(task): _mapping(f"data.{task}", source) for task, source in data.items()},
+            training=_build(TrainingOptions, _mapping("training", content.get("training", {})), "training"),
+            evaluation=_build(EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"),
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        inner = content.setdefault(key, {})
+        if not isinstance(inner, dict):
+            inner = content[key] = {}
+        content = inner
+    content[keys[-1]] = value
+
+
+def _mapping(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must hold keys, not {value!r}")
+    return value
+
+
+def _build(kind: type[_T], values: dict[str, Any], where: str) -> _T:
+    """An options dataclass from a mapping, every key and type checked."""
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in names:
+            raise ValueError(_unknown(f"{where} key", key, names))
+    for f in dataclasses.fields(kind):  # type: ignore[arg-type]
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise ValueError(f"{where}.{f.name} is missing")
+    return kind(**{key: _convert(value, hints[key], f"{where}.{key}") for key, value in values.items()})
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    """``value`` as the annotated type; numbers may be written as integers or in scientific notation."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        errors = []
+        for one in arguments:
+            if one is type(None):
+                continue
+            try:
+                return _convert(value, one, where)
+            except ValueError as error:
+                errors.append(str(error))
+        raise ValueError(errors[-1])
+    if origin is dict:
+        return {str(k): _convert(v, arguments[1], f"{where}.{k}") for k, v in _mapping(where, value).items()}
+    if origin is list:
+        if not isinstance(value, list):
+            raise ValueError(f"{where} must be a list, not {value!r}")
+        return [_convert(one, arguments[0], f"{where}[{i}]") for i, one in enumerate(value)]
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, _mapping(where, value), where)
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 2e-5, without a point, as a string
+        except ValueError:
+            raise ValueError(f"{where} must be a number, not {value!r}") from None
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise ValueError(f"{where} must be {_NAMES.get(hint, hint)}, not {value!r}")
+
+
+_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+def _unknown(what: str, name: Any, known: typing.Iterable[str]) -> str:
+    known = list(known)
+    nearest = difflib.get_close_matches(str(name), known, 1, 0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"{what} {name!r} is not known{hint} Known are {', '.join(known)}." if not hint else (
+        f"{what} {name!r} is not known{hint}"
+    )

@@ -1,0 +1,390 @@
+"""Trains a recipe: ``transformers.Trainer`` with packed batches, dev scores of the objective, and a model folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch.utils.data import DataLoader
+from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+
+from .card import write_card, write_curve
+from .data.readers import Table, read
+from .data.sampler import TaskSampler
+from .dataset import Examples, Repeated
+from .objectives import objective_class
+from .objectives.base import Arrays, Objective
+from .recipe import Recipe, TrainingOptions
+
+__all__ = ["train"]
+
+_LOG = logging.getLogger("embedkit")
+
+
+def train(recipe: Recipe, output: Path, *, data_root: Path | None = None, cache: Path | None = None) -> dict[str, Any]:
+    """Train what a recipe describes, or go on where an earlier call in the same folder was stopped.
+
+    Args:
+        recipe: from `load_recipe`.
+        output: gets ``model/`` (the model folder), ``result.json`` (scores, data, seconds), ``curve.png``,
+            ``tensorboard/`` and, while it runs, ``checkpoints/``.
+        data_root: where relative paths of the recipe's data start; None for EMBEDKIT_DATA or the current folder.
+        cache: where teachers' outputs are kept, to be shared between runs; None for ``output/cache``.
+
+    Returns:
+        The content of ``result.json``.
+
+    Raises:
+        FileExistsError: ``output`` holds the run of another recipe.
+        FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    _claim(output, recipe)
+    finished = output / "result.json"
+    if finished.is_file():
+        done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
+        return done
+    transformers.set_seed(recipe.training.seed)
+    tables = {task: read(source, data_root) for task, source in recipe.data.items()}
+    dev = {task: read(source, data_root) for task, source in recipe.evaluation.dev.items()}
+    kind = objective_class(recipe.objective_name)
+    objective = kind(kind.load_encoder(recipe.model), recipe.objective, tables)
+    run = _Run(recipe, objective, tables, dev, output, data_root, cache or output / "cache")
+    checks = run.check_data()
+    history = run.train()
+    if not run.is_main:
+        return {}
+    result = {
+        "recipe": recipe.name,
+        "seed": recipe.training.seed,
+        "examples": {task: len(table) for task, table in tables.items()},
+        "data": checks,
+        "steps": run.trainer.state.global_step,
+        "train_seconds": round(run.clock.seconds, 1),
+        "best_step": run.best_step,
+        "dev": run.dev_scores(),
+        "test": run.test_scores(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {run.device}",
+    }
+    run.write_model(result, history)
+    _write_whole(finished, json.dumps(result, indent=2) + "\n")
+    shutil.rmtree(output / "checkpoints", ignore_errors=True)
+    return result
+
+
+class _Run:
+    """One training: what `train` needs step by step."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        objective: Objective,
+        tables: Mapping[str, Table],
+        dev: Mapping[str, Table],
+        output: Path,
+        data_root: Path | None,
+        cache: Path,
+    ) -> None:
+        self.recipe, self.objective, self.output = recipe, objective, output
+        self._tables, self._dev_tables, self._data_root = tables, dev, data_root
+        options, length = recipe.training, recipe.model.max_length
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = objective.encoder.tokenizer_folder
+        self.examples = Examples(objective, tables, folder, length, cache)
+        self.dev = Examples(objective, dev, folder, length, cache) if dev else None
+        objective.mini_batch_size = options.mini_batch_size
+        objective.encoder.autocast = torch.bfloat16 if options.precision == "bf16" else None
+        self.sampler, steps = self._sampler()
+        evaluated = bool(dev) or recipe.evaluation.sts_dev
+        arguments = _arguments(options, output, steps, evaluated, recipe.evaluation.select)
+        self.clock = _Clock()
+        callbacks = [self.clock, _Progress(objective)]
+        if options.early_stopping is not None:
+            callbacks.append(EarlyStoppingCallback(options.early_stopping))
+        self.trainer = _Trainer(self, arguments, callbacks)
+        _LOG.info("%s: %d steps, %s examples", recipe.name, steps, {name: len(table) for name, table in tables.items()})
+        if self.examples.truncated:
+            _LOG.warning("%d texts are longer than max_length=%d tokens and are cut", self.examples.truncated, length)
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.trainer.is_world_process_zero())
+
+    @property
+    def device(self) -> str:
+        return str(self.trainer.args.device)
+
+    @property
+    def best_step(self) -> int | None:
+        """The step whose weights are kept, None for the last."""
+        best = self.trainer.state.best_model_checkpoint
+        return int(best.rpartition("-")[2]) if best else None
+
+    def _sampler(self) -> tuple[Repeated, int]:
+        """The batches of this process, and the optimizer steps of the run."""
+        options = self.recipe.training
+        epochs = math.ceil(options.epochs)
+        one = TaskSampler(
+            self.examples.lengths,
+            {task: np.arange(span.start, span.stop) for task, span in self.examples.tasks.items()},
+            options.batch_size,
+            options.schedule,  # type: ignore[arg-type]  # checked by TrainingOptions
+            epochs=epochs,
+            seed=options.seed,
+            drop_last=self.objective.drop_last,
+            rank=_rank(),
+            world_size=_world_size(),
+        )
+        steps = math.ceil(options.epochs * len(one) / options.gradient_accumulation)
+        if options.max_steps > 0:
+            steps = options.max_steps
+            epochs = math.ceil(steps * options.gradient_accumulation / len(one))
+        return Repeated(one, epochs), steps
+
+    def check_data(self) -> dict[str, Any]:
+        """Duplicates in the training data and leakage into what the run is scored on."""
+        from .data.checks import check
+
+        evaluations = {f"{task} (dev)": _texts(table, self.objective.fields) for task, table in self._dev_tables.items()}
+        if self.recipe.evaluation.test or self.recipe.evaluation.sts_dev:
+            from .evaluate import evaluation_pairs
+
+            evaluations.update(evaluation_pairs(self._data_root, self.recipe.evaluation.test))
+        reports = {}
+        for task, table in self._tables.items():
+            report = check(table, evaluations)
+            for line in report.lines():
+                _LOG.info("%s: %s", task, line)
+            reports[task] = report.summary()
+        return reports
+
+    def train(self) -> list[dict[str, Any]]:
+        """Train to the end, from the last whole checkpoint if there is one; returns the log."""
+        folders = self.output.glob("checkpoints/checkpoint-*")
+        # trainer_state.json is the last file that Trainer writes
+        whole = [path for path in folders if (path / "trainer_state.json").is_file()]
+        last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+        self.trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        history: list[dict[str, Any]] = self.trainer.state.log_history
+        return history
+
+    def dev_scores(self) -> dict[str, float]:
+        """Scores of the objective's tasks, and of STS-B dev."""
+        scores: dict[str, float] = {}
+        if self.dev is not None:
+            for task in self.dev.tasks:
+                scored = self.objective.score(task, self._outputs(task), self.dev.arrays(task))
+                scores.update({f"{task}_{name}": value for name, value in scored.items()})
+        if self.recipe.evaluation.sts_dev:
+            from .evaluate import stsb_dev
+
+            scores["stsb_dev"] = stsb_dev(self.objective.encoder, self._data_root)
+        return scores
+
+    def _outputs(self, task: str) -> Arrays:
+        """What the objective gives for all examples of a dev task, in their order."""
+        assert self.dev is not None
+        span = self.dev.tasks[task]
+        order = span.start + np.argsort(self.dev.lengths[span.start : span.stop], kind="stable")
+        size, parts = 64, []
+        self.objective.eval()
+        with torch.inference_mode():
+            for start in range(0, len(order), size):
+                batch = self.dev.batch(order[start : start + size].tolist())
+                # the head of a task is that of the training task with its name
+                batch["task"] = torch.tensor(self.objective.tasks.index(task) if task in self.objective.tasks else 0)
+                outputs = self.objective(**{name: value.to(self.device) for name, value in batch.items()})
+                parts.append({k: v.float().cpu().numpy() for k, v in outputs.items() if k != "loss"})
+        self.objective.train()
+        back = np.argsort(order, kind="stable")
+        return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
+
+    def test_scores(self) -> dict[str, Any]:
+        """The evaluations that the recipe names, on the weights that are kept."""
+        from .evaluate import evaluate
+
+        return evaluate(self.objective.encoder, self.recipe.evaluation.test, self._data_root)
+
+    def write_model(self, result: dict[str, Any], history: list[dict[str, Any]]) -> None:
+        """``model/`` with its card, and the learning curve; whole or not at all."""
+        work, target = self.output / ".model", self.output / "model"
+        for folder in (work, target):
+            shutil.rmtree(folder, ignore_errors=True)
+        work.mkdir()
+        self.objective.save(work)
+        write_card(work, self.recipe, result)
+        work.rename(target)
+        write_curve(self.output / "curve.png", self.recipe, history)
+
+
+class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is not typed
+    """Trainer with our batches and scores."""
+
+    def __init__(self, run: _Run, arguments: Any, callbacks: list[TrainerCallback]) -> None:
+        options, objective = run.recipe.training, run.objective
+        self._run = run
+        super().__init__(
+            model=objective,
+            args=arguments,
+            train_dataset=run.examples,
+            callbacks=callbacks,
+            optimizers=(_optimizer(objective, options, arguments.device), None),
+        )
+        # forward's **targets are no loss options: without this the gradients of accumulated batches would be summed
+        self.model_accepts_loss_kwargs = False
+        self.remove_callback(PrinterCallback)
+        from torch.utils.tensorboard import SummaryWriter
+        from transformers.integrations import TensorBoardCallback
+
+        self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of this process; the sampler has already dealt them out."""
+        examples = self._run.examples
+        return DataLoader(examples, batch_sampler=self._run.sampler, collate_fn=examples.batch)  # type: ignore[arg-type]
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Dev scores, logged and given to the callbacks under the names by which the best is chosen."""
+        metrics = {f"eval_{name}": value for name, value in self._run.dev_scores().items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class _Progress(TrainerCallback):  # type: ignore[misc]
+    """Tells the objective how much of the training is done (teacher annealing)."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Before each optimizer step: 0 at the first, 1 at the last."""
+        self._objective.progress = state.global_step / max(1, state.max_steps - 1)
+
+
+class _Clock(TrainerCallback):  # type: ignore[misc]
+    """Counts the seconds of training, over resumes, and stops a run whose loss is no number."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._last = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Take over the seconds before the resume."""
+        self.seconds = next((e["train_seconds"] for e in reversed(state.log_history) if "train_seconds" in e), 0.0)
+        self._last = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Keep the seconds in the log, which checkpoints hold."""
+        self._tick()
+        if state.log_history:
+            state.log_history[-1]["train_seconds"] = round(self.seconds, 1)
+        if logs and not math.isfinite(logs.get("loss", 0.0)):
+            raise FloatingPointError(
+                f"the loss is {logs['loss']} at step {state.global_step}; lower training.learning_rate, or look at the data"
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The last seconds."""
+        self._tick()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self.seconds += now - self._last
+        self._last = now
+
+
+def _arguments(options: TrainingOptions, output: Path, steps: int, evaluated: bool, select: str | None) -> Any:
+    every = options.eval_steps if options.eval_steps >= 1 else steps * options.eval_steps
+    every = min(steps, max(1, round(every)))
+    return transformers.TrainingArguments(
+        output_dir=str(output / "checkpoints"),
+        per_device_train_batch_size=options.batch_size // _world_size(),
+        gradient_accumulation_steps=options.gradient_accumulation,
+        max_steps=steps,
+        lr_scheduler_type=options.scheduler,
+        warmup_steps=math.ceil(options.warmup_ratio * steps),
+        max_grad_norm=options.max_grad_norm,
+        eval_strategy="steps" if evaluated else "no",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=1,
+        load_best_model_at_end=select is not None,
+        metric_for_best_model=None if select is None else f"eval_{select}",
+        greater_is_better=True,
+        logging_steps=options.logging_steps,
+        logging_nan_inf_filter=False,
+        disable_tqdm=sys.stderr is None or not sys.stderr.isatty(),
+        seed=options.seed,
+        use_cpu=not torch.cuda.is_available(),
+        ddp_find_unused_parameters=True if _world_size() > 1 else None,  # the heads of other tasks
+        remove_unused_columns=False,
+        label_names=[],
+        report_to="none",
+    )
+
+
+def _optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW; biases and norms do not decay, heads may have a learning rate of their own."""
+    objective.to(device)
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in objective.named_parameters():
+        if parameter.requires_grad:
+            key = (name.startswith("encoder.backbone."), parameter.ndim > 1)
+            groups.setdefault(key, []).append(parameter)
+    head_rate = options.head_learning_rate or options.learning_rate
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "lr": options.learning_rate if of_backbone else head_rate,
+                "weight_decay": options.weight_decay if decays else 0.0,
+            }
+            for (of_backbone, decays), parameters in groups.items()
+        ],
+        fused=device.type in ("cpu", "cuda"),
+    )
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and accelerate set it
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _texts(table: Table, fields: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The first two texts of each example; a lone text stands for both."""
+    return zip(table.texts(fields[0]), table.texts(fields[min(1, len(fields) - 1)]), strict=True)
+
+
+def _claim(output: Path, recipe: Recipe) -> None:
+    """Refuse a folder that holds the run of another recipe; else note this one in it."""
+    path, content = output / "recipe.json", json.dumps(recipe.resolved(), indent=2, sort_keys=True) + "\n"
+    if path.is_file():
+        if path.read_text(encoding="utf-8") != content:
+            raise FileExistsError(
+                f"{output} holds a run of another recipe (see recipe.json there); give another output, or remove it"
+            )
+    elif _rank() == 0:
+        _write_whole(path, content)
+
+
+def _write_whole(path: Path, content: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(content, encoding="utf-8")
+    part.replace(path)
