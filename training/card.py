@@ -38,9 +38,13 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
     for task, source in recipe.data.items():
         checks = result["data"].get(task, {})
         told = "; ".join(f"{name}: {value}" for name, value in checks.items())
-        lines.append(f"- {task}: {source.get('path', source.get('dataset'))}, {result['examples'][task]} examples. {told}")
+        lines.append(
+            f"- {task}: {source.get('path', source.get('dataset'))}, {result['examples'][task]} examples. {told}"
+        )
     lines += ["", "## Scores", "", "| set | score |", "|---|---|"]
-    lines += [f"| {name} | {value:.2f} |" for name, value in _scores({"dev": result["dev"], "test": result["test"]})]
+    lines += [
+        f"| {name} | {value:.2f} |" for name, value in _scores({"dev": result["dev"], "test": result["test"]})
+    ]
     lines += [
         "",
         f"Trained for {result['steps']} steps in {result['train_seconds'] / 3600:.2f} hours ({result['machine']}).",

@@ -28,12 +28,16 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", nargs="?", help="a YAML file, or the name of a recipe that embedkit carries")
+    parser.add_argument(
+        "recipe", nargs="?", help="a YAML file, or the name of a recipe that embedkit carries"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys that replace the recipe's")
     parser.add_argument("--list", action="store_true", help="list the recipes that embedkit carries")
     parser.add_argument("--show", action="store_true", help="print the resolved recipe and stop")
     parser.add_argument("-o", "--output", type=Path, help="folder of the run (default: runs/RECIPE-SEED)")
-    parser.add_argument("--data", type=Path, help="folder in which the recipe's files are (default: EMBEDKIT_DATA)")
+    parser.add_argument(
+        "--data", type=Path, help="folder in which the recipe's files are (default: EMBEDKIT_DATA)"
+    )
     parser.add_argument("--cache", type=Path, help="folder for teachers' outputs, shared between runs")
     parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
     options = parser.parse_args(arguments)

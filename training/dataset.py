@@ -24,7 +24,9 @@ class Examples:
         lengths: (examples,) tokens of all texts of an example, for the sampler.
     """
 
-    def __init__(self, objective: Objective, tables: Mapping[str, Table], folder: Path, max_length: int, cache: Path) -> None:
+    def __init__(
+        self, objective: Objective, tables: Mapping[str, Table], folder: Path, max_length: int, cache: Path
+    ) -> None:
         """Tokenize the texts and let the objective prepare what else a batch holds."""
         self._objective = objective
         fields = objective.fields

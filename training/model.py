@@ -82,7 +82,9 @@ class ModelOptions:
         if self.pooling not in _POOLINGS:
             raise ValueError(f"model.pooling {self.pooling!r} is not known; known are {', '.join(_POOLINGS)}")
         if self.max_length < 3:
-            raise ValueError(f"model.max_length must leave room for a token between the special ones, not {self.max_length}")
+            raise ValueError(
+                f"model.max_length must leave room for a token between the special ones, not {self.max_length}"
+            )
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"model.dropout must be from 0 to below 1, not {self.dropout}")
 
@@ -146,7 +148,9 @@ class SentenceModel(nn.Module):
             positions = positions + _position_offset(self.backbone.config)
             arguments = {"input_ids": input_ids[None], "position_ids": positions[None], "grid": grid}
         else:
-            padded = input_ids.new_full((grid.shape[0] * grid.shape[1],), self.backbone.config.pad_token_id or 0)
+            padded = input_ids.new_full(
+                (grid.shape[0] * grid.shape[1],), self.backbone.config.pad_token_id or 0
+            )
             padded[grid.cells] = input_ids
             mask = torch.zeros_like(padded)
             mask[grid.cells] = 1
@@ -207,7 +211,10 @@ class SentenceModel(nn.Module):
             if (self.tokenizer_folder / name).is_file():
                 shutil.copyfile(self.tokenizer_folder / name, folder / name)
         modules = ["Transformer", "Pooling"]
-        _write(folder / "sentence_bert_config.json", {"max_seq_length": self.options.max_length, "do_lower_case": False})
+        _write(
+            folder / "sentence_bert_config.json",
+            {"max_seq_length": self.options.max_length, "do_lower_case": False},
+        )
         _write(
             folder / "1_Pooling" / "config.json",
             {
@@ -285,7 +292,9 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     arguments = {"add_pooling_layer": False} if kind == "AutoModel" else {}
     if options.random:
         if options.layers is not None:
-            raise ValueError("model.layers cuts the layers of trained weights; with model.random set config.num_hidden_layers")
+            raise ValueError(
+                "model.layers cuts the layers of trained weights; with model.random set config.num_hidden_layers"
+            )
         return auto.from_config(config, **arguments).float()
     model = auto.from_pretrained(folder, config=config, **arguments).float()
     if options.layers is not None:

@@ -101,7 +101,9 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls: ``query``, ``key``, ``value`` are (1, heads, tokens, head_size)."""
     if grid is None:
-        raise ValueError(f"attention {NAME!r} was called without its grid; call SentenceModel, not its backbone")
+        raise ValueError(
+            f"attention {NAME!r} was called without its grid; call SentenceModel, not its backbone"
+        )
     heads, tokens, size = query.shape[1:]
 
     def grid_form(x: Tensor) -> Tensor:

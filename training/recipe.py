@@ -62,7 +62,14 @@ class TrainingOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "gradient_accumulation", "logging_steps", "epochs", "learning_rate", "eval_steps"):
+        for name in (
+            "batch_size",
+            "gradient_accumulation",
+            "logging_steps",
+            "epochs",
+            "learning_rate",
+            "eval_steps",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"training.{name} must be positive, not {getattr(self, name)}")
         if self.mini_batch_size is not None and self.mini_batch_size < 1:
@@ -212,7 +219,9 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             model=_build(ModelOptions, _mapping("model", content.get("model")), "model"),
             data={str(task): _mapping(f"data.{task}", source) for task, source in data.items()},
             training=_build(TrainingOptions, _mapping("training", content.get("training", {})), "training"),
-            evaluation=_build(EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"),
+            evaluation=_build(
+                EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"
+            ),
         )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
@@ -289,6 +298,8 @@ def _unknown(what: str, name: Any, known: typing.Iterable[str]) -> str:
     known = list(known)
     nearest = difflib.get_close_matches(str(name), known, 1, 0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"{what} {name!r} is not known{hint} Known are {', '.join(known)}." if not hint else (
-        f"{what} {name!r} is not known{hint}"
+    return (
+        f"{what} {name!r} is not known{hint} Known are {', '.join(known)}."
+        if not hint
+        else (f"{what} {name!r} is not known{hint}")
     )

@@ -33,7 +33,9 @@ __all__ = ["train"]
 _LOG = logging.getLogger("embedkit")
 
 
-def train(recipe: Recipe, output: Path, *, data_root: Path | None = None, cache: Path | None = None) -> dict[str, Any]:
+def train(
+    recipe: Recipe, output: Path, *, data_root: Path | None = None, cache: Path | None = None
+) -> dict[str, Any]:
     """Train what a recipe describes, or go on where an earlier call in the same folder was stopped.
 
     Args:
@@ -114,9 +116,16 @@ class _Run:
         if options.early_stopping is not None:
             callbacks.append(EarlyStoppingCallback(options.early_stopping))
         self.trainer = _Trainer(self, arguments, callbacks)
-        _LOG.info("%s: %d steps, %s examples", recipe.name, steps, {name: len(table) for name, table in tables.items()})
+        _LOG.info(
+            "%s: %d steps, %s examples",
+            recipe.name,
+            steps,
+            {name: len(table) for name, table in tables.items()},
+        )
         if self.examples.truncated:
-            _LOG.warning("%d texts are longer than max_length=%d tokens and are cut", self.examples.truncated, length)
+            _LOG.warning(
+                "%d texts are longer than max_length=%d tokens and are cut", self.examples.truncated, length
+            )
 
     @property
     def is_main(self) -> bool:
@@ -157,7 +166,9 @@ class _Run:
         """Duplicates in the training data and leakage into what the run is scored on."""
         from .data.checks import check
 
-        evaluations = {f"{task} (dev)": _texts(table, self.objective.fields) for task, table in self._dev_tables.items()}
+        evaluations = {
+            f"{task} (dev)": _texts(table, self.objective.fields) for task, table in self._dev_tables.items()
+        }
         if self.recipe.evaluation.test or self.recipe.evaluation.sts_dev:
             from .evaluate import evaluation_pairs
 
@@ -204,7 +215,9 @@ class _Run:
             for start in range(0, len(order), size):
                 batch = self.dev.batch(order[start : start + size].tolist())
                 # the head of a task is that of the training task with its name
-                batch["task"] = torch.tensor(self.objective.tasks.index(task) if task in self.objective.tasks else 0)
+                batch["task"] = torch.tensor(
+                    self.objective.tasks.index(task) if task in self.objective.tasks else 0
+                )
                 outputs = self.objective(**{name: value.to(self.device) for name, value in batch.items()})
                 parts.append({k: v.float().cpu().numpy() for k, v in outputs.items() if k != "loss"})
         self.objective.train()
@@ -283,7 +296,9 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take over the seconds before the resume."""
-        self.seconds = next((e["train_seconds"] for e in reversed(state.log_history) if "train_seconds" in e), 0.0)
+        self.seconds = next(
+            (e["train_seconds"] for e in reversed(state.log_history) if "train_seconds" in e), 0.0
+        )
         self._last = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -306,7 +321,9 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         self._last = now
 
 
-def _arguments(options: TrainingOptions, output: Path, steps: int, evaluated: bool, select: str | None) -> Any:
+def _arguments(
+    options: TrainingOptions, output: Path, steps: int, evaluated: bool, select: str | None
+) -> Any:
     every = options.eval_steps if options.eval_steps >= 1 else steps * options.eval_steps
     every = min(steps, max(1, round(every)))
     return transformers.TrainingArguments(

@@ -72,7 +72,9 @@ class Objective(nn.Module):
         input_ids, cu_seqlens = pack([store.ids(row) for row in texts.T.ravel()])
         return {"input_ids": input_ids, "cu_seqlens": cu_seqlens, **to_tensors(arrays)}
 
-    def forward(self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
+    ) -> dict[str, Tensor]:
         """The batch's ``loss`` (a mean over its examples), and what `score` is computed from: (batch, ...) each."""
         raise TypeError(f"{type(self).__name__} has no forward")
 
@@ -99,7 +101,9 @@ class Objective(nn.Module):
             parts = []
             for start in range(0, texts, size * count):
                 cut = cu_seqlens[start : start + size * count + 1]
-                parts.append(checkpoint(self.encoder, input_ids[cut[0] : cut[-1]], cut - cut[0], use_reentrant=False))
+                parts.append(
+                    checkpoint(self.encoder, input_ids[cut[0] : cut[-1]], cut - cut[0], use_reentrant=False)
+                )
             vectors = torch.cat(parts)
         return vectors.view(count, texts // count, -1)
 
@@ -131,6 +135,8 @@ def spearman(a: Sequence[float] | npt.NDArray[Any], b: Sequence[float] | npt.NDA
 def to_tensors(arrays: Arrays) -> Batch:
     """Arrays of a batch as tensors: floats as fp32, integers as int64."""
     return {
-        name: torch.from_numpy(np.array(rows, np.float32 if np.issubdtype(rows.dtype, np.floating) else np.int64))
+        name: torch.from_numpy(
+            np.array(rows, np.float32 if np.issubdtype(rows.dtype, np.floating) else np.int64)
+        )
         for name, rows in arrays.items()
     }

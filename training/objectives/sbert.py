@@ -75,7 +75,9 @@ class SbertOptions:
             )
         if self.concatenation not in CONCATENATIONS:
             known = "; ".join(CONCATENATIONS)
-            raise ValueError(f"objective.concatenation {self.concatenation!r} is not known; known are {known}")
+            raise ValueError(
+                f"objective.concatenation {self.concatenation!r} is not known; known are {known}"
+            )
 
 
 class Sbert(Objective):
@@ -91,9 +93,13 @@ class Sbert(Objective):
             self.fields = ("anchor", "positive", "negative")
         if options.loss == "classification":
             classes = len(next(iter(tables.values())).labels)
-            self.classifier = nn.Linear(feature_size(encoder.dimension, options.concatenation), classes, bias=False)
+            self.classifier = nn.Linear(
+                feature_size(encoder.dimension, options.concatenation), classes, bias=False
+            )
 
-    def forward(self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
+    ) -> dict[str, Tensor]:
         """See `Objective.forward`."""
         vectors = self.encode(input_ids, cu_seqlens)
         u, v = vectors[0], vectors[1]
