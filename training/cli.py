@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--cache", type=Path, help="folder for teachers' outputs, shared between runs")
     parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if not options.list and options.recipe is None:
         parser.error("give a recipe, or --list")
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,8 @@ class SentenceModel(nn.Module):
         """
         self.backbone.config._attn_implementation = None  # the next reader picks its own
         try:
-            self.backbone.save_pretrained(folder, safe_serialization=True)
+            with _quiet():
+                self.backbone.save_pretrained(folder)
         finally:
             if self._packed:
                 self.backbone.config._attn_implementation = packed.NAME
@@ -296,10 +298,27 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
                 "model.layers cuts the layers of trained weights; with model.random set config.num_hidden_layers"
             )
         return auto.from_config(config, **arguments).float()
-    model = auto.from_pretrained(folder, config=config, **arguments).float()
+    with _quiet():
+        model = auto.from_pretrained(folder, config=config, **arguments).float()
     if options.layers is not None:
         _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
     return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bar and its report of the tensors that it did not need."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
 
 
 def _layer_numbers(layers: int | list[int], total: int) -> list[int]:

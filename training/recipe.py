@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from .data.sampler import Schedule
 from .model import ModelOptions
 from .objectives import OBJECTIVES, objective_class
+from .scores import EVALUATIONS
 
 __all__ = ["EvaluationOptions", "Recipe", "TrainingOptions", "find_recipe", "list_recipes", "load_recipe"]
 
@@ -100,6 +101,13 @@ class EvaluationOptions:
     sts_dev: bool = False
     select: str | None = None
     test: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in self.test:
+            if name not in EVALUATIONS:
+                raise ValueError(_unknown("evaluation.test", name, EVALUATIONS))
+        if self.select is not None and not self.dev and not self.sts_dev:
+            raise ValueError("evaluation.select names a dev score, and there is none: set sts_dev or dev")
 
 
 @dataclass(frozen=True)

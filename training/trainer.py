@@ -170,9 +170,11 @@ class _Run:
             f"{task} (dev)": _texts(table, self.objective.fields) for task, table in self._dev_tables.items()
         }
         if self.recipe.evaluation.test or self.recipe.evaluation.sts_dev:
-            from .evaluate import evaluation_pairs
+            from .scores import evaluation_pairs
 
-            evaluations.update(evaluation_pairs(self._data_root, self.recipe.evaluation.test))
+            evaluations.update(evaluation_pairs(
+                    self.recipe.evaluation.test, self.recipe.evaluation.sts_dev, self._data_root
+                ))
         reports = {}
         for task, table in self._tables.items():
             report = check(table, evaluations)
@@ -199,9 +201,9 @@ class _Run:
                 scored = self.objective.score(task, self._outputs(task), self.dev.arrays(task))
                 scores.update({f"{task}_{name}": value for name, value in scored.items()})
         if self.recipe.evaluation.sts_dev:
-            from .evaluate import stsb_dev
+            from .evaluate import sts_dev
 
-            scores["stsb_dev"] = stsb_dev(self.objective.encoder, self._data_root)
+            scores["stsb_dev"] = sts_dev(self.objective.encoder, self._data_root)
         return scores
 
     def _outputs(self, task: str) -> Arrays:
@@ -226,9 +228,9 @@ class _Run:
 
     def test_scores(self) -> dict[str, Any]:
         """The evaluations that the recipe names, on the weights that are kept."""
-        from .evaluate import evaluate
+        from .scores import test_scores
 
-        return evaluate(self.objective.encoder, self.recipe.evaluation.test, self._data_root)
+        return test_scores(self.objective.encoder, self.recipe.evaluation.test, self._data_root)
 
     def write_model(self, result: dict[str, Any], history: list[dict[str, Any]]) -> None:
         """``model/`` with its card, and the learning curve; whole or not at all."""
@@ -252,6 +254,7 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is n
             model=objective,
             args=arguments,
             train_dataset=run.examples,
+            eval_dataset=run.examples,  # asked for, but `evaluate` is our own
             callbacks=callbacks,
             optimizers=(_optimizer(objective, options, arguments.device), None),
         )
