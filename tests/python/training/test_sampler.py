@@ -1,0 +1,180 @@
+"""Samplers: properties that must hold for every size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+from embedkit.training.data.sampler import (
+    LengthBucketSampler,
+    TaskSampler,
+    annealed_probabilities,
+    balanced_fraction,
+)
+
+LENGTHS = np.random.default_rng(0).integers(1, 60, 503)
+TASKS = {"a": range(300), "b": range(300, 480), "c": [480, 482, 490, 502]}
+
+
+def tasks(schedule: Any, **options: Any) -> TaskSampler:
+    return TaskSampler(LENGTHS, TASKS, 8, schedule, **options)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 100, 503])
+@pytest.mark.parametrize("megabatch", [1, 3, 50])
+def test_every_index_once_an_epoch(count: int, megabatch: int) -> None:
+    sampler = LengthBucketSampler(LENGTHS[:count], 8, megabatch=megabatch)
+    seen = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert sorted(chain.from_iterable(batches)) == list(range(count))
+        assert len(batches) == len(sampler) == -(-count // 8)
+        seen.append(batches)
+    assert count < 100 or seen[0] != seen[1]
+    sampler.set_epoch(0)
+    assert list(sampler) == seen[0]
+
+
+def test_drop_last_leaves_out_random_indices() -> None:
+    missing: Counter[int] = Counter()
+    sampler = LengthBucketSampler(LENGTHS, 8, drop_last=True)
+    for epoch in range(30):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert {len(batch) for batch in batches} == {8}
+        assert len(batches) == len(sampler) == 503 // 8
+        missing.update(set(range(503)) - set(chain.from_iterable(batches)))
+    assert abs(np.mean([LENGTHS[i] for i in missing.elements()]) - LENGTHS.mean()) < 6
+
+
+def test_batches_hold_little_padding() -> None:
+    def padding(sampler: LengthBucketSampler) -> float:
+        padded = sum(len(batch) * LENGTHS[batch].max() for batch in sampler)
+        return 1 - LENGTHS.sum() / padded
+
+    assert padding(LengthBucketSampler(LENGTHS, 8)) < 0.08
+    assert padding(LengthBucketSampler(LENGTHS, 8, megabatch=1)) > 0.3
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("schedule", [None, "sequential", "round_robin", "proportional", "annealed"])
+def test_two_processes_share_the_same_global_batches(schedule: str | None, drop_last: bool) -> None:
+    lengths, parts = LENGTHS[:502], {"a": range(300), "b": range(300, 502)}
+
+    def make(**options: Any) -> Any:
+        if schedule is None:
+            return LengthBucketSampler(lengths, 8, drop_last=drop_last, **options)
+        return TaskSampler(lengths, parts, 8, schedule, drop_last=drop_last, **options)  # type: ignore[arg-type]
+
+    halves = [list(make(rank=rank, world_size=2)) for rank in range(2)]
+    assert [first + second for first, second in zip(*halves, strict=True)] == list(make())
+    assert all(len(first) == len(second) for first, second in zip(*halves, strict=True))
+
+
+def test_an_odd_rest_is_cut_for_two_processes() -> None:
+    halves = [list(LengthBucketSampler(LENGTHS, 8, rank=rank, world_size=2)) for rank in range(2)]
+    assert all(len(first) == len(second) for first, second in zip(*halves, strict=True))
+    assert sum(map(len, chain(*halves))) == 502
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "round_robin", "proportional", "annealed"])
+def test_batches_are_of_one_task_and_resume_exactly(schedule: Any) -> None:
+    sampler = tasks(schedule, epochs=3)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert len(batches) == len(sampler)
+        names = [{name for name, part in TASKS.items() if i in part} for i in (batch[0] for batch in batches)]
+        for batch, name in zip(batches, names, strict=True):
+            assert len(name) == 1
+            assert set(batch) <= set(TASKS[min(name)])
+        assert Counter(min(name) for name in names) == Counter(sampler.quotas(epoch))
+        fresh = tasks(schedule, epochs=3)
+        fresh.set_epoch(epoch)
+        assert list(islice(fresh, 5, None)) == batches[5:]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "proportional"])
+def test_every_index_of_every_task_once(schedule: Any) -> None:
+    sampler = tasks(schedule)
+    sampler.set_epoch(2)
+    assert sorted(chain.from_iterable(sampler)) == sorted(chain.from_iterable(TASKS.values()))
+
+
+def test_order_of_schedules() -> None:
+    def name(batch: list[int]) -> str:
+        return next(name for name, part in TASKS.items() if batch[0] in part)
+
+    assert [name(batch) for batch in tasks("sequential")] == ["a"] * 38 + ["b"] * 23 + ["c"]
+    robin = [name(batch) for batch in tasks("round_robin")]
+    assert robin == ["a", "b", "c"] * 38
+    assert [name(batch) for batch in tasks("round_robin", steps_per_epoch=4)] == ["a", "b", "c", "a"]
+
+
+def test_a_task_goes_on_where_it_stopped() -> None:
+    """Indices of a task are seen equally often over the epochs, give or take one."""
+    sampler = tasks("annealed", epochs=4)
+    seen: Counter[int] = Counter()
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        seen.update(chain.from_iterable(sampler))
+    for part in TASKS.values():
+        counts = [seen[i] for i in part]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_annealed_formula() -> None:
+    sizes = [1000, 10, 100]
+    for epoch in range(5):
+        weights = [n ** (1 - 0.8 * epoch / 4) for n in sizes]
+        expected = [weight / sum(weights) for weight in weights]
+        np.testing.assert_allclose(annealed_probabilities(sizes, epoch, 5), expected)
+    np.testing.assert_allclose(annealed_probabilities(sizes, 0, 1), np.array(sizes) / sum(sizes))
+    sampler = tasks("annealed", epochs=5, steps_per_epoch=1000)
+    expected = 1000 * annealed_probabilities([38, 23, 1], 4, 5)
+    for epoch in (4, 9):
+        assert np.abs(np.array(list(sampler.quotas(epoch).values())) - expected).max() < 1
+
+
+def test_balanced_fraction() -> None:
+    labels = np.array([0] * 700 + [1] * 300)
+    drawn = balanced_fraction(labels, 0.25, seed=5)
+    assert Counter(labels[drawn].tolist()) == {0: 125, 1: 125}
+    assert len(set(drawn.tolist())) == 250
+    assert drawn.tolist() == balanced_fraction(labels, 0.25, seed=5).tolist()
+    assert drawn.tolist() != balanced_fraction(labels, 0.25, seed=6).tolist()
+    with pytest.raises(ValueError, match=r"the label 1 has 300; give a fraction of at most 0.6"):
+        balanced_fraction(labels, 0.7)
+    for fraction in (0, 1.1, 1e-6):
+        with pytest.raises(ValueError, match="fraction"):
+            balanced_fraction(labels, fraction)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 9, "world_size": 2}, "give 10"),
+        ({"rank": 2, "world_size": 2}, "ranks end at 1"),
+        ({"batch_size": 504, "drop_last": True}, "no whole batch of 504"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_bad_numbers(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LengthBucketSampler(LENGTHS, **{"batch_size": 8, **options})
+
+
+def test_bad_tasks() -> None:
+    with pytest.raises(ValueError, match="give one of sequential"):
+        tasks("random")
+    with pytest.raises(ValueError, match="task 'x' has an index outside"):
+        TaskSampler(LENGTHS, {"x": [503]}, 8, "sequential")
+    with pytest.raises(ValueError, match="task 'x' has 0 examples"):
+        TaskSampler(LENGTHS, {"x": []}, 8, "sequential")
+    with pytest.raises(ValueError, match="a sequential epoch is all 62"):
+        tasks("sequential", steps_per_epoch=3)

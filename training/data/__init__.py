@@ -1,0 +1,1 @@
+"""What training reads: tables of examples, checks of them, tokenized texts, and the order of the batches."""

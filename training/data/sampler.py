@@ -1,0 +1,368 @@
+"""The order of the batches: shuffled, bucketed by length, from one task or several, the same on every run.
+
+A sampler is a plain iterable of lists of indices, so that it serves as ``batch_sampler`` of a torch
+DataLoader. What it yields depends on the seed, the epoch and the data's lengths alone: a run resumes exactly
+by setting the epoch and leaving out the batches that it has seen, and the global batches do not depend on the
+number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "LengthBucketSampler",
+    "Schedule",
+    "TaskSampler",
+    "annealed_probabilities",
+    "balanced_fraction",
+]
+
+Schedule = Literal["sequential", "round_robin", "proportional", "annealed"]
+Indices = npt.NDArray[np.int64]
+
+_MEGABATCH = 50
+_ORDER = 1 << 20  # stream of random numbers for the order of tasks; those of the tasks are their numbers
+
+
+class LengthBucketSampler:
+    """Batches of texts of similar length, so that little of a batch is padding.
+
+    An epoch is shuffled, cut into megabatches of ``megabatch * batch_size`` indices, each sorted by length
+    and cut into batches; then the batches are shuffled. Every index comes once an epoch; of a last, partial
+    batch see `drop_last`.
+
+    With several processes each global batch is split into contiguous equal shares, one per process. So that
+    the shares of a partial batch are equal too, up to ``world_size - 1`` random indices are left out of such
+    an epoch.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        megabatch: int = _MEGABATCH,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Prepare epoch 0.
+
+        Args:
+            lengths: (n,), tokens of each example.
+            batch_size: of the global batch, over all processes.
+            seed: of the order.
+            megabatch: batches that are sorted together; 1 leaves the order random.
+            drop_last: leave out a partial batch; which indices it would hold is random.
+            rank: number of this process.
+            world_size: number of processes.
+
+        Raises:
+            ValueError: a number is out of range, `batch_size` is no multiple of `world_size`, or there is not
+                one batch.
+        """
+        self._plan = _Plan(
+            lengths,
+            batch_size,
+            seed=seed,
+            megabatch=megabatch,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        self._indices = np.arange(len(self._plan.lengths))
+        self._plan.check("the data", self._indices)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch (from 0) that the next iteration yields."""
+        self.epoch = _not_negative("epoch", epoch)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return self._plan.batches(self._indices)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of the epoch: of each, this process's share."""
+        for batch in self._plan.pass_over(self._indices, 0, self.epoch):
+            yield self._plan.share(batch)
+
+
+class TaskSampler:
+    """Batches of several tasks, each batch from one task alone.
+
+    A schedule says how many batches of each task an epoch has (its quota) and in which order they come:
+
+    * ``sequential``: all batches of the first task, then all of the second, …
+    * ``round_robin``: one batch of each task in turn. An epoch ends when the largest task has been seen once;
+      smaller ones start over.
+    * ``proportional``: in random order, tasks in proportion to their number of batches.
+    * ``annealed``: in random order, by `annealed_probabilities` of the numbers of batches (Stickland & Murray
+      2019): at first in proportion, towards the last epoch nearly evenly.
+
+    Quotas are the expected counts rounded, not a draw: the same mean without the variance. A task goes on in
+    the next epoch where it stopped, and is shuffled anew whenever it starts over, so that all its indices are
+    seen equally often, give or take one.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike,
+        tasks: Mapping[str, Sequence[int] | Indices],
+        batch_size: int,
+        schedule: Schedule,
+        *,
+        epochs: int = 1,
+        steps_per_epoch: int | None = None,
+        seed: int = 0,
+        megabatch: int = _MEGABATCH,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Prepare epoch 0.
+
+        Args:
+            lengths: (n,), tokens of each example of all tasks.
+            tasks: name -> indices of its examples: a range, or what `balanced_fraction` drew.
+            batch_size: of the global batch, over all processes.
+            schedule: see the class.
+            epochs: of the run, over which ``annealed`` anneals; later ones are like the last.
+            steps_per_epoch: batches of an epoch; None: as many as all tasks have (``round_robin``: the number
+                of tasks times the batches of the largest). ``sequential`` takes no other number.
+            seed: of the order.
+            megabatch: as in `LengthBucketSampler`, as are the others.
+            drop_last: leave out the partial batch of a task.
+            rank: number of this process.
+            world_size: number of processes.
+
+        Raises:
+            ValueError: as `LengthBucketSampler`; or a task has no batch, an index beyond the lengths, or the
+                schedule is unknown.
+        """
+        self._plan = _Plan(
+            lengths,
+            batch_size,
+            seed=seed,
+            megabatch=megabatch,
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        if schedule not in get_args(Schedule):
+            raise ValueError(f"schedule={schedule!r}: give one of {', '.join(get_args(Schedule))}")
+        if not tasks:
+            raise ValueError("there is no task; give at least one")
+        self.names = tuple(tasks)
+        self.schedule: Schedule = schedule
+        self.epochs = _positive("epochs", epochs)
+        self._tasks = [np.asarray(indices, np.int64) for indices in tasks.values()]
+        for name, indices in zip(self.names, self._tasks, strict=True):
+            self._plan.check(f"the task {name!r}", indices)
+        self._sizes = np.array([self._plan.batches(indices) for indices in self._tasks])
+        total = int(self._sizes.sum())
+        if schedule == "sequential" and steps_per_epoch not in (None, total):
+            raise ValueError(
+                f"steps_per_epoch={steps_per_epoch}: a sequential epoch is all {total} batches; leave it out"
+            )
+        if steps_per_epoch is None:
+            rounds = len(self._sizes) * int(self._sizes.max())
+            steps_per_epoch = rounds if schedule == "round_robin" else total
+        self.steps_per_epoch = _positive("steps_per_epoch", steps_per_epoch)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch (from 0) that the next iteration yields."""
+        self.epoch = _not_negative("epoch", epoch)
+
+    def __len__(self) -> int:
+        """Batches of an epoch; the same for every epoch."""
+        return self.steps_per_epoch
+
+    def quotas(self, epoch: int) -> dict[str, int]:
+        """How many batches of each task an epoch has."""
+        return dict(zip(self.names, self._quotas(epoch).tolist(), strict=True))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of the epoch: of each, this process's share."""
+        epoch = self.epoch
+        quotas = self._quotas(epoch)
+        streams = [
+            self._stream(task, sum(int(self._quotas(before)[task]) for before in range(epoch)))
+            for task in range(len(self._tasks))
+        ]
+        for task in self._order(quotas, epoch):
+            yield self._plan.share(next(streams[task]))
+
+    def _quotas(self, epoch: int) -> Indices:
+        if self.schedule == "sequential":
+            return self._sizes
+        if self.schedule == "round_robin":
+            turns, extra = divmod(self.steps_per_epoch, len(self._sizes))
+            return turns + (np.arange(len(self._sizes)) < extra)
+        if self.schedule == "proportional":
+            probabilities = self._sizes / self._sizes.sum()
+        else:
+            probabilities = annealed_probabilities(self._sizes, min(epoch, self.epochs - 1), self.epochs)
+        return _rounded(self.steps_per_epoch * probabilities)
+
+    def _order(self, quotas: Indices, epoch: int) -> Indices:
+        """The task of each step."""
+        if self.schedule == "round_robin":
+            return np.arange(self.steps_per_epoch) % len(quotas)
+        order = np.repeat(np.arange(len(quotas)), quotas)
+        return order if self.schedule == "sequential" else self._plan.random(_ORDER, epoch).permutation(order)
+
+    def _stream(self, task: int, position: int) -> Iterator[Indices]:
+        """The endless batches of a task, from one on."""
+        number, skipped = divmod(position, int(self._sizes[task]))
+        while True:
+            yield from self._plan.pass_over(self._tasks[task], task, number)[skipped:]
+            number, skipped = number + 1, 0
+
+
+def annealed_probabilities(sizes: npt.ArrayLike, epoch: int, epochs: int) -> npt.NDArray[np.float64]:
+    """Annealed sampling: p_i ∝ N_i^α with α = 1 − 0.8 (e − 1) / (E − 1).
+
+    Source: Stickland & Murray 2019, BERT and PALs, section 3.3, where epochs count from 1.
+
+    Args:
+        sizes: (tasks,), N_i.
+        epoch: e − 1, from 0.
+        epochs: E; with one epoch α is 1.
+    """
+    alpha = 1 - 0.8 * epoch / max(1, epochs - 1)
+    weights = np.asarray(sizes, np.float64) ** alpha
+    probabilities: npt.NDArray[np.float64] = weights / weights.sum()
+    return probabilities
+
+
+def balanced_fraction(labels: npt.ArrayLike, fraction: float, *, seed: int = 0) -> Indices:
+    """Draw a fraction of a task with equally many examples of each label; the draw is fixed by the seed.
+
+    Args:
+        labels: (n,), the class of each example.
+        fraction: of all n examples, in (0, 1].
+        seed: of the draw.
+
+    Returns:
+        Indices, ascending: ``round(fraction * n / classes)`` of each label.
+
+    Raises:
+        ValueError: the fraction is out of range, or a label has too few examples for it.
+    """
+    values = np.asarray(labels)
+    if not 0 < fraction <= 1:
+        raise ValueError(f"the fraction {fraction} is not in (0, 1]")
+    classes, counts = np.unique(values, return_counts=True)
+    each = round(fraction * len(values) / max(1, len(classes)))
+    if not each:
+        raise ValueError(
+            f"a fraction of {fraction} of {len(values)} examples is none of each label; give more"
+        )
+    if counts.min() < each:
+        most = int(counts.min()) * len(classes) / len(values)
+        raise ValueError(
+            f"a balanced fraction of {fraction} needs {each} examples of each label, and the label "
+            f"{classes[counts.argmin()]} has {counts.min()}; give a fraction of at most {most:.4g}"
+        )
+    random = np.random.default_rng(seed)
+    drawn = [random.choice(np.flatnonzero(values == label), each, replace=False) for label in classes]
+    return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
+class _Plan:
+    """How indices become batches, the same for one task and for several."""
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike,
+        batch_size: int,
+        *,
+        seed: int,
+        megabatch: int,
+        drop_last: bool,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self.lengths = np.asarray(lengths)
+        if self.lengths.ndim != 1:
+            raise ValueError(f"lengths is of shape {self.lengths.shape}; give one number for each example")
+        self.batch_size = _positive("batch_size", batch_size)
+        self._seed = _not_negative("seed", seed)
+        self._megabatch = _positive("megabatch", megabatch)
+        self._drop_last = drop_last
+        self._world_size = _positive("world_size", world_size)
+        self._rank = _not_negative("rank", rank)
+        if rank >= world_size:
+            raise ValueError(f"rank={rank}: with world_size={world_size} ranks end at {world_size - 1}")
+        if batch_size % world_size:
+            raise ValueError(
+                f"batch_size={batch_size} is the global batch and no multiple of the {world_size} processes; "
+                f"give {-(-batch_size // world_size) * world_size}"
+            )
+
+    def check(self, name: str, indices: Indices) -> None:
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self.lengths):
+            raise ValueError(f"{name} has an index outside of the {len(self.lengths)} examples")
+        if not self.batches(indices):
+            raise ValueError(
+                f"{name} has {len(indices)} examples and no whole batch of {self.batch_size}; "
+                "give more data, a smaller batch_size, or drop_last=False"
+            )
+
+    def random(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, *stream])
+
+    def batches(self, indices: Indices) -> int:
+        return -(-self._used(indices) // self.batch_size)
+
+    def share(self, batch: Indices) -> list[int]:
+        size = len(batch) // self._world_size
+        share: list[int] = batch[self._rank * size : (self._rank + 1) * size].tolist()
+        return share
+
+    def pass_over(self, indices: Indices, task: int, number: int) -> list[Indices]:
+        """All batches of one pass over a task."""
+        random = self.random(task, number)
+        # What is left out is cut off here, before sorting: else it would be the longest texts.
+        shuffled = indices[random.permutation(len(indices))[: self._used(indices)]]
+        batches: list[Indices] = []
+        span = self._megabatch * self.batch_size
+        for start in range(0, len(shuffled), span):
+            block = shuffled[start : start + span]
+            if self._megabatch > 1:
+                block = block[np.argsort(-self.lengths[block], kind="stable")]
+            batches += [block[at : at + self.batch_size] for at in range(0, len(block), self.batch_size)]
+        return [batches[i] for i in random.permutation(len(batches))]
+
+    def _used(self, indices: Indices) -> int:
+        """How many of the indices a pass yields."""
+        unit = self.batch_size if self._drop_last else self._world_size
+        return len(indices) // unit * unit
+
+
+def _rounded(expected: npt.NDArray[np.float64]) -> Indices:
+    """Integers of the same sum, by largest remainder; the first of equal remainders wins."""
+    counts = np.floor(expected + 1e-9).astype(np.int64)
+    missing = round(float(expected.sum())) - int(counts.sum())
+    counts[np.argsort(-(expected - counts), kind="stable")[:missing]] += 1
+    return counts
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"{name}={value}: give 1 or more")
+    return value
+
+
+def _not_negative(name: str, value: int) -> int:
+    if value < 0:
+        raise ValueError(f"{name}={value}: give 0 or more")
+    return value

@@ -1,0 +1,175 @@
+"""Texts tokenized once, held as one flat array of ids: what every epoch of a training run reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit.inputs import check_unicode
+from embedkit.tokenizer import load_tokenizer
+
+from .template import PairTemplate, fit_pair, read_pair_template
+
+__all__ = ["TextStore"]
+
+_CHUNK = 8192  # texts tokenized at once: bounds the Python lists of ids
+
+Ids = npt.NDArray[np.int32]
+
+
+class TextStore:
+    """Token ids of the distinct texts of a training run.
+
+    A row is the number of a distinct text, in the order of first appearance.
+
+    Attributes:
+        index: text -> row.
+        rows: (n,) int32, the row of each text that was given, repetitions included.
+        lengths: (distinct,) int32, tokens of each row with special tokens, after truncation.
+        max_length: most tokens of a row or a pair, special tokens included.
+        truncated: distinct texts that are longer than `max_length` and lost tokens.
+        prefix_ids: put before the content of a text ([CLS]).
+        suffix_ids: put behind it ([SEP]).
+        pad_id: of the padding token; None if the folder names none.
+        vocab_size: the highest id that can occur, plus one.
+    """
+
+    def __init__(
+        self,
+        tokenizer_folder: str | Path,
+        texts: Sequence[str],
+        max_length: int,
+        *,
+        lowercase_first: bool = False,
+    ) -> None:
+        """Tokenize each distinct text once.
+
+        Args:
+            tokenizer_folder: holds tokenizer.json or vocab.txt. WordPiece runs in embedkit's core, any other
+                tokenizer in the `tokenizers` package.
+            texts: in any order, with repetitions.
+            max_length: tokens kept of a text, special tokens included; the end that the tokenizer's
+                ``truncation_side`` names is cut.
+            lowercase_first: `do_lower_case` of sentence_bert_config.json, see `embedkit.tokenizer`.
+
+        Raises:
+            FileNotFoundError: the folder holds no tokenizer.
+            TypeError: a text is not str.
+            ValueError: the tokenizer is damaged, a text holds a lone surrogate, or `max_length` leaves no
+                room for text.
+        """
+        self._folder = Path(tokenizer_folder)
+        self._tokenizer = tokenizer = load_tokenizer(self._folder, lowercase_first=lowercase_first)
+        self.prefix_ids = tokenizer.prefix_ids
+        self.suffix_ids = tokenizer.suffix_ids
+        self.pad_id = tokenizer.pad_id
+        self.vocab_size = tokenizer.vocab_size
+        self.max_length = max_length
+        self._special = len(self.prefix_ids) + len(self.suffix_ids)
+        self._left = tokenizer.truncation_side == "left"
+        self._check_room(self._special, 1, "a text")
+
+        self.index: dict[str, int] = {}
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"texts[{i}] is {type(text).__name__}, not str")
+            self.index.setdefault(text, len(self.index))
+        self.rows: Ids = np.fromiter(map(self.index.__getitem__, texts), np.int32, len(texts))
+        self._flat, self._full = self._tokenize(list(self.index))
+        self.lengths: Ids = np.minimum(self._full + self._special, max_length).astype(np.int32)
+        self._offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        self.truncated = int((self._full + self._special > max_length).sum())
+        for shared in (self._flat, self.rows, self.lengths):
+            shared.setflags(write=False)
+
+    def __len__(self) -> int:
+        """The number of distinct texts."""
+        return len(self.index)
+
+    def ids(self, row: int) -> Ids:
+        """The ids of a row with special tokens, truncated; a read-only view."""
+        return self._flat[self._offsets[row] : self._offsets[row + 1]]
+
+    def content_ids(self, row: int) -> Ids:
+        """`ids` without the special tokens."""
+        start, stop = self._offsets[row], self._offsets[row + 1]
+        return self._flat[start + len(self.prefix_ids) : stop - len(self.suffix_ids)]
+
+    @cached_property
+    def template(self) -> PairTemplate:
+        """How the tokenizer puts two texts together.
+
+        Raises:
+            ValueError: it has no template for two texts, or `max_length` leaves no room for them.
+        """
+        template = read_pair_template(self._folder, self._tokenizer)
+        if template.special_tokens < self._special:  # then rows are cut shorter than a pair could take
+            raise ValueError(
+                f"{self._folder}: the tokenizer puts {self._special} special tokens around one text and only "
+                f"{template.special_tokens} around two; pairs of such a tokenizer are not supported"
+            )
+        self._check_room(template.special_tokens, 2, "a pair of texts")
+        return template
+
+    def pair_ids(self, first: int, second: int) -> tuple[Ids, Ids]:
+        """Two rows as one input of a cross-encoder: ids and token types, each (tokens,).
+
+        They are those of ``tokenizer(a, b, truncation="longest_first", max_length=max_length)`` in
+        transformers. A model without token types (MPNet, RoBERTa) takes only the ids.
+        """
+        template = self.template
+        kept = fit_pair(
+            int(self._full[first]), int(self._full[second]), self.max_length - template.special_tokens
+        )
+        texts = []
+        for row, tokens in zip((first, second), kept, strict=True):
+            content = self.content_ids(row)
+            texts.append(content[len(content) - tokens :] if self._left else content[:tokens])
+        ids = np.concatenate([template.before, texts[0], template.between, texts[1], template.behind])
+        types = np.concatenate(
+            [
+                template.before_types,
+                np.full(kept[0], template.text_types[0]),
+                template.between_types,
+                np.full(kept[1], template.text_types[1]),
+                template.behind_types,
+            ]
+        )
+        return ids.astype(np.int32), types.astype(np.int32)
+
+    def pair_lengths(self, first: npt.ArrayLike, second: npt.ArrayLike) -> Ids:
+        """Tokens of `pair_ids` for arrays of rows, each (n,): (n,) int32."""
+        tokens = self._full[np.asarray(first)] + self._full[np.asarray(second)] + self.template.special_tokens
+        lengths: Ids = np.minimum(tokens, self.max_length).astype(np.int32)
+        return lengths
+
+    def _check_room(self, special: int, needed: int, what: str) -> None:
+        if self.max_length < special + needed:
+            raise ValueError(
+                f"max_length={self.max_length} leaves no room for {what}: the tokenizer in "
+                f"{self._folder} adds {special} special tokens; give {special + needed} or more"
+            )
+
+    def _tokenize(self, texts: list[str]) -> tuple[Ids, npt.NDArray[np.int64]]:
+        """The flat ids with special tokens, truncated, and each text's tokens of content before that."""
+        room = self.max_length - self._special
+        content = np.empty(len(texts), np.int64)
+        parts: list[Ids] = []
+        for start in range(0, len(texts), _CHUNK):
+            chunk = texts[start : start + _CHUNK]
+            try:
+                encoded = self._tokenizer.encode_batch(chunk)
+            except (TypeError, ValueError):
+                for text in chunk:
+                    check_unicode(f"the text {text!r:.80}", text)
+                raise
+            content[start : start + len(chunk)] = [len(ids) for ids in encoded]
+            kept = [ids[-room:] if self._left else ids[:room] for ids in encoded]
+            pieces = chain.from_iterable((self.prefix_ids, ids, self.suffix_ids) for ids in kept)
+            parts.append(np.fromiter(chain.from_iterable(pieces), np.int32))
+        return np.concatenate(parts) if parts else np.empty(0, np.int32), content

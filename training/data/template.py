@@ -1,0 +1,138 @@
+"""How a tokenizer puts two texts together: the pair template of tokenizer.json, with token types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedkit.json_file import present, read_json
+from embedkit.tokenizer import Tokenizer
+from embedkit.tokenizer_files import damaged
+
+__all__ = ["PairTemplate", "fit_pair", "read_pair_template"]
+
+
+@dataclass(frozen=True)
+class PairTemplate:
+    """The fixed ids around two texts, each with its token type (segment).
+
+    Attributes:
+        before: ids before the first text ([CLS]).
+        between: ids between the texts ([SEP], or </s></s>).
+        behind: ids behind the second text ([SEP]).
+        before_types: token types of `before`; likewise `between_types` and `behind_types`.
+        text_types: token types of the first and of the second text.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    behind: tuple[int, ...]
+    before_types: tuple[int, ...]
+    between_types: tuple[int, ...]
+    behind_types: tuple[int, ...]
+    text_types: tuple[int, int]
+
+    @property
+    def special_tokens(self) -> int:
+        """How many ids are put around the two texts."""
+        return len(self.before) + len(self.between) + len(self.behind)
+
+
+def fit_pair(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each text are kept: ``truncation="longest_first"`` of the `tokenizers` package.
+
+    The shorter text is kept whole where it fits into half of the room; else each gets half of it, and the
+    odd token goes to the longer one (to the second if both are equally long).
+
+    Args:
+        first: tokens of the first text.
+        second: tokens of the second text.
+        room: tokens for both.
+    """
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second)
+    if 2 * shorter > room:
+        shorter = room // 2
+    longer = room - shorter
+    return (longer, shorter) if first > second else (shorter, longer)
+
+
+def read_pair_template(folder: Path, tokenizer: Tokenizer) -> PairTemplate:
+    """The pair template of a tokenizer's folder.
+
+    Without tokenizer.json it is that of the class that transformers builds from vocab.txt: BERT's
+    ``[CLS] a [SEP] b [SEP]``, MPNet's ``<s> a </s></s> b </s>``.
+
+    Raises:
+        ValueError: tokenizer.json is damaged, or its post-processor has no template of two texts.
+    """
+    path = folder / "tokenizer.json"
+    if present(path):
+        return _of_processor(read_json(path).get("post_processor"), path)
+    config = folder / "tokenizer_config.json"
+    kind = read_json(config).get("tokenizer_class") if present(config) else None
+    mpnet = str(kind).removesuffix("Fast") == "MPNetTokenizer"
+    build = _roberta if mpnet else _bert
+    return build(tokenizer.prefix_ids, tokenizer.suffix_ids)
+
+
+def _bert(cls: tuple[int, ...], sep: tuple[int, ...]) -> PairTemplate:
+    return PairTemplate(cls, sep, sep, (0,) * len(cls), (0,) * len(sep), (1,) * len(sep), (0, 1))
+
+
+def _roberta(cls: tuple[int, ...], sep: tuple[int, ...]) -> PairTemplate:
+    return PairTemplate(cls, sep + sep, sep, (0,) * len(cls), (0,) * 2 * len(sep), (0,) * len(sep), (0, 0))
+
+
+def _of_processor(value: Any, path: Path) -> PairTemplate:
+    if value is None:
+        return _bert((), ())
+    if not isinstance(value, dict):
+        raise damaged(path, '"post_processor" is not an object')
+    kind = value.get("type")
+    try:
+        if kind == "ByteLevel":
+            return _bert((), ())
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            build = _bert if kind == "BertProcessing" else _roberta
+            return build((int(value["cls"][1]),), (int(value["sep"][1]),))
+        if kind == "Sequence":
+            steps = [step for step in value["processors"] if step.get("type") != "ByteLevel"]
+            if len(steps) <= 1:
+                return _of_processor(steps[0] if steps else None, path)
+        if kind == "TemplateProcessing":
+            template = _of_parts(value["pair"], value["special_tokens"])
+            if template is not None:
+                return template
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise damaged(path, f"the post-processor {kind} is incomplete ({error!r})") from None
+    raise ValueError(
+        f"{path}: the post-processor {kind!r} has no template `first second` for two texts, which a "
+        "cross-encoder needs. Take a tokenizer with BERT's or RoBERTa's template."
+    )
+
+
+def _of_parts(parts: list[dict[str, Any]], special: Mapping[str, Any]) -> PairTemplate | None:
+    """From a TemplateProcessing's "pair"; None unless it holds A and then B, each once."""
+    ids: tuple[list[int], list[int], list[int]] = ([], [], [])
+    types: tuple[list[int], list[int], list[int]] = ([], [], [])
+    texts: list[tuple[str, int]] = []
+    for part in parts:
+        if "Sequence" in part:
+            texts.append((part["Sequence"]["id"], int(part["Sequence"]["type_id"])))
+            if len(texts) > 2:
+                return None
+            continue
+        token = part["SpecialToken"]
+        new = [int(i) for i in special[token["id"]]["ids"]]
+        ids[len(texts)].extend(new)
+        types[len(texts)].extend([int(token["type_id"])] * len(new))
+    if [name for name, _ in texts] != ["A", "B"]:
+        return None
+    before, between, behind = map(tuple, ids)
+    before_types, between_types, behind_types = map(tuple, types)
+    text_types = (texts[0][1], texts[1][1])
+    return PairTemplate(before, between, behind, before_types, between_types, behind_types, text_types)
