@@ -223,11 +223,11 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             description=str(content.get("description", "")),
             license=str(content.get("license", "other")),
             objective_name=objective_name,
-            objective=_build(objective_class(objective_name).Options, objective, "objective"),
-            model=_build(ModelOptions, _mapping("model", content.get("model")), "model"),
+            objective=build(objective_class(objective_name).Options, objective, "objective"),
+            model=build(ModelOptions, _mapping("model", content.get("model")), "model"),
             data={str(task): _mapping(f"data.{task}", source) for task, source in data.items()},
-            training=_build(TrainingOptions, _mapping("training", content.get("training", {})), "training"),
-            evaluation=_build(
+            training=build(TrainingOptions, _mapping("training", content.get("training", {})), "training"),
+            evaluation=build(
                 EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"
             ),
         )
@@ -250,7 +250,7 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _build(kind: type[_T], values: dict[str, Any], where: str) -> _T:
+def build(kind: type[_T], values: dict[str, Any], where: str) -> _T:
     """An options dataclass from a mapping, every key and type checked."""
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -288,7 +288,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             raise ValueError(f"{where} must be a list, not {value!r}")
         return [_convert(one, arguments[0], f"{where}[{i}]") for i, one in enumerate(value)]
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, _mapping(where, value), where)
+        return build(hint, _mapping(where, value), where)
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)  # YAML reads 2e-5, without a point, as a string

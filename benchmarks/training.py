@@ -1,0 +1,54 @@
+"""Reproduce the tables of the training methods: ``python benchmarks/training.py TABLE... --data DIR --work DIR``.
+
+Each table (``training/recipes/tables/*.yaml``) is many trainings. They run several at once, each in its own process;
+a second call goes on where the first was stopped. The results are written to benchmarks/results/training/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from common import machine_info, versions, write_json
+from embedkit.training import table as tables
+
+RESULTS = Path(__file__).parent / "results" / "training"
+
+
+def main() -> int:
+    known = tables.list_tables()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("table", nargs="+", choices=sorted(known), help="which table")
+    parser.add_argument("--work", type=Path, default=Path("runs"), help="folder of the trainings (default: runs)")
+    parser.add_argument("--data", type=Path, help="folder of the data (default: EMBEDKIT_DATA)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trainings at once")
+    parser.add_argument("--only", default="", help="run only trainings whose folder's name holds this")
+    parser.add_argument("--collect", action="store_true", help="run nothing; write the results that are there")
+    options = parser.parse_args()
+    for name in options.table:
+        table, work, path = tables.load_table(known[name]), options.work / name, RESULTS / f"{name}.json"
+        earlier = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else {}
+        if options.collect:
+            results = tables.collect(table, work, earlier)
+        else:
+            results = tables.measure(
+                table,
+                work,
+                earlier,
+                data_root=options.data,
+                workers=options.workers,
+                report=lambda line: print(line, file=sys.stderr, flush=True),
+                only=lambda spec: options.only in spec.folder,
+            )
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        results |= {"machine": machine_info(), "versions": versions(["torch", "transformers", "scikit-learn"])}
+        write_json(path, results)
+        print(tables.markdown(results, table.columns), end="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

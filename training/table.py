@@ -1,0 +1,278 @@
+"""Tables of a paper: many runs of recipes, resumed, several at once, and their scores side by side.
+
+A table is a YAML file under ``recipes/tables``:
+
+    title: one line
+    note: what the reader must know (data, sizes, what differs from the paper)
+    set: [model.layers=2]                    # overrides of every run
+    runs:
+      teacher: {recipe: cross-encoder-nli}   # a run; it has no row unless it has a name
+      annealed:
+        name: one teacher, annealed          # the row of the table
+        recipe: dvbert
+        set: ["objective.teachers=[{teacher}]"]   # {teacher}: the model folder of that run
+        seeds: [1, 2, 3]
+    columns: {STS-B: test.sts.STS-B}         # column -> where in a run's result.json
+
+A run that names another waits for it. ``{name}`` is the other run with the same seed if it has that seed, else its
+first one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .recipe import build, find_recipe, load_recipe
+
+__all__ = ["Run", "Spec", "Table", "load_table", "measure"]
+
+_FOLDER = Path(__file__).parent / "recipes" / "tables"
+_REFERENCE = re.compile(r"\{([\w-]+)\}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of a table, or a model that others need.
+
+    Attributes:
+        recipe: name of a recipe.
+        name: the row's name; None if the run has no row.
+        set: overrides, after those of the table.
+        seeds: one run each.
+    """
+
+    recipe: str
+    name: str | None = None
+    set: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [1])
+
+
+@dataclass(frozen=True)
+class Table:
+    """A checked table file; see the module."""
+
+    title: str
+    runs: dict[str, Run]
+    columns: dict[str, str]
+    note: str = ""
+    set: list[str] = field(default_factory=list)
+    fixed: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One training: a run with a seed."""
+
+    key: str
+    seed: int
+    recipe: str
+    overrides: tuple[str, ...]  # as the command line takes them
+    told: list[str]  # as the table file says them
+    needs: tuple[str, ...]  # folders of other trainings
+
+    @property
+    def folder(self) -> str:
+        """Its folder below the work folder."""
+        return f"{self.key}-{self.seed}"
+
+
+def load_table(path: Path) -> Table:
+    """Read and check a table file, all its recipes and overrides included.
+
+    Raises:
+        ValueError: a key, a recipe, a reference or an override is not known.
+    """
+    import yaml
+
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        table = build(Table, content, "table")
+        for spec in specs(table, Path("work")):
+            load_recipe(find_recipe(spec.recipe), spec.overrides)
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return table
+
+
+def specs(table: Table, work: Path) -> list[Spec]:
+    """The trainings of a table, in the order of its file."""
+    found = []
+    for key, run in table.runs.items():
+        for seed in run.seeds:
+            needs: list[str] = []
+
+            def folder(match: re.Match[str], seed: int = seed, needs: list[str] = needs) -> str:
+                other = match[1]
+                if other not in table.runs:
+                    raise ValueError(f"there is no run {other!r} for {{{other}}}")
+                seeds = table.runs[other].seeds
+                needs.append(f"{other}-{seed if seed in seeds else seeds[0]}")
+                return str((work / needs[-1] / "model").absolute())
+
+            told = [*table.set, *run.set, f"training.seed={seed}"]
+            overrides = tuple(_REFERENCE.sub(folder, text) for text in told)
+            found.append(Spec(key, seed, run.recipe, overrides, [run.recipe, *told], tuple(needs)))
+    return found
+
+
+def measure(
+    table: Table,
+    work: Path,
+    known: Mapping[str, Any],
+    *,
+    data_root: Path | None,
+    workers: int,
+    report: Callable[[str], None],
+    only: Callable[[Spec], bool] = lambda spec: True,
+) -> dict[str, Any]:
+    """Run what has not been run yet, each training in a process of its own, and collect all results.
+
+    Args:
+        work: gets a folder for each training; what is finished there is not run again, what was stopped goes on.
+        known: results of an earlier call, perhaps on another machine: a training in them is run again only if
+            its model is needed by one that is missing.
+        workers: trainings at once; each has one thread if there are several.
+        report: told of each start and end.
+        only: which trainings to run, with what they need.
+
+    Returns:
+        ``rows`` (name, seeds, scores by column with mean and standard deviation) and ``runs``.
+
+    Raises:
+        RuntimeError: a training failed; its log is named. Others that were running are stopped.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    waiting = _missing(table, work, known, only)
+    running: dict[subprocess.Popen[bytes], tuple[Spec, float]] = {}
+    try:
+        while waiting or running:
+            for process, (spec, started) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[process]
+                if process.returncode:
+                    log = work / spec.folder / "log.txt"
+                    tail = log.read_text(encoding="utf-8", errors="replace")[-1500:]
+                    raise RuntimeError(f"{spec.folder} failed; {log} ends with:\n{tail}")
+                report(f"{spec.folder}: {time.monotonic() - started:.0f} s")
+            ready = [spec for spec in waiting if all(_finished(work, need) for need in spec.needs)]
+            for spec in ready[: workers - len(running)]:
+                waiting.remove(spec)
+                running[_start(spec, work, data_root, workers)] = (spec, time.monotonic())
+                report(f"{spec.folder}: started")
+            time.sleep(0.5 if running else 0)
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+    return collect(table, work, known)
+
+
+def _missing(table: Table, work: Path, known: Mapping[str, Any], only: Callable[[Spec], bool]) -> list[Spec]:
+    """What must be trained, in an order in which nothing comes before what it needs."""
+    every = {spec.folder: spec for spec in specs(table, work)}
+    needed: dict[str, Spec] = {}
+
+    def need(spec: Spec) -> None:
+        if spec.folder not in needed and not _finished(work, spec.folder):
+            for other in spec.needs:
+                need(every[other])
+            needed[spec.folder] = spec
+
+    for spec in every.values():
+        if only(spec) and known.get(spec.folder, {}).get("set") != spec.told:
+            need(spec)
+    return list(needed.values())
+
+
+def _finished(work: Path, folder: str) -> bool:
+    return (work / folder / "result.json").is_file()
+
+
+def _start(spec: Spec, work: Path, data_root: Path | None, workers: int) -> subprocess.Popen[bytes]:
+    output = work / spec.folder
+    output.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "embedkit.training.cli", spec.recipe, *spec.overrides]
+    command += ["--output", str(output), "--cache", str(work / "cache")]
+    if data_root is not None:
+        command += ["--data", str(data_root)]
+    environment = dict(os.environ)
+    if workers > 1:
+        environment["OMP_NUM_THREADS"] = "1"
+    with (output / "log.txt").open("ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
+
+
+def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The results that are there, in ``work`` or ``known``."""
+    runs: dict[str, Any] = {}
+    for spec in specs(table, work):
+        if _finished(work, spec.folder):
+            result = json.loads((work / spec.folder / "result.json").read_text(encoding="utf-8"))
+            runs[spec.folder] = {"set": spec.told, **result}
+        elif known.get(spec.folder, {}).get("set") == spec.told:
+            runs[spec.folder] = known[spec.folder]
+    rows = []
+    for key, run in table.runs.items():
+        results = {seed: runs[f"{key}-{seed}"] for seed in run.seeds if f"{key}-{seed}" in runs}
+        if run.name is not None and results:
+            scores = {}
+            for column, where in table.columns.items():
+                values = [value for one in results.values() if (value := _at(one, where)) is not None]
+                scores[column] = _spread(values)
+            rows.append({"name": run.name, "run": key, "seeds": list(results), "of": run.seeds, "scores": scores})
+    return {"title": table.title, "note": table.note, "rows": rows, "fixed": table.fixed, "runs": runs}
+
+
+def _at(result: Mapping[str, Any], where: str) -> float | None:
+    """A number in nested results: ``test.sts.STS-B``."""
+    value: Any = result
+    for key in where.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return float(value)
+
+
+def _spread(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else 0.0}
+
+
+def markdown(results: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """The table as people read it: mean ± standard deviation over the seeds."""
+    lines = [f"**{results['title']}**", "", f"| | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for name, scores in results["fixed"].items():
+        cells = [f"{scores[column]:.2f}" if column in scores else "" for column in columns]
+        lines.append(f"| {name} | – | {' | '.join(cells)} |")
+    for row in results["rows"]:
+        cells = [_cell(row["scores"][column], len(row["seeds"])) for column in columns]
+        missing = len(row["of"]) - len(row["seeds"])
+        seeds = f"{len(row['seeds'])}" + (f" of {len(row['seeds_planned'])}" if missing else "")
+        lines.append(f"| {row['name']} | {seeds} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", results["note"]])
+
+
+def _cell(score: Mapping[str, float] | None, seeds: int) -> str:
+    if score is None:
+        return ""
+    return f"{score['mean']:.2f} ± {score['sd']:.2f}" if seeds > 1 else f"{score['mean']:.2f}"
+
+
+def list_tables() -> dict[str, Path]:
+    """Name -> file of the tables that the package carries."""
+    return {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
