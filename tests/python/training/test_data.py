@@ -1,0 +1,210 @@
+"""Readers, checks and augmentation, on small files written here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from embedkit.training.augment import WordNet, augment_wordnet, read_paraphrases
+from embedkit.training.data.checks import check, drop_leaked
+from embedkit.training.data.readers import Table, read
+
+ROWS = [("snli", 'A "b', "c", "neutral"), ("med", "d", "é", "entailment"), ("snli", "f", "g", "entailment")]
+NAMES = ("source", "premise", "hypothesis", "label")
+COLUMNS = {"text1": "premise", "text2": "hypothesis", "label": "label"}
+LABELS = ["entailment", "neutral"]
+
+
+def write(folder: Path, name: str) -> str:
+    path = folder / name
+    if name.endswith(".parquet"):
+        pyarrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet
+
+        columns = zip(NAMES, zip(*ROWS, strict=True), strict=True)
+        pyarrow.parquet.write_table(pyarrow.table({n: list(values) for n, values in columns}), path)
+        return name
+    if ".jsonl" in name:
+        content = "".join(json.dumps(dict(zip(NAMES, row, strict=True))) + "\n" for row in ROWS)
+    elif ".csv" in name:
+        quoted = (['"' + value.replace('"', '""') + '"' for value in row] for row in ROWS)
+        content = "".join(",".join(row) + "\r\n" for row in [NAMES, *quoted])
+    else:
+        content = "".join("\t".join(row) + "\n" for row in [NAMES, *ROWS])
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return name
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.csv", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_every_format_gives_the_same_table(tmp_path: Path, name: str) -> None:
+    spec = {"path": write(tmp_path, name), "columns": COLUMNS, "labels": LABELS}
+    table = read(spec, root=tmp_path)
+    assert table.names == ("text1", "text2", "label")
+    assert table["text1"] == ['A "b', "d", "f"]
+    assert table["text2"] == ["c", "é", "g"]
+    assert table["label"].tolist() == [1, 0, 0]
+    assert table["label"].dtype == np.int64
+    filtered = read({**spec, "where": {"source": ["snli", "x"], "label": "entailment"}}, root=tmp_path)
+    assert filtered["text1"] == ["f"]
+
+
+def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("\ufeffone\n\ntwo\r\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("three", encoding="utf-8")
+    monkeypatch.setenv("EMBEDKIT_DATA", str(tmp_path))
+    spec = {"path": ["a.txt", "b.txt"]}
+    assert read(spec)["text"] == ["one", "two", "three"]
+    draws = {tuple(read({**spec, "limit": 2, "seed": seed})["text"]) for seed in range(9)}
+    assert len(draws) > 2
+    assert read({**spec, "limit": 2, "seed": 3})["text"] == read({**spec, "limit": 2, "seed": 3})["text"]
+    assert len(read({**spec, "limit": 9})) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "spec", "message"),
+    [
+        ("a\tscore\nx\t1\ny\n", {}, "a.tsv:3: 1 columns where the header has 2"),
+        ("a\tscore\nx\t9\n", {"max_score": 5}, "a.tsv:2: column 'score': 9.0 is not within -inf and 5.0"),
+        ("a\tscore\nx\tnan\n", {}, "a.tsv:2: column 'score': 'nan' is not a finite number"),
+        ("a\tscore\n \t1\n", {}, "a.tsv:2: column 'a': the text is empty"),
+        ("a\tlabel\nx\tno\n", {"labels": ["yes"]}, "a.tsv:2: column 'label': unknown label 'no'"),
+        (
+            "premise\nx\n",
+            {"columns": {"text1": "premise1"}},
+            "no column 'premise1' (did you mean 'premise'?)",
+        ),
+        ("a\nx\n", {"where": {"b": 1}}, "no column 'b'"),
+        ("a\nx\n", {"where": {"a": "y"}}, "no row is left"),
+        ("a\nx\n", {"colums": {}}, "no key 'colums' (did you mean 'columns'?)"),
+        ("a\nx\n", {"limit": 0}, "limit is 0"),
+        ("", {}, "the file is empty"),
+        (b"a\nx\n\xff\n", {}, "a.tsv:3: not valid UTF-8"),
+    ],
+)
+def test_errors_name_file_line_and_remedy(
+    tmp_path: Path, content: str | bytes, spec: dict[str, Any], message: str
+) -> None:
+    data = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "a.tsv").write_bytes(data)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read({"path": "a.tsv", **spec}, root=tmp_path)
+
+
+def test_other_errors(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"b\.tsv: no such file.*EMBEDKIT_DATA"):
+        read({"path": "b.tsv"}, root=tmp_path)
+    with pytest.raises(ValueError, match="either `path` or `dataset`"):
+        read({})
+    (tmp_path / "s.jsonl").write_text('{"a": "\\ud800"}\n')
+    with pytest.raises(ValueError, match=r"s\.jsonl:1: column 'a': a lone surrogate"):
+        read({"path": "s.jsonl"}, root=tmp_path)
+    (tmp_path / "t.tsv.gz").write_bytes(gzip.compress(b"a\n" + b"x\n" * 9999)[:-20])
+    with pytest.raises(ValueError, match=r"t\.tsv\.gz:\d+: damaged gzip"):
+        read({"path": "t.tsv.gz"}, root=tmp_path)
+
+
+def test_table() -> None:
+    table = Table({"text": ["a", "b", "c"], "score": np.array([1.0, 2.0, 3.0])})
+    assert table.select([2, 0])["text"] == ["c", "a"]
+    assert table.select([2, 0])["score"].tolist() == [3, 1]
+    with pytest.raises(KeyError, match="did you mean 'score'"):
+        table["scores"]
+    with pytest.raises(ValueError, match="different lengths"):
+        Table({"a": ["x"], "b": []})
+
+
+def test_check_and_drop_leaked() -> None:
+    first = ["A cat.", "b", "ﬁne  Day", "q", "STRASSE"]
+    second = ["Dog", "c", "x", "r", "y"]
+    table = Table({"text1": [*first, "dog"], "text2": [*second, "a CAT."]})
+    evaluations = {"sts": [("X", "fine day"), ("straße", "none"), ("m", "n")]}
+    report = check(table, evaluations)
+    assert (report.rows, report.duplicates, report.examples) == (6, 1, (("dog", "a CAT."),))
+    found = report.overlaps["sts"]
+    assert (found.pairs, found.leaked_pairs, found.sentences, found.seen_sentences) == (3, 1, 6, 3)
+    assert found.examples == (("ﬁne  Day", "x"),)
+    assert any("50.0%" in line for line in report.lines())
+    assert drop_leaked(table, evaluations)["text1"] == ["A cat.", "b", "q", "STRASSE", "dog"]
+    assert drop_leaked(table, evaluations, sentences=True)["text1"] == ["A cat.", "b", "q", "dog"]
+    assert check(table, evaluations, ["text1"]).overlaps["sts"].leaked_pairs == 0
+
+
+@pytest.fixture(scope="module")
+def wordnet(tmp_path_factory: pytest.TempPathFactory) -> WordNet:
+    folder = tmp_path_factory.mktemp("wordnet")
+    tables = {
+        "synsets": [
+            "ss_type\toffset\tlemmas\thypernyms\tgloss",
+            "n\t1\tauto|car|motor vehicle\t\t",
+            "v\t2\tbegin|start\t\t",
+            "s\t3\tbig|large\t\t",
+            "v\t4\ttake|grab\t\t",
+            "v\t5\tstop|halt\t\t",
+        ],
+        "index": [
+            "lemma\tpos\tn_tagged_senses\toffsets_in_sense_order",
+            *("auto\tn\t0\t1", "car\tn\t2\t1|9", "begin\tv\t3\t2", "start\tv\t4\t2", "start\tn\t1\t9"),
+            *("big\ta\t5\t3", "large\ta\t4\t3", "take\tv\t9\t4", "grab\tv\t2\t4", "halt\tv\t2\t5"),
+        ],
+        "exceptions": [
+            "form\tpos\tlemmas",
+            *("began\tv\tbegin", "begun\tv\tbegin", "beginning\tv\tbegin", "took\tv\ttake"),
+            *("taken\tv\ttake", "grabbed\tv\tgrab", "stopped\tv\tstop"),
+        ],
+    }
+    for name, lines in tables.items():
+        (folder / f"{name}.tsv.gz").write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+    return WordNet(folder)
+
+
+@pytest.mark.parametrize(
+    ("word", "synonyms"),
+    [
+        ("car", ["auto"]),
+        ("cars", ["autos"]),
+        ("starting", ["beginning"]),
+        ("starts", ["begins"]),
+        ("started", []),  # began or begun
+        ("took", ["grabbed"]),
+        ("large", ["big"]),
+        ("halted", ["stopped"]),
+        ("began", ["started"]),
+        ("the", []),
+        ("zzz", []),
+    ],
+)
+def test_synonyms_keep_the_inflection(wordnet: WordNet, word: str, synonyms: list[str]) -> None:
+    assert wordnet.synonyms(word) == synonyms
+
+
+def test_augment_wordnet(wordnet: WordNet) -> None:
+    assert augment_wordnet(["Cars are large!", "zzz the"], wordnet, rate=1.0) == ["Autos are big!", None]
+    assert augment_wordnet(["a car", "THE CAR", "my Car"], wordnet) == [None, "THE AUTO", None]
+    text = "large car starts, large cars took a large car"
+    one = augment_wordnet([text], wordnet, seed=1)[0]
+    assert one is not None
+    assert sum(a != b for a, b in zip(text.split(), one.split(), strict=True)) == 1
+    assert augment_wordnet(["car", text], wordnet, seed=1)[1] == one
+    assert len({augment_wordnet([text], wordnet, seed=seed)[0] for seed in range(9)}) > 2
+    with pytest.raises(ValueError, match="rate=0"):
+        augment_wordnet([], wordnet, rate=0)
+
+
+def test_missing_or_damaged_wordnet(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="synsets"):
+        WordNet(tmp_path)
+    (tmp_path / "synsets.tsv.gz").write_bytes(gzip.compress(b"x\ty\n1\t2\n"))
+    with pytest.raises(ValueError, match=r"synsets\.tsv\.gz:1: damaged"):
+        WordNet(tmp_path)
+
+
+def test_read_paraphrases(tmp_path: Path) -> None:
+    path = tmp_path / "p.tsv"
+    path.write_text("text\tparaphrase\na\tb\nc\td\na\te\na\tb\nc\tc\n")
+    assert list(read_paraphrases(path)) == [("a", ["b", "e"]), ("c", ["d"])]

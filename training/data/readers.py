@@ -1,0 +1,440 @@
+"""Sources of a recipe, read into columns.
+
+Files are UTF-8, plain or gzipped: ``.tsv`` (header row, no quoting), ``.csv`` (RFC 4180), ``.jsonl``,
+``.txt`` (a sentence a line, the column ``text``), and ``.parquet``; or a data set of the `datasets` package.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Column", "Table", "read"]
+
+Column = list[str] | npt.NDArray[Any]
+
+_KEYS = (
+    "path",
+    "dataset",
+    "config",
+    "split",
+    "columns",
+    "where",
+    "labels",
+    "min_score",
+    "max_score",
+    "limit",
+    "seed",
+)
+_FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".parquet")
+
+
+class Table:
+    """Columns of equal length: texts as a list of str, labels as int64, scores as float64. Never changes."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        """Take the columns as they are.
+
+        Raises:
+            ValueError: they differ in length.
+        """
+        sizes = {name: len(column) for name, column in columns.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"columns of different lengths: {sizes}")
+        self._columns = dict(columns)
+        self._size = next(iter(sizes.values()), 0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self._columns)
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return self._size
+
+    def __getitem__(self, name: str) -> Any:
+        """A column.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        if name not in self._columns:
+            raise KeyError(f"no column {name!r}{_nearest(name, self._columns)}")
+        return self._columns[name]
+
+    def texts(self, name: str) -> list[str]:
+        """A column of texts.
+
+        Raises:
+            TypeError: it holds numbers.
+        """
+        column = self[name]
+        if not isinstance(column, list):
+            raise TypeError(f"the column {name!r} holds numbers, not texts")
+        return column
+
+    def select(self, indices: npt.ArrayLike) -> Table:
+        """The rows of these indices, in their order."""
+        rows = np.asarray(indices, np.int64)
+        chosen = rows.tolist()
+        return Table(
+            {
+                name: [column[i] for i in chosen] if isinstance(column, list) else column[rows]
+                for name, column in self._columns.items()
+            }
+        )
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """A checked source; see `read`."""
+
+    columns: dict[str, str] | None
+    where: dict[str, frozenset[str]]
+    labels: dict[str, int] | None
+    min_score: float
+    max_score: float
+
+    def fields(self, header: Sequence[str], origin: str) -> dict[str, str]:
+        """Our field -> column of the file; every column that is needed is there."""
+        fields = self.columns if self.columns is not None else {name: name for name in header}
+        for name in (*fields.values(), *self.where):
+            if name not in header:
+                raise ValueError(
+                    f"{origin}: no column {name!r}{_nearest(name, header)}; "
+                    f"the columns are: {', '.join(header)}"
+                )
+        return fields
+
+
+def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None) -> Table:
+    """Read a source.
+
+    Args:
+        spec: of a recipe:
+            ``path``: a file or a list of files, relative to `root`; or ``dataset``, a name of the `datasets`
+            package with ``config`` and ``split``.
+            ``columns``: our field -> column of the file; without it all columns under their own names.
+            ``where``: column -> value or list of values; rows with any other value are left out.
+            ``labels``: names of the classes in the order of their ids, for the field ``label``; without it
+            ``label`` and ``score`` are numbers, within ``min_score`` and ``max_score``.
+            ``limit``: that many rows, drawn with ``seed`` (0); fewer if there are fewer.
+        root: None: the environment variable EMBEDKIT_DATA, else the current directory.
+
+    Returns:
+        All other fields are texts: non-empty and valid Unicode.
+
+    Raises:
+        ValueError: the specification or a row is wrong; the message names the file, the line and the remedy.
+        FileNotFoundError: a file is missing.
+        ImportError: `pyarrow` or `datasets` is needed and missing.
+    """
+    _check_keys(spec)
+    checked = _checked(spec)
+    rows: dict[str, list[Any]] = {}
+    if "dataset" in spec:
+        _collect(_dataset_rows(spec), checked, rows)
+    else:
+        base = Path(root if root is not None else os.environ.get("EMBEDKIT_DATA", "."))
+        paths = spec["path"] if isinstance(spec["path"], list) else [spec["path"]]
+        if not paths:
+            raise ValueError("path is an empty list; name at least one file")
+        for path in paths:
+            _collect(_file_rows(base / path), checked, rows)
+    table = Table({name: _column(name, values, checked) for name, values in rows.items()})
+    if not len(table):
+        source = spec.get("path", spec.get("dataset"))
+        raise ValueError(f"{source}: no row is left; loosen `where`: {dict(spec.get('where') or {})}")
+    limit = spec.get("limit")
+    if limit is not None and limit < len(table):
+        return table.select(np.random.default_rng(spec.get("seed", 0)).permutation(len(table))[:limit])
+    return table
+
+
+def _check_keys(spec: Mapping[str, Any]) -> None:
+    for key in spec:
+        if key not in _KEYS:
+            raise ValueError(f"a source has no key {key!r}{_nearest(key, _KEYS)}; keys: {', '.join(_KEYS)}")
+    if ("path" in spec) == ("dataset" in spec):
+        raise ValueError("a source needs either `path` or `dataset`")
+    limit, seed = spec.get("limit"), spec.get("seed", 0)
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise ValueError(f"limit is {limit!r}; give a number of rows from 1")
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed is {seed!r}; give an integer from 0")
+
+
+def _checked(spec: Mapping[str, Any]) -> _Spec:
+    columns, where, labels = spec.get("columns"), spec.get("where") or {}, spec.get("labels")
+    if columns is not None and (not isinstance(columns, Mapping) or not columns):
+        raise ValueError(f"columns is {columns!r}; give a mapping of our field to a column of the file")
+    if not isinstance(where, Mapping):
+        raise ValueError(f"where is {where!r}; give a mapping of a column to its allowed values")
+    if labels is not None and (not isinstance(labels, list) or len(set(map(str, labels))) < len(labels)):
+        raise ValueError(f"labels is {labels!r}; give a list of different names in the order of class ids")
+    bounds = []
+    for key, default in (("min_score", -math.inf), ("max_score", math.inf)):
+        value = spec.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{key} is {value!r}; give a number")
+        bounds.append(default if value is None else float(value))
+    return _Spec(
+        None if columns is None else {str(name): str(column) for name, column in columns.items()},
+        {
+            str(name): frozenset(map(str, allowed if isinstance(allowed, list) else [allowed]))
+            for name, allowed in where.items()
+        },
+        None if labels is None else {str(label): i for i, label in enumerate(labels)},
+        *bounds,
+    )
+
+
+Rows = tuple[list[str], str, Iterator[tuple[int, Sequence[Any]]]]
+"""Header, the origin that messages name (file and kind of place), and (line, values) of each row."""
+
+
+def _collect(source: Rows, spec: _Spec, rows: dict[str, list[Any]]) -> None:
+    header, origin, records = source
+    fields = spec.fields(header, origin)
+    if rows and list(rows) != list(fields):
+        raise ValueError(
+            f"{origin}: the columns are {', '.join(fields)}, those of the files before {', '.join(rows)}; "
+            "name the common ones in `columns`"
+        )
+    kept = [(header.index(name), allowed) for name, allowed in spec.where.items()]
+    readers = []
+    for name, column in fields.items():
+        convert = _converter(name, spec)
+        readers.append((header.index(column), column, convert, rows.setdefault(name, []).append))
+    for line, values in records:
+        if any(str(values[at]) not in allowed for at, allowed in kept):
+            continue
+        for at, column, convert, append in readers:
+            try:
+                append(convert(values[at]))
+            except ValueError as error:
+                raise ValueError(f"{origin}:{line}: column {column!r}: {error}") from None
+
+
+def _converter(name: str, spec: _Spec) -> Any:
+    if name == "label" and spec.labels is not None:
+        labels = spec.labels
+
+        def to_class(value: Any) -> int:
+            found = labels.get(str(value))
+            if found is None:
+                raise ValueError(
+                    f"unknown label {value!r:.80}; `labels` are {', '.join(labels)}: add it, or leave "
+                    "the row out with `where`"
+                )
+            return found
+
+        return to_class
+    if name in ("label", "score"):
+
+        def to_number(value: Any) -> float:
+            try:
+                number = math.nan if isinstance(value, bool) else float(value)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not math.isfinite(number):
+                raise ValueError(
+                    f"{value!r:.80} is not a finite number; repair it, or name classes in `labels`"
+                )
+            if not spec.min_score <= number <= spec.max_score:
+                raise ValueError(
+                    f"{number} is not within {spec.min_score} and {spec.max_score}; repair it, or change "
+                    "`min_score` and `max_score`"
+                )
+            return number
+
+        return to_number
+    return _text
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.80} is not a text; leave it out of `columns`, or repair the row")
+    if not value or value.isspace():
+        raise ValueError("the text is empty; repair the row, or delete it")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"a lone surrogate at position {error.start}, no Unicode; repair the text"
+            ) from None
+    return value
+
+
+def _column(name: str, values: list[Any], spec: _Spec) -> Column:
+    if name == "label" and spec.labels is not None:
+        return np.array(values, np.int64)
+    return np.array(values, np.float64) if name in ("label", "score") else values
+
+
+def _file_rows(path: Path) -> Rows:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    gzipped = suffixes[-1:] == [".gz"]
+    kind = (suffixes[:-1] if gzipped else suffixes)[-1:]
+    if kind not in [[name] for name in _FORMATS] or (gzipped and kind == [".parquet"]):
+        raise ValueError(
+            f"{path}: unknown kind of file; training reads {', '.join(_FORMATS)} "
+            "(all but .parquet also with .gz)"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file. Relative paths start at the data root: set EMBEDKIT_DATA to its folder"
+        )
+    origin = str(path)
+    if kind == [".parquet"]:
+        return _parquet_rows(path)
+    lines = _lines(path, gzipped)
+    if kind == [".txt"]:
+        return ["text"], origin, ((number, (line,)) for number, line in lines if line.strip())
+    if kind == [".jsonl"]:
+        return _json_rows(origin, lines)
+    records = (
+        _csv_records(origin, lines) if kind == [".csv"] else ((n, line.split("\t")) for n, line in lines)
+    )
+    first = next(records, None)
+    if first is None:
+        raise ValueError(f"{path}: the file is empty; its first row must name the columns")
+    header = first[1]
+    for name in header:
+        if header.count(name) > 1:
+            raise ValueError(f"{path}:1: two columns are named {name!r}; rename one")
+    return header, origin, _whole(origin, header, records)
+
+
+def _whole(
+    origin: str, header: list[str], records: Iterable[tuple[int, list[str]]]
+) -> Iterator[tuple[int, list[str]]]:
+    for number, row in records:
+        if len(row) != len(header):
+            raise ValueError(
+                f"{origin}:{number}: {len(row)} columns where the header has {len(header)}; repair the row "
+                "(.tsv knows no quoting: a text holds neither tabs nor line breaks)"
+            )
+        yield number, row
+
+
+def _lines(path: Path, gzipped: bool) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with gzip.open(path, "rb") if gzipped else open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                text = line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+                yield number, text.removeprefix("\ufeff") if number == 1 else text
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}:{number}: not valid UTF-8 at byte {error.start + 1}; convert the file to UTF-8"
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}:{number + 1}: damaged gzip data ({error}); fetch the file again") from None
+
+
+def _csv_records(origin: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader((line + "\n" for _, line in lines), strict=True)
+    number = 1
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(f"{origin}:{number}: not valid CSV ({error}); repair the row") from None
+        if row is None:
+            return
+        if row:
+            yield number, row
+        number = reader.line_num + 1
+
+
+def _json_rows(origin: str, lines: Iterator[tuple[int, str]]) -> Rows:
+    def objects() -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, line in lines:
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{origin}:{number}: not valid JSON ({error}); repair the line") from None
+            if not isinstance(value, dict):
+                raise ValueError(f"{origin}:{number}: not a JSON object; write one object a line")
+            yield number, value
+
+    records = objects()
+    first = next(records, None)
+    if first is None:
+        raise ValueError(f"{origin}: the file is empty")
+    header = list(first[1])
+
+    def rows() -> Iterator[tuple[int, list[Any]]]:
+        yield first[0], list(first[1].values())
+        for number, value in records:
+            missing = next((name for name in header if name not in value), None)
+            if missing is not None:
+                raise ValueError(f"{origin}:{number}: no field {missing!r}, which the first line has; add it")
+            yield number, [value[name] for name in header]
+
+    return header, origin, rows()
+
+
+def _parquet_rows(path: Path) -> Rows:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError(f"{path}: reading parquet needs pyarrow: pip install pyarrow") from None
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path}: not a parquet file ({error}); fetch it again") from None
+
+    def rows() -> Iterator[tuple[int, Sequence[Any]]]:
+        number = 0
+        for batch in file.iter_batches():
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                number += 1
+                yield number, row
+
+    return list(file.schema_arrow.names), str(path), rows()
+
+
+def _dataset_rows(spec: Mapping[str, Any]) -> Rows:
+    name, split = spec["dataset"], spec.get("split")
+    if not isinstance(split, str):
+        raise ValueError(f"the data set {name!r} needs a `split`, e.g. split: train")
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError(f"the data set {name!r} needs the datasets package: pip install datasets") from None
+    try:
+        data = datasets.load_dataset(name, spec.get("config"), split=split)
+    except (OSError, ValueError) as error:  # offline, unknown name, configuration or split
+        _refuse_dataset(name, error)
+    rows = ((number, list(row.values())) for number, row in enumerate(data, 1))
+    return list(data.column_names), f"{name} ({split})", rows
+
+
+def _refuse_dataset(name: str, error: Exception) -> NoReturn:
+    raise ValueError(
+        f"the data set {name!r} cannot be loaded ({error}). Without network, put it on disk first and "
+        "name the file in `path` (parquet, tsv or jsonl)"
+    ) from error
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), 1, 0.6)
+    return f" (did you mean {found[0]!r}?)" if found else ""
