@@ -22,11 +22,15 @@ def main() -> int:
     known = tables.list_tables()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("table", nargs="+", choices=sorted(known), help="which table")
-    parser.add_argument("--work", type=Path, default=Path("runs"), help="folder of the trainings (default: runs)")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs"), help="folder of the trainings (default: runs)"
+    )
     parser.add_argument("--data", type=Path, help="folder of the data (default: EMBEDKIT_DATA)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trainings at once")
     parser.add_argument("--only", default="", help="run only trainings whose folder's name holds this")
-    parser.add_argument("--collect", action="store_true", help="run nothing; write the results that are there")
+    parser.add_argument(
+        "--collect", action="store_true", help="run nothing; write the results that are there"
+    )
     options = parser.parse_args()
     for name in options.table:
         table, work, path = tables.load_table(known[name]), options.work / name, RESULTS / f"{name}.json"
@@ -44,7 +48,10 @@ def main() -> int:
                 only=lambda spec: options.only in spec.folder,
             )
         RESULTS.mkdir(parents=True, exist_ok=True)
-        results |= {"machine": machine_info(), "versions": versions(["torch", "transformers", "scikit-learn"])}
+        results |= {
+            "machine": machine_info(),
+            "versions": versions(["torch", "transformers", "scikit-learn"]),
+        }
         write_json(path, results)
         print(tables.markdown(results, table.columns), end="\n\n")
     return 0

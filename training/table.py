@@ -233,7 +233,9 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
             for column, where in table.columns.items():
                 values = [value for one in results.values() if (value := _at(one, where)) is not None]
                 scores[column] = _spread(values)
-            rows.append({"name": run.name, "run": key, "seeds": list(results), "of": run.seeds, "scores": scores})
+            rows.append(
+                {"name": run.name, "run": key, "seeds": list(results), "of": run.seeds, "scores": scores}
+            )
     return {"title": table.title, "note": table.note, "rows": rows, "fixed": table.fixed, "runs": runs}
 
 
@@ -255,7 +257,12 @@ def _spread(values: list[float]) -> dict[str, float] | None:
 
 def markdown(results: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     """The table as people read it: mean ± standard deviation over the seeds."""
-    lines = [f"**{results['title']}**", "", f"| | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    lines = [
+        f"**{results['title']}**",
+        "",
+        f"| | seeds | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 2) + "|",
+    ]
     for name, scores in results["fixed"].items():
         cells = [f"{scores[column]:.2f}" if column in scores else "" for column in columns]
         lines.append(f"| {name} | – | {' | '.join(cells)} |")

@@ -10,7 +10,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,8 @@ def train(
         done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
         return done
     transformers.set_seed(recipe.training.seed)
-    tables = {task: read(source, data_root) for task, source in recipe.data.items()}
-    dev = {task: read(source, data_root) for task, source in recipe.evaluation.dev.items()}
+    tables = {task: read(source, root=data_root) for task, source in recipe.data.items()}
+    dev = {task: read(source, root=data_root) for task, source in recipe.evaluation.dev.items()}
     kind = objective_class(recipe.objective_name)
     objective = kind(kind.load_encoder(recipe.model), recipe.objective, tables)
     run = _Run(recipe, objective, tables, dev, output, data_root, cache or output / "cache")
@@ -77,7 +77,6 @@ def train(
         "train_seconds": round(run.clock.seconds, 1),
         "best_step": run.best_step,
         "dev": run.dev_scores(),
-        "test": run.test_scores(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {run.device}",
     }
     run.write_model(result, history)
@@ -172,12 +171,11 @@ class _Run:
         if self.recipe.evaluation.test or self.recipe.evaluation.sts_dev:
             from .scores import evaluation_pairs
 
-            evaluations.update(evaluation_pairs(
-                    self.recipe.evaluation.test, self.recipe.evaluation.sts_dev, self._data_root
-                ))
+            evaluation = self.recipe.evaluation
+            evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, self._data_root)
         reports = {}
         for task, table in self._tables.items():
-            report = check(table, evaluations)
+            report = check(table, evaluations, self.objective.fields)
             for line in report.lines():
                 _LOG.info("%s: %s", task, line)
             reports[task] = report.summary()
@@ -226,19 +224,24 @@ class _Run:
         back = np.argsort(order, kind="stable")
         return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 
-    def test_scores(self) -> dict[str, Any]:
-        """The evaluations that the recipe names, on the weights that are kept."""
-        from .scores import test_scores
-
-        return test_scores(self.objective.encoder, self.recipe.evaluation.test, self._data_root)
-
     def write_model(self, result: dict[str, Any], history: list[dict[str, Any]]) -> None:
-        """``model/`` with its card, and the learning curve; whole or not at all."""
+        """``model/`` with its card, whole or not at all, and the learning curve; ``result`` gets the test scores.
+
+        The test runs on the folder as it will be used, by `embedkit.Encoder` in fp32.
+        """
         work, target = self.output / ".model", self.output / "model"
         for folder in (work, target):
             shutil.rmtree(folder, ignore_errors=True)
         work.mkdir()
         self.objective.save(work)
+        result["test"] = {}
+        if self.recipe.evaluation.test:
+            from embedkit import Encoder
+
+            from .scores import test_scores
+
+            encoder = Encoder(work, threads=torch.get_num_threads())
+            result["test"] = test_scores(encoder, self.recipe.evaluation.test, self._data_root)
         write_card(work, self.recipe, result)
         work.rename(target)
         write_curve(self.output / "curve.png", self.recipe, history)
@@ -387,9 +390,9 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _texts(table: Table, fields: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _texts(table: Table, fields: tuple[str, ...]) -> list[tuple[str, str]]:
     """The first two texts of each example; a lone text stands for both."""
-    return zip(table.texts(fields[0]), table.texts(fields[min(1, len(fields) - 1)]), strict=True)
+    return list(zip(table.texts(fields[0]), table.texts(fields[min(1, len(fields) - 1)]), strict=True))
 
 
 def _claim(output: Path, recipe: Recipe) -> None:

@@ -54,6 +54,12 @@ class Report:
     examples: tuple[tuple[str, ...], ...]
     overlaps: Mapping[str, Overlap]
 
+    def summary(self) -> dict[str, int]:
+        """The counts alone, for a run's results."""
+        leaked = {f"also in {name}": found.leaked_pairs for name, found in self.overlaps.items()}
+        seen = {f"sentences of {name} seen": found.seen_sentences for name, found in self.overlaps.items()}
+        return {"rows": self.rows, "repeated": self.duplicates, **leaked, **seen}
+
     def lines(self) -> list[str]:
         """The report for a log."""
         lines = [f"{self.rows:,} training rows, {self.duplicates:,} of them repeated"]

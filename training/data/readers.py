@@ -42,9 +42,13 @@ _FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".parquet")
 
 
 class Table:
-    """Columns of equal length: texts as a list of str, labels as int64, scores as float64. Never changes."""
+    """Columns of equal length: texts as a list of str, labels as int64, scores as float64. Never changes.
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
+    Attributes:
+        labels: names of the classes in the order of their ids; empty if ``label`` is a number.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], labels: Sequence[str] = ()) -> None:
         """Take the columns as they are.
 
         Raises:
@@ -54,6 +58,7 @@ class Table:
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns of different lengths: {sizes}")
         self._columns = dict(columns)
+        self.labels = tuple(labels)
         self._size = next(iter(sizes.values()), 0)
 
     @property
@@ -94,7 +99,8 @@ class Table:
             {
                 name: [column[i] for i in chosen] if isinstance(column, list) else column[rows]
                 for name, column in self._columns.items()
-            }
+            },
+            self.labels,
         )
 
 
@@ -154,7 +160,8 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
             raise ValueError("path is an empty list; name at least one file")
         for path in paths:
             _collect(_file_rows(base / path), checked, rows)
-    table = Table({name: _column(name, values, checked) for name, values in rows.items()})
+    columns = {name: _column(name, values, checked) for name, values in rows.items()}
+    table = Table(columns, tuple(checked.labels or ()))
     if not len(table):
         source = spec.get("path", spec.get("dataset"))
         raise ValueError(f"{source}: no row is left; loosen `where`: {dict(spec.get('where') or {})}")

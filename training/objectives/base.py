@@ -62,7 +62,7 @@ class Objective(nn.Module):
             cache: a folder for what is costly to compute (teachers); it outlives the run.
         """
         del task, cache
-        return {"label": table.array("label")} if "label" in table.names else {}
+        return {"label": table["label"]} if "label" in table.names else {}
 
     def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:
         """A batch from ``texts (batch, fields)``, rows of ``store``, and the examples' rows of the arrays.
