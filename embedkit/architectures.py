@@ -2,13 +2,14 @@
 
 An entry says which keys of ``config.json`` the core needs, which values it cannot run, and the name and
 shape of every tensor. The names are those of the Hugging Face implementation without the model's prefix;
-a shape is written in config keys, so that a checkpoint can be checked before anything is computed.
+a shape is written in config keys, so that a checkpoint can be checked before anything is computed. The core
+knows every key and every tensor by BERT's name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["ARCHITECTURES", "Architecture", "CoreConfig", "TensorSpec"]
@@ -44,6 +45,8 @@ class Architecture:
         prefix: what the names of a checkpoint with a task head start with (``"bert."``); optional in files.
         integers: the keys of ``config.json`` that the core needs as positive integers.
         fixed: keys that must have this value when they are there, since the core knows no other.
+        constants: what the core must be told beside the keys; see ``EncoderConfig`` of the core.
+        names: part of a tensor's name -> what the core has in its place; the first that fits counts.
         layers: what the names of the layers' tensors start with; the layer's number follows.
         tensors: name -> (shape in config keys, quantised); ``{}`` stands for the layer's number.
     """
@@ -53,6 +56,8 @@ class Architecture:
     fixed: Mapping[str, Any]
     layers: str
     tensors: Mapping[str, tuple[tuple[str, ...], bool]]
+    constants: Mapping[str, int] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def core_config(self, config: Mapping[str, Any], where: str) -> CoreConfig:
         """What the core wants to know, checked.
@@ -94,7 +99,14 @@ class Architecture:
                 f"{where}: hidden_act {activation!r:.80} is not known; known are {', '.join(_ACTIVATIONS)}"
             )
         result["hidden_act"] = _ACTIVATIONS[activation]
-        return result
+        return result | self.constants
+
+    def core_name(self, name: str) -> str:
+        """What the core calls a tensor."""
+        for part, core in self.names.items():
+            if part in name:
+                return name.replace(part, core)
+        return name
 
     def tensor_specs(self, config: CoreConfig) -> dict[str, TensorSpec]:
         """Every tensor that the core needs, by its name without the prefix."""
@@ -116,36 +128,79 @@ def _layer_norm(name: str) -> dict[str, tuple[tuple[str, ...], bool]]:
     return {f"{name}.weight": (("hidden_size",), False), f"{name}.bias": (("hidden_size",), False)}
 
 
+def _stored(
+    tensors: Mapping[str, tuple[tuple[str, ...], bool]], names: Mapping[str, str]
+) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Tensors under the core's names -> under those of a checkpoint; ``names`` as in `Architecture`."""
+    result = {}
+    for name, entry in tensors.items():
+        stored = next((name.replace(core, part) for part, core in names.items() if core in name), name)
+        result[stored] = entry
+    return result
+
+
+_INTEGERS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_NO_DECODER = {"is_decoder": False, "add_cross_attention": False}
+
+_EMBEDDINGS = {
+    "embeddings.word_embeddings.weight": (("vocab_size", "hidden_size"), True),
+    "embeddings.position_embeddings.weight": (("max_position_embeddings", "hidden_size"), True),
+    **_layer_norm("embeddings.LayerNorm"),
+}
+_TOKEN_TYPES = {"embeddings.token_type_embeddings.weight": (("type_vocab_size", "hidden_size"), False)}
+
 _LAYERS = "encoder.layer."
 _LAYER = _LAYERS + "{}"
+_LAYER_TENSORS = {
+    **_linear(f"{_LAYER}.attention.self.query", "hidden_size", "hidden_size"),
+    **_linear(f"{_LAYER}.attention.self.key", "hidden_size", "hidden_size"),
+    **_linear(f"{_LAYER}.attention.self.value", "hidden_size", "hidden_size"),
+    **_linear(f"{_LAYER}.attention.output.dense", "hidden_size", "hidden_size"),
+    **_layer_norm(f"{_LAYER}.attention.output.LayerNorm"),
+    **_linear(f"{_LAYER}.intermediate.dense", "intermediate_size", "hidden_size"),
+    **_linear(f"{_LAYER}.output.dense", "hidden_size", "intermediate_size"),
+    **_layer_norm(f"{_LAYER}.output.LayerNorm"),
+}
+
 _BERT = Architecture(
     prefix="bert.",
-    integers=(
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "vocab_size",
-        "max_position_embeddings",
-        "type_vocab_size",
-    ),
-    fixed={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
+    integers=(*_INTEGERS, "type_vocab_size"),
+    fixed={"position_embedding_type": "absolute", **_NO_DECODER},
     layers=_LAYERS,
-    tensors={
-        "embeddings.word_embeddings.weight": (("vocab_size", "hidden_size"), True),
-        "embeddings.position_embeddings.weight": (("max_position_embeddings", "hidden_size"), True),
-        "embeddings.token_type_embeddings.weight": (("type_vocab_size", "hidden_size"), False),
-        **_layer_norm("embeddings.LayerNorm"),
-        **_linear(f"{_LAYER}.attention.self.query", "hidden_size", "hidden_size"),
-        **_linear(f"{_LAYER}.attention.self.key", "hidden_size", "hidden_size"),
-        **_linear(f"{_LAYER}.attention.self.value", "hidden_size", "hidden_size"),
-        **_linear(f"{_LAYER}.attention.output.dense", "hidden_size", "hidden_size"),
-        **_layer_norm(f"{_LAYER}.attention.output.LayerNorm"),
-        **_linear(f"{_LAYER}.intermediate.dense", "intermediate_size", "hidden_size"),
-        **_linear(f"{_LAYER}.output.dense", "hidden_size", "intermediate_size"),
-        **_layer_norm(f"{_LAYER}.output.LayerNorm"),
-    },
+    tensors={**_EMBEDDINGS, **_TOKEN_TYPES, **_LAYER_TENSORS},
 )
 
-ARCHITECTURES: dict[str, Architecture] = {"bert": _BERT}
+_MPNET_NAMES = {
+    ".attention.attn.q.": ".attention.self.query.",
+    ".attention.attn.k.": ".attention.self.key.",
+    ".attention.attn.v.": ".attention.self.value.",
+    ".attention.attn.o.": ".attention.output.dense.",
+    ".attention.LayerNorm.": ".attention.output.LayerNorm.",
+}
+# transformers reads neither the number of buckets nor the padding's position from config.json: 32 and 1 always.
+_MPNET = Architecture(
+    prefix="mpnet.",
+    integers=(*_INTEGERS, "relative_attention_num_buckets"),
+    fixed={"relative_attention_num_buckets": 32},
+    layers=_LAYERS,
+    tensors={
+        **_EMBEDDINGS,
+        "encoder.relative_attention_bias.weight": (
+            ("relative_attention_num_buckets", "num_attention_heads"),
+            False,
+        ),
+        **_stored(_LAYER_TENSORS, _MPNET_NAMES),
+    },
+    constants={"padding_idx": 1},
+    names=_MPNET_NAMES,
+)
+
+ARCHITECTURES: dict[str, Architecture] = {"bert": _BERT, "mpnet": _MPNET}
 """``model_type`` of ``config.json`` -> how it is laid out."""

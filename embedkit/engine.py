@@ -80,12 +80,15 @@ class Engine:
             )
         self.core = _core.Encoder(
             folder.config,
-            core_tensors(folder, precision),
+            {
+                folder.architecture.core_name(name): tensor
+                for name, tensor in core_tensors(folder, precision).items()
+            },
             {"modes": list(folder.pooling.modes)},
             core_head(folder),
             precision,
         )
-        self.positions = int(folder.config["max_position_embeddings"])
+        self.positions = folder.positions
         self.folder_length = folder.default_length(self.special_tokens, self.tokenizer.model_max_length)
         """The folder's own max_length; sentence_bert_config.json outranks the tokenizer."""
 

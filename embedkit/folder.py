@@ -113,6 +113,15 @@ class ModelFolder:
         return int(self.config["hidden_size"])
 
     @property
+    def positions(self) -> int:
+        """Tokens a text may have; where padding has a position, texts begin behind it."""
+        return int(self.config["max_position_embeddings"]) - self._positions_of_padding
+
+    @property
+    def _positions_of_padding(self) -> int:
+        return int(self.config.get("padding_idx", -1)) + 1
+
+    @property
     def dimension(self) -> int:
         """Dimensions of a text's vector, after the head and before any truncation."""
         for module in reversed(self.head):
@@ -146,13 +155,16 @@ class ModelFolder:
         Raises:
             ValueError: the special tokens leave no room for a text; names the file at fault.
         """
-        positions = int(self.config["max_position_embeddings"])
+        positions = self.positions
         if special_tokens >= positions:
+            taken = self._positions_of_padding
+            padding = f", {taken} of which are no text's" if taken else ""
             name = "tokenizer.json" if present(self.transformer / "tokenizer.json") else "vocab.txt"
             raise ValueError(
                 f"{self.transformer / name}: the tokenizer puts {special_tokens} special tokens around "
-                f"each text, max_position_embeddings in config.json is {positions}; the files are of "
-                "different models, fetch them again"
+                f"each text, max_position_embeddings in config.json is "
+                f"{self.config['max_position_embeddings']}{padding}; the files are of different models, "
+                "fetch them again"
             )
         length = min(self.max_seq_length or model_max_length or positions, positions)
         if length <= special_tokens:

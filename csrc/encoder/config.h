@@ -14,7 +14,8 @@ namespace embedkit {
 
 enum class Precision { kFp32, kInt8 };
 
-/// The shape of a BERT encoder; names as in Hugging Face's config.json.
+/// The shape of an encoder; names as in Hugging Face's config.json. Without the fields that have a default it
+/// is a BERT, and the tensors have BERT's names whatever the architecture calls them.
 struct EncoderConfig {
   size_t hidden_size = 0;
   size_t num_hidden_layers = 0;
@@ -22,12 +23,22 @@ struct EncoderConfig {
   size_t intermediate_size = 0;
   size_t vocab_size = 0;
   size_t max_position_embeddings = 0;
+  size_t type_vocab_size = 0;  ///< 0: the model has no token types
+  /// The token that takes no position; the others count from the one after it, as in fairseq. -1: no such
+  /// token, positions count from 0.
+  int32_t padding_idx = -1;
+  /// Of the relative position bias that all layers share (MPNet); 0: none.
+  size_t relative_attention_num_buckets = 0;
   float layer_norm_eps = 1e-12f;
   Activation hidden_act = Activation::kGelu;
   Precision precision = Precision::kFp32;
 
   /// Throws InvalidArgument for a shape that no kernel can run.
   void validate() const;
+  /// Tokens that a sequence may have.
+  size_t positions() const {
+    return max_position_embeddings - static_cast<size_t>(static_cast<int64_t>(padding_idx) + 1);
+  }
 };
 
 /// An array of the model folder. `owner` keeps the memory alive (a mapped file).

@@ -82,8 +82,8 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
             " tokens; the tokenizer is another model's");
   size_t longest = 0;
   for (size_t s = 0; s < batch.sequences(); ++s) longest = std::max(longest, batch.length(s));
-  require(longest <= weights_.positions.size(), "a sequence of ", longest,
-          " tokens is longer than the model's ", weights_.positions.size(), " positions; set max_length");
+  require(longest <= config_.positions(), "a sequence of ", longest, " tokens is longer than the model's ",
+          config_.positions(), " positions; set max_length");
 
   const size_t tokens = batch.tokens();
   const bool int8 = config_.precision == Precision::kInt8;
@@ -110,16 +110,21 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
 }
 
 void Encoder::embed(const PackedBatch& batch, Workspace& w, size_t begin, size_t end) const {
-  const float* type = static_cast<const float*>(weights_.token_type.data);
+  const float* type = weights_.token_type.data();
   size_t sequence =
       static_cast<size_t>(std::upper_bound(batch.cu_seqlens.begin(), batch.cu_seqlens.end(), begin) -
                           batch.cu_seqlens.begin() - 1);
+  const int32_t padding = config_.padding_idx;
+  int32_t position = padding;  // of the last token that has one
+  if (begin < end)
+    for (size_t t = batch.cu_seqlens[sequence]; t < begin; ++t) position += batch.ids[t] != padding;
   for (size_t t = begin; t < end; ++t) {
-    while (t >= batch.cu_seqlens[sequence + 1]) ++sequence;
+    for (; t >= batch.cu_seqlens[sequence + 1]; ++sequence) position = padding;
+    const int32_t id = batch.ids[t];
     float* row = w.hidden_.row(t);
     std::copy_n(type, config_.hidden_size, row);
-    weights_.words.add(kernels_, static_cast<size_t>(batch.ids[t]), row);
-    weights_.positions.add(kernels_, t - batch.cu_seqlens[sequence], row);
+    weights_.words.add(kernels_, static_cast<size_t>(id), row);
+    weights_.positions.add(kernels_, static_cast<size_t>(id == padding ? padding : ++position), row);
   }
 }
 
@@ -142,6 +147,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, const Member& membe
         .out = w.context_.row(row) + column,
         .ld_out = w.context_.ld,
         .scratch = w.scratch_[static_cast<size_t>(member.index)].data(),
+        .bias = weights_.relative_bias.of_head(item % heads),
     });
   }
 }

@@ -1,4 +1,5 @@
-// The padding-free BERT encoder: packed token ids -> hidden states -> pooled, projected vectors.
+// The padding-free encoder of BERT and its kin: packed token ids -> hidden states -> pooled, projected
+// vectors.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,7 @@
 #include "encoder/weights.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/error.h"
@@ -60,6 +61,22 @@ class Reader {
   Precision precision_;
 };
 
+/// The bucket of a key `distance` tokens behind the query, in halves for keys before and behind: a half gives
+/// each of its first distances a bucket, then divides up to 128 evenly by the logarithm, and the last takes
+/// the rest. Source: T5 (Raffel et al. 2020), as MPNet has it.
+///
+/// With the 32 buckets of every MPNet a distance n >= 8 falls into 8 + floor(8 log(n / 8) / log 16), that is
+/// floor(log2(n² / 64)) in integers, which no machine rounds otherwise.
+size_t relative_bucket(int64_t distance) {
+  constexpr size_t kHalf = 16;
+  constexpr uint64_t kExact = kHalf / 2;
+  const size_t first = distance > 0 ? kHalf : 0;
+  const auto n = static_cast<uint64_t>(distance > 0 ? distance : -distance);
+  if (n < kExact) return first + n;
+  const auto steps = static_cast<size_t>(std::bit_width(n * n / (kExact * kExact)) - 1);
+  return first + std::min<size_t>(kExact + steps, kHalf - 1);
+}
+
 }  // namespace
 
 void EncoderConfig::validate() const {
@@ -73,6 +90,12 @@ void EncoderConfig::validate() const {
   positive(intermediate_size, "intermediate_size");
   positive(vocab_size, "vocab_size");
   positive(max_position_embeddings, "max_position_embeddings");
+  require(type_vocab_size <= (size_t{1} << 30), "type_vocab_size is ", type_vocab_size,
+          "; it must be below 2^30");
+  require(padding_idx >= -1 && max_position_embeddings > static_cast<size_t>(padding_idx + int64_t{1}),
+          "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
+  require(relative_attention_num_buckets == 0 || relative_attention_num_buckets == 32,
+          "relative_attention_num_buckets is ", relative_attention_num_buckets, "; it must be 32");
   require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is no multiple of ",
           num_attention_heads, " heads");
   require(layer_norm_eps >= 0 && layer_norm_eps < 1, "layer_norm_eps is ", layer_norm_eps,
@@ -146,8 +169,21 @@ size_t EmbeddingTable::memory_bytes() const {
                                            : elements * sizeof(float);
 }
 
+RelativeBias::RelativeBias(const Tensor& buckets, size_t positions)
+    : stride_(round_up(2 * positions - 1, kCacheLine / sizeof(float))), zero_(positions - 1) {
+  const size_t heads = buckets.shape.at(1);
+  // Attention reads whole vectors: past the last distance there must be memory, and no NaN in it.
+  table_.reset(checked_mul(heads, stride_) + Kernels::kSlack);
+  std::fill_n(table_.data(), table_.size(), 0.0f);
+  const auto* values = static_cast<const float*>(buckets.data);
+  for (size_t i = 0; i < 2 * positions - 1; ++i) {
+    const size_t bucket = relative_bucket(static_cast<int64_t>(i) - static_cast<int64_t>(zero_));
+    for (size_t head = 0; head < heads; ++head) table_[head * stride_ + i] = values[bucket * heads + head];
+  }
+}
+
 size_t Weights::memory_bytes() const {
-  size_t bytes = words.memory_bytes() + positions.memory_bytes();
+  size_t bytes = words.memory_bytes() + positions.memory_bytes() + relative_bias.memory_bytes();
   for (const Layer& layer : layers)
     for (const Linear* linear :
          {&layer.query_key_value, &layer.attention_output, &layer.intermediate, &layer.output})
@@ -159,15 +195,25 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
   config.validate();
   const Reader reader(tensors, config.precision);
   const size_t hidden = config.hidden_size;
-  const auto type_table = tensors.find("embeddings.token_type_embeddings.weight");
-  const size_t types =
-      type_table == tensors.end() || type_table->second.shape.empty() ? 1 : type_table->second.shape[0];
-  require(types > 0, "tensor 'embeddings.token_type_embeddings.weight' is empty");
+  AlignedBuffer<float> token_type(hidden);
+  std::fill_n(token_type.data(), hidden, 0.0f);
+  if (config.type_vocab_size > 0) {
+    const Tensor types =
+        reader.floats("embeddings.token_type_embeddings.weight", {config.type_vocab_size, hidden});
+    std::copy_n(static_cast<const float*>(types.data), hidden, token_type.data());
+  }
+  RelativeBias relative_bias;
+  if (config.relative_attention_num_buckets > 0)
+    relative_bias =
+        RelativeBias(reader.floats("encoder.relative_attention_bias.weight",
+                                   {config.relative_attention_num_buckets, config.num_attention_heads}),
+                     config.positions());
   Weights weights{
       reader.table("embeddings.word_embeddings", config.vocab_size, hidden),
       reader.table("embeddings.position_embeddings", config.max_position_embeddings, hidden),
-      reader.floats("embeddings.token_type_embeddings.weight", {types, hidden}),
+      std::move(token_type),
       reader.norm("embeddings.LayerNorm", hidden),
+      std::move(relative_bias),
       {},
   };
   weights.layers.reserve(config.num_hidden_layers);

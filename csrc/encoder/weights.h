@@ -58,6 +58,27 @@ struct LayerNorm {
   const float* bias() const { return static_cast<const float*>(beta.data); }
 };
 
+/// The relative position bias of MPNet and T5, spread from its buckets to one value for each head and
+/// distance.
+class RelativeBias {
+ public:
+  /// No bias.
+  RelativeBias() = default;
+  /// `buckets`: (buckets, heads).
+  RelativeBias(const Tensor& buckets, size_t positions);
+
+  /// bias[j - i] is added to the score of query i and key j; null without a bias.
+  const float* of_head(size_t head) const {
+    return table_.size() == 0 ? nullptr : table_.data() + head * stride_ + zero_;
+  }
+  size_t memory_bytes() const { return table_.size() * sizeof(float); }
+
+ private:
+  size_t stride_ = 0;  ///< from head to head
+  size_t zero_ = 0;    ///< where distance 0 is
+  AlignedBuffer<float> table_;
+};
+
 struct Layer {
   Linear query_key_value;
   Linear attention_output;
@@ -70,8 +91,9 @@ struct Layer {
 struct Weights {
   EmbeddingTable words;
   EmbeddingTable positions;
-  Tensor token_type;  ///< the row of type 0
+  AlignedBuffer<float> token_type;  ///< (hidden_size), of type 0; zero if the model has none
   LayerNorm embedding_norm;
+  RelativeBias relative_bias;
   std::vector<Layer> layers;
 
   size_t memory_bytes() const;

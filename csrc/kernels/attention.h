@@ -1,4 +1,4 @@
-// softmax(q kᵀ / sqrt(head_size)) v for one sequence and one head, written once for every vector type.
+// softmax(q kᵀ / sqrt(head_size) + bias) v for one sequence and one head, written once for every vector type.
 //
 // kᵀ is laid out once per task with the keys along the vector lanes; then blocks of query rows go through the
 // register tile, the softmax and the tile again while their scores stay in the first-level cache. Keys past
@@ -52,6 +52,14 @@ inline void softmax(float* scores, size_t length, size_t padded, float factor) {
   for (size_t i = 0; i < padded; i += V::kLanes) V::store(scores + i, V::mul(V::load(scores + i), inverse));
 }
 
+/// scores = factor * scores + bias.
+template <class V>
+inline void add_bias(float* scores, const float* bias, size_t padded, float factor) {
+  const auto scale = V::set1(factor);
+  for (size_t i = 0; i < padded; i += V::kLanes)
+    V::store(scores + i, V::fma(V::load(scores + i), scale, V::load(bias + i)));
+}
+
 template <class V, int kRows>
 size_t attention_scratch(size_t length, size_t head_size) {
   const size_t keys = round_up(length, V::kLanes);
@@ -74,7 +82,11 @@ void attention(const AttentionTask& task) {
   over_tiles(task.length, kRows, [&](size_t row, size_t height) {
     product<V, kRows>(task.q + row * task.ld, task.ld, height, transposed, keys, task.head_size, scores, keys,
                       keys);
-    for (size_t r = 0; r < height; ++r) softmax<V>(scores + r * keys, task.length, keys, factor);
+    for (size_t r = 0; r < height; ++r) {
+      float* line = scores + r * keys;
+      if (task.bias != nullptr) add_bias<V>(line, task.bias - (row + r), keys, factor);
+      softmax<V>(line, task.length, keys, task.bias != nullptr ? 1.0f : factor);
+    }
     float* out = task.out + row * task.ld_out;
     product<V, kRows>(scores, keys, height, task.v, task.ld, task.length, whole ? out : block,
                       whole ? task.ld_out : features, features);

@@ -44,7 +44,7 @@ struct PackedLinear {
   const float* row_sums;  ///< int8 only
 };
 
-/// One sequence and one head: softmax(q kᵀ / sqrt(head_size)) v.
+/// One sequence and one head: softmax(q kᵀ / sqrt(head_size) + bias) v.
 struct AttentionTask {
   const float* q;  ///< (length, head_size), as k and v
   const float* k;
@@ -55,6 +55,8 @@ struct AttentionTask {
   float* out;  ///< (length, head_size)
   size_t ld_out;
   float* scratch;  ///< Kernels::attention_scratch(length, head_size) floats
+  /// bias[j - i] for query i and key j, finite and to be read up to kSlack past the end; or null for none.
+  const float* bias = nullptr;
 };
 
 struct Kernels {

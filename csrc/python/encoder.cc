@@ -122,6 +122,9 @@ std::unique_ptr<Encoder> make_encoder(const py::dict& config_dict, const py::dic
   config.intermediate_size = c.get<size_t>("intermediate_size");
   config.vocab_size = c.get<size_t>("vocab_size");
   config.max_position_embeddings = c.get<size_t>("max_position_embeddings");
+  config.type_vocab_size = c.get<size_t>("type_vocab_size", 0);
+  config.padding_idx = c.get<int32_t>("padding_idx", -1);
+  config.relative_attention_num_buckets = c.get<size_t>("relative_attention_num_buckets", 0);
   config.layer_norm_eps = c.get<float>("layer_norm_eps");
   config.hidden_act = activation_named(c.get<std::string>("hidden_act"));
   config.precision =

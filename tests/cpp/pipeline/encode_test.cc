@@ -24,6 +24,7 @@ class Model {
                .intermediate_size = 72,
                .vocab_size = 100,
                .max_position_embeddings = 70,
+               .type_vocab_size = 2,
                .layer_norm_eps = 1e-12f,
                .hidden_act = Activation::kGelu,
                .precision = precision};
