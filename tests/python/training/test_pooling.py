@@ -50,7 +50,12 @@ def boundaries(lengths: list[int], dtype: Any = torch.int32) -> Any:
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
 @pytest.mark.parametrize(
     ("hidden_size", "dimension", "activation", "normalize"),
-    [(26, None, "identity", False), (26, 1, "tanh", False), (312, 128, "identity", True), (5, 3, "tanh", True)],
+    [
+        (26, None, "identity", False),
+        (26, 1, "tanh", False),
+        (312, 128, "identity", True),
+        (5, 3, "tanh", True),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_against_numpy(
