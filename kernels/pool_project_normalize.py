@@ -10,6 +10,7 @@ above the kernels in `pool_project_normalize_triton`. This file checks, chooses 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -37,6 +38,11 @@ _OUTPUTS = {
     "binary": torch.int8,
     "ubinary": torch.uint8,
 }
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current GPU, which may be another one than the tensor's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def _blocks(width: int, pooling: str = "mean") -> dict[str, int]:
@@ -153,7 +159,7 @@ def _launch(
     tickets = None
     if project:
         tickets = torch.zeros(triton.cdiv(texts, _TILE), dtype=torch.int32, device=hidden.device)
-    with torch.cuda.device_of(hidden):
+    with _device_of(hidden):
         forward[(texts,)](
             hidden, bounds, mask, weight, bias, None if ranges is None else ranges.contiguous(),
             result, pooled, count, index, norm, tickets, texts, padded,
@@ -229,14 +235,14 @@ class _Fused(torch.autograd.Function):
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, bounds, mask, result, pooled, count, index, norm = ctx.saved_tensors
         layout, padded, pooling, activation, normalize = ctx.settings
         texts = len(result)
         grad_hidden = grad_weight = grad_bias = None
         # Within autocast the products would be taken in 16 bits.
-        with torch.cuda.device_of(result), torch.autocast(result.device.type, enabled=False):
+        with _device_of(result), torch.autocast(result.device.type, enabled=False):
             grad = grad.contiguous()
             if normalize or weight is not None:
                 grad = _head_gradient(grad, result, norm, count, activation == "tanh", normalize)

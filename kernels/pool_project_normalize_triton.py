@@ -15,6 +15,9 @@ texts. No program waits for another, and no sum depends on who was last: a text'
 batch.
 """
 
+# What stands below @triton.jit is another language with the syntax of Python.
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton
@@ -24,7 +27,7 @@ __all__ = ["backward_head", "backward_tokens", "forward"]
 
 
 @triton.jit
-def _first_maximum(best, where, MISSING: tl.constexpr):  # type: ignore[no-untyped-def]
+def _first_maximum(best, where, MISSING: tl.constexpr):
     """The maxima (H,) of ``best`` (T, H) and the least ``where`` that holds each; NaN is the greatest."""
     broken = best != best  # NaN
     any_broken = tl.max(broken.to(tl.int32), axis=0) > 0
@@ -34,7 +37,7 @@ def _first_maximum(best, where, MISSING: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit
-def _store(  # type: ignore[no-untyped-def]
+def _store(
     values, out_ptr, ranges_ptr, rows, texts,
     D: tl.constexpr, BLOCK_D: tl.constexpr, OUTPUT: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +75,7 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _normalize_and_store(  # type: ignore[no-untyped-def]
+def _normalize_and_store(
     values, out_ptr, ranges_ptr, norm_ptr, rows, texts,
     D: tl.constexpr, BLOCK_D: tl.constexpr, NORMALIZE: tl.constexpr, SAVE: tl.constexpr, OUTPUT: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +90,7 @@ def _normalize_and_store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["texts", "padded"])
-def forward(  # type: ignore[no-untyped-def]
+def forward(
     hidden_ptr, bounds_ptr, mask_ptr, weight_ptr, bias_ptr, ranges_ptr,
     out_ptr, pooled_ptr, count_ptr, index_ptr, norm_ptr, ticket_ptr,
     texts, padded,
@@ -107,8 +110,8 @@ def forward(  # type: ignore[no-untyped-def]
     Saved for the backward pass: pooled (texts, H) float32; count (texts,) tokens of each text; index, of the
     token within the text that was taken, (texts, H) for max and (texts,) for cls; norm (texts,).
     ticket (tiles,): zeros; how many texts of a tile are pooled.
-    WIDEN: multiply 16-bit values as float32, which is as exact, under the interpreter: its product of bfloat16
-        is one of their bit patterns.
+    WIDEN: multiply 16-bit values as float32, which is as exact: for the interpreter, which would multiply the
+        bit patterns of bfloat16.
     """
     MISSING: tl.constexpr = 2147483647
     text = tl.program_id(0)
@@ -235,7 +238,7 @@ def forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["texts"])
-def backward_head(  # type: ignore[no-untyped-def]
+def backward_head(
     grad_ptr, out_ptr, norm_ptr, count_ptr, result_ptr, texts,
     D: tl.constexpr, TANH: tl.constexpr, NORMALIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -260,7 +263,7 @@ def backward_head(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["texts", "padded", "tokens"])
-def backward_tokens(  # type: ignore[no-untyped-def]
+def backward_tokens(
     grad_ptr, bounds_ptr, mask_ptr, count_ptr, index_ptr, result_ptr, texts, padded, tokens,
     H: tl.constexpr, LAYOUT: tl.constexpr, POOLING: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,

@@ -59,7 +59,7 @@ def pool_project_normalize(
     if _has_kernel(hidden, weight, bias):
         from embedkit.kernels import pool_project_normalize as kernel
 
-        return kernel.pool_project_normalize(
+        result: Tensor = kernel.pool_project_normalize(
             hidden,
             cu_seqlens,
             pooling=pooling,
@@ -68,6 +68,7 @@ def pool_project_normalize(
             activation=activation,
             normalize=normalize,
         )
+        return result
     boundaries = cu_seqlens.long()
     lengths = boundaries.diff()
     if bool((lengths < 0).any()) or bool(boundaries[0] != 0) or bool(boundaries[-1] > len(hidden)):

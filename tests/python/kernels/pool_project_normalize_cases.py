@@ -94,17 +94,23 @@ def test_packed(pooling: Any, head: dict[str, Any], dtype: torch.dtype) -> None:
             inputs.append(tensor(dimension, seed=2, dtype=dtype).requires_grad_())
             arguments["bias"] = inputs[-1]
     result = pool_project_normalize(hidden, boundaries(LENGTHS), **arguments)
-    expected = reference(list(hidden[:-IDLE].split(LENGTHS)), **arguments)
+    # Copies, or torch would add the gradients of the texts up in 16 bits.
+    exact = [values.detach().double().requires_grad_() for values in inputs]
+    for name, values in zip(("weight", "bias"), exact[1:], strict=False):
+        arguments[name] = values.T if values.ndim == 2 else values
+    expected = reference(list(exact[0][:-IDLE].split(LENGTHS)), **arguments)
     assert result.dtype == torch.float32
     check(result, expected, 2e-6 if dtype == torch.float32 else 3e-5)
     empty = torch.tensor(LENGTHS) == 0
     assert not result[empty].any()
     upstream = tensor(*result.shape, seed=3)
     gradients = torch.autograd.grad(result, inputs, upstream)
-    wanted = torch.autograd.grad(expected, inputs, upstream.double())
+    wanted = torch.autograd.grad(expected, exact, upstream.double())
     for got, want in zip(gradients, wanted, strict=True):
         assert got.dtype == dtype
-        check(got, want, 5e-6 if dtype == torch.float32 else 8e-3)  # the gradient itself has 8 bits in bf16
+        # The interpreter cuts the bits that bfloat16 lacks; a GPU rounds to the nearest.
+        bits = 2**-7 if DEVICE == "cpu" else 2**-8
+        check(got, want, 5e-6 if dtype == torch.float32 else bits)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
