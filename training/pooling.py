@@ -4,12 +4,14 @@
     z_b = activation(p_b W + b)                             (D)
     y_b = z_b / max(‖z_b‖₂, 1e-12)                          (D)
 
-The projection and the normalisation are optional. A text of no tokens gives zeros. Where several tokens hold
+On a GPU this is one launch (`embedkit.kernels.pool_project_normalize`), elsewhere torch. The projection and
+the normalisation are optional. A text of no tokens gives zeros. Where several tokens hold
 the maximum, the first of them takes the gradient, as in ``torch.max``.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -38,7 +40,8 @@ def pool_project_normalize(
     Args:
         hidden: (tokens, H), the texts of a batch one after another, without padding.
         cu_seqlens: (texts + 1,), int32 or int64 on the same device: text b is ``cu_seqlens[b]`` up to
-            ``cu_seqlens[b + 1]``. Rows of ``hidden`` from ``cu_seqlens[-1]`` on are ignored.
+            ``cu_seqlens[b + 1]``. Rows of ``hidden`` from ``cu_seqlens[-1]`` on are ignored. On a GPU its
+            values are not checked: reading them would stall it.
         pooling: "mean", "max" or "cls" (the first token).
         weight: (H, D). Of a ``torch.nn.Linear`` give ``linear.weight.T``.
         bias: (D,), only with ``weight``.
@@ -52,10 +55,23 @@ def pool_project_normalize(
     Raises:
         ValueError: for shapes, types or boundaries that do not fit.
     """
-    _check(hidden, cu_seqlens, pooling, weight, bias, activation)
+    _check(hidden, cu_seqlens, pooling, weight=weight, bias=bias, activation=activation)
+    if _has_kernel(hidden, weight, bias):
+        from embedkit.kernels import pool_project_normalize as kernel
+
+        result: Tensor = kernel.pool_project_normalize(
+            hidden,
+            cu_seqlens,
+            pooling=pooling,
+            weight=weight,
+            bias=bias,
+            activation=activation,
+            normalize=normalize,
+        )
+        return result
     boundaries = cu_seqlens.long()
     lengths = boundaries.diff()
-    if bool((lengths < 0).any()) or bool(boundaries[0] < 0) or bool(boundaries[-1] > len(hidden)):
+    if bool((lengths < 0).any()) or bool(boundaries[0] != 0) or bool(boundaries[-1] > len(hidden)):
         raise ValueError(
             f"cu_seqlens must rise from 0 to at most {len(hidden)}, the rows of hidden. "
             "Give the prefix sums of the lengths, beginning with 0."
@@ -72,6 +88,17 @@ def pool_project_normalize(
     return torch.nn.functional.normalize(vectors, dim=-1, eps=_EPSILON) if normalize else vectors
 
 
+def _has_kernel(hidden: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether the Triton kernel takes these tensors: on a GPU, not in double precision, not too wide."""
+    if not hidden.is_cuda or find_spec("triton") is None:
+        return False
+    from embedkit.kernels.pool_project_normalize import MAX_DIMENSION, MAX_HIDDEN_SIZE
+
+    types = {tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}
+    narrow = hidden.shape[1] <= MAX_HIDDEN_SIZE and (weight is None or weight.shape[1] <= MAX_DIMENSION)
+    return narrow and hidden.shape[1] > 0 and types <= {torch.float32, torch.float16, torch.bfloat16}
+
+
 def _pool(hidden: Tensor, boundaries: Tensor, lengths: Tensor, pooling: Pooling) -> Tensor:
     """(texts, H) of ``hidden`` (tokens, H)."""
     texts, width = len(lengths), hidden.shape[1]
@@ -79,7 +106,7 @@ def _pool(hidden: Tensor, boundaries: Tensor, lengths: Tensor, pooling: Pooling)
     filled = lengths.nonzero()[:, 0]
     if pooling == "cls":
         return zeros.index_copy(0, filled, hidden.index_select(0, boundaries[filled]))
-    hidden = hidden[boundaries[0] : boundaries[-1]]
+    hidden = hidden[: boundaries[-1]]
     text = torch.repeat_interleave(torch.arange(texts, device=hidden.device), lengths)
     # Expanded, not repeated: torch recognises a row index and then adds row by row (8 times as fast as
     # segment_reduce on a CPU, forward and backward, and in the order of the tokens).
@@ -101,6 +128,7 @@ def _check(
     hidden: Tensor,
     cu_seqlens: Tensor,
     pooling: str,
+    *,
     weight: Tensor | None,
     bias: Tensor | None,
     activation: str,

@@ -20,6 +20,7 @@ def expected(
     hidden: np.ndarray,
     lengths: list[int],
     pooling: str,
+    *,
     weight: np.ndarray | None,
     bias: np.ndarray | None,
     activation: str,
@@ -50,11 +51,16 @@ def boundaries(lengths: list[int], dtype: Any = torch.int32) -> Any:
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
 @pytest.mark.parametrize(
     ("hidden_size", "dimension", "activation", "normalize"),
-    [(26, None, "identity", False), (26, 1, "tanh", False), (312, 128, "identity", True), (5, 3, "tanh", True)],
+    [
+        (26, None, "identity", False),
+        (26, 1, "tanh", False),
+        (312, 128, "identity", True),
+        (5, 3, "tanh", True),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_against_numpy(
-    pooling: Any, hidden_size: int, dimension: int | None, activation: Any, normalize: bool, dtype: str
+    *, pooling: Any, hidden_size: int, dimension: int | None, activation: Any, normalize: bool, dtype: str
 ) -> None:
     rng = np.random.default_rng(0)
     hidden = torch.tensor(rng.normal(size=(sum(LENGTHS) + IDLE, hidden_size))).to(getattr(torch, dtype))
@@ -71,7 +77,15 @@ def test_against_numpy(
         normalize=normalize,
     )
     assert result.dtype == (torch.float64 if dtype == "float64" else torch.float32)
-    want = expected(hidden.double().numpy(), LENGTHS, pooling, weight, bias, activation, normalize)
+    want = expected(
+        hidden.double().numpy(),
+        LENGTHS,
+        pooling,
+        weight=weight,
+        bias=bias,
+        activation=activation,
+        normalize=normalize,
+    )
     tolerance = 1e-12 if dtype == "float64" else 2e-6
     np.testing.assert_allclose(result.numpy(), want, atol=tolerance, rtol=tolerance)
 

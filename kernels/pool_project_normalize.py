@@ -1,0 +1,376 @@
+"""Pool the tokens of each text, project, normalise and quantise: one Triton launch.
+
+    p_b = mean | max | first of the tokens of text b          (H)
+    z_b = activation(p_b W + bias)                            (D)
+    y_b = z_b / max(‖z_b‖₂, 1e-12)                            (D)
+
+The projection, the normalisation and the quantisation are optional. How it is done, and the gradients, stand
+above the kernels in `pool_project_normalize_triton`. This file checks, chooses block shapes and launches.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from .pool_project_normalize_triton import backward_head, backward_tokens, forward
+
+__all__ = ["MAX_DIMENSION", "MAX_HIDDEN_SIZE", "Output", "Pooling", "pool_project_normalize"]
+
+Pooling = Literal["mean", "max", "cls"]
+Activation = Literal["identity", "tanh"]
+Output = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+
+MAX_HIDDEN_SIZE = 8192
+"""A token of a text is held in the registers of one program."""
+MAX_DIMENSION = 1024
+"""So are 16 projected texts."""
+
+_TILE = 16  # texts of one matrix product: the least that tensor cores take
+_OUTPUTS = {
+    "float32": torch.float32,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "binary": torch.int8,
+    "ubinary": torch.uint8,
+}
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current GPU, which may be another one than the tensor's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+def _blocks(width: int, pooling: str = "mean") -> dict[str, int]:
+    """BLOCK_T and BLOCK_H for rows of ``width``: 8192 values a program, 4096 where each has an index."""
+    block = max(16, triton.next_power_of_2(width))
+    return {"BLOCK_T": max(1, min(16, (8192 if pooling == "mean" else 4096) // block)), "BLOCK_H": block}
+
+
+def _warps(width: int) -> int:
+    """Warps of a program that holds rows of ``width`` values in registers."""
+    return 4 if width <= 2048 else 8 if width <= 4096 else 16
+
+
+def pool_project_normalize(
+    hidden: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    pooling: Pooling = "mean",
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: Activation = "identity",
+    normalize: bool = False,
+    output: Output = "float32",
+    ranges: Tensor | None = None,
+) -> Tensor:
+    """Pool the tokens of each text, project, scale to length 1 and quantise; float32 inside and out.
+
+    Args:
+        hidden: (tokens, H) with ``cu_seqlens``, or (texts, T, H) with ``mask`` or ``lengths``; float32,
+            float16 or bfloat16 on a GPU. Texts that are not one after another in memory are copied first.
+        cu_seqlens: (texts + 1,), int32 or int64: text b is the rows ``cu_seqlens[b]`` up to
+            ``cu_seqlens[b + 1]``. It begins with 0, does not fall and ends within ``hidden``: reading it here
+            would stall the GPU, so the caller answers for it. Rows from ``cu_seqlens[-1]`` on are ignored.
+        mask: (texts, T), of any type: the tokens where it is not 0 count.
+        lengths: (texts,), int32 or int64: the first tokens of each text count.
+        pooling: "mean", "max" or "cls" (the first token that counts). Of equal maxima the first takes
+            the gradient.
+        weight: (H, D), with any strides: of a ``torch.nn.Linear`` give ``linear.weight.T``. Where it has
+            16 bits, the pooled row enters the product as the sum of two 16-bit rows; sums are float32.
+        bias: (D,), only with ``weight``.
+        activation: "identity" or "tanh", after the projection; only with ``weight``.
+        normalize: scale each vector to length 1. A text of no tokens gives zeros in any case.
+        output: "float32" (differentiable), or as `Encoder.encode` gives them: "int8" and "uint8" (the
+            ``ranges`` in 255 steps), "binary" and "ubinary" (signs, 8 dimensions a byte).
+        ranges: (2, D) float32, the least and the greatest value of each dimension; for int8 and uint8.
+
+    Returns:
+        (texts, D), without ``weight`` (texts, H), packed (texts, ⌈D / 8⌉).
+
+    Raises:
+        ValueError: for shapes, types and devices that do not fit.
+    """
+    layout = _check(hidden, cu_seqlens, mask, lengths, pooling, weight, bias, activation, output, ranges)
+    padded = 0
+    if layout != "packed":
+        padded = hidden.shape[1]
+        hidden = hidden.reshape(-1, hidden.shape[2])
+    if hidden.stride(1) != 1 and hidden.numel() > 0:
+        hidden = hidden.contiguous()
+    if mask is not None:
+        mask = mask.contiguous()
+        mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+    bounds = lengths if cu_seqlens is None else cu_seqlens
+    bounds = None if bounds is None else bounds.contiguous()
+    settings = (layout, padded, pooling, activation, normalize)
+    wanted = [t is not None and t.requires_grad for t in (hidden, weight, bias)]
+    if torch.is_grad_enabled() and any(wanted):
+        if output != "float32":
+            raise ValueError(f"output {output!r} has no gradient. Use torch.no_grad() or output='float32'.")
+        apply: Any = _Fused.apply
+        result: Tensor = apply(hidden, weight, bias, bounds, mask, settings)
+        return result
+    return _launch(hidden, weight, bias, bounds, mask, settings, output, ranges, save=False)[0]
+
+
+_Settings = tuple[str, int, str, str, bool]
+
+
+def _launch(
+    hidden: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    bounds: Tensor | None,
+    mask: Tensor | None,
+    settings: _Settings,
+    output: str,
+    ranges: Tensor | None,
+    *,
+    save: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The result, and pooled, count, index and norm of the kernel as far as they are needed."""
+    layout, padded, pooling, activation, normalize = settings
+    size = hidden.shape[1]
+    texts = _texts(bounds, mask, layout)
+    dimension = size if weight is None else weight.shape[1]
+    columns = (dimension + 7) // 8 if "binary" in output else dimension
+
+    def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=hidden.device)
+
+    result = new(texts, columns, dtype=_OUTPUTS[output])
+    project = weight is not None
+    pooled = new(texts, size) if project else None
+    count = new(texts, dtype=torch.int32) if project or save else None
+    norm = new(texts) if save and normalize else None
+    index = None
+    if save and pooling != "mean":
+        index = new(*(texts, size)[: 2 if pooling == "max" else 1], dtype=torch.int32)
+    if texts == 0:
+        return result, pooled, count, index, norm
+    # Zeroed for every call and not kept: launches on several streams must not share tickets.
+    tickets = None
+    if project:
+        tickets = torch.zeros(triton.cdiv(texts, _TILE), dtype=torch.int32, device=hidden.device)
+    with _device_of(hidden):
+        forward[(texts,)](
+            hidden, bounds, mask, weight, bias, None if ranges is None else ranges.contiguous(),
+            result, pooled, count, index, norm, tickets, texts, padded,
+            STRIDE_TOKEN=hidden.stride(0),
+            **_options(size, dimension, weight, layout, pooling, activation, normalize, output),
+            BIAS=bias is not None, SAVE=save,
+        )  # fmt: skip
+    return result, pooled, count, index, norm
+
+
+def _options(
+    size: int,
+    dimension: int,
+    weight: Tensor | None,
+    layout: str,
+    pooling: str,
+    activation: str,
+    normalize: bool,
+    output: str,
+) -> dict[str, Any]:
+    """The compile-time arguments of `forward` but STRIDE_TOKEN, BIAS and SAVE."""
+    block = max(16, triton.next_power_of_2(dimension))
+    # A slice of W of 32 KiB, twice for the pipeline, fits the shared memory of every GPU since sm_80.
+    width = 4 if weight is None else weight.element_size()
+    return {
+        "H": size,
+        "D": dimension,
+        "STRIDE_WH": 0 if weight is None else weight.stride(0),
+        "STRIDE_WD": 0 if weight is None else weight.stride(1),
+        "LAYOUT": layout,
+        "POOLING": pooling,
+        "ACTIVATION": activation,
+        "NORMALIZE": normalize,
+        "OUTPUT": output,
+        "PROJECT": weight is not None,
+        "BLOCK_D": block,
+        "BLOCK_K": max(16, min(64, 32768 // (block * width))),
+        "TILE": _TILE,
+        "WIDEN": bool(triton.knobs.runtime.interpret),
+        "num_warps": _warps(max(size, 4 * block if weight is not None else 0)),
+        "num_stages": 2,
+        **_blocks(size, pooling),
+    }
+
+
+def _texts(bounds: Tensor | None, mask: Tensor | None, layout: str) -> int:
+    """How many texts the batch has."""
+    if bounds is None:
+        return 0 if mask is None else len(mask)
+    return len(bounds) - (layout == "packed")
+
+
+class _Fused(torch.autograd.Function):
+    """The launch with its gradients; not differentiable twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        bounds: Tensor | None,
+        mask: Tensor | None,
+        settings: _Settings,
+    ) -> Tensor:
+        result, pooled, count, index, norm = _launch(
+            hidden, weight, bias, bounds, mask, settings, "float32", None, save=True
+        )
+        ctx.save_for_backward(weight, bounds, mask, result, pooled, count, index, norm)
+        ctx.settings = settings
+        ctx.hidden = hidden.shape, hidden.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, bounds, mask, result, pooled, count, index, norm = ctx.saved_tensors
+        layout, padded, pooling, activation, normalize = ctx.settings
+        texts = len(result)
+        grad_hidden = grad_weight = grad_bias = None
+        # Within autocast the products would be taken in 16 bits.
+        with _device_of(result), torch.autocast(result.device.type, enabled=False):
+            grad = grad.contiguous()
+            if normalize or weight is not None:
+                grad = _head_gradient(grad, result, norm, count, activation == "tanh", normalize)
+            if weight is not None:
+                if ctx.needs_input_grad[1]:
+                    grad_weight = (pooled.T @ grad).to(weight.dtype)
+                if ctx.needs_input_grad[2]:
+                    grad_bias = grad.sum(dim=0).to(ctx.bias_dtype)
+                if ctx.needs_input_grad[0]:
+                    grad = grad @ weight.float().T
+            if ctx.needs_input_grad[0]:
+                shape, dtype = ctx.hidden
+                grad_hidden = torch.empty(shape, dtype=dtype, device=grad.device)
+                # One more program for the rows that no text has.
+                programs = texts + (layout == "packed")
+                if grad_hidden.numel() > 0:
+                    backward_tokens[(programs,)](
+                        grad, bounds, mask, count, index, grad_hidden, texts, padded, shape[0],
+                        H=shape[1], LAYOUT=layout, POOLING=pooling, **_blocks(shape[1]),
+                        num_warps=_warps(shape[1]),
+                    )  # fmt: skip
+        return grad_hidden, grad_weight, grad_bias, None, None, None
+
+
+def _head_gradient(
+    grad: Tensor, result: Tensor, norm: Tensor | None, count: Tensor, tanh: bool, normalize: bool
+) -> Tensor:
+    """∂L/∂a (texts, D) of ∂L/∂y (texts, D)."""
+    texts, dimension = result.shape
+    before = torch.empty_like(result)
+    block = triton.next_power_of_2(dimension)
+    rows = max(1, 1024 // block)
+    if texts > 0:
+        backward_head[(triton.cdiv(texts, rows),)](
+            grad, result, norm, count, before, texts,
+            D=dimension, TANH=tanh, NORMALIZE=normalize, ROWS=rows, BLOCK_D=block, num_warps=_warps(block),
+        )  # fmt: skip
+    return before
+
+
+def _check(
+    hidden: Tensor,
+    cu_seqlens: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    pooling: str,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    activation: str,
+    output: str,
+    ranges: Tensor | None,
+) -> str:
+    """The layout of ``hidden``, or a ValueError for what can be seen without reading the GPU's memory."""
+    if [cu_seqlens, mask, lengths].count(None) != 2:
+        raise ValueError("give one of cu_seqlens, mask and lengths")
+    layout = "packed" if cu_seqlens is not None else "mask" if mask is not None else "lengths"
+    if hidden.ndim != (2 if layout == "packed" else 3):
+        shape = "(tokens, H)" if layout == "packed" else "(texts, T, H)"
+        raise ValueError(f"hidden must be {shape}, not {tuple(hidden.shape)}, with {layout!r} texts")
+    for name, choice, known in (
+        ("pooling", pooling, ("mean", "max", "cls")),
+        ("activation", activation, ("identity", "tanh")),
+        ("output", output, tuple(_OUTPUTS)),
+    ):
+        if choice not in known:
+            raise ValueError(f"{name} {choice!r} is not known; known are {', '.join(known)}")
+    _check_bounds(hidden, cu_seqlens, mask, lengths)
+    size = hidden.shape[-1]
+    _check_head(size, weight, bias, activation)
+    dimension = size if weight is None else weight.shape[1]
+    if not 1 <= size <= MAX_HIDDEN_SIZE:
+        raise ValueError(f"hidden has rows of {size}; the kernel takes 1 to {MAX_HIDDEN_SIZE}")
+    quantised = output in ("int8", "uint8")
+    if quantised != (ranges is not None):
+        raise ValueError(f"output {output!r} {'needs' if quantised else 'takes no'} ranges")
+    if ranges is not None and (ranges.shape != (2, dimension) or ranges.dtype != torch.float32):
+        raise ValueError(f"ranges must be float32 (2, {dimension}), not {ranges.dtype} {tuple(ranges.shape)}")
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise ValueError(f"{name} must be float32, float16 or bfloat16, not {tensor.dtype}")
+    if not hidden.is_cuda and not triton.knobs.runtime.interpret:
+        raise ValueError(
+            f"hidden is on {hidden.device}; the kernel runs on a GPU. On a CPU use embedkit.training.pooling."
+        )
+    for name, other in (
+        ("cu_seqlens", cu_seqlens), ("mask", mask), ("lengths", lengths),
+        ("weight", weight), ("bias", bias), ("ranges", ranges),
+    ):  # fmt: skip
+        if other is not None and other.device != hidden.device:
+            raise ValueError(f"{name} is on {other.device}, hidden on {hidden.device}. Move it there.")
+    return layout
+
+
+def _check_bounds(
+    hidden: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, lengths: Tensor | None
+) -> None:
+    """Raise a ValueError for cu_seqlens, mask or lengths that do not fit ``hidden``."""
+    integers = (torch.int32, torch.int64)
+    if cu_seqlens is not None and (
+        cu_seqlens.ndim != 1 or len(cu_seqlens) == 0 or cu_seqlens.dtype not in integers
+    ):
+        raise ValueError(
+            "cu_seqlens must be int32 or int64 (texts + 1,), "
+            f"not {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
+        )
+    if mask is not None and mask.shape != hidden.shape[:2]:
+        raise ValueError(f"mask must be {tuple(hidden.shape[:2])} as hidden has it, not {tuple(mask.shape)}")
+    if lengths is not None and (lengths.shape != hidden.shape[:1] or lengths.dtype not in integers):
+        raise ValueError(
+            f"lengths must be int32 or int64 ({hidden.shape[0]},), not {lengths.dtype} {tuple(lengths.shape)}"
+        )
+
+
+def _check_head(size: int, weight: Tensor | None, bias: Tensor | None, activation: str) -> None:
+    """Raise a ValueError for a projection that does not fit rows of ``size``."""
+    if weight is None:
+        if bias is not None or activation != "identity":
+            raise ValueError("bias and activation belong to a projection. Give weight as well.")
+        return
+    if weight.ndim != 2 or weight.shape[0] != size:
+        raise ValueError(
+            f"weight must be ({size}, D), not {tuple(weight.shape)}. "
+            "Of a torch.nn.Linear give linear.weight.T."
+        )
+    if not 1 <= weight.shape[1] <= MAX_DIMENSION:
+        raise ValueError(
+            f"weight gives {weight.shape[1]} dimensions, the kernel 1 to {MAX_DIMENSION}. "
+            "Project with torch.nn.functional.linear."
+        )
+    if bias is not None and bias.shape != weight.shape[1:]:
+        raise ValueError(f"bias must be ({weight.shape[1]},) for this weight, not {tuple(bias.shape)}")
