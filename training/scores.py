@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ def _sts(result: StsResult) -> dict[str, float]:
 
 
 def _nested(results: Mapping[str, Any]) -> dict[str, float]:
-    return {f"{name} {key}": value for name, result in results.items() for key, value in asdict(result).items()}
+    return {
+        f"{name} {key}": value for name, result in results.items() for key, value in asdict(result).items()
+    }
 
 
 EVALUATIONS: dict[str, Callable[[TextEncoder, Path | None], dict[str, float]]] = {
@@ -39,7 +41,7 @@ def test_scores(encoder: TextEncoder, names: list[str], root: Path | None) -> di
     return {name: EVALUATIONS[name](encoder, root) for name in names}
 
 
-def evaluation_pairs(names: list[str], sts_dev: bool, root: Path | None) -> dict[str, Iterator[tuple[str, str]]]:
+def evaluation_pairs(names: list[str], sts_dev: bool, root: Path | None) -> dict[str, list[tuple[str, str]]]:
     """The scored pairs behind the evaluations named, by set."""
     sets: dict[str, PairSet] = {}
     if "sts" in names:
@@ -48,4 +50,4 @@ def evaluation_pairs(names: list[str], sts_dev: bool, root: Path | None) -> dict
         sets |= evaluate.chinese_sets(root)
     if sts_dev:
         sets |= evaluate.sts_dev_sets(root)
-    return {name: ((pair.left, pair.right) for pair in one.pairs) for name, one in sets.items()}
+    return {name: [(pair.left, pair.right) for pair in one.pairs] for name, one in sets.items()}
