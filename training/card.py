@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .objectives import objective_class
 from .recipe import Recipe
 
 __all__ = ["write_card", "write_curve"]
@@ -15,10 +16,11 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
     """``README.md`` of a model folder: what it is, from what, how well, and how to make it again."""
     import yaml
 
+    objective = objective_class(recipe.objective_name)
     lines = [
         "---",
         "library_name: sentence-transformers",
-        "pipeline_tag: sentence-similarity",
+        f"pipeline_tag: {objective.pipeline_tag}",
         f"license: {recipe.license}",
         "tags: [embedkit]",
         "---",
@@ -27,9 +29,7 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
         f"{recipe.description} Trained by embedkit.",
         "",
         "```python",
-        "from embedkit import Encoder",
-        "",
-        f'vectors = Encoder("path/to/{recipe.name}").encode(["a sentence", "another one"])',
+        objective.usage.replace("{path}", f"path/to/{recipe.name}"),
         "```",
         "",
         "## Data",

@@ -18,14 +18,22 @@ from torch import Tensor, nn
 from . import packed
 from .pooling import pool_project_normalize
 
-__all__ = ["ModelOptions", "Projection", "SentenceModel"]
+__all__ = [
+    "ModelOptions",
+    "Projection",
+    "SentenceModel",
+    "load_backbone",
+    "pack",
+    "quiet",
+    "transformer_folder",
+]
 
 _ACTIVATIONS = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",
 }
 _POOLINGS = ("mean", "max", "cls")
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -126,7 +134,7 @@ class SentenceModel(nn.Module):
             FileNotFoundError: the folder is not there.
             ValueError: the options do not fit the backbone.
         """
-        folder = _transformer_folder(options.path)
+        folder = transformer_folder(options.path)
         return cls(options, folder, load_backbone(options, folder))
 
     @property
@@ -149,13 +157,10 @@ class SentenceModel(nn.Module):
             positions = positions + _position_offset(self.backbone.config)
             arguments = {"input_ids": input_ids[None], "position_ids": positions[None], "grid": grid}
         else:
-            padded = input_ids.new_full(
-                (grid.shape[0] * grid.shape[1],), self.backbone.config.pad_token_id or 0
-            )
-            padded[grid.cells] = input_ids
-            mask = torch.zeros_like(padded)
-            mask[grid.cells] = 1
-            arguments = {"input_ids": padded.view(grid.shape), "attention_mask": mask.view(grid.shape)}
+            arguments = {
+                "input_ids": packed.pad(input_ids, grid, self.backbone.config.pad_token_id or 0),
+                "attention_mask": packed.pad(torch.ones_like(input_ids), grid, 0),
+            }
         with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
             output = self.backbone(**arguments).last_hidden_state
         return (output[0] if self._packed else packed.collect(output, grid)).float()
@@ -204,12 +209,12 @@ class SentenceModel(nn.Module):
         """
         self.backbone.config._attn_implementation = None  # the next reader picks its own
         try:
-            with _quiet():
+            with quiet():
                 self.backbone.save_pretrained(folder)
         finally:
             if self._packed:
                 self.backbone.config._attn_implementation = packed.NAME
-        for name in _TOKENIZER_FILES:
+        for name in TOKENIZER_FILES:
             if (self.tokenizer_folder / name).is_file():
                 shutil.copyfile(self.tokenizer_folder / name, folder / name)
         modules = ["Transformer", "Pooling"]
@@ -298,7 +303,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
                 "model.layers cuts the layers of trained weights; with model.random set config.num_hidden_layers"
             )
         return auto.from_config(config, **arguments).float()
-    with _quiet():
+    with quiet():
         model = auto.from_pretrained(folder, config=config, **arguments).float()
     if options.layers is not None:
         _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
@@ -306,7 +311,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' progress bar and its report of the tensors that it did not need."""
     from transformers.utils import logging
 
@@ -341,7 +346,7 @@ def _position_offset(config: Any) -> int:
     return int(config.pad_token_id) + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
 
 
-def _transformer_folder(path: str) -> Path:
+def transformer_folder(path: str) -> Path:
     """The folder of the transformer in a sentence-transformers folder, a transformers folder or on the Hub."""
     from embedkit.hub import resolve
 

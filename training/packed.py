@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["NAME", "Grid", "grid_of", "register", "supports"]
+__all__ = ["NAME", "Grid", "grid_of", "pad", "register", "supports"]
 
 NAME = "embedkit_packed"
 
@@ -41,6 +41,12 @@ def grid_of(cu_seqlens: Tensor) -> Grid:
     cells = torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device) + offsets.repeat_interleave(lengths)
     mask = torch.arange(longest, device=cu_seqlens.device) < lengths[:, None]
     return Grid(cells, (n, longest), None if bool(mask.all()) else mask[:, None, None, :])
+
+
+def pad(x: Tensor, grid: Grid, value: int) -> Tensor:
+    """``x (tokens,)`` to ``(n, longest)``, ``value`` where a text has ended: for models that take no packed batch."""
+    n, longest = grid.shape
+    return x.new_full((n * longest,), value).index_copy_(0, grid.cells, x).view(n, longest)
 
 
 class _Spread(torch.autograd.Function):

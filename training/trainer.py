@@ -62,7 +62,13 @@ def train(
     tables = {task: read(source, root=data_root) for task, source in recipe.data.items()}
     dev = {task: read(source, root=data_root) for task, source in recipe.evaluation.dev.items()}
     kind = objective_class(recipe.objective_name)
-    objective = kind(kind.load_encoder(recipe.model), recipe.objective, tables)
+    encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
+    if (recipe.evaluation.sts_dev or recipe.evaluation.test) and not hasattr(encoder, "encode"):
+        raise ValueError(
+            f"evaluation.sts_dev and evaluation.test score sentence vectors, and {recipe.objective_name} trains a "
+            "model that has none; leave them out"
+        )
+    objective = kind(encoder, recipe.objective, tables)
     run = _Run(recipe, objective, tables, dev, output, data_root, cache or output / "cache")
     checks = run.check_data()
     history = run.train()
@@ -175,7 +181,7 @@ class _Run:
             evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, self._data_root)
         reports = {}
         for task, table in self._tables.items():
-            report = check(table, evaluations, self.objective.fields)
+            report = check(table, evaluations, self.objective.fields[:2])
             for line in report.lines():
                 _LOG.info("%s: %s", task, line)
             reports[task] = report.summary()

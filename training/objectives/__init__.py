@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["OBJECTIVES", "objective_class"]
 
 OBJECTIVES: dict[str, str] = {
+    "cross_encoder": "cross_encoder:CrossEncoder",
     "sbert": "sbert:Sbert",
 }
 """Name in a recipe -> module and class."""

@@ -30,8 +30,11 @@ class Objective(nn.Module):
     Attributes:
         fields: the text columns of an example, in the order in which a batch holds them.
         drop_last: whether a partial last batch is left out (contrastive losses depend on the batch's size).
-        encoder: the model that is trained and written.
+        encoder: the model that is trained and written: a `SentenceModel`, or another module with its
+            ``tokenizer_folder``, ``autocast`` and ``save``.
         options: an instance of `Options`.
+        pipeline_tag, usage: what the model card says of the model: the Hub's name for what it does, and an
+            example in which ``{path}`` stands for the folder.
         tasks: the names of the recipe's tasks; a batch's ``task`` is an index into them.
         progress: how much of the training is done, 0 to 1; set by the trainer before each step.
         mini_batch_size: texts encoded at once, see `encode`; None for all.
@@ -40,8 +43,13 @@ class Objective(nn.Module):
     Options: ClassVar[type[Any]]
     fields: tuple[str, ...] = ("text1", "text2")
     drop_last: ClassVar[bool] = False
+    encoder: Any
+    pipeline_tag: ClassVar[str] = "sentence-similarity"
+    usage: ClassVar[str] = (
+        'from embedkit import Encoder\n\nvectors = Encoder("{path}").encode(["a sentence", "another one"])'
+    )
 
-    def __init__(self, encoder: SentenceModel, options: Any, tables: Mapping[str, Table]) -> None:
+    def __init__(self, encoder: Any, options: Any, tables: Mapping[str, Table]) -> None:
         """``tables`` are the training data by task: a head may need the number of their classes."""
         super().__init__()
         self.encoder = encoder
@@ -51,9 +59,10 @@ class Objective(nn.Module):
         self.mini_batch_size: int | None = None
 
     @classmethod
-    def load_encoder(cls, options: ModelOptions) -> Any:
-        """The model that is trained."""
-        return SentenceModel.load(options)
+    def load_encoder(cls, model: ModelOptions, options: Any, tables: Mapping[str, Table]) -> Any:
+        """The model that is trained; ``options`` and ``tables`` as in the constructor."""
+        del options, tables
+        return SentenceModel.load(model)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """What a batch of ``task`` holds besides its texts: arrays with one row an example.
@@ -94,7 +103,7 @@ class Objective(nn.Module):
         count = len(self.fields) if count is None else count
         size, texts = self.mini_batch_size, len(cu_seqlens) - 1
         if size is None or size * count >= texts or not torch.is_grad_enabled():
-            vectors = self.encoder(input_ids, cu_seqlens)
+            vectors: Tensor = self.encoder(input_ids, cu_seqlens)
         else:
             from torch.utils.checkpoint import checkpoint
 

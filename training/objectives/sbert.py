@@ -85,6 +85,7 @@ class Sbert(Objective):
 
     Options: ClassVar[type[Any]] = SbertOptions
     options: SbertOptions
+    encoder: SentenceModel
 
     def __init__(self, encoder: SentenceModel, options: SbertOptions, tables: Mapping[str, Table]) -> None:
         """The classifier is made for the classes of the first task."""

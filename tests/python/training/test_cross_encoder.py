@@ -1,0 +1,147 @@
+"""Cross-encoders against the formulas in numpy, transformers and sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from embedkit.training.data.readers import read  # noqa: E402
+from embedkit.training.model import ModelOptions  # noqa: E402
+from embedkit.training.objectives.cross_encoder import (  # noqa: E402
+    CrossEncoder,
+    CrossEncoderOptions,
+    PairClassifier,
+)
+from embedkit.training.trainer import train  # noqa: E402
+
+from objective_fixtures import (  # noqa: E402
+    NLI,
+    losses,
+    make_recipe,
+    nli_source,
+    sts_source,
+    write_nli,
+    write_sts,
+)
+
+FIRST = ["the weather is lovely", "people use water", "a", "many words " * 40]
+SECOND = ["people look", "the people of the world use the water of the day", "b", "two more " * 30]
+
+
+@pytest.fixture
+def classifier(make_model: Callable[..., Path]) -> PairClassifier:
+    torch.manual_seed(0)
+    model = PairClassifier.load(ModelOptions(str(make_model()), max_length=40), NLI)
+    with torch.no_grad():
+        model.backbone.classifier.weight.normal_()
+    return model.eval()
+
+
+def test_the_written_folder_loads_elsewhere_with_equal_scores(
+    classifier: PairClassifier, tmp_path: Path
+) -> None:
+    classifier.save(tmp_path)
+    found = classifier.predict(FIRST, SECOND, batch_tokens=50)
+    assert found.shape == (4, 3)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    inputs = tokenizer(FIRST, SECOND, truncation=True, padding=True, return_tensors="pt")
+    assert inputs["input_ids"].shape[1] == 40
+    with torch.no_grad():
+        expected = model(**inputs).logits.softmax(-1).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.ptp(expected) > 0.1
+    assert [model.config.id2label[i] for i in range(3)] == NLI
+
+    reader = pytest.importorskip("sentence_transformers").CrossEncoder(str(tmp_path), device="cpu")
+    pairs = list(zip(FIRST, SECOND, strict=True))
+    np.testing.assert_allclose(reader.predict(pairs, apply_softmax=True), expected, atol=1e-6)
+
+    again = PairClassifier.load(ModelOptions(str(tmp_path), max_length=40))
+    assert again.labels == NLI
+    np.testing.assert_allclose(again.predict(FIRST, SECOND), expected, atol=1e-6)
+
+
+def test_a_regression_predicts_what_sentence_transformers_does(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = PairClassifier.load(ModelOptions(str(make_model()), max_length=64), ["score"])
+    model.save(tmp_path)
+    reader = pytest.importorskip("sentence_transformers").CrossEncoder(str(tmp_path), device="cpu")
+    found = model.predict(FIRST, SECOND)
+    assert found.shape == (4, 1)
+    assert ((found > 0) & (found < 1)).all()
+    expected = reader.predict(list(zip(FIRST, SECOND, strict=True)))
+    np.testing.assert_allclose(found[:, 0], expected, atol=1e-6)
+
+
+def test_losses_are_their_formulas(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    label = torch.tensor([2, 0, 1, 1])
+    table = read(nli_source(write_nli(tmp_path / "nli.tsv", 6, 0)), tmp_path)
+    for loss in ("classification", "regression"):
+        options = CrossEncoderOptions(loss=loss)
+        model = ModelOptions(str(make_model()), max_length=40)
+        objective = CrossEncoder(
+            CrossEncoder.load_encoder(model, options, {"nli": table}), options, {"nli": table}
+        ).eval()
+        store_texts = [*FIRST, *SECOND]
+        from embedkit.training.data.store import TextStore
+
+        store = TextStore(objective.encoder.tokenizer_folder, store_texts, 40)
+        batch = objective.collate(
+            store, store.rows.reshape(2, -1).T.astype(np.int64), {"label": label.numpy()}
+        )
+        q = objective.encoder.predict(FIRST, SECOND).astype(np.float64)
+        outputs = objective(task=torch.tensor(0), **batch)
+        if loss == "classification":
+            expected = -np.log(q[np.arange(4), label.numpy()]).mean()
+        else:
+            target, q = label.numpy() / 5, q[:, 0]
+            expected = -(target * np.log(q) + (1 - target) * np.log(1 - q)).mean()
+        assert outputs["loss"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_it_learns(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    data = nli_source(write_nli(tmp_path / "train.tsv", 480, 1))
+    dev = nli_source(write_nli(tmp_path / "dev.tsv", 60, 2))
+    recipe = make_recipe(
+        {"name": "cross_encoder"}, make_model(), {"nli": data}, {"nli": dev}, "nli_accuracy", epochs=4
+    )
+    result = train(recipe, tmp_path / "run")
+    history = losses(tmp_path / "run")
+    assert np.mean(history[-5:]) < 0.7 * np.mean(history[:5])
+    assert result["dev"]["nli_accuracy"] > 33.4 + 25
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "from sentence_transformers import CrossEncoder" in card
+    assert "pipeline_tag: text-classification" in card
+
+
+def test_regression_learns(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    data = sts_source(write_sts(tmp_path / "train.tsv", 320, 1))
+    dev = sts_source(write_sts(tmp_path / "dev.tsv", 60, 2))
+    objective = {"name": "cross_encoder", "loss": "regression"}
+    recipe = make_recipe(objective, make_model(), {"sts": data}, {"sts": dev}, "sts_spearman", epochs=3)
+    result = train(recipe, tmp_path / "run")
+    assert result["dev"]["sts_spearman"] > 60
+
+
+def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_model()
+    with pytest.raises(ValueError, match="no trained cross-encoder"):
+        PairClassifier.load(ModelOptions(str(folder)))
+    with pytest.raises(ValueError, match="model.normalize"):
+        PairClassifier.load(ModelOptions(str(folder), normalize=True), NLI)
+    with pytest.raises(ValueError, match="objective.loss"):
+        CrossEncoderOptions(loss="triplet")
+    source = nli_source(write_nli(tmp_path / "train.tsv", 32, 1))
+    recipe = make_recipe({"name": "cross_encoder"}, folder, {"nli": source})
+    object.__setattr__(recipe.evaluation, "sts_dev", True)
+    with pytest.raises(ValueError, match="sentence vectors"):
+        train(recipe, tmp_path / "run")

@@ -1,0 +1,246 @@
+"""Cross-encoders: the teachers of DvBERT (Cheng 2021, arXiv:2104.08741, section 3.1), and models of their own.
+
+Both sentences are read as one input by the tokenizer's own pair template, ``[CLS] Q [SEP] T [SEP]`` for BERT, and a
+classifier on the [CLS] vector h (in transformers behind the model's own pooler) gives
+
+    classification  q = softmax(W h),  cross-entropy
+    regression      q = sigmoid(w h),  -(t log q + (1 - t) log(1 - q)),  t = y / max_score
+
+The regression's loss is least where q is the mean of t, as for a squared error, but its gradient q - t does not
+vanish where the sigmoid is flat. Both q are in the range of the targets that a student learns, 0 to 1.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .. import packed
+from ..data.readers import Table
+from ..data.store import TextStore
+from ..model import TOKENIZER_FILES, ModelOptions, load_backbone, pack, quiet, transformer_folder
+from .base import Arrays, Batch, Objective, spearman, to_tensors
+
+__all__ = ["CrossEncoder", "CrossEncoderOptions", "PairClassifier"]
+
+
+class PairClassifier(nn.Module):
+    """Packed pairs of texts to logits: an ``AutoModelForSequenceClassification``.
+
+    Attributes:
+        backbone: the transformers model, its classifier included.
+        tokenizer_folder: where the tokenizer's files are.
+        autocast: type of the products in mixed precision, None for fp32; the logits are always fp32.
+    """
+
+    def __init__(self, options: ModelOptions, folder: Path, backbone: Any) -> None:
+        """Wrap a loaded model; `load` is the usual way here."""
+        super().__init__()
+        if options.projection is not None or options.normalize:
+            raise ValueError(
+                "model.projection and model.normalize shape sentence vectors, and a cross-encoder has none; "
+                "leave them out"
+            )
+        self.options = options
+        self.tokenizer_folder = folder
+        self.backbone = backbone
+        if options.freeze_embeddings:
+            backbone.base_model.embeddings.requires_grad_(False)
+        self.autocast: torch.dtype | None = None
+        # MPNet and RoBERTa know no token types
+        self._typed = (
+            "token_type_ids" in signature(backbone.forward).parameters
+            and getattr(backbone.config, "type_vocab_size", 0) > 1
+        )
+
+    @classmethod
+    def load(cls, options: ModelOptions, labels: Sequence[str] | None = None) -> PairClassifier:
+        """Load a trained cross-encoder, or put a new classifier on a backbone.
+
+        Args:
+            options: the ``model`` section of a recipe; ``pooling`` has no meaning here.
+            labels: names of the classes, one for a regression; None for those that the folder was trained on.
+
+        Raises:
+            FileNotFoundError: the folder is not there.
+            ValueError: the options do not fit a cross-encoder, or the folder holds none and ``labels`` is None.
+        """
+        folder = transformer_folder(options.path)
+        if labels is None:
+            architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
+                "architectures"
+            )
+            if not any(name.endswith("ForSequenceClassification") for name in architectures or ()):
+                raise ValueError(
+                    f"{folder} holds {', '.join(architectures or ['no model'])} and no trained cross-encoder; "
+                    "train one with the recipe cross-encoder-nli or cross-encoder-stsb"
+                )
+            extra: dict[str, Any] = {}
+        else:
+            extra = {
+                "id2label": dict(enumerate(labels)),
+                "label2id": {name: i for i, name in enumerate(labels)},
+            }
+        return cls(
+            options, folder, load_backbone(options, folder, "AutoModelForSequenceClassification", **extra)
+        )
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes in the order of the logits."""
+        names = self.backbone.config.id2label
+        return [str(names[i]) for i in range(len(names))]
+
+    def forward(self, input_ids: Tensor, cu_seqlens: Tensor, token_types: Tensor) -> Tensor:
+        """Logits (n, classes), fp32, of packed pairs: ids and token types (tokens,), cut at ``cu_seqlens (n + 1,)``."""
+        grid = packed.grid_of(cu_seqlens)
+        arguments = {
+            "input_ids": packed.pad(input_ids, grid, self.backbone.config.pad_token_id or 0),
+            "attention_mask": packed.pad(torch.ones_like(input_ids), grid, 0),
+        }
+        if self._typed:
+            arguments["token_type_ids"] = packed.pad(token_types, grid, 0)
+        with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
+            logits: Tensor = self.backbone(**arguments).logits
+        return logits.float()
+
+    def predict(
+        self, texts1: Sequence[str], texts2: Sequence[str], batch_tokens: int = 4096
+    ) -> npt.NDArray[np.float32]:
+        """What the classifier says of pairs, in their order, without dropout.
+
+        Returns:
+            (n, classes) probabilities; of a regression (n, 1), 0 to 1.
+        """
+        if len(texts1) != len(texts2):
+            raise ValueError(f"{len(texts1)} first texts and {len(texts2)} second ones are no pairs")
+        store = TextStore(self.tokenizer_folder, [*texts1, *texts2], self.options.max_length)
+        pairs = store.rows.reshape(2, -1).T
+        lengths = store.pair_lengths(pairs[:, 0], pairs[:, 1])
+        order = np.argsort(lengths, kind="stable")
+        cuts = np.flatnonzero(np.diff(np.cumsum(lengths[order]) // batch_tokens)) + 1
+        found = np.empty((len(pairs), len(self.labels)), np.float32)
+        was_training, device = self.training, next(self.parameters()).device
+        self.eval()
+        try:
+            with torch.inference_mode():
+                for rows in np.split(order, cuts):
+                    if len(rows):
+                        batch = pack_pairs(store, pairs[rows])
+                        logits = self(**{name: value.to(device) for name, value in batch.items()})
+                        found[rows] = probabilities(logits).cpu().numpy()
+        finally:
+            self.train(was_training)
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that ``sentence_transformers.CrossEncoder`` and transformers load.
+
+        ``folder`` must exist; files in it are replaced. A reader cuts pairs at the ``max_length`` of the training.
+        """
+        with quiet():
+            self.backbone.save_pretrained(folder)
+        for name in TOKENIZER_FILES:
+            if (self.tokenizer_folder / name).is_file():
+                shutil.copyfile(self.tokenizer_folder / name, folder / name)
+        path = folder / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings["model_max_length"] = self.options.max_length
+        # a tokenizer of the generic class would leave the token types out
+        types = ["token_type_ids"] if self._typed else []
+        settings["model_input_names"] = ["input_ids", *types, "attention_mask"]
+        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def pack_pairs(store: TextStore, pairs: npt.NDArray[np.integer[Any]]) -> Batch:
+    """``pairs (n, 2)``, rows of ``store``, by the tokenizer's pair template, packed."""
+    rows = [store.pair_ids(int(first), int(second)) for first, second in pairs]
+    input_ids, cu_seqlens = pack([ids for ids, _ in rows])
+    return {
+        "input_ids": input_ids,
+        "cu_seqlens": cu_seqlens,
+        "token_types": pack([types for _, types in rows])[0],
+    }
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Softmax of ``logits (n, classes)``; the sigmoid of a regression's (n, 1)."""
+    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+
+
+@dataclass(frozen=True)
+class CrossEncoderOptions:
+    """Options of `CrossEncoder`.
+
+    Attributes:
+        loss: ``classification`` or ``regression``.
+        max_score: regression: the score that means 1; 0 means 0.
+    """
+
+    loss: str = "classification"
+    max_score: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("classification", "regression"):
+            raise ValueError(
+                f"objective.loss {self.loss!r} is not known; known are classification, regression"
+            )
+        if self.max_score <= 0:
+            raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
+
+
+class CrossEncoder(Objective):
+    """Classification or regression of pairs that are read together."""
+
+    Options: ClassVar[type[Any]] = CrossEncoderOptions
+    options: CrossEncoderOptions
+    encoder: PairClassifier
+    pipeline_tag: ClassVar[str] = "text-classification"
+    usage: ClassVar[str] = (
+        "from sentence_transformers import CrossEncoder\n\n"
+        'scores = CrossEncoder("{path}").predict([("a sentence", "another one")])'
+    )
+
+    @classmethod
+    def load_encoder(
+        cls, model: ModelOptions, options: CrossEncoderOptions, tables: Mapping[str, Table]
+    ) -> PairClassifier:
+        """A backbone with a new classifier for the classes of the first task."""
+        if options.loss == "regression":
+            return PairClassifier.load(model, ["score"])
+        labels = next(iter(tables.values())).labels
+        if len(labels) < 2:
+            raise ValueError("objective.loss classification needs the names of the classes: data.TASK.labels")
+        return PairClassifier.load(model, labels)
+
+    def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:
+        """Pairs by the tokenizer's template, packed; see `Objective.collate`."""
+        return {**pack_pairs(store, texts), **to_tensors(arrays)}
+
+    def forward(
+        self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
+    ) -> dict[str, Tensor]:
+        """See `Objective.forward`."""
+        logits = self.encoder(input_ids, cu_seqlens, targets["token_types"])
+        if self.options.loss == "classification":
+            return {"loss": functional.cross_entropy(logits, targets["label"]), "logits": logits}
+        target = targets["label"].float() / self.options.max_score
+        score = logits[:, 0]
+        return {"loss": functional.binary_cross_entropy_with_logits(score, target), "score": score}
+
+    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
+        """Accuracy, or Spearman's rank correlation."""
+        if self.options.loss == "classification":
+            return {"accuracy": 100 * float((outputs["logits"].argmax(1) == arrays["label"]).mean())}
+        return {"spearman": spearman(outputs["score"], arrays["label"])}
