@@ -1,8 +1,8 @@
 """Negation and colour: is a reworded sentence nearer than a near-identical one that means something else?
 
 Each item of ``minimal_pairs.tsv``, written for this project in English and Chinese, has an anchor, a
-paraphrase that keeps its meaning in other words, and a changed sentence that repeats its words but negates it or
-swaps a colour.
+paraphrase that keeps its meaning in other words, and a changed sentence that repeats its words but negates it
+or swaps a colour.
 An encoder that counts words prefers the changed sentence; one that knows the meaning prefers the paraphrase.
 """
 
