@@ -1,0 +1,162 @@
+"""Retrieval by exact search: Cranfield, and duplicate questions of Quora."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from .tables import Data, data_folder, read_table
+from .vectors import TextEncoder, encode_distinct
+
+__all__ = ["RetrievalResult", "cranfield", "quora_duplicates", "rank_quality", "retrieval"]
+
+K = 10
+_BLOCK = 256  # queries whose similarities to the whole corpus are held at once
+
+
+@dataclass(frozen=True)
+class RetrievalResult:
+    """Means over the queries that have a relevant document, from 0 to 1."""
+
+    ndcg_at_10: float
+    mrr_at_10: float
+    queries: int
+    documents: int
+
+
+def retrieval(encoder: TextEncoder, data: Data = None) -> dict[str, RetrievalResult]:
+    """`cranfield` and `quora_duplicates`, by name; arguments and errors are theirs."""
+    return {"Cranfield": cranfield(encoder, data), "Quora": quora_duplicates(encoder, data)}
+
+
+def cranfield(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
+    """The 225 queries of the Cranfield collection among its 1,400 abstracts.
+
+    Queries are encoded with ``encode_query`` and abstracts with ``encode_document`` where the encoder has
+    them, so that a model gets the prompts it was trained with; else with ``encode``.
+
+    Args:
+        encoder: gives the vectors; similarity is their cosine.
+        data: folder with ``retrieval/{docs,queries,qrels}.tsv.gz``; None for what ``EMBEDKIT_DATA`` names.
+
+    Raises:
+        FileNotFoundError: the folder or a table is not there.
+        ValueError: a row is malformed or names an unknown query or document, or a vector is unusable.
+    """
+    folder = data_folder(data) / "retrieval"
+    documents: dict[str, str] = {}
+    for row in read_table(folder / "docs.tsv.gz", ("doc_id", "text")):
+        if row["doc_id"] in documents:
+            raise ValueError(f"{row.origin}: the doc_id {row['doc_id']!r} is there twice")
+        documents[row["doc_id"]] = row["text"]  # the text begins with the title; two documents are blank
+    queries: dict[str, str] = {}
+    for row in read_table(folder / "queries.tsv.gz", ("query_id", "text")):
+        if row["query_id"] in queries:
+            raise ValueError(f"{row.origin}: the query_id {row['query_id']!r} is there twice")
+        queries[row["query_id"]] = row.text("text")
+    gains = _gains(folder / "qrels.tsv.gz", list(queries), list(documents))
+    query_vectors = encode_distinct(encoder, queries.values(), getattr(encoder, "encode_query", None))
+    vectors = encode_distinct(encoder, documents.values(), getattr(encoder, "encode_document", None))
+    return rank_quality(query_vectors.of(queries.values()), vectors.of(documents.values()), gains)
+
+
+def quora_duplicates(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
+    """Find the duplicates of a question among all other questions.
+
+    The corpus is every distinct question of the dev and test splits. A query is each question that stands
+    first in a pair of duplicates; relevant is every question that a pair calls its duplicate, in either
+    order, and the query itself is left out of its ranking. Pairs are not chained, so an unlabelled duplicate
+    counts as wrong. The split "train" is left out: it repeats questions in a lower-cased, tokenised form.
+
+    Args:
+        encoder: gives the vectors by ``encode``, queries and corpus alike; similarity is their cosine.
+        data: folder with ``quora/quora_pairs.tsv.gz``; None for what ``EMBEDKIT_DATA`` names.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `cranfield`.
+    """
+    path = data_folder(data) / "quora" / "quora_pairs.tsv.gz"
+    corpus: dict[str, int] = {}
+    gains: defaultdict[int, dict[int, float]] = defaultdict(dict)
+    asked: dict[int, None] = {}  # an ordered set
+    for row in read_table(path, ("split", "text1", "text2", "label")):
+        if row["split"] == "train":
+            continue
+        left, right = (corpus.setdefault(row.text(side), len(corpus)) for side in ("text1", "text2"))
+        if row.label("label") and left != right:
+            asked[left] = None
+            gains[left][right] = gains[right][left] = 1.0
+    if not asked:
+        raise ValueError(f"{path}: no pair of duplicates outside the split 'train'")
+    vectors = encode_distinct(encoder, corpus).unit
+    queries = list(asked)
+    return rank_quality(vectors[queries], vectors, [gains[query] for query in queries], exclude=queries)
+
+
+def rank_quality(
+    queries: npt.NDArray[np.float32],
+    documents: npt.NDArray[np.float32],
+    gains: Sequence[Mapping[int, float]],
+    *,
+    exclude: Sequence[int] | None = None,
+) -> RetrievalResult:
+    """nDCG@10 and MRR@10 of exact search by dot product.
+
+    DCG@10 = sum over ranks i of gain_i / log2(i + 1), as trec_eval has it; nDCG divides by that of the best
+    ranking. MRR@10 is the mean of 1 / rank of the first relevant document, 0 below rank 10.
+
+    Args:
+        queries: (q, dim) unit vectors.
+        documents: (n, dim) unit vectors.
+        gains: for each query, row of a relevant document -> gain above 0. A query without one is left out of
+            the means, as trec_eval does.
+        exclude: for each query, the row of the document that is not ranked for it.
+    """
+    discounts = 1 / np.log2(np.arange(2, K + 2))
+    ndcg, reciprocal = [], []
+    for start in range(0, len(queries), _BLOCK):
+        similarity = queries[start : start + _BLOCK] @ documents.T
+        if exclude is not None:
+            rows = exclude[start : start + _BLOCK]
+            similarity[np.arange(len(rows)), rows] = -np.inf
+        for index, best in enumerate(_top(similarity), start):
+            if not gains[index]:
+                continue
+            found = np.array([gains[index].get(int(document), 0.0) for document in best])
+            ideal = np.array(sorted(gains[index].values(), reverse=True)[:K])
+            ndcg.append(found @ discounts[: len(found)] / (ideal @ discounts[: len(ideal)]))
+            hits = np.flatnonzero(found)
+            reciprocal.append(1 / (hits[0] + 1) if len(hits) else 0.0)
+    if not ndcg:
+        raise ValueError("no query has a relevant document")
+    return RetrievalResult(float(np.mean(ndcg)), float(np.mean(reciprocal)), len(ndcg), len(documents))
+
+
+def _top(similarity: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """(q, at most 10): the documents of each row, the most similar first, equals in their order."""
+    k = min(K, similarity.shape[1])
+    best = np.sort(np.argpartition(-similarity, k - 1, axis=1)[:, :k], axis=1)
+    order = np.argsort(-np.take_along_axis(similarity, best, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(best, order, axis=1)
+
+
+def _gains(path: Path, queries: Sequence[str], documents: Sequence[str]) -> list[dict[int, float]]:
+    """Judgements above 0 of each query, by the row of the document."""
+    rows = {
+        "query_id": {key: row for row, key in enumerate(queries)},
+        "doc_id": {key: row for row, key in enumerate(documents)},
+    }
+    gains: list[dict[int, float]] = [{} for _ in queries]
+    for row in read_table(path, ("query_id", "doc_id", "rel")):
+        for column, known in rows.items():
+            if row[column] not in known:
+                raise ValueError(f"{row.origin}: there is no {column} {row[column]!r}")
+        gain = row.number("rel", -1, 10)
+        if gain > 0:
+            gains[rows["query_id"][row["query_id"]]][rows["doc_id"][row["doc_id"]]] = gain
+    return gains

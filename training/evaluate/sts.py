@@ -1,0 +1,154 @@
+"""Semantic textual similarity, English (STS12-16, STS-B, SICK-R) and Chinese.
+
+STS12-16 are scored in the setting "all" of SimCSE (Gao et al. 2021, appendix B): the pairs of all subsets
+of a year are concatenated and get one Spearman correlation. The mean over subsets, which SentEval also
+reports, is another figure. The seven columns and their mean are those of HPD's Table 1 (Zhao et al. 2022).
+
+The Chinese columns are those of the table in Su Jianlin's post on RoFormer-Sim-FT: Spearman's correlation of
+the cosine with the label, also where the label is 0 or 1. Which split stands behind a column is said by
+`SetScore.source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from .pairs import Pair, PairSet, StsResult, score_pairs
+from .tables import Data, Row, data_folder, read_table
+from .vectors import TextEncoder
+
+__all__ = ["chinese", "chinese_sets", "sts", "sts_dev", "sts_dev_sets", "sts_sets"]
+
+
+class _Wanted(NamedTuple):
+    """Which rows of a table make a column, and how many there must be."""
+
+    name: str  # in the table's column "task" or "source"
+    split: str
+    pairs: int
+
+
+# The counts are SentEval's. The pairs are those in original casing, which reproduce the published figures;
+# the lower-cased, tokenised form that SentEval feeds is not what a cased model would get in use.
+_STS = {
+    "STS12": _Wanted("STS12", "test", 3108),
+    "STS13": _Wanted("STS13", "test", 1500),
+    "STS14": _Wanted("STS14", "test", 3750),
+    "STS15": _Wanted("STS15", "test", 3000),
+    "STS16": _Wanted("STS16", "test", 1186),
+    "STS-B": _Wanted("STSB", "test", 1379),
+    "SICK-R": _Wanted("SICKR", "test", 4927),
+}
+_STS_DEV = {"STS-B dev": _Wanted("STSB", "dev", 1500)}
+
+# Of ATEC itself the data has training pairs only. AFQMC was drawn from ATEC: wherever a pair of its dev split
+# is among them (1,682 of 4,316), the label is the same. Whoever trains on ATEC leaves those pairs out.
+_CHINESE_PAIRS = {
+    "ATEC": _Wanted("AFQMC", "dev", 4316),
+    "BQ": _Wanted("BQ", "test", 10000),
+    "LCQMC": _Wanted("LCQMC", "test", 12500),
+    "PAWS-X": _Wanted("PAWSX", "test", 2000),
+}
+_CHINESE_STS = {"STS-B": _Wanted("CNSD_STSB", "test", 1361)}
+
+
+def sts(encoder: TextEncoder, data: Data = None) -> StsResult:
+    """The seven test sets STS12, STS13, STS14, STS15, STS16, STS-B and SICK-R.
+
+    Args:
+        encoder: gives the vectors; similarity is their cosine.
+        data: folder with ``sts_en/sts_en.tsv.gz``; None for what ``EMBEDKIT_DATA`` names.
+
+    Raises:
+        FileNotFoundError: the folder or the table is not there.
+        ValueError: a row is malformed, a set has another count than the published one, or a vector is
+            unusable.
+    """
+    return score_pairs(encoder, sts_sets(data))
+
+
+def sts_dev(encoder: TextEncoder, data: Data = None) -> float:
+    """Spearman's correlation × 100 on STS-B dev: what selects a model, so that the test sets stay unseen.
+
+    Arguments and errors are those of `sts`.
+    """
+    return score_pairs(encoder, sts_dev_sets(data)).average
+
+
+def chinese(encoder: TextEncoder, data: Data = None) -> StsResult:
+    """ATEC, BQ, LCQMC, PAWS-X and STS-B in Chinese: test splits, for ATEC the dev split of AFQMC.
+
+    Args:
+        encoder: gives the vectors; similarity is their cosine.
+        data: folder with ``zh/zh_pairs.tsv.gz`` and ``zh/zh_sts.tsv.gz``; None for what ``EMBEDKIT_DATA``
+            names.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `sts`.
+    """
+    return score_pairs(encoder, chinese_sets(data))
+
+
+def sts_sets(data: Data = None) -> dict[str, PairSet]:
+    """The pairs of `sts`, by column."""
+    return _scored_sets(data_folder(data) / "sts_en" / "sts_en.tsv.gz", _STS)
+
+
+def sts_dev_sets(data: Data = None) -> dict[str, PairSet]:
+    """The pairs of `sts_dev`, as the column "STS-B dev"."""
+    return _scored_sets(data_folder(data) / "sts_en" / "sts_en.tsv.gz", _STS_DEV)
+
+
+def chinese_sets(data: Data = None) -> dict[str, PairSet]:
+    """The pairs of `chinese`, by column."""
+    folder = data_folder(data) / "zh"
+    sets = _labelled_sets(folder / "zh_pairs.tsv.gz", _CHINESE_PAIRS)
+    return sets | _scored_sets(folder / "zh_sts.tsv.gz", _CHINESE_STS)
+
+
+def _scored_sets(path: Path, wanted: Mapping[str, _Wanted]) -> dict[str, PairSet]:
+    """Columns of a table of task, split, score (0 to 5), sentence1, sentence2."""
+    return _sets(
+        path, wanted, "task", ("sentence1", "sentence2", "score"), lambda row: row.number("score", 0, 5)
+    )
+
+
+def _labelled_sets(path: Path, wanted: Mapping[str, _Wanted]) -> dict[str, PairSet]:
+    """Columns of a table of source, split, text1, text2, label (0 or 1)."""
+    return _sets(path, wanted, "source", ("text1", "text2", "label"), lambda row: float(row.label("label")))
+
+
+def _sets(
+    path: Path,
+    wanted: Mapping[str, _Wanted],
+    name: str,
+    columns: tuple[str, str, str],
+    score: Callable[[Row], float],
+) -> dict[str, PairSet]:
+    """Read the rows of ``wanted``, in the order of the file: the subsets of a year end up in one list.
+
+    Args:
+        path: the table.
+        wanted: column of the result -> its rows.
+        name: the column of the table that `_Wanted.name` stands in; the split is in "split".
+        columns: those of the two texts and of the score.
+        score: reads the score of a row.
+    """
+    found: dict[str, list[Pair]] = {column: [] for column in wanted}
+    column_of = {(one.name, one.split): column for column, one in wanted.items()}
+    for row in read_table(path, (name, "split", *columns)):
+        column = column_of.get((row[name], row["split"]))
+        if column is not None:
+            found[column].append(Pair(row.text(columns[0]), row.text(columns[1]), score(row)))
+    for column, one in wanted.items():
+        if len(found[column]) != one.pairs:
+            raise ValueError(
+                f"{path}: {len(found[column])} pairs of {one.name} {one.split}, expected {one.pairs}; "
+                "a figure from other pairs would not be comparable"
+            )
+    return {
+        column: PairSet(found[column], f"{path.parent.name}/{path.name}: {one.name} {one.split}")
+        for column, one in wanted.items()
+    }

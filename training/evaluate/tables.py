@@ -1,0 +1,117 @@
+"""The data folder and its tables: ``.tsv`` or ``.tsv.gz``, a header row, no quoting and no escaping."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+__all__ = ["DATA_VARIABLE", "Data", "Row", "data_folder", "read_table"]
+
+Data = str | os.PathLike[str] | None
+DATA_VARIABLE = "EMBEDKIT_DATA"
+_EXPECTED = (
+    "a folder that holds sts_en/sts_en.tsv.gz, zh/zh_pairs.tsv.gz, zh/zh_sts.tsv.gz, "
+    "retrieval/{docs,queries,qrels}.tsv.gz and quora/quora_pairs.tsv.gz, or those that the evaluation reads"
+)
+
+
+class Row(dict[str, str]):
+    """A row of a table: column -> field.
+
+    Attributes:
+        origin: where it stands, as ``file:line``.
+    """
+
+    def __init__(self, columns: Sequence[str], fields: Sequence[str], origin: str) -> None:
+        """Pair ``columns`` with ``fields``."""
+        super().__init__(zip(columns, fields, strict=True))
+        self.origin = origin
+
+    def text(self, column: str) -> str:
+        """The field, which must not be blank."""
+        if not self[column].strip():
+            raise ValueError(f"{self.origin}: {column} is blank")
+        return self[column]
+
+    def number(self, column: str, low: float, high: float) -> float:
+        """The field as a number from ``low`` to ``high``."""
+        try:
+            value = float(self[column])
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise ValueError(
+                f"{self.origin}: {column} is {self[column]!r}; expected a number from {low:g} to {high:g}"
+            )
+        return value
+
+    def label(self, column: str) -> bool:
+        """The field, which must be 0 or 1."""
+        if self[column] not in ("0", "1"):
+            raise ValueError(f"{self.origin}: {column} is {self[column]!r}; expected 0 or 1")
+        return self[column] == "1"
+
+
+def data_folder(data: Data = None) -> Path:
+    """The folder of evaluation data: ``data``, else what the environment variable ``EMBEDKIT_DATA`` names.
+
+    Raises:
+        ValueError: neither is given.
+        FileNotFoundError: it is no folder.
+    """
+    given = data if data is not None else os.environ.get(DATA_VARIABLE)
+    if not given:
+        raise ValueError(f"no evaluation data: give data= (--data) or set {DATA_VARIABLE} to {_EXPECTED}")
+    folder = Path(given)
+    if not folder.is_dir():
+        origin = "the data folder" if data is not None else DATA_VARIABLE
+        raise FileNotFoundError(f"{origin} {os.fspath(given)!r} is no folder; give {_EXPECTED}")
+    return folder
+
+
+def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a table, checked one by one as they are read.
+
+    Args:
+        path: ``.tsv`` or ``.tsv.gz``, UTF-8.
+        columns: those that the table must have; it may have more.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a column is missing, a row has more or fewer fields than the header, or the file is
+            damaged.
+            The file, and the line where there is one, are named.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is not there; expected a table with the columns {', '.join(columns)}"
+        )
+    line = 0
+    try:
+        with _open(path) as file:
+            # QUOTE_NONE: a quotation mark in these files is a character of the text.
+            reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            header = next(reader, [])
+            missing = [column for column in columns if column not in header]
+            if missing:
+                raise ValueError(
+                    f"{path}:1: no column {missing[0]!r}; there are {', '.join(header) or 'none'}"
+                )
+            for fields in reader:
+                line = reader.line_num
+                if len(fields) != len(header):
+                    raise ValueError(f"{path}:{line}: {len(fields)} fields, but the header has {len(header)}")
+                yield Row(header, fields, f"{path}:{line}")
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: damaged after line {line}: {error}") from error
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return open(path, encoding="utf-8", newline="")
