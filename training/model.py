@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from embedkit.modules import module_entries
 
 from . import packed
 from .pooling import pool_project_normalize
@@ -130,12 +133,37 @@ class SentenceModel(nn.Module):
     def load(cls, options: ModelOptions) -> SentenceModel:
         """Load, shorten or make the backbone that ``options`` describe.
 
+        The projection starts from the folder's Dense module if that has its size and activation, unless the
+        backbone is random.
+
         Raises:
             FileNotFoundError: the folder is not there.
             ValueError: the options do not fit the backbone.
         """
         folder = transformer_folder(options.path)
-        return cls(options, folder, load_backbone(options, folder))
+        model = cls(options, folder, load_backbone(options, folder))
+        model.load_projection(options.path)
+        return model
+
+    def load_projection(self, path: str) -> None:
+        """Start the projection from the Dense module of the folder or Hub name ``path``, if it has one that fits."""
+        from safetensors.torch import load_file
+
+        wanted = self.options.projection
+        if self.projection is None or wanted is None or self.options.random:
+            return
+        root = _root_folder(path)
+        for kind, folder in module_entries(root) if (root / "modules.json").is_file() else []:
+            if kind != "Dense":
+                continue
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            sizes = (config["in_features"], config["out_features"], config["activation_function"])
+            if sizes == (self.hidden_size, wanted.dimension, _ACTIVATIONS[wanted.activation]):
+                tensors = load_file(folder / "model.safetensors")
+                with torch.no_grad():
+                    self.projection.weight.copy_(tensors["linear.weight"])
+                    self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
+            return
 
     @property
     def hidden_size(self) -> int:
@@ -296,7 +324,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
             if hasattr(config, name):
                 setattr(config, name, options.dropout)
     auto = getattr(transformers, kind)
-    arguments = {"add_pooling_layer": False} if kind == "AutoModel" else {}
+    arguments = {"add_pooling_layer": False} if kind == "AutoModel" and _has_pooling_layer(config) else {}
     if options.random:
         if options.layers is not None:
             raise ValueError(
@@ -308,6 +336,17 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     if options.layers is not None:
         _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
     return model
+
+
+def _has_pooling_layer(config: Any) -> bool:
+    """Whether the architecture has a pooler that can be left out (BERT and MPNet do, RoFormer does not)."""
+    import transformers
+
+    try:
+        architecture = transformers.MODEL_MAPPING[type(config)]
+    except KeyError:
+        return False
+    return "add_pooling_layer" in inspect.signature(architecture.__init__).parameters
 
 
 @contextmanager
@@ -348,12 +387,14 @@ def _position_offset(config: Any) -> int:
 
 def transformer_folder(path: str) -> Path:
     """The folder of the transformer in a sentence-transformers folder, a transformers folder or on the Hub."""
+    root = _root_folder(path)
+    return module_entries(root)[0][1] if (root / "modules.json").is_file() else root
+
+
+def _root_folder(path: str) -> Path:
     from embedkit.hub import resolve
 
-    from ..modules import module_entries
-
-    root = resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)
-    return module_entries(root)[0][1] if (root / "modules.json").is_file() else root
+    return resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)
 
 
 def _write(path: Path, content: Any) -> None:

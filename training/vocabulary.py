@@ -1,0 +1,148 @@
+"""A WordPiece vocabulary from texts, as the folder that a model with random weights starts from.
+
+BERT's normalisation sets every Chinese character apart, so that Chinese texts get a vocabulary of characters and
+other scripts one of word pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .data.readers import read
+
+__all__ = ["SMALL_ROFORMER", "build_vocabulary", "main"]
+
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SMALL_ROFORMER: dict[str, Any] = {
+    "model_type": "roformer",
+    "hidden_size": 256,
+    "embedding_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 512,
+}
+"""A config.json for runs on a CPU; a recipe's ``model.config`` replaces keys of it."""
+
+
+def build_vocabulary(
+    texts: Iterable[str],
+    size: int,
+    folder: Path,
+    *,
+    min_frequency: int = 2,
+    lowercase: bool = True,
+    config: Mapping[str, Any] = SMALL_ROFORMER,
+) -> int:
+    """Learn a vocabulary and write tokenizer.json, vocab.txt, tokenizer_config.json and config.json.
+
+    The tokenizer's class is BertTokenizer also for a RoFormer, whose own tokenizer would need a word segmenter.
+
+    Args:
+        texts: what is counted.
+        size: most entries, special tokens included. Characters come before pieces of several, frequent ones first.
+        folder: made if it is not there; files in it are replaced.
+        min_frequency: of a piece of several characters.
+        lowercase: whether case and accents are dropped.
+        config: of the model; ``vocab_size`` and ``pad_token_id`` are added.
+
+    Returns:
+        The number of entries.
+
+    Raises:
+        ValueError: there are no texts, or ``size`` leaves no room for a character.
+        ImportError: `tokenizers` is not installed.
+    """
+    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+    from tokenizers.models import WordPiece
+    from tokenizers.trainers import WordPieceTrainer
+
+    if size <= len(_SPECIAL):
+        raise ValueError(f"a vocabulary of {size} has no room beside the {len(_SPECIAL)} special tokens")
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        special_tokens=_SPECIAL,
+        limit_alphabet=size - len(_SPECIAL),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    count = int(tokenizer.get_vocab_size())
+    if count <= len(_SPECIAL):
+        raise ValueError("there is no text to learn a vocabulary from")
+    ids = {token: tokenizer.token_to_id(token) for token in _SPECIAL}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in entries), encoding="utf-8")
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": lowercase,
+        "tokenize_chinese_chars": True,
+        "model_max_length": int(config.get("max_position_embeddings", 512)),
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
+    _write(folder / "tokenizer_config.json", settings)
+    _write(folder / "config.json", {**config, "vocab_size": count, "pad_token_id": ids["[PAD]"]})
+    return count
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m embedkit.training.vocabulary",
+        description="Learn a vocabulary from tables: the folder that a recipe with model.random starts from.",
+    )
+    parser.add_argument("sources", nargs="+", metavar="FILE:COLUMN,COLUMN", help="files with the columns to count")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="the folder")
+    parser.add_argument("--size", type=int, default=8000, help="most entries (default: 8000)")
+    parser.add_argument("--split", help="only rows of this split")
+    parser.add_argument("--data", type=Path, help="folder in which the files are (default: EMBEDKIT_DATA)")
+    options = parser.parse_args(arguments)
+    try:
+        count = build_vocabulary(_texts(options), options.size, options.output)
+    except (ValueError, OSError) as error:
+        print(f"embedkit.training.vocabulary: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.output}: {count} entries")
+    return 0
+
+
+def _texts(options: argparse.Namespace) -> Iterable[str]:
+    for source in options.sources:
+        path, colon, columns = source.rpartition(":")
+        if not colon:
+            raise ValueError(f"{source!r} names no columns; write FILE:COLUMN,COLUMN")
+        names = columns.split(",")
+        spec: dict[str, Any] = {"path": path, "columns": {name: name for name in names}}
+        if options.split is not None:
+            spec["where"] = {"split": options.split}
+        table = read(spec, root=options.data)
+        for name in names:
+            yield from table.texts(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
