@@ -19,7 +19,7 @@ demo: $(VENV)/bin/python
 
 # Install with the test dependencies and run every test that needs no GPU.
 test: $(VENV)/bin/python
-	$(VENV)/bin/pip install -q -c constraints.txt '.[cpu,dev]'
+	$(VENV)/bin/pip install -q -c constraints.txt '.[cpu,dev,train]'
 	$(MAKE) test-cpp
 	$(MAKE) test-python
 
@@ -33,7 +33,8 @@ test-python:
 lint:
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy embedkit
+	mkdir -p build/lint/embedkit && ln -sfn $(abspath $(wildcard embedkit/*) training kernels) build/lint/embedkit/
+	cd build/lint && $(abspath $(VENV))/bin/mypy --config-file ../../pyproject.toml -p embedkit
 	$(VENV)/bin/python csrc/text/generate_tables.py --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from embedkit.modules import module_entries
 
 from . import packed
-from .pooling import pool_project_normalize
+from .pooling import Activation, Pooling, pool_project_normalize
 
 __all__ = [
     "ModelOptions",
@@ -35,7 +35,6 @@ _ACTIVATIONS = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",
 }
-_POOLINGS = ("mean", "max", "cls")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -50,15 +49,11 @@ class Projection:
     """A linear layer behind the pooling: ``activation(W x + b)``, W (dimension, hidden_size)."""
 
     dimension: int
-    activation: str = "identity"
+    activation: Activation = "identity"
 
     def __post_init__(self) -> None:
         if self.dimension < 1:
             raise ValueError(f"model.projection.dimension must be positive, not {self.dimension}")
-        if self.activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"model.projection.activation {self.activation!r} is not known; known are {', '.join(_ACTIVATIONS)}"
-            )
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class ModelOptions:
     layers: int | list[int] | None = None
     config: dict[str, Any] = field(default_factory=dict)
     random: bool = False
-    pooling: str = "mean"
+    pooling: Pooling = "mean"
     projection: Projection | None = None
     normalize: bool = False
     max_length: int = 128
@@ -91,8 +86,6 @@ class ModelOptions:
     freeze_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        if self.pooling not in _POOLINGS:
-            raise ValueError(f"model.pooling {self.pooling!r} is not known; known are {', '.join(_POOLINGS)}")
         if self.max_length < 3:
             raise ValueError(
                 f"model.max_length must leave room for a token between the special ones, not {self.max_length}"

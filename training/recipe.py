@@ -269,6 +269,10 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ValueError(_unknown(where, value, arguments))
+        return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None

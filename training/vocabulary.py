@@ -115,7 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m embedkit.training.vocabulary",
         description="Learn a vocabulary from tables: the folder that a recipe with model.random starts from.",
     )
-    parser.add_argument("sources", nargs="+", metavar="FILE:COLUMN,COLUMN", help="files with the columns to count")
+    parser.add_argument(
+        "sources", nargs="+", metavar="FILE:COLUMN,COLUMN", help="files with the columns to count"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="the folder")
     parser.add_argument("--size", type=int, default=8000, help="most entries (default: 8000)")
     parser.add_argument("--split", help="only rows of this split")

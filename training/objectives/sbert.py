@@ -37,14 +37,16 @@ CONCATENATIONS = (
 
 def features(u: Tensor, v: Tensor, concatenation: str) -> Tensor:
     """What the classifier sees of a pair: (batch, parts * dimension), or (batch, 1) for the dot product ``u.v``."""
-    parts = {
-        "u": lambda: u,
-        "v": lambda: v,
-        "|u-v|": lambda: (u - v).abs(),
-        "u*v": lambda: u * v,
-        "u.v": lambda: (u * v).sum(-1, keepdim=True),
-    }
-    return torch.cat([parts[name]() for name in concatenation.split(",")], -1)
+    parts = []
+    for name in concatenation.split(","):
+        if name in ("u", "v"):
+            parts.append(u if name == "u" else v)
+        elif name == "|u-v|":
+            parts.append((u - v).abs())
+        else:
+            product = u * v
+            parts.append(product.sum(-1, keepdim=True) if name == "u.v" else product)
+    return torch.cat(parts, -1)
 
 
 def feature_size(dimension: int, concatenation: str) -> int:

@@ -19,7 +19,6 @@ from embedkit.training.objectives.cross_encoder import (  # noqa: E402
     PairClassifier,
 )
 from embedkit.training.trainer import train  # noqa: E402
-
 from objective_fixtures import (  # noqa: E402
     NLI,
     losses,
