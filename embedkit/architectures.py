@@ -46,7 +46,11 @@ class Architecture:
         integers: the keys of ``config.json`` that the core needs as positive integers.
         fixed: keys that must have this value when they are there, since the core knows no other.
         constants: what the core must be told beside the keys; see ``EncoderConfig`` of the core.
-        names: part of a tensor's name -> what the core has in its place; the first that fits counts.
+        keys: key as the core knows it -> as ``config.json`` has it, where they differ.
+        defaults: a key that may be missing or null -> the key whose value it then has.
+        flags: the keys that the core needs as booleans, false when they are missing.
+        projection: the module that is there only if embedding_size is not hidden_size.
+        names: part of a tensor's name -> what the core has in its place, replaced in this order.
         layers: what the names of the layers' tensors start with; the layer's number follows.
         tensors: name -> (shape in config keys, quantised); ``{}`` stands for the layer's number.
     """
@@ -58,6 +62,10 @@ class Architecture:
     tensors: Mapping[str, tuple[tuple[str, ...], bool]]
     constants: Mapping[str, int] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    projection: str | None = None
 
     def core_config(self, config: Mapping[str, Any], where: str) -> CoreConfig:
         """What the core wants to know, checked.
@@ -78,40 +86,54 @@ class Architecture:
                 )
         result: CoreConfig = {}
         for key in self.integers:
-            number = config.get(key)
+            stored = self.keys.get(key, key)
+            number = config.get(stored)
+            if number is None and key in self.defaults:
+                number = config.get(self.defaults[key])
             limit = _LIMITS.get(key, _LIMIT)
             if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= limit:
                 raise ValueError(
-                    f"{where}: {key} must be an integer from 1 to {limit}, not {number!r}. "
+                    f"{where}: {stored} must be an integer from 1 to {limit}, not {number!r}. "
                     "Fetch the file again: it does not describe a model."
                 )
             result[key] = number
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        for key in self.flags:
+            flag = config.get(key, False)
+            if not isinstance(flag, bool):
+                raise ValueError(f"{where}: {key} must be true or false, not {flag!r:.80}")
+            result[key] = flag
+        sizes = ("hidden_size", "num_attention_heads")
+        hidden, heads = (int(result[key]) for key in sizes)
         if hidden % heads:
-            raise ValueError(f"{where}: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+            size, count = (self.keys.get(key, key) for key in sizes)
+            raise ValueError(f"{where}: {size} {hidden} is no multiple of {count} {heads}")
         epsilon = config.get("layer_norm_eps", 1e-12)
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
             raise ValueError(f"{where}: layer_norm_eps must be a number from 0 to 1, not {epsilon!r}")
         result["layer_norm_eps"] = float(epsilon)
-        activation = config.get("hidden_act", "gelu")
+        key = self.keys.get("hidden_act", "hidden_act")
+        activation = config.get(key, "gelu")
         if not isinstance(activation, str) or activation not in _ACTIVATIONS:
             raise ValueError(
-                f"{where}: hidden_act {activation!r:.80} is not known; known are {', '.join(_ACTIVATIONS)}"
+                f"{where}: {key} {activation!r:.80} is not known; known are {', '.join(_ACTIVATIONS)}"
             )
         result["hidden_act"] = _ACTIVATIONS[activation]
-        return result | self.constants
+        result.update(self.constants)
+        return result
 
     def core_name(self, name: str) -> str:
         """What the core calls a tensor."""
         for part, core in self.names.items():
-            if part in name:
-                return name.replace(part, core)
+            name = name.replace(part, core)
         return name
 
     def tensor_specs(self, config: CoreConfig) -> dict[str, TensorSpec]:
         """Every tensor that the core needs, by its name without the prefix."""
         specs: dict[str, TensorSpec] = {}
         for name, (dimensions, quantised) in self.tensors.items():
+            module = name.partition(".")[0]
+            if module == self.projection and config["embedding_size"] == config["hidden_size"]:
+                continue
             spec = TensorSpec(tuple(int(config[key]) for key in dimensions), quantised)
             if "{}" in name:
                 specs.update({name.format(i): spec for i in range(int(config["num_hidden_layers"]))})
@@ -124,8 +146,8 @@ def _linear(name: str, rows: str, columns: str) -> dict[str, tuple[tuple[str, ..
     return {f"{name}.weight": ((rows, columns), True), f"{name}.bias": ((rows,), False)}
 
 
-def _layer_norm(name: str) -> dict[str, tuple[tuple[str, ...], bool]]:
-    return {f"{name}.weight": (("hidden_size",), False), f"{name}.bias": (("hidden_size",), False)}
+def _layer_norm(name: str, size: str = "hidden_size") -> dict[str, tuple[tuple[str, ...], bool]]:
+    return {f"{name}.weight": ((size,), False), f"{name}.bias": ((size,), False)}
 
 
 def _stored(
@@ -134,7 +156,9 @@ def _stored(
     """Tensors under the core's names -> under those of a checkpoint; ``names`` as in `Architecture`."""
     result = {}
     for name, entry in tensors.items():
-        stored = next((name.replace(core, part) for part, core in names.items() if core in name), name)
+        stored = name
+        for part, core in names.items():
+            stored = stored.replace(core, part)
         result[stored] = entry
     return result
 
@@ -184,7 +208,7 @@ _MPNET_NAMES = {
     ".attention.attn.o.": ".attention.output.dense.",
     ".attention.LayerNorm.": ".attention.output.LayerNorm.",
 }
-# transformers reads neither the number of buckets nor the padding's position from config.json: 32 and 1 always.
+# transformers takes 32 buckets and the padding's position 1 whatever config.json says.
 _MPNET = Architecture(
     prefix="mpnet.",
     integers=(*_INTEGERS, "relative_attention_num_buckets"),
@@ -202,5 +226,67 @@ _MPNET = Architecture(
     names=_MPNET_NAMES,
 )
 
-ARCHITECTURES: dict[str, Architecture] = {"bert": _BERT, "mpnet": _MPNET}
+_ROBERTA = Architecture(
+    prefix="roberta.",
+    integers=_BERT.integers,
+    fixed={"pad_token_id": 1, **_BERT.fixed},
+    layers=_LAYERS,
+    tensors=_BERT.tensors,
+    constants={"padding_idx": 1},
+)
+
+_DISTILBERT_NAMES = {
+    "transformer.layer.": "encoder.layer.",
+    ".attention.q_lin.": ".attention.self.query.",
+    ".attention.k_lin.": ".attention.self.key.",
+    ".attention.v_lin.": ".attention.self.value.",
+    ".attention.out_lin.": ".attention.output.dense.",
+    ".sa_layer_norm.": ".attention.output.LayerNorm.",
+    ".ffn.lin1.": ".intermediate.dense.",
+    ".ffn.lin2.": ".output.dense.",
+    ".output_layer_norm.": ".output.LayerNorm.",
+}
+_DISTILBERT = Architecture(
+    prefix="distilbert.",
+    integers=_INTEGERS,
+    fixed={},
+    layers="transformer.layer.",
+    tensors={**_EMBEDDINGS, **_stored(_LAYER_TENSORS, _DISTILBERT_NAMES)},
+    names=_DISTILBERT_NAMES,
+    keys={
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "hidden_act": "activation",
+    },
+)
+
+_ROFORMER = Architecture(
+    prefix="roformer.",
+    integers=(*_INTEGERS, "type_vocab_size", "embedding_size"),
+    fixed=_NO_DECODER,
+    layers=_LAYERS,
+    tensors={
+        "embeddings.word_embeddings.weight": (("vocab_size", "embedding_size"), True),
+        "embeddings.token_type_embeddings.weight": (("type_vocab_size", "embedding_size"), False),
+        **_layer_norm("embeddings.LayerNorm", "embedding_size"),
+        "embeddings_project.weight": (("hidden_size", "embedding_size"), False),
+        "embeddings_project.bias": (("hidden_size",), False),
+        **_LAYER_TENSORS,
+    },
+    constants={"rotary": True},
+    defaults={"embedding_size": "hidden_size"},
+    flags=("rotary_value",),
+    projection="embeddings_project",
+)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "bert": _BERT,
+    "distilbert": _DISTILBERT,
+    "mpnet": _MPNET,
+    "roberta": _ROBERTA,
+    "roformer": _ROFORMER,
+    "xlm-roberta": _ROBERTA,
+}
 """``model_type`` of ``config.json`` -> how it is laid out."""

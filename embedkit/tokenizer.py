@@ -104,6 +104,12 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Toke
     """
     folder = Path(folder)
     settings = Settings(folder)
+    if settings.tokenizer_class == "RoFormerTokenizer":
+        # Its tokenizer.json does not say so: by that file alone, Chinese text would get other ids.
+        raise ValueError(
+            f"{settings.path}: RoFormerTokenizer cuts Chinese words with jieba, which embedkit does not run. "
+            "Use a model whose tokenizer takes characters (tokenizer_class BertTokenizer)."
+        )
     path = folder / "tokenizer.json"
     if present(path):
         return _from_json(path, settings, lowercase_first)

@@ -89,7 +89,8 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
   const bool int8 = config_.precision == Precision::kInt8;
   const auto columns = [&](const Linear& linear) { return linear.panels() * kernels_.panel; };
   const Layer& layer = weights_.layers.front();
-  w.hidden_.shape(tokens, config_.hidden_size);
+  w.hidden_.shape(tokens, weights_.projection ? columns(*weights_.projection) : config_.hidden_size);
+  if (weights_.projection) w.embedded_.shape(tokens, config_.embedding_size);
   // Attention reads whole vectors and blocks of keys: past the last row there must be memory, whatever is in
   // it.
   w.query_key_value_.shape(tokens + Kernels::kSlackRows, columns(layer.query_key_value));
@@ -109,8 +110,8 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
   w.stop_step_.store(kNever, std::memory_order_relaxed);
 }
 
-void Encoder::embed(const PackedBatch& batch, Workspace& w, size_t begin, size_t end) const {
-  const float* type = weights_.token_type.data();
+void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, size_t begin, size_t end) const {
+  const AlignedBuffer<float>& type = weights_.token_type;
   size_t sequence =
       static_cast<size_t>(std::upper_bound(batch.cu_seqlens.begin(), batch.cu_seqlens.end(), begin) -
                           batch.cu_seqlens.begin() - 1);
@@ -121,11 +122,36 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, size_t begin, size_t
   for (size_t t = begin; t < end; ++t) {
     for (; t >= batch.cu_seqlens[sequence + 1]; ++sequence) position = padding;
     const int32_t id = batch.ids[t];
-    float* row = w.hidden_.row(t);
-    std::copy_n(type, config_.hidden_size, row);
+    float* row = out.row(t);
+    std::copy_n(type.data(), type.size(), row);
     weights_.words.add(kernels_, static_cast<size_t>(id), row);
-    weights_.positions.add(kernels_, static_cast<size_t>(id == padding ? padding : ++position), row);
+    if (weights_.positions)
+      weights_.positions->add(kernels_, static_cast<size_t>(id == padding ? padding : ++position), row);
   }
+}
+
+void Encoder::embed(const PackedBatch& batch, Workspace& w, const Member& member) const {
+  const size_t tokens = batch.tokens();
+  const auto [begin, end] = share(tokens, member);
+  const bool projected = weights_.projection.has_value();
+  const bool int8 = config_.precision == Precision::kInt8;
+  const QuantisedRows quantised = int8 ? w.quantised_hidden_.from(begin) : QuantisedRows{};
+  Rows& embedded = projected ? w.embedded_ : w.hidden_;
+  add_embeddings(batch, embedded, begin, end);
+  kernels_.add_layer_norm(embedded.row(begin), embedded.ld, nullptr, 0, end - begin,
+                          weights_.token_type.size(), weights_.embedding_norm.weight(),
+                          weights_.embedding_norm.bias(), config_.layer_norm_eps,
+                          int8 && !projected ? &quantised : nullptr);
+  member.sync();
+  if (!projected) return;
+  const Linear& projection = *weights_.projection;
+  const Share panels = share(projection.panels(), member);
+  kernels_.linear_fp32(embedded.row(0), embedded.ld, tokens, projection.packed(), panels.begin, panels.end,
+                       w.hidden_.row(0), w.hidden_.ld);
+  member.sync();
+  if (!int8) return;
+  kernels_.quantise(w.hidden_.row(begin), w.hidden_.ld, end - begin, config_.hidden_size, quantised);
+  member.sync();
 }
 
 void Encoder::attend(const PackedBatch& batch, Workspace& w, const Member& member) const {
@@ -136,7 +162,12 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, const Member& membe
     const size_t sequence = item / heads;
     const size_t row = batch.cu_seqlens[sequence];
     const size_t column = item % heads * head_size;
-    const float* q = w.query_key_value_.row(row) + column;
+    float* q = w.query_key_value_.row(row) + column;
+    // These columns of these rows are this item's alone.
+    if (!weights_.rotary.empty())
+      for (size_t part = 0; part < (config_.rotary_value ? 3 : 2); ++part)
+        kernels_.rotate(q + part * config_.hidden_size, w.query_key_value_.ld, batch.length(sequence),
+                        head_size, weights_.rotary.data());
     kernels_.attention({
         .q = q,
         .k = q + config_.hidden_size,
@@ -214,11 +245,7 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& memb
     }
   };
 
-  embed(batch, w, own.begin, own.end);
-  kernels_.add_layer_norm(w.hidden_.row(own.begin), w.hidden_.ld, nullptr, 0, own.end - own.begin, hidden,
-                          weights_.embedding_norm.weight(), weights_.embedding_norm.bias(),
-                          config_.layer_norm_eps, quantised_hidden);
-  member.sync();
+  embed(batch, w, member);
   size_t step = 0;
   for (const Layer& layer : weights_.layers) {
     w.ask(++step, member, stop);

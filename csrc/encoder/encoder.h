@@ -51,7 +51,7 @@ class Workspace {
   }
   bool stopped_at(size_t step) const { return stop_step_.load(std::memory_order_relaxed) <= step; }
 
-  Rows hidden_, query_key_value_, context_, projected_, inner_;
+  Rows embedded_, hidden_, query_key_value_, context_, projected_, inner_;
   Rows pooled_, head_;
   Quantised quantised_hidden_, quantised_context_, quantised_inner_;
   std::vector<AlignedBuffer<float>> scratch_;  // one per member
@@ -94,7 +94,8 @@ class Encoder {
     Activation activation;
   };
 
-  void embed(const PackedBatch& batch, Workspace& workspace, size_t begin, size_t end) const;
+  void add_embeddings(const PackedBatch& batch, Rows& out, size_t begin, size_t end) const;
+  void embed(const PackedBatch& batch, Workspace& workspace, const Member& member) const;
   void attend(const PackedBatch& batch, Workspace& workspace, const Member& member) const;
   bool feed_forward(const Layer& layer, Workspace& workspace, size_t tokens, const Member& member,
                     StopToken& stop, size_t& step) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "base/error.h"
@@ -98,10 +99,17 @@ void EncoderConfig::validate() const {
           "relative_attention_num_buckets is ", relative_attention_num_buckets, "; it must be 32");
   require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is no multiple of ",
           num_attention_heads, " heads");
+  const size_t head_size = hidden_size / num_attention_heads;
+  require(!rotary || head_size % 2 == 0, "a head of ", head_size,
+          " features has no pairs to rotate; hidden_size must be an even multiple of num_attention_heads");
+  // The file holds nothing that would bound this table.
+  require(!rotary || checked_mul(max_position_embeddings, head_size) <= size_t{1} << 26,
+          "max_position_embeddings is ", max_position_embeddings, "; the rotary table for heads of ",
+          head_size, " features would be too large");
   require(layer_norm_eps >= 0 && layer_norm_eps < 1, "layer_norm_eps is ", layer_norm_eps,
           "; it must be in [0, 1)");
   // 255 * 127 * K must fit an int32 accumulator.
-  require(std::max(hidden_size, intermediate_size) <= 65536,
+  require(std::max({hidden_size, intermediate_size, embedding_size}) <= 65536,
           "a layer of more than 65536 features is not supported");
 }
 
@@ -182,8 +190,26 @@ RelativeBias::RelativeBias(const Tensor& buckets, size_t positions)
   }
 }
 
+RotaryTable::RotaryTable(size_t positions, size_t head_size) {
+  table_.reset(checked_mul(positions, 2 * head_size) + Kernels::kSlack);
+  std::fill_n(table_.data(), table_.size(), 0.0f);
+  for (size_t p = 0; p < positions; ++p) {
+    float* cosine = table_.data() + p * 2 * head_size;
+    float* sine = cosine + head_size;
+    for (size_t d = 0; d < head_size; d += 2) {
+      const double angle =
+          static_cast<double>(p) / std::pow(10000.0, static_cast<double>(d) / static_cast<double>(head_size));
+      cosine[d] = cosine[d + 1] = static_cast<float>(std::cos(angle));
+      sine[d + 1] = static_cast<float>(std::sin(angle));
+      sine[d] = -sine[d + 1];
+    }
+  }
+}
+
 size_t Weights::memory_bytes() const {
-  size_t bytes = words.memory_bytes() + positions.memory_bytes() + relative_bias.memory_bytes();
+  size_t bytes = words.memory_bytes() + relative_bias.memory_bytes() + rotary.memory_bytes();
+  if (positions) bytes += positions->memory_bytes();
+  if (projection) bytes += projection->memory_bytes();
   for (const Layer& layer : layers)
     for (const Linear* linear :
          {&layer.query_key_value, &layer.attention_output, &layer.intermediate, &layer.output})
@@ -195,12 +221,13 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
   config.validate();
   const Reader reader(tensors, config.precision);
   const size_t hidden = config.hidden_size;
-  AlignedBuffer<float> token_type(hidden);
-  std::fill_n(token_type.data(), hidden, 0.0f);
+  const size_t embedded = config.embedding_size > 0 ? config.embedding_size : hidden;
+  AlignedBuffer<float> token_type(embedded);
+  std::fill_n(token_type.data(), embedded, 0.0f);
   if (config.type_vocab_size > 0) {
     const Tensor types =
-        reader.floats("embeddings.token_type_embeddings.weight", {config.type_vocab_size, hidden});
-    std::copy_n(static_cast<const float*>(types.data), hidden, token_type.data());
+        reader.floats("embeddings.token_type_embeddings.weight", {config.type_vocab_size, embedded});
+    std::copy_n(static_cast<const float*>(types.data), embedded, token_type.data());
   }
   RelativeBias relative_bias;
   if (config.relative_attention_num_buckets > 0)
@@ -209,13 +236,26 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
                                    {config.relative_attention_num_buckets, config.num_attention_heads}),
                      config.positions());
   Weights weights{
-      reader.table("embeddings.word_embeddings", config.vocab_size, hidden),
-      reader.table("embeddings.position_embeddings", config.max_position_embeddings, hidden),
+      reader.table("embeddings.word_embeddings", config.vocab_size, embedded),
+      {},
       std::move(token_type),
-      reader.norm("embeddings.LayerNorm", hidden),
+      reader.norm("embeddings.LayerNorm", embedded),
+      {},
       std::move(relative_bias),
       {},
+      {},
   };
+  if (config.rotary)
+    weights.rotary = RotaryTable(config.max_position_embeddings, hidden / config.num_attention_heads);
+  else
+    weights.positions =
+        reader.table("embeddings.position_embeddings", config.max_position_embeddings, embedded);
+  if (config.embedding_size > 0)
+    weights.projection.emplace(
+        kernels, Precision::kFp32,
+        std::vector<Linear::Part>{{reader.floats("embeddings_project.weight", {hidden, embedded}),
+                                   {},
+                                   reader.floats("embeddings_project.bias", {hidden})}});
   weights.layers.reserve(config.num_hidden_layers);
   for (size_t l = 0; l < config.num_hidden_layers; ++l) {
     const std::string layer = "encoder.layer." + std::to_string(l) + ".";

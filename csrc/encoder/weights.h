@@ -1,6 +1,7 @@
 // A model's tensors, checked against its configuration and packed for the instruction set.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -79,6 +80,22 @@ class RelativeBias {
   AlignedBuffer<float> table_;
 };
 
+/// Sines and cosines of the rotary position embedding.
+class RotaryTable {
+ public:
+  /// No rotation.
+  RotaryTable() = default;
+  RotaryTable(size_t positions, size_t head_size);
+
+  bool empty() const { return table_.size() == 0; }
+  /// (positions, 2 head_size): as `Kernels::rotate` takes it.
+  const float* data() const { return table_.data(); }
+  size_t memory_bytes() const { return table_.size() * sizeof(float); }
+
+ private:
+  AlignedBuffer<float> table_;
+};
+
 struct Layer {
   Linear query_key_value;
   Linear attention_output;
@@ -90,10 +107,12 @@ struct Layer {
 
 struct Weights {
   EmbeddingTable words;
-  EmbeddingTable positions;
-  AlignedBuffer<float> token_type;  ///< (hidden_size), of type 0; zero if the model has none
+  std::optional<EmbeddingTable> positions;  ///< unless they are rotary
+  AlignedBuffer<float> token_type;          ///< of type 0; zero if the model has none
   LayerNorm embedding_norm;
+  std::optional<Linear> projection;  ///< embedding_size -> hidden_size, in fp32
   RelativeBias relative_bias;
+  RotaryTable rotary;
   std::vector<Layer> layers;
 
   size_t memory_bytes() const;

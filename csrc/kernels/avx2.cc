@@ -162,6 +162,7 @@ extern const Kernels kAvx2Kernels = {
     .activate = activate<Avx2, uint16_t>,
     .add_layer_norm = add_layer_norm<Avx2, uint16_t>,
     .add_scaled_int8 = add_scaled_int8<Avx2>,
+    .rotate = rotate<Avx2>,
     .attention_scratch = attention_scratch<Avx2, kRows>,
     .attention = attention<Avx2, kRows>,
     .spin_int8 = spin_int8,

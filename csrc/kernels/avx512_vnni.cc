@@ -164,6 +164,7 @@ extern const Kernels kAvx512VnniKernels = {
     .activate = activate<Avx512, uint8_t>,
     .add_layer_norm = add_layer_norm<Avx512, uint8_t>,
     .add_scaled_int8 = add_scaled_int8<Avx512>,
+    .rotate = rotate<Avx512>,
     .attention_scratch = attention_scratch<Avx512, kRows>,
     .attention = attention<Avx512, kRows>,
     .spin_int8 = spin_int8,

@@ -96,6 +96,11 @@ struct Kernels {
   /// out += scale * row, a row of an int8 table.
   void (*add_scaled_int8)(float* out, const int8_t* row, float scale, size_t columns);
 
+  /// Rotates each pair of features (2i, 2i + 1) of row r by the angle of position r, in place:
+  /// x[r][d] = x[r][d] table[r][d] + x[r][d ^ 1] table[r][head_size + d], where table (rows, 2 head_size)
+  /// holds each cosine twice, then (-sine, sine) for each pair. head_size is even.
+  void (*rotate)(float* x, size_t ld, size_t rows, size_t head_size, const float* table);
+
   size_t (*attention_scratch)(size_t length, size_t head_size);
   void (*attention)(const AttentionTask& task);
 

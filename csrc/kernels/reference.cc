@@ -126,6 +126,15 @@ void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns)
   for (size_t i = 0; i < columns; ++i) out[i] += scale * static_cast<float>(row[i]);
 }
 
+void rotate(float* x, size_t ld, size_t rows, size_t head_size, const float* table) {
+  for (size_t r = 0; r < rows; ++r, x += ld, table += 2 * head_size)
+    for (size_t d = 0; d < head_size; d += 2) {
+      const float even = x[d], odd = x[d + 1];
+      x[d] = even * table[d] + odd * table[head_size + d];
+      x[d + 1] = odd * table[d + 1] + even * table[head_size + d + 1];
+    }
+}
+
 size_t attention_scratch(size_t length, size_t) { return length; }
 
 void attention(const AttentionTask& task) {
@@ -186,6 +195,7 @@ extern const Kernels kReferenceKernels = {
     .activate = activate,
     .add_layer_norm = add_layer_norm,
     .add_scaled_int8 = add_scaled_int8,
+    .rotate = rotate,
     .attention_scratch = attention_scratch,
     .attention = attention,
     .spin_int8 = spin_int8,

@@ -178,6 +178,25 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
 }
 
 template <class V>
+void rotate(float* x, size_t ld, size_t rows, size_t head_size, const float* table) {
+  for (size_t r = 0; r < rows; ++r, x += ld, table += 2 * head_size) {
+    const float* sine = table + head_size;
+    over_columns<V>(
+        head_size,
+        [&](size_t i) {
+          const auto v = V::load(x + i);
+          const auto turned = V::mul(V::swap_pairs(v), V::load(sine + i));
+          V::store(x + i, V::fma(v, V::load(table + i), turned));
+        },
+        [&](size_t i, size_t n) {
+          const auto v = V::load_first(x + i, n);
+          const auto turned = V::mul(V::swap_pairs(v), V::load_first(sine + i, n));
+          V::store_first(x + i, V::fma(v, V::load_first(table + i, n), turned), n);
+        });
+  }
+}
+
+template <class V>
 void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
   const auto factor = V::set1(scale);
   size_t i = 0;

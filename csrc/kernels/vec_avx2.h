@@ -59,6 +59,9 @@ struct Avx2 {
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
   }
 
+  /// Lanes 2i and 2i + 1 exchanged.
+  static F swap_pairs(F x) { return _mm256_permute_ps(x, 0xb1); }
+
   static F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x * 2^n for integral -126 <= n <= 127.
   static F scale(F x, F n) {

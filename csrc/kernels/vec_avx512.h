@@ -42,6 +42,9 @@ struct Avx512 {
   static float lowest(F x) { return _mm512_reduce_min_ps(x); }
   static float highest(F x) { return _mm512_reduce_max_ps(x); }
 
+  /// Lanes 2i and 2i + 1 exchanged.
+  static F swap_pairs(F x) { return _mm512_permute_ps(x, 0xb1); }
+
   static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x * 2^n for integral n.
   static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }

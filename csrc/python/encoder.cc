@@ -125,6 +125,10 @@ std::unique_ptr<Encoder> make_encoder(const py::dict& config_dict, const py::dic
   config.type_vocab_size = c.get<size_t>("type_vocab_size", 0);
   config.padding_idx = c.get<int32_t>("padding_idx", -1);
   config.relative_attention_num_buckets = c.get<size_t>("relative_attention_num_buckets", 0);
+  config.rotary = c.get<bool>("rotary", false);
+  config.rotary_value = c.get<bool>("rotary_value", false);
+  config.embedding_size = c.get<size_t>("embedding_size", 0);
+  if (config.embedding_size == config.hidden_size) config.embedding_size = 0;
   config.layer_norm_eps = c.get<float>("layer_norm_eps");
   config.hidden_act = activation_named(c.get<std::string>("hidden_act"));
   config.precision =
