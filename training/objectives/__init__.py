@@ -11,6 +11,7 @@ __all__ = ["OBJECTIVES", "objective_class"]
 
 OBJECTIVES: dict[str, str] = {
     "cross_encoder": "cross_encoder:CrossEncoder",
+    "dvbert": "dvbert:DvBert",
     "roformer_sim": "roformer_sim:RoformerSim",
     "sbert": "sbert:Sbert",
 }

@@ -192,6 +192,7 @@ class CrossEncoderOptions:
     max_score: float = 5.0
 
     def __post_init__(self) -> None:
+        """Check the values."""
         if self.loss not in ("classification", "regression"):
             raise ValueError(
                 f"objective.loss {self.loss!r} is not known; known are classification, regression"

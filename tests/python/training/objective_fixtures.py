@@ -66,7 +66,7 @@ def make_recipe(
             "objective": objective,
             "model": {"path": str(model), "random": True, "dropout": 0.0},
             "data": data,
-            "training": {"batch_size": 16, "learning_rate": 2e-3, "logging_steps": 1, **training},
+            "training": {"batch_size": 16, "learning_rate": 5e-3, "logging_steps": 1, **training},
             "evaluation": {"dev": dev or {}, "select": select},
         },
         "test",

@@ -1,0 +1,224 @@
+"""DvBERT against its formulas in numpy, its teachers' cache, and small trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from embedkit.training.data.readers import Table, read  # noqa: E402
+from embedkit.training.model import ModelOptions  # noqa: E402
+from embedkit.training.objectives import teachers as teachers_module  # noqa: E402
+from embedkit.training.objectives.cross_encoder import PairClassifier  # noqa: E402
+from embedkit.training.objectives.dvbert import DvBert, DvBertOptions, distillation_loss  # noqa: E402
+from embedkit.training.objectives.teachers import teacher_outputs  # noqa: E402
+from embedkit.training.trainer import train  # noqa: E402
+from objective_fixtures import (  # noqa: E402
+    NLI,
+    losses,
+    make_recipe,
+    nli_source,
+    sts_source,
+    write_nli,
+    write_sts,
+)
+
+RANDOM = np.random.default_rng(0)
+LOGITS = RANDOM.normal(size=(5, 3))
+LABELS = np.eye(3)[[0, 2, 1, 1, 0]]
+TEACHERS = np.exp(2 * RANDOM.normal(size=(5, 2, 3)))
+TEACHERS /= TEACHERS.sum(-1, keepdims=True)
+COSINES, SCORES, RATED = RANDOM.uniform(-1, 1, 5), RANDOM.uniform(0, 1, 5), RANDOM.uniform(0, 1, (5, 2))
+
+
+def kl(target: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    kept = np.where(target > 0, target, 1)
+    return np.where(target > 0, target * (np.log(kept) - np.log(p)), 0).sum(-1)
+
+
+def loss(output: Any, target: Any, told: Any, **options: Any) -> np.ndarray:
+    tensors = [torch.tensor(x) for x in (output, target, told)]
+    found: np.ndarray = distillation_loss(*tensors, **options).numpy()
+    return found
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.3, 1.0])
+def test_annealed_divergence(progress: float) -> None:
+    expected = sum(kl(progress * LABELS + (1 - progress) * TEACHERS[:, k], LOGITS) for k in range(2))
+    found = loss(LOGITS, LABELS, TEACHERS, progress=progress, alpha=None, regression=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_fixed_weights(alpha: float) -> None:
+    log_p = LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True))
+    cross_entropy = -(LABELS * log_p).sum(-1)
+    expected = alpha * sum(kl(TEACHERS[:, k], LOGITS) for k in range(2)) + (1 - alpha) * cross_entropy
+    found = loss(LOGITS, LABELS, TEACHERS, progress=0.7, alpha=alpha, regression=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.4])
+def test_scored_pairs(alpha: float | None) -> None:
+    progress = 0.3
+    if alpha is None:
+        expected = sum((COSINES - (progress * SCORES + (1 - progress) * RATED[:, k])) ** 2 for k in range(2))
+    else:
+        rated = sum((COSINES - RATED[:, k]) ** 2 for k in range(2))
+        expected = alpha * rated + (1 - alpha) * (COSINES - SCORES) ** 2
+    found = loss(
+        COSINES[:, None], SCORES[:, None], RATED[..., None], progress=progress, alpha=alpha, regression=True
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_without_teachers_it_is_sbert() -> None:
+    found = loss(LOGITS, LABELS, np.empty((5, 0, 3)), progress=0.5, alpha=None, regression=False)
+    np.testing.assert_allclose(found, kl(LABELS, LOGITS), rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.4])
+@pytest.mark.parametrize("regression", [False, True])
+def test_gradients(alpha: float | None, regression: bool) -> None:
+    output, target, told = (
+        (COSINES[:, None], SCORES[:, None], RATED[..., None]) if regression else (LOGITS, LABELS, TEACHERS)
+    )
+    output = torch.tensor(output, requires_grad=True)
+
+    def of(x: Any) -> Any:
+        return distillation_loss(
+            x, torch.tensor(target), torch.tensor(told), progress=0.0, alpha=alpha, regression=regression
+        )
+
+    assert torch.autograd.gradcheck(of, [output])
+
+
+def save_teacher(model: Path, folder: Path, labels: list[str], seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    teacher = PairClassifier.load(ModelOptions(str(model)), labels)
+    with torch.no_grad():
+        teacher.backbone.classifier.weight.normal_()
+    folder.mkdir()
+    teacher.save(folder)
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return read(nli_source(write_nli(tmp_path / "nli.tsv", 20, 0)))
+
+
+def test_teachers_are_asked_once_and_a_stopped_run_goes_on(
+    make_model: Callable[..., Path], tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_teacher(make_model(), tmp_path / "teacher", NLI)
+    expected = PairClassifier.load(ModelOptions(str(path), max_length=32)).predict(
+        table.texts("text1"), table.texts("text2")
+    )
+    monkeypatch.setattr(teachers_module, "_CHUNK", 8)
+    asked: list[int] = []
+    predict = PairClassifier.predict
+
+    def stopped(self: Any, first: list[str], second: list[str]) -> Any:
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        asked.append(len(first))
+        return predict(self, first, second)
+
+    monkeypatch.setattr(PairClassifier, "predict", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        teacher_outputs(str(path), table, 32, tmp_path / "cache")
+    asked[0:1] = [0, 0]
+    found = teacher_outputs(str(path), table, 32, tmp_path / "cache")
+    assert asked == [0, 0, 8, 4]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_array_equal(teacher_outputs(str(path), table, 32, tmp_path / "cache"), found)
+    assert asked == [0, 0, 8, 4]
+    teacher_outputs(str(path), table, 31, tmp_path / "cache")
+    teacher_outputs(str(path), table.select(range(8)), 32, tmp_path / "cache")
+    assert asked == [0, 0, 8, 4, 8, 8, 4, 8]
+
+
+def test_a_teacher_of_other_classes_is_refused(
+    make_model: Callable[..., Path], tmp_path: Path, table: Table
+) -> None:
+    path = save_teacher(make_model(), tmp_path / "teacher", NLI[::-1])
+    with pytest.raises(ValueError, match="same order"):
+        teacher_outputs(str(path), table, 32, tmp_path / "cache")
+    with pytest.raises(ValueError, match="no trained cross-encoder"):
+        teacher_outputs(str(make_model()), table, 32, tmp_path / "cache")
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"objective\.alpha must be"):
+        DvBertOptions(teachers=["a"], alpha=1.5)
+    with pytest.raises(ValueError, match="names none"):
+        DvBertOptions(alpha=0.5)
+    with pytest.raises(ValueError, match="triplet"):
+        DvBertOptions(loss="triplet")
+
+
+def test_the_objective_uses_what_the_teachers_say(
+    make_model: Callable[..., Path], tmp_path: Path, table: Table
+) -> None:
+    paths = [str(save_teacher(make_model(), tmp_path / f"t{i}", NLI, i)) for i in range(2)]
+    options = DvBertOptions(teachers=paths)
+    objective = DvBert(
+        DvBert.load_encoder(ModelOptions(str(make_model()), max_length=32), options, {"nli": table}),
+        options,
+        {"nli": table},
+    ).eval()
+    arrays = objective.prepare("nli", table, tmp_path)
+    assert arrays["teachers"].shape == (20, 2, 3)
+    np.testing.assert_allclose(arrays["teachers"].sum(-1), 1, rtol=1e-5)
+    assert set(objective.prepare("nli", table.select(range(4)), tmp_path)) == {"label"}
+
+    from embedkit.training.data.store import TextStore
+
+    store = TextStore(objective.encoder.tokenizer_folder, table.texts("text1") + table.texts("text2"), 32)
+    batch = objective.collate(store, store.rows.reshape(2, -1).T.astype(np.int64), arrays)
+    objective.progress = 0.25
+    with torch.no_grad():
+        found = objective(task=torch.tensor(0), **batch)
+    logits, labels = found["logits"].double().numpy(), np.eye(3)[arrays["label"]]
+    mixed = 0.25 * labels[:, None] + 0.75 * arrays["teachers"].astype(np.float64)
+    expected = sum(kl(mixed[:, k], logits) for k in range(2)).mean()
+    assert found["loss"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_it_learns_from_a_teacher_and_alone(
+    make_model: Callable[..., Path], tmp_path: Path, reference: Callable[[Path], Any]
+) -> None:
+    model = make_model()
+    data = {"nli": nli_source(write_nli(tmp_path / "train.tsv", 320, 1))}
+    dev = {"nli": nli_source(write_nli(tmp_path / "dev.tsv", 60, 2))}
+    run = train(make_recipe({"name": "cross_encoder"}, model, data, epochs=3), tmp_path / "teacher")
+    assert run["steps"] == 60
+    teacher = str(tmp_path / "teacher" / "model")
+    options = {"name": "dvbert", "teachers": [teacher]}
+    result = train(make_recipe(options, model, data, dev, epochs=3), tmp_path / "run")
+    history = losses(tmp_path / "run")
+    assert np.mean(history[-5:]) < 0.7 * np.mean(history[:5])
+    assert result["dev"]["nli_accuracy"] > 33.4 + 25
+
+    from embedkit import Encoder
+
+    folder = tmp_path / "run" / "model"
+    texts = ["the weather is lovely", "people use water", "a"]
+    np.testing.assert_allclose(Encoder(folder).encode(texts), reference(folder).encode(texts), atol=2e-6)
+
+
+def test_the_second_stage_learns(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    data = {"sts": sts_source(write_sts(tmp_path / "train.tsv", 160, 1))}
+    dev = {"sts": sts_source(write_sts(tmp_path / "dev.tsv", 60, 2))}
+    teacher = save_teacher(make_model(), tmp_path / "teacher", ["score"])
+    options = {"name": "dvbert", "teachers": [str(teacher)], "loss": "regression"}
+    result = train(make_recipe(options, make_model(), data, dev, epochs=3), tmp_path / "run")
+    assert result["dev"]["sts_spearman"] > 60

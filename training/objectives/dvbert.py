@@ -1,0 +1,173 @@
+"""DvBERT (Cheng 2021, "Dual-View Distilled BERT for Sentence Embedding", arXiv:2104.08741, section 3).
+
+A siamese student learns from K frozen cross-encoders, which see both sentences at once (`cross_encoder`). With u and v
+the student's vectors, y the label (one-hot), q_k what teacher k says of the pair, and progress λ from 0 to 1 linearly
+over the training:
+
+    p = softmax(W [u, v, |u - v|])
+    teacher annealing   sum_k KL(λ y + (1 - λ) q_k || p)
+    fixed weights       α sum_k KL(q_k || p) + (1 - α) CE(y, p)          (figure 3)
+
+On scored pairs (STS-B, the second stage) the cosine takes the classifier's place, with y and q_k scaled to 0..1. The
+paper gives no formula for it; as we read its section 3.2, the squared error takes the divergence's place:
+
+    teacher annealing   sum_k (cos(u, v) - (λ y + (1 - λ) q_k))^2
+    fixed weights       α sum_k (cos(u, v) - q_k)^2 + (1 - α) (cos(u, v) - y)^2
+
+Sums over teachers, as in the paper, so that K teachers weigh K times as much. Without a teacher what is left is SBERT:
+CE(y, p), and (cos(u, v) - y)^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..data.readers import Table
+from ..model import SentenceModel
+from .base import Arrays, Objective, spearman
+from .sbert import CONCATENATIONS, feature_size, features
+from .teachers import teacher_outputs
+
+__all__ = ["DvBert", "DvBertOptions", "distillation_loss", "divergence", "squared_error"]
+
+
+@dataclass(frozen=True)
+class DvBertOptions:
+    """Options of `DvBert`.
+
+    Attributes:
+        teachers: folders of trained cross-encoders (recipes ``cross-encoder-nli``, ``cross-encoder-stsb``).
+        alpha: fixed weight of the teachers, 0 to 1; None for teacher annealing.
+        loss: ``classification``, or ``regression`` for scored pairs.
+        concatenation: classification: what the classifier sees.
+        max_score: regression: the score that means cosine 1; 0 means cosine 0.
+    """
+
+    teachers: list[str] = field(default_factory=list)
+    alpha: float | None = None
+    loss: str = "classification"
+    concatenation: str = "u,v,|u-v|"
+    max_score: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.loss not in ("classification", "regression"):
+            raise ValueError(
+                f"objective.loss {self.loss!r} is not known; known are classification, regression"
+            )
+        if self.concatenation not in CONCATENATIONS:
+            known = "; ".join(CONCATENATIONS)
+            raise ValueError(
+                f"objective.concatenation {self.concatenation!r} is not known; known are {known}"
+            )
+        if self.max_score <= 0:
+            raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
+        if self.alpha is not None:
+            if not 0 <= self.alpha <= 1:
+                raise ValueError(f"objective.alpha must be from 0 to 1, not {self.alpha}")
+            if not self.teachers:
+                raise ValueError("objective.alpha weighs teachers, and objective.teachers names none")
+
+
+def divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """KL(target || softmax(logits)) over the last dimension, with 0 log 0 = 0."""
+    return (torch.xlogy(target, target) - target * logits.log_softmax(-1)).sum(-1)
+
+
+def squared_error(target: Tensor, cosine: Tensor) -> Tensor:
+    """``(cosine - target)^2``, the last dimension (of size 1) summed away."""
+    return (cosine - target).square().sum(-1)
+
+
+def distillation_loss(
+    output: Tensor,
+    target: Tensor,
+    teachers: Tensor,
+    *,
+    progress: float,
+    alpha: float | None,
+    regression: bool,
+) -> Tensor:
+    """The losses (n,) of this file's head.
+
+    Args:
+        output: (n, classes) logits, or (n, 1) cosines.
+        target: (n, classes) one-hot labels, or (n, 1) scores in 0..1.
+        teachers: (n, K, classes) or (n, K, 1): what the K teachers say.
+        progress: λ; without meaning where ``alpha`` is given.
+        alpha: fixed weight of the teachers, or None for teacher annealing.
+        regression: squared errors in place of divergences.
+    """
+    distance = squared_error if regression else divergence
+    if not teachers.shape[1]:
+        return distance(target, output)
+    if alpha is not None:
+        # KL(y || p) is CE(y, p): y is one-hot and has no entropy
+        distilled = distance(teachers, output[:, None]).sum(1)
+        return alpha * distilled + (1 - alpha) * distance(target, output)
+    mixed = progress * target[:, None] + (1 - progress) * teachers
+    return distance(mixed, output[:, None]).sum(1)
+
+
+class DvBert(Objective):
+    """A siamese encoder that learns from cross-encoders."""
+
+    Options: ClassVar[type[Any]] = DvBertOptions
+    options: DvBertOptions
+    encoder: SentenceModel
+
+    def __init__(self, encoder: SentenceModel, options: DvBertOptions, tables: Mapping[str, Table]) -> None:
+        """The classifier is made for the classes of the first task."""
+        super().__init__(encoder, options, tables)
+        self._training_tables = list(tables.values())
+        self._classes = 1
+        if options.loss == "classification":
+            self._classes = len(self._training_tables[0].labels)
+            width = feature_size(encoder.dimension, options.concatenation)
+            self.classifier = nn.Linear(width, self._classes, bias=False)
+
+    def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
+        """The labels; of training data also what the teachers say: ``teachers (n, K, classes)``."""
+        arrays = super().prepare(task, table, cache)
+        if self.options.teachers and any(table is own for own in self._training_tables):
+            length = self.encoder.options.max_length
+            outputs = [teacher_outputs(path, table, length, cache) for path in self.options.teachers]
+            arrays["teachers"] = np.stack(outputs, 1)
+        return arrays
+
+    def forward(
+        self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
+    ) -> dict[str, Tensor]:
+        """See `Objective.forward`; dev data carry no teachers, and their loss is that without them."""
+        u, v = self.encode(input_ids, cu_seqlens)
+        label = targets["label"]
+        if self.options.loss == "classification":
+            output = self.classifier(features(u, v, self.options.concatenation))
+            target, told = functional.one_hot(label, self._classes).to(output.dtype), {"logits": output}
+        else:
+            cosine = functional.cosine_similarity(u, v)
+            output, target = cosine[:, None], label[:, None].to(cosine.dtype) / self.options.max_score
+            told = {"cosine": cosine}
+        loss = distillation_loss(
+            output,
+            target,
+            targets.get("teachers", output.new_empty(len(output), 0, self._classes)),
+            progress=self.progress,
+            alpha=self.options.alpha,
+            regression=self.options.loss == "regression",
+        )
+        return {"loss": loss.mean(), **told}
+
+    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
+        """Accuracy, or Spearman's rank correlation."""
+        if self.options.loss == "classification":
+            return {"accuracy": 100 * float((outputs["logits"].argmax(1) == arrays["label"]).mean())}
+        return {"spearman": spearman(outputs["cosine"], arrays["label"])}

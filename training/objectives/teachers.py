@@ -1,0 +1,82 @@
+"""What frozen cross-encoders say of a run's training pairs, computed once and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..data.readers import Table
+from ..model import TOKENIZER_FILES, ModelOptions, transformer_folder
+from .cross_encoder import PairClassifier
+
+__all__ = ["teacher_outputs"]
+
+_LOG = logging.getLogger("embedkit")
+_CHUNK = 4096  # pairs in a file: what a stopped run loses at most
+
+
+def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> npt.NDArray[np.float32]:
+    """`PairClassifier.predict` of a teacher for ``text1`` and ``text2`` of a table: (n, classes).
+
+    The outputs lie in a folder of ``cache`` whose name hashes the teacher's files, ``max_length`` and the texts, as
+    one file for 4,096 pairs, so that a stopped run goes on and other runs find them. Processes of a distributed run
+    begin at different files and take over what is there.
+
+    Raises:
+        FileNotFoundError: the teacher is not there.
+        ValueError: it is no cross-encoder, or was trained on other classes than the table's.
+    """
+    first, second = table.texts("text1"), table.texts("text2")
+    folder = cache / f"teacher-{_key(transformer_folder(path), first, second, max_length)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    starts = range(0, len(first), _CHUNK)
+    files = [folder / f"{start:09d}.npy" for start in starts]
+    if not all(file.is_file() for file in files):
+        teacher = _load(path, table, max_length)
+        ahead = len(files) * int(os.environ.get("RANK", "0")) // int(os.environ.get("WORLD_SIZE", "1"))
+        for number in [*range(ahead, len(files)), *range(ahead)]:
+            if not files[number].is_file():
+                part = slice(starts[number], starts[number] + _CHUNK)
+                _write_whole(files[number], teacher.predict(first[part], second[part]))
+                _LOG.info("%s: %s of %s pairs", path, f"{min(part.stop, len(first)):,}", f"{len(first):,}")
+    return np.concatenate([np.load(file) for file in files])
+
+
+def _load(path: str, table: Table, max_length: int) -> PairClassifier:
+    teacher = PairClassifier.load(ModelOptions(path, max_length=max_length))
+    expected = list(table.labels) or ["score"]
+    if teacher.labels != expected and (table.labels or len(teacher.labels) > 1):
+        raise ValueError(
+            f"the teacher {path} was trained on the classes {', '.join(teacher.labels)}, and the data have "
+            f"{', '.join(expected)}; give a teacher of the same classes in the same order"
+        )
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    return teacher.to(device).eval()
+
+
+def _key(folder: Path, first: Sequence[str], second: Sequence[str], max_length: int) -> str:
+    digest = hashlib.sha256(f"{max_length}\n".encode())
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    for name in ("config.json", *weights, *TOKENIZER_FILES):
+        if (folder / name).is_file():
+            content = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            digest.update(f"{name} {content}\n".encode())
+    for texts in (first, second):
+        for text in texts:
+            encoded = text.encode()
+            digest.update(f"{len(encoded)} ".encode() + encoded)
+    return digest.hexdigest()[:24]
+
+
+def _write_whole(path: Path, rows: npt.NDArray[np.float32]) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with part.open("wb") as file:
+        np.save(file, rows)
+    part.replace(path)
