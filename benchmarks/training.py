@@ -53,6 +53,7 @@ def main() -> int:
             "versions": versions(["torch", "transformers", "scikit-learn"]),
         }
         write_json(path, results)
+        tables.plot(results, table.plot, path.with_suffix(".png"))
         print(tables.markdown(results, table.columns), end="\n\n")
     return 0
 

@@ -13,6 +13,7 @@ A table is a YAML file under ``recipes/tables``:
         set: ["objective.teachers=[{teacher}]"]   # {teacher}: the model folder of that run
         seeds: [1, 2, 3]
     columns: {STS-B: test.sts.STS-B}         # column -> where in a run's result.json
+    plot: STS-B                              # the column that is drawn
 
 A run that names another waits for it. ``{name}`` is the other run with the same seed if it has that seed, else its
 first one.
@@ -34,7 +35,7 @@ from typing import Any
 
 from .recipe import build, find_recipe, load_recipe
 
-__all__ = ["Run", "Spec", "Table", "load_table", "measure"]
+__all__ = ["Run", "Spec", "Table", "collect", "list_tables", "load_table", "markdown", "measure", "plot"]
 
 _FOLDER = Path(__file__).parent / "recipes" / "tables"
 _REFERENCE = re.compile(r"\{([\w-]+)\}")
@@ -47,12 +48,14 @@ class Run:
     Attributes:
         recipe: name of a recipe.
         name: the row's name; None if the run has no row.
+        part: the part of the table that the row belongs to.
         set: overrides, after those of the table.
         seeds: one run each.
     """
 
     recipe: str
     name: str | None = None
+    part: str = ""
     set: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=lambda: [1])
 
@@ -64,9 +67,9 @@ class Table:
     title: str
     runs: dict[str, Run]
     columns: dict[str, str]
+    plot: str
     note: str = ""
     set: list[str] = field(default_factory=list)
-    fixed: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ def load_table(path: Path) -> Table:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
         table = build(Table, content, "table")
+        if table.plot not in table.columns:
+            raise ValueError(f"plot {table.plot!r} is none of the columns {', '.join(table.columns)}")
         for spec in specs(table, Path("work")):
             load_recipe(find_recipe(spec.recipe), spec.overrides)
     except (ValueError, FileNotFoundError) as error:
@@ -236,7 +241,7 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
             rows.append(
                 {"name": run.name, "run": key, "seeds": list(results), "of": run.seeds, "scores": scores}
             )
-    return {"title": table.title, "note": table.note, "rows": rows, "fixed": table.fixed, "runs": runs}
+    return {"title": table.title, "note": table.note, "rows": rows, "runs": runs}
 
 
 def _at(result: Mapping[str, Any], where: str) -> float | None:
@@ -256,22 +261,53 @@ def _spread(values: list[float]) -> dict[str, float] | None:
 
 
 def markdown(results: Mapping[str, Any], columns: Mapping[str, str]) -> str:
-    """The table as people read it: mean ± standard deviation over the seeds."""
-    lines = [
-        f"**{results['title']}**",
-        "",
-        f"| | seeds | {' | '.join(columns)} |",
-        "|---" * (len(columns) + 2) + "|",
-    ]
-    for name, scores in results["fixed"].items():
-        cells = [f"{scores[column]:.2f}" if column in scores else "" for column in columns]
-        lines.append(f"| {name} | – | {' | '.join(cells)} |")
-    for row in results["rows"]:
-        cells = [_cell(row["scores"][column], len(row["seeds"])) for column in columns]
-        missing = len(row["of"]) - len(row["seeds"])
-        seeds = f"{len(row['seeds'])}" + (f" of {len(row['seeds_planned'])}" if missing else "")
-        lines.append(f"| {row['name']} | {seeds} | {' | '.join(cells)} |")
+    """The table as people read it: mean ± standard deviation over the seeds, part by part."""
+    lines = [f"**{results['title']}**"]
+    for part in dict.fromkeys(row["part"] for row in results["rows"]):
+        rows = [row for row in results["rows"] if row["part"] == part]
+        shown = [column for column in columns if any(row["scores"][column] for row in rows)]
+        lines += ["", f"| {part} | seeds | {' | '.join(shown)} |", "|---" * (len(shown) + 2) + "|"]
+        for row in rows:
+            cells = [_cell(row["scores"][column], len(row["seeds"])) for column in shown]
+            missing = len(row["of"]) - len(row["seeds"])
+            seeds = f"{len(row['seeds'])}" + (f" of {len(row['of'])}" if missing else "")
+            lines.append(f"| {row['name']} | {seeds} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", results["note"]])
+
+
+def plot(results: Mapping[str, Any], column: str, path: Path) -> None:
+    """One column as dots with the standard deviation over the seeds, part by part: a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    parts: dict[str, list[Any]] = {}
+    for row in results["rows"]:
+        if row["scores"].get(column):
+            parts.setdefault(row["part"], []).append(row)
+    if not parts:
+        return
+    heights = [len(rows) for rows in parts.values()]
+    figure = Figure(figsize=(8, 0.32 * sum(heights) + 0.6 * len(parts) + 0.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(parts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[
+        :, 0
+    ]
+    for axis, (part, rows) in zip(axes, parts.items(), strict=True):
+        scores = [row["scores"][column] for row in rows]
+        axis.errorbar(
+            [score["mean"] for score in scores],
+            range(len(rows)),
+            xerr=[score["sd"] for score in scores],
+            fmt="o",
+            capsize=3,
+        )
+        axis.set_yticks(range(len(rows)), [row["name"] for row in rows])
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_title(part, fontsize="medium", loc="left")
+    axes[-1].set_xlabel(column)
+    figure.suptitle(results["title"], fontsize="medium")
+    figure.savefig(path, dpi=120)
 
 
 def _cell(score: Mapping[str, float] | None, seeds: int) -> str:

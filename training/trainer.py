@@ -320,7 +320,8 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
             state.log_history[-1]["train_seconds"] = round(self.seconds, 1)
         if logs and not math.isfinite(logs.get("loss", 0.0)):
             raise FloatingPointError(
-                f"the loss is {logs['loss']} at step {state.global_step}; lower training.learning_rate, or look at the data"
+                f"the loss is {logs['loss']} at step {state.global_step}; "
+                "lower training.learning_rate, or look at the data"
             )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
