@@ -43,7 +43,8 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
         )
     lines += ["", "## Scores", "", "| set | score |", "|---|---|"]
     lines += [
-        f"| {name} | {value:.2f} |" for name, value in _scores({"dev": result["dev"], "test": result["test"]})
+        f"| {name} | {value:.2f} |"
+        for name, value in _scores({name: result[name] for name in ("dev", "majority", "test")})
     ]
     lines += [
         "",

@@ -29,26 +29,29 @@ class Examples:
     ) -> None:
         """Tokenize the texts and let the objective prepare what else a batch holds."""
         self._objective = objective
-        fields = objective.fields
         texts: list[str] = []
         self.tasks: dict[str, range] = {}
         start = 0
         for task, table in tables.items():
             self.tasks[task] = range(start, start + len(table))
             start += len(table)
-            for field in fields:
+            for field in objective.fields_of(task):
                 texts += table.texts(field)
         self._store = TextStore(folder, texts, max_length)
-        rows, self._texts, first = self._store.rows, np.empty((start, len(fields)), np.int64), 0
+        self._texts: list[npt.NDArray[np.int64]] = []  # of each task (examples, fields): rows of the store
+        first = 0
         for task, table in tables.items():
-            for column in range(len(fields)):
-                self._texts[self.tasks[task], column] = rows[first : first + len(table)]
-                first += len(table)
-        self.lengths: npt.NDArray[np.int64] = self._store.lengths[self._texts].sum(1)
+            count = len(objective.fields_of(task))
+            rows = self._store.rows[first : first + count * len(table)]
+            self._texts.append(rows.reshape(count, len(table)).T.astype(np.int64))
+            first += count * len(table)
+        self.lengths: npt.NDArray[np.int64] = np.concatenate(
+            [self._store.lengths[rows].sum(1) for rows in self._texts]
+        )
         self._arrays: list[Arrays] = [objective.prepare(task, table, cache) for task, table in tables.items()]
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self.lengths)
 
     def __getitem__(self, index: int) -> int:
         return index  # a DataLoader's collate_fn gets the numbers of a batch and builds it at once
@@ -68,10 +71,9 @@ class Examples:
 
         number = next(i for i, span in enumerate(self.tasks.values()) if indices[0] in span)
         span = list(self.tasks.values())[number]
-        examples = np.asarray(indices, np.int64)
-        own = examples - span.start
+        own = np.asarray(indices, np.int64) - span.start
         arrays = {name: array[own] for name, array in self._arrays[number].items()}
-        batch = self._objective.collate(self._store, self._texts[examples], arrays)
+        batch = self._objective.collate(self._store, self._texts[number][own], arrays)
         return {"task": torch.tensor(number), **batch}
 
 

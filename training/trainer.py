@@ -83,6 +83,7 @@ def train(
         "train_seconds": round(run.clock.seconds, 1),
         "best_step": run.best_step,
         "dev": run.dev_scores(),
+        "majority": run.majority,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {run.device}",
     }
     run.write_model(result, history)
@@ -127,10 +128,21 @@ class _Run:
             steps,
             {name: len(table) for name, table in tables.items()},
         )
+        for task, accuracy in self.majority.items():
+            _LOG.info("%s (dev): the majority class has an accuracy of %.1f", task, accuracy)
         if self.examples.truncated:
             _LOG.warning(
                 "%d texts are longer than max_length=%d tokens and are cut", self.examples.truncated, length
             )
+
+    @property
+    def majority(self) -> dict[str, float]:
+        """The accuracy (x 100) on each dev set with classes of always saying its most frequent one."""
+        return {
+            task: 100 * float(np.bincount(table["label"]).max()) / len(table)
+            for task, table in self._dev_tables.items()
+            if table.labels and "label" in table.names
+        }
 
     @property
     def is_main(self) -> bool:
@@ -172,7 +184,8 @@ class _Run:
         from .data.checks import check
 
         evaluations = {
-            f"{task} (dev)": _texts(table, self.objective.fields) for task, table in self._dev_tables.items()
+            f"{task} (dev)": _texts(table, self.objective.fields_of(task))
+            for task, table in self._dev_tables.items()
         }
         if self.recipe.evaluation.test or self.recipe.evaluation.sts_dev:
             from .scores import evaluation_pairs
@@ -181,7 +194,7 @@ class _Run:
             evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, self._data_root)
         reports = {}
         for task, table in self._tables.items():
-            report = check(table, evaluations, self.objective.fields[:2])
+            report = check(table, evaluations, self.objective.fields_of(task)[:2])
             for line in report.lines():
                 _LOG.info("%s: %s", task, line)
             reports[task] = report.summary()
@@ -204,6 +217,7 @@ class _Run:
             for task in self.dev.tasks:
                 scored = self.objective.score(task, self._outputs(task), self.dev.arrays(task))
                 scores.update({f"{task}_{name}": value for name, value in scored.items()})
+            scores.update(self.objective.summary(scores))
         if self.recipe.evaluation.sts_dev:
             from .evaluate import sts_dev
 

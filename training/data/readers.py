@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from .sampler import balanced_fraction
+
 __all__ = ["Column", "Table", "read"]
 
 Column = list[str] | npt.NDArray[Any]
@@ -36,6 +38,7 @@ _KEYS = (
     "min_score",
     "max_score",
     "limit",
+    "balanced_fraction",
     "seed",
 )
 _FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".parquet")
@@ -138,6 +141,8 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
             ``labels``: names of the classes in the order of their ids, for the field ``label``; without it
             ``label`` and ``score`` are numbers, within ``min_score`` and ``max_score``.
             ``limit``: that many rows, drawn with ``seed`` (0); fewer if there are fewer.
+            ``balanced_fraction``: of these, a fraction with equally many rows of each of the ``labels``, drawn with
+            ``seed``, see `embedkit.training.data.sampler.balanced_fraction`.
         root: None: the environment variable EMBEDKIT_DATA, else the current directory.
 
     Returns:
@@ -167,7 +172,10 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
         raise ValueError(f"{source}: no row is left; loosen `where`: {dict(spec.get('where') or {})}")
     limit = spec.get("limit")
     if limit is not None and limit < len(table):
-        return table.select(np.random.default_rng(spec.get("seed", 0)).permutation(len(table))[:limit])
+        table = table.select(np.random.default_rng(spec.get("seed", 0)).permutation(len(table))[:limit])
+    fraction = spec.get("balanced_fraction")
+    if fraction is not None:
+        table = table.select(balanced_fraction(table["label"], fraction, seed=spec.get("seed", 0)))
     return table
 
 
@@ -180,6 +188,9 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
     limit, seed = spec.get("limit"), spec.get("seed", 0)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"limit is {limit!r}; give a number of rows from 1")
+    fraction = spec.get("balanced_fraction")
+    if fraction is not None and (type(fraction) not in (int, float) or "labels" not in spec):
+        raise ValueError(f"balanced_fraction is {fraction!r}; give a number, and the classes in `labels`")
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed is {seed!r}; give an integer from 0")
 

@@ -28,7 +28,8 @@ class Objective(nn.Module):
     implements `forward`; the other methods have useful defaults.
 
     Attributes:
-        fields: the text columns of an example, in the order in which a batch holds them.
+        fields: the text columns of an example, in the order in which a batch holds them; `fields_of` where tasks
+            differ.
         drop_last: whether a partial last batch is left out (contrastive losses depend on the batch's size).
         encoder: the model that is trained and written: a `SentenceModel`, or another module with its
             ``tokenizer_folder``, ``autocast`` and ``save``.
@@ -64,6 +65,11 @@ class Objective(nn.Module):
         del options, tables
         return SentenceModel.load(model)
 
+    def fields_of(self, task: str) -> tuple[str, ...]:
+        """The text columns of a task's examples."""
+        del task
+        return self.fields
+
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """What a batch of ``task`` holds besides its texts: arrays with one row an example.
 
@@ -90,6 +96,11 @@ class Objective(nn.Module):
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Dev scores (x 100) of a task from the outputs and arrays of all its examples."""
         del task, outputs, arrays
+        return {}
+
+    def summary(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """Dev scores over all tasks, from those of the single ones as they are logged (``nli_accuracy``)."""
+        del scores
         return {}
 
     def encode(self, input_ids: Tensor, cu_seqlens: Tensor, count: int | None = None) -> Tensor:
