@@ -79,9 +79,10 @@ class RoformerSim(Objective):
         self._mask_id = _mask_id(encoder.tokenizer_folder) if options.noised_texts and options.noise else 0
 
     @classmethod
-    def load_encoder(cls, options: ModelOptions) -> UnilmModel:
+    def load_encoder(cls, model: ModelOptions, options: Any, tables: Mapping[str, Table]) -> UnilmModel:
         """A RoFormer with its head."""
-        return UnilmModel.load(options)
+        del options, tables
+        return UnilmModel.load(model)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The label or score, if there is one, for dev scores; with a teacher its vectors (n, 2, dimension)."""
