@@ -1,0 +1,152 @@
+"""Teachers' vectors: right, computed once, shared, and whole after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("torch")
+
+from embedkit.training import teacher
+from embedkit.training.teacher import TeacherOptions, Teachers, VectorStore
+
+from embedkit import Encoder
+
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture
+def sentences(texts: list[str]) -> list[str]:
+    """With repetitions."""
+    return texts + texts[:20]
+
+
+def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every text that is encoded from now on."""
+    seen: list[str] = []
+    encode_iter = Encoder.encode_iter
+
+    def counted(self: Encoder, sentences: Any, *args: Any, **options: Any) -> Any:
+        seen.extend(sentences)
+        return encode_iter(self, sentences, *args, **options)
+
+    monkeypatch.setattr(Encoder, "encode_iter", counted)
+    return seen
+
+
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("models", [1, 2])
+def test_targets_are_the_projected_vectors(  # noqa: PLR0917
+    make_model: MakeModel,
+    reference: Callable[[Path], Any],
+    sentences: list[str],
+    tmp_path: Path,
+    models: int,
+    center: bool,
+) -> None:
+    from sklearn.decomposition import PCA
+
+    folders = [make_model(normalize=True), make_model(hidden=16, seed=1)][:models]
+    teachers = Teachers([TeacherOptions(str(folder), "fp32") for folder in folders], tmp_path, "float32")
+    teachers.fit(sentences, 12, center=center)
+    targets = teachers.targets(sentences[5:])
+    assert isinstance(targets, np.memmap)
+    vectors = np.concatenate([reference(folder).encode(sentences) for folder in folders], axis=1)
+    distinct = vectors[[sentences.index(text) for text in dict.fromkeys(sentences)]]
+    pca = PCA(12, svd_solver="full").fit(distinct)
+    want = (vectors[5:] - pca.mean_ * center) @ pca.components_.T
+    np.testing.assert_allclose(targets, want * np.sign((targets * want).sum(0)), atol=2e-3)
+
+
+def test_texts_are_encoded_once(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [TeacherOptions(str(make_model()))]
+    seen = encoded_texts(monkeypatch)
+    teachers = Teachers(options, tmp_path)
+    teachers.fit(sentences[:100], 8)
+    first = np.array(teachers.targets(sentences[:100]))
+    assert seen == list(dict.fromkeys(sentences[:100]))
+    teachers.close()
+    seen.clear()
+    again = Teachers(options, tmp_path)
+    again.fit(sentences[:100], 8)
+    np.testing.assert_array_equal(again.targets(sentences[:100]), first)
+    assert not seen
+    again.targets(sentences[90:110])
+    assert seen == sentences[100:110]
+    assert again.targets(sentences[:9]).dtype == np.float16
+
+
+def test_sample_is_drawn_from_distinct_texts(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    options = [TeacherOptions(str(make_model()), "fp32")]
+    teachers = Teachers(options, tmp_path)
+    few = teachers.fit(texts, 4, samples=50)
+    assert np.abs(few.mean - teachers.fit(texts, 4).mean).max() > 1e-3
+    np.testing.assert_array_equal(few.weight, teachers.fit(texts * 2, 4, samples=50).weight)
+
+
+def test_too_many_dimensions(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    teachers = Teachers([TeacherOptions(str(make_model()))], tmp_path)
+    with pytest.raises(ValueError, match="the teachers have 32 dimensions, the student has 33"):
+        teachers.fit(texts, 33)
+
+
+def test_a_half_written_block_is_written_again(
+    make_model: MakeModel, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher, "_BLOCK", 64)
+    with Encoder(make_model(), precision="fp32") as encoder:
+        store = VectorStore(tmp_path, "float32")
+        store.add(texts, encoder)
+        assert len(store) == len(set(texts))
+        (tmp_path / "000002.keys.npy").unlink()  # as if killed between the two files
+        store = VectorStore(tmp_path, "float32")
+        assert len(store) == 128
+        store.add(texts, encoder)
+        np.testing.assert_array_equal(store.read(store.rows(texts)), encoder.encode(texts))
+        with pytest.raises(KeyError):
+            store.rows(["never added"])
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from embedkit import Encoder
+from embedkit.training import teacher
+
+teacher._BLOCK = 8
+texts = Path(sys.argv[3]).read_text().splitlines()
+teacher.VectorStore(Path(sys.argv[2]), "float32").add(texts, Encoder(sys.argv[1], precision="fp32"))
+"""
+
+
+def test_killed_and_resumed(make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 while blocks are written: what is whole is kept, and nothing is encoded twice."""
+    texts = [f"{word} number {i}" for i in range(700) for word in ("weather", "document")]
+    (tmp_path / "texts").write_text("\n".join(texts))
+    folder, store_path = make_model(), tmp_path / "store"
+    command = [sys.executable, "-c", _CHILD, str(folder), str(store_path), str(tmp_path / "texts")]
+    with subprocess.Popen(command) as child:
+        end = time.monotonic() + 60
+        while not (store_path / "000003.keys.npy").is_file() and time.monotonic() < end:
+            time.sleep(0.001)
+        os.kill(child.pid, signal.SIGKILL)
+    store = VectorStore(store_path, "float32")
+    done = len(store)
+    assert 32 <= done < len(texts)
+    seen = encoded_texts(monkeypatch)
+    with Encoder(folder, precision="fp32") as encoder:
+        store.add(texts, encoder)
+        assert seen == texts[done:]
+        np.testing.assert_array_equal(store.read(store.rows(texts)), encoder.encode(texts))

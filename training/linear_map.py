@@ -1,0 +1,83 @@
+"""Linear maps that are computed, not trained: principal components and whitening of sentence vectors.
+
+With x the vectors of a sample, their mean and C = U Λ Uᵀ their covariance (Λ falling):
+
+    PCA         y = W^T (x - mean),  W = U[:, :d]
+    whitening   y = W^T (x - mean),  W = (U Λ^(-1/2))[:, :d]      Su et al. 2021, arXiv:2103.15316
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["METHODS", "LinearMap", "fit"]
+
+METHODS = ("pca", "whitening")
+_RANK = 1e-9  # a direction with less of the largest variance is rounding: whitening would blow it up
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """``y = weight^T (x - mean)``.
+
+    Attributes:
+        weight: (dimension of x, dimension of y) float32.
+        mean: (dimension of x,) float32; zeros where nothing is subtracted.
+    """
+
+    weight: Vectors
+    mean: Vectors
+
+    @property
+    def bias(self) -> Vectors:
+        """``-weight^T mean``, (dimension of y,): the map is ``weight^T x + bias``, too."""
+        bias: Vectors = -(self.mean.astype(np.float64) @ self.weight.astype(np.float64)).astype(np.float32)
+        return bias
+
+    def __call__(self, x: npt.NDArray[Any]) -> Vectors:
+        """Map the rows of ``x``: (n, dimension of x) to (n, dimension of y)."""
+        y: Vectors = (x.astype(np.float32) - self.mean) @ self.weight
+        return y
+
+
+def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, center: bool = True) -> LinearMap:
+    """Compute a map from a sample of vectors; the same for the same sample.
+
+    Args:
+        vectors: (samples, d), the sample.
+        dimension: of what comes out, at most d and fewer than the samples.
+        method: ``pca`` or ``whitening``.
+        center: whether the map subtracts the mean. The components are of the centred sample in any case.
+
+    Raises:
+        ValueError: the method is not known, or the sample does not hold so many directions.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method {method!r} is not known; known are {', '.join(METHODS)}")
+    samples, width = vectors.shape
+    if not 1 <= dimension <= width:
+        raise ValueError(f"dimension {dimension} must be from 1 to {width}, that of the vectors")
+    if dimension >= samples:
+        raise ValueError(f"{samples} sentences are too few for {dimension} principal components; give more")
+    from sklearn.decomposition import PCA
+
+    # Whitening is scaled here: scikit-learn has it, but divides by zero where a direction is missing.
+    pca = PCA(n_components=dimension, random_state=0).fit(vectors.astype(np.float32, copy=False))
+    weight = pca.components_.T
+    if method == "whitening":
+        variance = pca.explained_variance_
+        directions = int((variance > _RANK * variance[0]).sum())
+        if directions < dimension:
+            raise ValueError(
+                f"the vectors of the sample span {directions} directions, too few for {dimension} whitened "
+                f"dimensions; give a dimension of at most {directions}"
+            )
+        weight = weight / np.sqrt(variance)
+    mean = pca.mean_ if center else np.zeros_like(pca.mean_)
+    return LinearMap(np.ascontiguousarray(weight, np.float32), mean.astype(np.float32))

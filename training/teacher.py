@@ -1,0 +1,299 @@
+"""Teacher vectors, computed once and kept: h_t = W_t^T (e - mean).
+
+Source: HPD (Zhao et al. 2022, arXiv:2203.07687), Algorithm 1: e are a teacher's sentence vectors, W_t the
+principal components of a sample of them. The released code fits on 40,000 sentences and subtracts no mean.
+
+Our own addition: of several teachers, e is their vectors one after another.
+
+Three things are kept in the cache folder, shared by runs with other seeds, dimensions or parts of the data:
+
+* ``vectors-…/``: the vectors e of each text that was ever asked for, in blocks that appear whole or not at
+  all: a process that is killed loses one block;
+* ``pca-….npz``: W_t and the mean;
+* ``targets-….npy``: h_t of the texts of a task, in their order, which training maps into memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedkit import Encoder
+from embedkit.inputs import progress
+
+from .linear_map import LinearMap, fit
+
+__all__ = ["STORAGES", "TeacherOptions", "Teachers", "VectorStore"]
+
+STORAGES = ("float16", "float32")
+_LOG = logging.getLogger("embedkit")
+_BLOCK = 2048  # texts of a block: what a killed process loses
+_CHUNK = 16384  # rows projected at once
+_KEY = 16  # bytes of a text's hash
+_SEED = 0  # of the sample that PCA sees: the same for every run, so that runs share the teacher
+
+Keys = npt.NDArray[np.uint8]
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TeacherOptions:
+    """One teacher.
+
+    Attributes:
+        path: folder or Hub name of a model that `embedkit.Encoder` loads.
+        precision: ``fp32``, ``int8``, or ``auto`` for that of the folder.
+        max_length: tokens a text may have, special tokens counted; None for the folder's own.
+    """
+
+    path: str
+    precision: str = "auto"
+    max_length: int | None = None
+
+
+class VectorStore:
+    """Vectors of texts on disk, found by the texts' hashes; those that are missing are encoded and added.
+
+    ``000000.npy`` holds the vectors (n, dimension) of a block and ``000000.keys.npy`` the hashes (n, 16) of
+    its texts. The hashes are written last and by renaming: a block without them is not there.
+    """
+
+    def __init__(self, folder: Path, storage: str) -> None:
+        """Open the store, or make it; ``storage`` is the type of the vectors on disk."""
+        self.folder = folder
+        self._storage = storage
+        folder.mkdir(parents=True, exist_ok=True)
+        self._rows: dict[bytes, int] = {}
+        self._blocks: list[npt.NDArray[Any]] = []
+        self._starts = [0]
+        self._load()
+
+    def __len__(self) -> int:
+        """The number of texts."""
+        return self._starts[-1]
+
+    @property
+    def dimension(self) -> int:
+        """Width of the vectors; 0 while there are none."""
+        return int(self._blocks[0].shape[1]) if self._blocks else 0
+
+    def add(self, texts: Sequence[str], encoder: Encoder) -> None:
+        """Encode the texts that are not there yet.
+
+        Processes that add to the same store take turns; the second finds what the first has done.
+
+        Args:
+            texts: in any order, with repetitions.
+            encoder: the one whose vectors are kept here.
+        """
+        if not self._missing(texts):
+            return
+        with _locked(self.folder / "lock"):
+            self._load()
+            missing = self._missing(texts)
+            if not missing:
+                return
+            _LOG.info("%s: %d of %d texts are to be encoded", self.folder.name, len(missing), len(texts))
+            first = 0
+            with progress(len(missing), None) as advance:
+                for vectors in encoder.encode_iter(missing, block_size=_BLOCK):
+                    keys = text_keys(missing[first : first + len(vectors)])
+                    self._write(vectors, keys)
+                    first += len(vectors)
+                    if advance is not None:
+                        advance(len(vectors))
+
+    def rows(self, texts: Sequence[str]) -> Rows:
+        """The rows (n,) of texts.
+
+        Raises:
+            KeyError: a text was never added.
+        """
+        return np.fromiter((self._rows[key.tobytes()] for key in text_keys(texts)), np.int64, len(texts))
+
+    def read(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """The vectors (n, dimension) of ``rows`` (n,)."""
+        vectors = np.empty((len(rows), self.dimension), np.float32)
+        block_of = np.searchsorted(self._starts, rows, side="right") - 1
+        for block in np.unique(block_of):
+            here = block_of == block
+            vectors[here] = self._blocks[block][rows[here] - self._starts[block]]
+        return vectors
+
+    def _missing(self, texts: Sequence[str]) -> list[str]:
+        distinct = list(dict.fromkeys(texts))
+        keys = text_keys(distinct)
+        return [text for text, key in zip(distinct, keys, strict=True) if key.tobytes() not in self._rows]
+
+    def _load(self) -> None:
+        """Map the blocks that have come since."""
+        while (path := self._path(len(self._blocks), ".keys.npy")).is_file():
+            self._append(np.load(self._path(len(self._blocks), ".npy"), mmap_mode="r"), np.load(path))
+
+    def _write(self, vectors: npt.NDArray[Any], keys: Keys) -> None:
+        number = len(self._blocks)
+        _write_array(self._path(number, ".npy"), vectors.astype(self._storage))
+        _write_array(self._path(number, ".keys.npy"), keys)
+        self._load()
+
+    def _append(self, vectors: npt.NDArray[Any], keys: Keys) -> None:
+        start = self._starts[-1]
+        self._rows.update((key.tobytes(), start + i) for i, key in enumerate(keys))
+        self._blocks.append(vectors)
+        self._starts.append(start + len(vectors))
+
+    def _path(self, number: int, suffix: str) -> Path:
+        return self.folder / f"{number:06d}{suffix}"
+
+
+class Teachers:
+    """One teacher or several, and the projection of their vectors."""
+
+    def __init__(self, teachers: Sequence[TeacherOptions], cache: Path, storage: str = "float16") -> None:
+        """Open the teachers; nothing is encoded yet.
+
+        Raises:
+            FileNotFoundError, ValueError: a teacher is not there, or an option is wrong.
+        """
+        self._cache = cache
+        self._storage = storage
+        self._encoders = [
+            Encoder(teacher.path, precision=teacher.precision, max_length=teacher.max_length)
+            for teacher in teachers
+        ]
+        self._stores = [
+            VectorStore(cache / _folder_name(encoder, storage), storage) for encoder in self._encoders
+        ]
+        self._map: LinearMap | None = None
+        self._map_key = ""
+
+    @property
+    def dimension(self) -> int:
+        """Width of the teachers' vectors, one after another."""
+        return sum(encoder.get_embedding_dimension() for encoder in self._encoders)
+
+    def fit(
+        self, texts: Sequence[str], dimension: int, *, samples: int = 100_000, center: bool = True
+    ) -> LinearMap:
+        """Compute W_t and the mean from a sample of the distinct texts; encodes all of them.
+
+        Args:
+            texts: the training texts.
+            dimension: of h_t.
+            samples: texts of the sample, drawn without replacement; all if there are fewer.
+            center: whether the mean is subtracted.
+
+        Raises:
+            ValueError: the teachers have fewer dimensions, or there are too few texts.
+        """
+        if dimension > self.dimension:
+            raise ValueError(
+                f"the teachers have {self.dimension} dimensions, the student has {dimension}; "
+                f"set model.projection.dimension to at most {self.dimension}, or add a teacher"
+            )
+        distinct = list(dict.fromkeys(texts))
+        if len(distinct) > samples:
+            drawn = np.random.default_rng(_SEED).choice(len(distinct), samples, replace=False)
+            sample = [distinct[i] for i in np.sort(drawn)]
+        else:
+            sample = distinct
+        self._map_key = _digest(
+            [store.folder.name for store in self._stores], _text_digest(sample), dimension, center
+        )
+        path = self._cache / f"pca-{self._map_key}.npz"
+        self._add(distinct)
+        if not path.is_file():
+            with _locked(path.with_suffix(".lock")):
+                if not path.is_file():
+                    fitted = fit(self._read(sample), dimension, center=center)
+                    _write_whole(path, lambda file: np.savez(file, weight=fitted.weight, mean=fitted.mean))
+        with np.load(path) as stored:
+            self._map = LinearMap(stored["weight"], stored["mean"])
+        return self._map
+
+    def targets(self, texts: Sequence[str]) -> npt.NDArray[Any]:
+        """h_t of ``texts``, (n, dimension), mapped read-only; call `fit` first."""
+        if self._map is None:
+            raise RuntimeError("Teachers.targets needs the projection; call fit first")
+        path = self._cache / f"targets-{_digest(self._map_key, _text_digest(texts))}.npy"
+        self._add(texts)
+        if not path.is_file():
+            with _locked(path.with_suffix(".lock")):
+                if not path.is_file():
+                    self._write_targets(path, texts, self._map)
+        mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r")
+        return mapped
+
+    def close(self) -> None:
+        """Give back the teachers' memory; what was computed can still be read."""
+        for encoder in self._encoders:
+            encoder.close()
+
+    def _add(self, texts: Sequence[str]) -> None:
+        for store, encoder in zip(self._stores, self._encoders, strict=True):
+            store.add(texts, encoder)
+
+    def _read(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        return np.concatenate([store.read(store.rows(texts)) for store in self._stores], axis=1)
+
+    def _write_targets(self, path: Path, texts: Sequence[str], projection: LinearMap) -> None:
+        part = path.with_name(f".{path.name}")
+        shape = (len(texts), projection.weight.shape[1])
+        targets = np.lib.format.open_memmap(part, "w+", self._storage, shape)
+        for start in range(0, len(texts), _CHUNK):
+            targets[start : start + _CHUNK] = projection(self._read(texts[start : start + _CHUNK]))
+        targets.flush()
+        part.replace(path)
+
+
+def text_keys(texts: Sequence[str]) -> Keys:
+    """Hashes (n, 16) of texts."""
+    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=_KEY).digest() for text in texts)
+    return np.frombuffer(digests, np.uint8).reshape(-1, _KEY)
+
+
+def _folder_name(encoder: Encoder, storage: str) -> str:
+    """Whatever moves a vector is in the name."""
+    about = encoder.describe()
+    return f"vectors-{_digest(about['fingerprint'], about['precision'], about['max_length'])}-{storage}"
+
+
+def _text_digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256(text_keys(texts).tobytes()).hexdigest()
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    _write_whole(path, lambda file: np.save(file, array))
+
+
+def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """A file that is whole or not there, also after a power cut."""
+    part = path.with_name(f".{path.name}")
+    with part.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock of a process that dies is given back by the system."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
