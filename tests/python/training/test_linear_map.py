@@ -1,0 +1,117 @@
+"""PCA and whitening against their formulas, and the model folders that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("torch")
+
+from embedkit.training.linear_map import LinearMap, fit
+from embedkit.training.whitening import append_projection, main, project_model
+
+from embedkit import Encoder
+
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture
+def sample() -> np.ndarray:
+    """(500, 8), correlated and off centre."""
+    random = np.random.default_rng(0)
+    return (random.normal(size=(500, 8)) @ random.normal(size=(8, 8)) + random.normal(size=8)).astype(
+        np.float32
+    )
+
+
+def components(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvectors (columns) and values of the covariance, falling."""
+    values, vectors = np.linalg.eigh(np.cov(sample.astype(np.float64), rowvar=False))
+    return vectors[:, ::-1], values[::-1]
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_pca_is_the_projection_on_the_eigenvectors(sample: np.ndarray, center: bool) -> None:
+    vectors, _ = components(sample)
+    fitted = fit(sample, 3, center=center)
+    want = (sample - sample.mean(0) * center) @ vectors[:, :3]
+    got = fitted(sample)
+    signs = np.sign((got * want).sum(0))  # an eigenvector has no direction
+    np.testing.assert_allclose(got, want * signs, atol=2e-4)
+
+
+def test_whitened_vectors_have_unit_covariance(sample: np.ndarray) -> None:
+    vectors, values = components(sample)
+    fitted = fit(sample, 5, "whitening")
+    want = (sample - sample.mean(0)) @ (vectors / np.sqrt(values))[:, :5]
+    got = fitted(sample)
+    np.testing.assert_allclose(got, want * np.sign((got * want).sum(0)), atol=2e-3)
+    np.testing.assert_allclose(np.cov(got, rowvar=False), np.eye(5), atol=1e-3)
+    np.testing.assert_allclose(sample @ fitted.weight + fitted.bias, got, atol=1e-4)
+
+
+def test_bad_arguments(sample: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="from 1 to 8"):
+        fit(sample, 9)
+    with pytest.raises(ValueError, match="give more"):
+        fit(sample[:4], 4)
+    with pytest.raises(ValueError, match="known are pca, whitening"):
+        fit(sample, 2, "ica")
+    flat = np.repeat(sample[:, :2], 4, axis=1)
+    with pytest.raises(ValueError, match="at most 2"):
+        fit(flat, 5, "whitening")
+
+
+@pytest.mark.parametrize("method", ["pca", "whitening"])
+def test_folder_holds_the_map(
+    make_model: MakeModel,
+    reference: Callable[[Path], Any],
+    texts: list[str],
+    tmp_path: Path,
+    method: str,
+) -> None:
+    """After a Dense as HPD writes it, too; sentence-transformers gives the same vectors."""
+    source = make_model(dense=[(16, "Tanh", True)])
+    fitted = project_model(str(source), texts, 6, tmp_path / "model", method=method)
+    encoder = Encoder(tmp_path / "model")
+    before = reference(source).encode(texts).astype(np.float64)
+    want = before @ fitted.weight + fitted.bias
+    np.testing.assert_allclose(encoder.encode(texts), want, atol=2e-4)
+    np.testing.assert_allclose(reference(tmp_path / "model").encode(texts), want, atol=2e-4)
+    assert encoder.get_embedding_dimension() == 6
+    assert encoder.fingerprint != Encoder(source).fingerprint
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_plain_transformers_folder(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    source = make_model().parent / "raw"
+    project_model(str(source), texts, 4, tmp_path / "model")
+    assert Encoder(tmp_path / "model").encode(texts[:3]).shape == (3, 4)
+
+
+def test_refusals_leave_nothing_behind(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "model"
+    with Encoder(make_model()) as encoder, pytest.raises(ValueError, match="takes 5 dimensions"):
+        append_projection(encoder, LinearMap(np.zeros((5, 2), np.float32), np.zeros(5, np.float32)), output)
+    with pytest.raises(ValueError, match="from 1 to 32"):
+        project_model(str(make_model()), texts, 33, output)
+    assert not list(tmp_path.iterdir())
+    output.mkdir()
+    (output / "mine").write_text("")
+    with pytest.raises(FileExistsError, match="not empty"):
+        project_model(str(make_model()), texts, 4, output)
+
+
+def test_command_line(make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "\n".join(f"{i}\tthe weather is {word} today" for i, word in enumerate("abcdefghij"))
+    (tmp_path / "texts.tsv").write_text(f"id\ttext\n{lines}\n")
+    arguments = [str(make_model()), "texts.tsv", str(tmp_path / "out"), "--data", str(tmp_path)]
+    assert main([*arguments, "--dimension", "4", "--method", "pca"]) == 0
+    assert Encoder(tmp_path / "out").get_embedding_dimension() == 4
+    assert main([*arguments, "--dimension", "4"]) == 1
+    assert "not empty" in capsys.readouterr().err
