@@ -62,6 +62,7 @@ def train(
     tables = {task: read(source, root=data_root) for task, source in recipe.data.items()}
     dev = {task: read(source, root=data_root) for task, source in recipe.evaluation.dev.items()}
     kind = objective_class(recipe.objective_name)
+    tables = kind.expand(recipe.objective, tables, data_root)
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
     if (recipe.evaluation.sts_dev or recipe.evaluation.test) and not hasattr(encoder, "encode"):
         raise ValueError(

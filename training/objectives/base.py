@@ -70,6 +70,18 @@ class Objective(nn.Module):
         del task
         return self.fields
 
+    @classmethod
+    def expand(cls, options: Any, tables: Mapping[str, Table], data_root: Path | None) -> dict[str, Table]:
+        """The training data with what the objective adds to them before anything is tokenized (augmentation).
+
+        Args:
+            options: an instance of `Options`.
+            tables: the training data by task, as read.
+            data_root: where relative paths start; None for EMBEDKIT_DATA or the current folder.
+        """
+        del options, data_root
+        return dict(tables)
+
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """What a batch of ``task`` holds besides its texts: arrays with one row an example.
 
