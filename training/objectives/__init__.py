@@ -13,8 +13,10 @@ OBJECTIVES: dict[str, str] = {
     "cross_encoder": "cross_encoder:CrossEncoder",
     "dvbert": "dvbert:DvBert",
     "minbert": "minbert:MinBert",
+    "hpd": "hpd:Hpd",
     "roformer_sim": "roformer_sim:RoformerSim",
     "sbert": "sbert:Sbert",
+    "simcse": "simcse:SimCse",
 }
 """Name in a recipe -> module and class."""
 

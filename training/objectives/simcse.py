@@ -1,0 +1,92 @@
+"""Supervised SimCSE (Gao et al. 2021, arXiv:2104.08821, equation 5; HPD, arXiv:2203.07687, equation 1).
+
+With cosine similarity sim, temperature t, a batch of N anchors h, positives h+ and hard negatives h-:
+
+    loss_i = -log( e^(sim(h_i, h+_i) / t) / sum_j (e^(sim(h_i, h+_j) / t) + e^(sim(h_i, h-_j) / t)) )
+
+over j = 1..N; without hard negatives the second term is left out. With several processes j runs over the
+batches of all of them. HPD's baseline "Projection-d" is this objective with a linear layer behind the pooling
+(``model.projection``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..data.readers import Table
+from ..model import SentenceModel
+from .base import Arrays, Objective, gather
+
+__all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
+
+
+def contrastive_loss(
+    anchors: Tensor, positives: Tensor, negatives: Tensor | None, temperature: float
+) -> Tensor:
+    """The mean over this process' anchors of the loss above.
+
+    Args:
+        anchors, positives, negatives: (batch, dimension) of this process, of any length.
+        temperature: t.
+    """
+    candidates = gather(functional.normalize(positives, dim=-1))
+    if negatives is not None:
+        candidates = torch.cat([candidates, gather(functional.normalize(negatives, dim=-1))])
+    similarity = functional.normalize(anchors, dim=-1) @ candidates.t() / temperature
+    own = torch.arange(len(anchors), device=anchors.device)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        own = own + torch.distributed.get_rank() * len(anchors)
+    return functional.cross_entropy(similarity, own)
+
+
+@dataclass(frozen=True)
+class SimCseOptions:
+    """Options of `SimCse`.
+
+    Attributes:
+        temperature: t.
+        hard_negatives: whether an example has a field ``negative``.
+    """
+
+    temperature: float = 0.05
+    hard_negatives: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.temperature <= 0:
+            raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
+
+
+class SimCse(Objective):
+    """In-batch negatives, and a hard negative for each pair."""
+
+    Options: ClassVar[type[Any]] = SimCseOptions
+    drop_last: ClassVar[bool] = True
+    options: SimCseOptions
+
+    def __init__(self, encoder: SentenceModel, options: SimCseOptions, tables: Mapping[str, Table]) -> None:
+        """See `Objective`."""
+        super().__init__(encoder, options, tables)
+        self.fields = ("anchor", "positive", "negative") if options.hard_negatives else ("anchor", "positive")
+
+    def forward(
+        self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
+    ) -> dict[str, Tensor]:
+        """See `Objective.forward`."""
+        vectors = self.encode(input_ids, cu_seqlens)
+        negatives = vectors[2] if self.options.hard_negatives else None
+        loss = contrastive_loss(vectors[0], vectors[1], negatives, self.options.temperature)
+        cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (1 or 2, batch)
+        return {"loss": loss, "cosine": cosine.t()}
+
+    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
+        """The share of triplets whose positive is nearer than the hard negative; nothing without these."""
+        if not self.options.hard_negatives:
+            return {}
+        return {"accuracy": 100 * float((outputs["cosine"][:, 0] > outputs["cosine"][:, 1]).mean())}
