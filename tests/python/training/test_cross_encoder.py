@@ -135,9 +135,9 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
     folder = make_model()
     with pytest.raises(ValueError, match="no trained cross-encoder"):
         PairClassifier.load(ModelOptions(str(folder)))
-    with pytest.raises(ValueError, match="model.normalize"):
+    with pytest.raises(ValueError, match=r"model\.normalize"):
         PairClassifier.load(ModelOptions(str(folder), normalize=True), NLI)
-    with pytest.raises(ValueError, match="objective.loss"):
+    with pytest.raises(ValueError, match=r"objective\.loss"):
         CrossEncoderOptions(loss="triplet")
     source = nli_source(write_nli(tmp_path / "train.tsv", 32, 1))
     recipe = make_recipe({"name": "cross_encoder"}, folder, {"nli": source})

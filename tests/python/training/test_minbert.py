@@ -86,7 +86,7 @@ def run(
     """Outputs of a task's head for its whole table, its vectors by field, and its labels."""
     table = tables[task]
     columns = [table.texts(field) for field in objective.fields_of(task)]
-    store = TextStore(objective.encoder.tokenizer_folder, sum(columns, []), 32)
+    store = TextStore(objective.encoder.tokenizer_folder, [text for column in columns for text in column], 32)
     texts = store.rows.reshape(len(columns), -1).T.astype(np.int64)
     batch = objective.collate(store, texts, objective.prepare(task, table, Path()))
     with torch.no_grad():

@@ -49,7 +49,7 @@ def run(
     encoder = Sbert.load_encoder(ModelOptions(str(model), pooling=pooling), chosen, {"task": table})
     objective = Sbert(encoder, chosen, {"task": table}).eval()
     columns = [table.texts(field) for field in objective.fields]
-    store = TextStore(encoder.tokenizer_folder, sum(columns, []), 64)
+    store = TextStore(encoder.tokenizer_folder, [text for column in columns for text in column], 64)
     texts = store.rows.reshape(len(columns), -1).T.astype(np.int64)
     with torch.no_grad():
         found = objective(
