@@ -44,6 +44,11 @@ TOKENIZER_FILES = (
 )
 
 
+# A packed row is filled up to a multiple of so many tokens: oneDNN compiles a product anew for each number of rows, and
+# keeps about a thousand of them.
+_ROW_MULTIPLE = 64
+
+
 @dataclass(frozen=True)
 class Projection:
     """A linear layer behind the pooling: ``activation(W x + b)``, W (dimension, hidden_size)."""
@@ -176,7 +181,12 @@ class SentenceModel(nn.Module):
             starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
             positions = torch.arange(len(input_ids), device=input_ids.device) - starts
             positions = positions + _position_offset(self.backbone.config)
-            arguments = {"input_ids": input_ids[None], "position_ids": positions[None], "grid": grid}
+            idle = (0, -len(input_ids) % _ROW_MULTIPLE)
+            arguments = {
+                "input_ids": nn.functional.pad(input_ids, idle)[None],
+                "position_ids": nn.functional.pad(positions, idle)[None],
+                "grid": grid,
+            }
         else:
             arguments = {
                 "input_ids": packed.pad(input_ids, grid, self.backbone.config.pad_token_id or 0),
@@ -184,7 +194,7 @@ class SentenceModel(nn.Module):
             }
         with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
             output = self.backbone(**arguments).last_hidden_state
-        return (output[0] if self._packed else packed.collect(output, grid)).float()
+        return (output[0, : len(input_ids)] if self._packed else packed.collect(output, grid)).float()
 
     def forward(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Sentence vectors (n, dimension) of a packed batch."""

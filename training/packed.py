@@ -113,7 +113,7 @@ def _attention(
     heads, tokens, size = query.shape[1:]
 
     def grid_form(x: Tensor) -> Tensor:
-        rows = x[0].transpose(0, 1).reshape(tokens, heads * size)
+        rows = x[0].transpose(0, 1)[: len(grid.cells)].flatten(1)
         return spread(rows, grid).view(*grid.shape, heads, size).transpose(1, 2)
 
     mixed = torch.nn.functional.scaled_dot_product_attention(
@@ -124,7 +124,9 @@ def _attention(
         dropout_p=dropout,
         scale=scaling,
     )
-    return collect(mixed.transpose(1, 2).flatten(2), grid).view(1, tokens, heads, size), None
+    found = collect(mixed.transpose(1, 2).flatten(2), grid)
+    idle = tokens - len(grid.cells)
+    return torch.nn.functional.pad(found, (0, 0, 0, idle)).view(1, tokens, heads, size), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
