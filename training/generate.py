@@ -64,7 +64,9 @@ class SimilarSentences:
         candidates = [found for found in candidates if found != text.strip()]
         if not candidates:
             return []
-        vectors = torch.nn.functional.normalize(torch.from_numpy(self.model.encode([text, *candidates])), dim=1)
+        vectors = torch.nn.functional.normalize(
+            torch.from_numpy(self.model.encode([text, *candidates])), dim=1
+        )
         scores = vectors[1:] @ vectors[0]
         order = scores.argsort(descending=True, stable=True)[:k].tolist()
         return [(candidates[i], float(scores[i])) for i in order]

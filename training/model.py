@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from embedkit.modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
+from embedkit.modules import Dense, Normalize, module_entries, read_head, read_pooling
 
 from . import packed
 from .pooling import Activation, Pooling, pool_project_normalize
@@ -387,17 +387,19 @@ def options_of(path: str) -> ModelOptions:
     entries = module_entries(_root_folder(path))
     transformer = entries[0][1]
     hidden_size = int(read_json(transformer / "config.json")["hidden_size"])
-    pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
+    modes = read_pooling(entries[1][1], hidden_size).modes if len(entries) > 1 else ("mean",)
     modules = read_head(entries[2:], hidden_size)
     dense = [module for module in modules if isinstance(module, Dense)]
-    if len(dense) > 1 or len(pooling.modes) > 1 or (dense and not isinstance(modules[0], Dense)):
+    if len(dense) > 1 or len(modes) > 1 or (dense and not isinstance(modules[0], Dense)):
         raise ValueError(f"{path}: expected one pooling mode, then at most one Dense and one Normalize")
     settings = transformer / "sentence_bert_config.json"
     length = read_json(settings).get("max_seq_length") if settings.is_file() else None
     return ModelOptions(
         path=path,
-        pooling=pooling.modes[0],
-        projection=Projection(dense[0].out_features, dense[0].activation) if dense else None,
+        pooling=cast(Pooling, modes[0]),  # checked by ModelOptions
+        projection=Projection(dense[0].out_features, cast(Activation, dense[0].activation))
+        if dense
+        else None,
         normalize=any(isinstance(module, Normalize) for module in modules),
         max_length=ModelOptions.max_length if length is None else int(length),
     )

@@ -35,8 +35,8 @@ _CONFIG = {
     "intermediate_size": 64,
     "max_position_embeddings": 64,
 }
-_THINGS = "苹果 香蕉 手机 电脑 汽车 火车 老师 医生 北京 上海 音乐 电影 足球 篮球 猫 狗".split()  # noqa: SIM905
-_FORMS = ("{}怎么样", "{}好不好", "请问{}如何", "你觉得{}怎样")
+_THINGS = "苹果 香蕉 手机 电脑 汽车 老师 北京 音乐 足球 狗".split()  # noqa: SIM905
+_FORMS = ("{}怎么样", "{}好不好", "请问{}如何")
 _MAX_LENGTH = 16
 
 
@@ -72,7 +72,12 @@ def _table(path: Path, names: tuple[str, ...], rows: list[Any]) -> None:
 
 
 def _options(data: Path, **more: Any) -> ModelOptions:
-    values: dict[str, Any] = {"path": str(data / "vocabulary"), "random": True, "pooling": "cls", "dropout": 0.0}
+    values: dict[str, Any] = {
+        "path": str(data / "vocabulary"),
+        "random": True,
+        "pooling": "cls",
+        "dropout": 0.0,
+    }
     return ModelOptions(**{**values, "projection": Projection(24), "max_length": _MAX_LENGTH, **more})
 
 
@@ -88,7 +93,13 @@ def _recipe(data: Path, objective: dict[str, Any], tasks: dict[str, Any], **chan
             "dropout": 0.0,
         },
         "data": tasks,
-        "training": {"batch_size": 16, "epochs": 4, "learning_rate": 3e-3, "logging_steps": 4, "eval_steps": 1.0},
+        "training": {
+            "batch_size": 16,
+            "epochs": 30,
+            "learning_rate": 1e-2,
+            "logging_steps": 4,
+            "eval_steps": 1.0,
+        },
         "evaluation": {"dev": {"dev": {"path": "pairs.tsv", "labels": ["0", "1"]}}},
     }
     for section, values in changes.items():
@@ -182,9 +193,13 @@ def test_cosine_losses_are_the_formulas() -> None:
     }
     for kind, formula in formulas.items():
         found = cosine_loss(torch.tensor(cosine), torch.tensor(same == 1), kind)
-        assert float(found) == pytest.approx(np.mean([formula(c, t) for c, t in zip(cosine, same, strict=True)]))
+        assert float(found) == pytest.approx(
+            np.mean([formula(c, t) for c, t in zip(cosine, same, strict=True)])
+        )
         values = torch.tensor(cosine, requires_grad=True)
-        assert torch.autograd.gradcheck(lambda c, kind=kind: cosine_loss(c, torch.tensor(same == 1), kind), values)
+        assert torch.autograd.gradcheck(
+            lambda c, kind=kind: cosine_loss(c, torch.tensor(same == 1), kind), values
+        )
 
 
 def test_the_head_of_five_is_two_heads() -> None:
@@ -315,7 +330,7 @@ def _ft_tasks() -> dict[str, Any]:
 
 def test_ft_learns_and_is_distilled_back(data: Path, stage1: Path, tmp_path: Path) -> None:
     """From random weights to a score above the start's; then a generator whose cosines are the teacher's."""
-    round_robin = {"schedule": "round_robin", "epochs": 2, "learning_rate": 5e-3}
+    round_robin = {"schedule": "round_robin", "epochs": 6, "learning_rate": 5e-3}
     recipe = _recipe(data, {"name": "roformer_sim_ft"}, _ft_tasks(), training=round_robin)
     result = train(recipe_of(recipe, "ft", "test"), tmp_path / "ft", data_root=data)
     assert result["dev"]["dev_spearman"] > 50
@@ -359,7 +374,9 @@ def test_gradients_do_not_depend_on_the_mini_batch(data: Path) -> None:
     texts = [text for pair in _pairs(True)[:6] for text in pair]
     table = Table({"text1": texts[::2], "text2": texts[1::2]})
     torch.manual_seed(0)
-    objective = RoformerSim(UnilmModel.load(_options(data)), RoformerSimOptions(noised_texts=0.0), {"pairs": table})
+    objective = RoformerSim(
+        UnilmModel.load(_options(data)), RoformerSimOptions(noised_texts=0.0), {"pairs": table}
+    )
     store = TextStore(data / "vocabulary", texts, _MAX_LENGTH)
     batch = objective.collate(store, store.rows.reshape(-1, 2).astype(np.int64), {})
     gradients = []
@@ -378,5 +395,5 @@ def test_wrong_input_is_named(data: Path, make_model: Callable[..., Path]) -> No
         UnilmModel.load(_options(data, pooling="mean"))
     tasks = {"pairs": {"path": "pairs.tsv"}}
     recipe = recipe_of(_recipe(data, {"name": "roformer_sim_ft"}, tasks), "ft", "test")
-    with pytest.raises(ValueError, match="data.pairs.labels"):
+    with pytest.raises(ValueError, match=r"data\.pairs\.labels"):
         train(recipe, data / "refused", data_root=data)
