@@ -99,9 +99,9 @@ class SimilarSentences:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from transformers import BertTokenizerFast
+        from transformers import BertTokenizer
 
-        return BertTokenizerFast.from_pretrained(self.model.tokenizer_folder)
+        return BertTokenizer.from_pretrained(self.model.tokenizer_folder)
 
     @cached_property
     def _forbidden(self) -> Tensor:
@@ -183,7 +183,7 @@ class _Decoder:
     def _heads(self, x: Tensor) -> Tensor:
         """(n, tokens, hidden_size) to (n, heads, tokens, head_size)."""
         heads = self._model.backbone.config.num_attention_heads
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -79,7 +79,8 @@ def _key(teacher: str, options: ModelOptions, texts: Sequence[str]) -> str:
         if path.suffix == ".safetensors" or path.name in ("vocab.txt", "tokenizer.json", "config.json"):
             digest.update(path.relative_to(folder).as_posix().encode())
             with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
     return digest.hexdigest()[:16]
