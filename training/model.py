@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from embedkit.modules import module_entries
+from embedkit.modules import Dense, Normalize, module_entries, read_head, read_pooling
 
 from . import packed
 from .pooling import Activation, Pooling, pool_project_normalize
@@ -26,6 +26,7 @@ __all__ = [
     "Projection",
     "SentenceModel",
     "load_backbone",
+    "options_of",
     "pack",
     "quiet",
     "transformer_folder",
@@ -150,14 +151,11 @@ class SentenceModel(nn.Module):
         wanted = self.options.projection
         if self.projection is None or wanted is None or self.options.random:
             return
-        root = _root_folder(path)
-        for kind, folder in module_entries(root) if (root / "modules.json").is_file() else []:
-            if kind != "Dense":
+        for module in read_head(module_entries(_root_folder(path))[2:], self.hidden_size):
+            if not isinstance(module, Dense):
                 continue
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            sizes = (config["in_features"], config["out_features"], config["activation_function"])
-            if sizes == (self.hidden_size, wanted.dimension, _ACTIVATIONS[wanted.activation]):
-                tensors = load_file(folder / "model.safetensors")
+            if (module.out_features, module.activation) == (wanted.dimension, wanted.activation):
+                tensors = load_file(module.folder / "model.safetensors")
                 with torch.no_grad():
                     self.projection.weight.copy_(tensors["linear.weight"])
                     self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
@@ -386,6 +384,35 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
 def _position_offset(config: Any) -> int:
     """RoBERTa counts positions from its padding id on."""
     return int(config.pad_token_id) + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+
+
+def options_of(path: str) -> ModelOptions:
+    """The options that load a folder as it was written: its pooling, projection, normalisation and length.
+
+    Raises:
+        ValueError: its modules are more than a transformer, one pooling mode, a projection and a normalisation.
+    """
+    from embedkit.json_file import read_json
+
+    entries = module_entries(_root_folder(path))
+    transformer = entries[0][1]
+    hidden_size = int(read_json(transformer / "config.json")["hidden_size"])
+    modes = read_pooling(entries[1][1], hidden_size).modes if len(entries) > 1 else ("mean",)
+    modules = read_head(entries[2:], hidden_size)
+    dense = [module for module in modules if isinstance(module, Dense)]
+    if len(dense) > 1 or len(modes) > 1 or (dense and not isinstance(modules[0], Dense)):
+        raise ValueError(f"{path}: expected one pooling mode, then at most one Dense and one Normalize")
+    settings = transformer / "sentence_bert_config.json"
+    length = read_json(settings).get("max_seq_length") if settings.is_file() else None
+    return ModelOptions(
+        path=path,
+        pooling=cast(Pooling, modes[0]),  # checked by ModelOptions
+        projection=Projection(dense[0].out_features, cast(Activation, dense[0].activation))
+        if dense
+        else None,
+        normalize=any(isinstance(module, Normalize) for module in modules),
+        max_length=ModelOptions.max_length if length is None else int(length),
+    )
 
 
 def transformer_folder(path: str) -> Path:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import packed
-from .model import ModelOptions, Projection, SentenceModel, load_backbone, transformer_folder
+from .model import ModelOptions, SentenceModel, load_backbone, options_of, transformer_folder
 
 __all__ = ["GENERATOR_FILE", "UnilmModel", "pack_pairs", "unilm_mask"]
 
@@ -89,25 +89,11 @@ class UnilmModel(SentenceModel):
         Raises:
             FileNotFoundError: the folder is not there, or holds no generator.safetensors.
         """
-        from embedkit.json_file import read_json
-        from embedkit.modules import Dense, Normalize, read_head
-
-        root = transformer_folder(str(folder))
-        if not (root / GENERATOR_FILE).is_file():
+        if not (transformer_folder(str(folder)) / GENERATOR_FILE).is_file():
             raise FileNotFoundError(
                 f"{folder} holds no {GENERATOR_FILE}, so it cannot generate; train it with the objective roformer_sim"
             )
-        hidden_size = int(read_json(root / "config.json")["hidden_size"])
-        _, head = read_head(Path(folder), hidden_size)
-        dense = next((module for module in head if isinstance(module, Dense)), None)
-        options = ModelOptions(
-            path=str(folder),
-            pooling="cls",
-            projection=None if dense is None else Projection(dense.out_features, dense.activation),
-            normalize=any(isinstance(module, Normalize) for module in head),
-            max_length=int(read_json(root / "sentence_bert_config.json")["max_seq_length"]),
-        )
-        return cls.load(options)
+        return cls.load(options_of(str(folder)))
 
     def sequences(self, input_ids: Tensor, cu_seqlens: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors of the texts and the loss of their targets.

@@ -15,6 +15,7 @@ OBJECTIVES: dict[str, str] = {
     "minbert": "minbert:MinBert",
     "hpd": "hpd:Hpd",
     "roformer_sim": "roformer_sim:RoformerSim",
+    "roformer_sim_ft": "roformer_sim_ft:RoformerSimFt",
     "sbert": "sbert:Sbert",
     "simcse": "simcse:SimCse",
 }
