@@ -178,8 +178,10 @@ def find_recipe(name: str) -> Path:
         FileNotFoundError: neither is there; names the nearest.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        return path
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise FileNotFoundError(f"there is no file {path}")
     carried = {path.stem: path for path in _FOLDER.glob("*.yaml")}
     if name in carried:
         return carried[name]

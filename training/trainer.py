@@ -288,10 +288,11 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is n
         # forward's **targets are no loss options: without this the gradients of accumulated batches would be summed
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
-        from torch.utils.tensorboard import SummaryWriter
-        from transformers.integrations import TensorBoardCallback
+        if self.is_world_process_zero():
+            from torch.utils.tensorboard import SummaryWriter
+            from transformers.integrations import TensorBoardCallback
 
-        self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
+            self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of this process; the sampler has already dealt them out."""
