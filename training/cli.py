@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.show:
         print(shown, end="")
         return 0
-    _log_to_stderr(quiet=options.quiet)
+    _log_to_stderr(quiet=options.quiet or os.environ.get("RANK", "0") != "0")  # one process tells it
     logging.getLogger("embedkit").info("recipe %s:\n%s", recipe.name, shown)
     from .trainer import train
 

@@ -36,6 +36,7 @@ _ACTIVATIONS = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",
 }
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -320,6 +321,11 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     if unknown:
         raise ValueError(f"model.config: {unknown[0]!r} is no key of {folder / 'config.json'}")
     config.update({**options.config, **extra})
+    positions = getattr(config, "max_position_embeddings", options.max_length + 2)
+    if config.model_type in _OFFSET_POSITIONS:
+        positions -= config.pad_token_id + 1
+    if options.max_length > positions:
+        raise ValueError(f"model.max_length is {options.max_length}, and {folder} has {positions} positions")
     if options.dropout is not None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
             if hasattr(config, name):
@@ -382,8 +388,8 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
 
 
 def _position_offset(config: Any) -> int:
-    """RoBERTa counts positions from its padding id on."""
-    return int(config.pad_token_id) + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    """RoBERTa and MPNet count positions from their padding id on."""
+    return int(config.pad_token_id) + 1 if config.model_type in _OFFSET_POSITIONS else 0
 
 
 def options_of(path: str) -> ModelOptions:

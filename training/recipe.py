@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ __all__ = ["EvaluationOptions", "Recipe", "TrainingOptions", "find_recipe", "lis
 
 _T = TypeVar("_T")
 _FOLDER = Path(__file__).parent / "recipes"
+_SCHEDULERS = ("linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class TrainingOptions:
         precision: ``fp32``, or ``bf16`` for mixed precision (autocast; the weights stay fp32).
         eval_steps: steps between dev scores, or a fraction of the training if below 1; checkpoints are written
             as often.
-        early_stopping: stop after so many dev scores without a better one; None never stops.
+        early_stopping: stop after so many dev scores (``evaluation.select``) without a better one; None never
+            stops.
         logging_steps: steps between entries of the learning curve.
         seed: of initialisation, order, dropout and augmentation.
     """
@@ -73,8 +76,17 @@ class TrainingOptions:
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"training.{name} must be positive, not {getattr(self, name)}")
-        if self.mini_batch_size is not None and self.mini_batch_size < 1:
-            raise ValueError(f"training.mini_batch_size must be positive, not {self.mini_batch_size}")
+        for name in ("weight_decay", "max_grad_norm"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"training.{name} must not be negative, but is {getattr(self, name)}")
+        for name in ("mini_batch_size", "early_stopping", "head_learning_rate"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"training.{name} must be positive, not {value}")
+        if self.scheduler not in _SCHEDULERS:
+            raise ValueError(_unknown("training.scheduler", self.scheduler, _SCHEDULERS))
+        if self.seed < 0:
+            raise ValueError(f"training.seed must not be negative, but is {self.seed}")
         if self.schedule not in typing.get_args(Schedule):
             raise ValueError(_unknown("training.schedule", self.schedule, typing.get_args(Schedule)))
         if self.precision not in ("fp32", "bf16"):
@@ -166,8 +178,10 @@ def find_recipe(name: str) -> Path:
         FileNotFoundError: neither is there; names the nearest.
     """
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        return path
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise FileNotFoundError(f"there is no file {path}")
     carried = {path.stem: path for path in _FOLDER.glob("*.yaml")}
     if name in carried:
         return carried[name]
@@ -188,7 +202,7 @@ def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected the sections {', '.join(_SECTIONS)}")
@@ -218,7 +232,9 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
         if objective_name not in OBJECTIVES:
             raise ValueError(_unknown("objective.name", objective_name, sorted(OBJECTIVES)))
         data = _mapping("data", content.get("data"))
-        return Recipe(
+        if not data:
+            raise ValueError("data names no task")
+        recipe = Recipe(
             name=name,
             description=str(content.get("description", "")),
             license=str(content.get("license", "other")),
@@ -231,6 +247,9 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
                 EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"
             ),
         )
+        if recipe.training.early_stopping is not None and recipe.evaluation.select is None:
+            raise ValueError("training.early_stopping needs evaluation.select, the dev score it looks at")
+        return recipe
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -276,15 +295,11 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        errors = []
-        for one in arguments:
-            if one is type(None):
-                continue
-            try:
+        kinds = [one for one in arguments if one is not type(None)]
+        for one in kinds[:-1]:
+            if isinstance(value, typing.get_origin(one) or one) and not isinstance(value, bool):
                 return _convert(value, one, where)
-            except ValueError as error:
-                errors.append(str(error))
-        raise ValueError(errors[-1])
+        return _convert(value, kinds[-1], where)
     if origin is dict:
         return {str(k): _convert(v, arguments[1], f"{where}.{k}") for k, v in _mapping(where, value).items()}
     if origin is list:
@@ -295,9 +310,12 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         return build(hint, _mapping(where, value), where)
     if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
-            return float(value)  # YAML reads 2e-5, without a point, as a string
+            number = float(value)  # YAML reads 2e-5, without a point, as a string
         except ValueError:
-            raise ValueError(f"{where} must be a number, not {value!r}") from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{where} must be a number, not {value!r}")
+        return number
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise ValueError(f"{where} must be {_NAMES.get(hint, hint)}, not {value!r}")
@@ -310,8 +328,4 @@ def _unknown(what: str, name: Any, known: typing.Iterable[str]) -> str:
     known = list(known)
     nearest = difflib.get_close_matches(str(name), known, 1, 0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return (
-        f"{what} {name!r} is not known{hint} Known are {', '.join(known)}."
-        if not hint
-        else (f"{what} {name!r} is not known{hint}")
-    )
+    return f"{what} {name!r} is not known{hint or '; known are ' + ', '.join(known)}"

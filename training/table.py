@@ -97,16 +97,32 @@ def load_table(path: Path) -> Table:
     """
     import yaml
 
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("a table holds title, runs and columns")
         table = build(Table, content, "table")
         if table.plot not in table.columns:
             raise ValueError(f"plot {table.plot!r} is none of the columns {', '.join(table.columns)}")
-        for spec in specs(table, Path("work")):
+        for key, run in table.runs.items():
+            if not run.seeds:
+                raise ValueError(f"runs.{key}: give at least one seed")
+        every = {spec.folder: spec for spec in specs(table, Path("work"))}
+        for spec in every.values():
+            _check_order(spec, every, ())
             load_recipe(find_recipe(spec.recipe), spec.overrides)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: {error}") from None
     return table
+
+
+def _check_order(spec: Spec, every: Mapping[str, Spec], before: tuple[str, ...]) -> None:
+    """Refuse runs that need each other."""
+    path = (*before, spec.folder)
+    if spec.folder in before:
+        raise ValueError(f"no run can start first: {' needs '.join(path)}")
+    for need in spec.needs:
+        _check_order(every[need], every, path)
 
 
 def specs(table: Table, work: Path) -> list[Spec]:
@@ -226,6 +242,7 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
     runs: dict[str, Any] = {}
     for spec in specs(table, work):
         if _finished(work, spec.folder):
+            _check_settings(work, spec)
             result = json.loads((work / spec.folder / "result.json").read_text(encoding="utf-8"))
             runs[spec.folder] = {"set": spec.told, **result}
         elif known.get(spec.folder, {}).get("set") == spec.told:
@@ -242,6 +259,20 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
                 {"name": run.name, "run": key, "seeds": list(results), "of": run.seeds, "scores": scores}
             )
     return {"title": table.title, "note": table.note, "rows": rows, "runs": runs}
+
+
+def _check_settings(work: Path, spec: Spec) -> None:
+    """Refuse the result of a run that an earlier state of the table file had made."""
+    held = json.loads((work / spec.folder / "recipe.json").read_text(encoding="utf-8"))
+    wanted = load_recipe(find_recipe(spec.recipe), spec.overrides).resolved()
+    for section in ("objective", "model", "data", "training"):
+        for key, value in wanted[section].items():
+            # an option that the run did not know yet had no effect on it
+            if key in held[section] and held[section][key] != value:
+                raise ValueError(
+                    f"{work / spec.folder} holds a run with other settings ({section}.{key}); "
+                    "remove it, or give another work folder"
+                )
 
 
 def _at(result: Mapping[str, Any], where: str) -> float | None:

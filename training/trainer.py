@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import transformers
 from torch.utils.data import DataLoader
-from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from .card import write_card, write_curve
 from .data.readers import Table, read
@@ -52,15 +52,17 @@ def train(
         FileExistsError: ``output`` holds the run of another recipe.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
+    output = output.absolute()  # checkpoints name each other by path
     output.mkdir(parents=True, exist_ok=True)
     _claim(output, recipe)
     finished = output / "result.json"
     if finished.is_file():
         done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
-        return done
+        return done if _rank() == 0 else {}
     transformers.set_seed(recipe.training.seed)
     tables = {task: read(source, root=data_root) for task, source in recipe.data.items()}
     dev = {task: read(source, root=data_root) for task, source in recipe.evaluation.dev.items()}
+    _check_dev(tables, dev)
     kind = objective_class(recipe.objective_name)
     tables = kind.expand(recipe.objective, tables, data_root)
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
@@ -116,12 +118,12 @@ class _Run:
         objective.mini_batch_size = options.mini_batch_size
         objective.encoder.autocast = torch.bfloat16 if options.precision == "bf16" else None
         self.sampler, steps = self._sampler()
-        evaluated = bool(dev) or recipe.evaluation.sts_dev
-        arguments = _arguments(options, output, steps, evaluated, recipe.evaluation.select)
+        self._evaluated = bool(dev) or recipe.evaluation.sts_dev
+        arguments = _arguments(options, output, steps, self._evaluated, recipe.evaluation.select)
         self.clock = _Clock()
-        callbacks = [self.clock, _Progress(objective)]
+        callbacks = [self.clock, _Progress(objective), _Milestones(self._evaluated)]
         if options.early_stopping is not None:
-            callbacks.append(EarlyStoppingCallback(options.early_stopping))
+            callbacks.append(_EarlyStopping(options.early_stopping))
         self.trainer = _Trainer(self, arguments, callbacks)
         _LOG.info(
             "%s: %d steps, %s examples",
@@ -203,10 +205,11 @@ class _Run:
 
     def train(self) -> list[dict[str, Any]]:
         """Train to the end, from the last whole checkpoint if there is one; returns the log."""
-        folders = self.output.glob("checkpoints/checkpoint-*")
-        # trainer_state.json is the last file that Trainer writes
-        whole = [path for path in folders if (path / "trainer_state.json").is_file()]
-        last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+        last = _last_checkpoint(self.output / "checkpoints")
+        # the dev scores of the start, also the test that evaluation.select is one of them
+        self.trainer.args.eval_on_start = last is None and self._evaluated
+        if last is not None:
+            _LOG.info("goes on from step %s", last.name.rpartition("-")[2])
         self.trainer.train(resume_from_checkpoint=None if last is None else str(last))
         history: list[dict[str, Any]] = self.trainer.state.log_history
         return history
@@ -285,10 +288,11 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is n
         # forward's **targets are no loss options: without this the gradients of accumulated batches would be summed
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
-        from torch.utils.tensorboard import SummaryWriter
-        from transformers.integrations import TensorBoardCallback
+        if self.is_world_process_zero():
+            from torch.utils.tensorboard import SummaryWriter
+            from transformers.integrations import TensorBoardCallback
 
-        self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
+            self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of this process; the sampler has already dealt them out."""
@@ -297,7 +301,11 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is n
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Dev scores, logged and given to the callbacks under the names by which the best is chosen."""
-        metrics = {f"eval_{name}": value for name, value in self._run.dev_scores().items()}
+        scores = self._run.dev_scores()
+        select = self._run.recipe.evaluation.select
+        if select is not None and select not in scores:
+            raise ValueError(f"evaluation.select {select!r} is no dev score; there are {', '.join(scores)}")
+        metrics = {f"eval_{name}": value for name, value in scores.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -312,6 +320,35 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Before each optimizer step: 0 at the first, 1 at the last."""
         self._objective.progress = state.global_step / max(1, state.max_steps - 1)
+
+
+class _Milestones(TrainerCallback):  # type: ignore[misc]
+    """The loss is logged, and so checked, before each checkpoint, and the last step is evaluated."""
+
+    def __init__(self, evaluated: bool) -> None:
+        self._evaluated = evaluated
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After Trainer's own callback has decided what to do at this step."""
+        control.should_evaluate |= self._evaluated and state.global_step >= state.max_steps
+        control.should_log |= control.should_save
+
+
+class _EarlyStopping(TrainerCallback):  # type: ignore[misc]
+    """Stops after ``patience`` dev scores without a better one.
+
+    It counts in the log, which checkpoints hold; the count of transformers' own would start again at a resume.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The scores before the first step do not count: those weights are not kept."""
+        name = args.metric_for_best_model
+        scores = [entry[name] for entry in state.log_history if name in entry and entry["step"] > 0]
+        if scores and len(scores) - 1 - int(np.argmax(scores)) >= self._patience:
+            control.should_training_stop = True
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
@@ -334,8 +371,9 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         if state.log_history:
             state.log_history[-1]["train_seconds"] = round(self.seconds, 1)
         if logs and not math.isfinite(logs.get("loss", 0.0)):
+            before = max((e["step"] for e in state.log_history[:-1] if "loss" in e), default=0)
             raise FloatingPointError(
-                f"the loss is {logs['loss']} at step {state.global_step}; "
+                f"the mean loss of steps {before + 1} to {state.global_step} is {logs['loss']}; "
                 "lower training.learning_rate, or look at the data"
             )
 
@@ -402,6 +440,39 @@ def _optimizer(objective: Objective, options: TrainingOptions, device: torch.dev
         ],
         fused=device.type in ("cpu", "cuda"),
     )
+
+
+def _check_dev(tables: Mapping[str, Table], dev: Mapping[str, Table]) -> None:
+    """Refuse a dev set whose classes have other ids than those of the training task with its name."""
+    for name in dev.keys() & tables.keys():
+        found, trained = dev[name].labels, tables[name].labels
+        if len(trained) > 1 and any(found.index(x) != trained.index(x) for x in trained if x in found):
+            raise ValueError(
+                f"evaluation.dev.{name}: its labels are {', '.join(found)} and those of data.{name} "
+                f"{', '.join(trained)}; give both the same `labels`, in one order"
+            )
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The last whole checkpoint; those of a run that was killed while it wrote them are removed."""
+    whole = []
+    for path in folder.glob("checkpoint-*"):
+        states = ["rng_state.pth"] if _world_size() == 1 else []
+        states += [f"rng_state_{rank}.pth" for rank in range(_world_size()) if _world_size() > 1]
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))  # Trainer writes it last
+        except (OSError, ValueError):
+            if _rank() == 0:
+                shutil.rmtree(path)
+            continue
+        missing = [name for name in states if not (path / name).is_file()]
+        if missing:
+            raise ValueError(
+                f"{path} has no {missing[0]}: it is of a run with another number of processes; "
+                "go on with as many as before, or give another output"
+            )
+        whole.append(path)
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def _world_size() -> int:

@@ -147,10 +147,13 @@ class Objective(nn.Module):
 def gather(x: Tensor) -> Tensor:
     """``x (batch, ...)`` of all processes, (processes * batch, ...), with gradients; itself for a single one.
 
+    In inference mode it is itself, too: each process scores the dev sets alone.
+
     A loss that is a mean over the process' own rows against these has, averaged over the processes, the gradient
     of the same loss in one process.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    if alone or torch.is_inference_mode_enabled():
         return x
     from torch.distributed.nn.functional import all_gather
 

@@ -64,7 +64,7 @@ def make_recipe(
     return recipe_of(
         {
             "objective": objective,
-            "model": {"path": str(model), "random": True, "dropout": 0.0},
+            "model": {"path": str(model), "random": True, "dropout": 0.0, "max_length": 64},
             "data": data,
             "training": {"batch_size": 16, "learning_rate": 5e-3, "logging_steps": 1, **training},
             "evaluation": {"dev": dev or {}, "select": select},

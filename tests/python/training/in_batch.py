@@ -1,0 +1,44 @@
+"""The smallest objective with in-batch negatives, so that the tests of the trainer depend on no other."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embedkit.training.objectives import OBJECTIVES
+from embedkit.training.objectives.base import Arrays, Objective, gather
+
+
+@dataclass(frozen=True)
+class InBatchOptions:
+    """Options of `InBatch`."""
+
+    scale: float = 20.0
+
+
+class InBatch(Objective):
+    """-log softmax(scale · cos(u_i, v_j)) at j = i, over the v of all processes."""
+
+    Options: ClassVar[type[Any]] = InBatchOptions
+
+    def forward(
+        self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
+    ) -> dict[str, Tensor]:
+        u, v = functional.normalize(self.encode(input_ids, cu_seqlens), dim=-1)
+        candidates = gather(v)
+        first = torch.distributed.get_rank() * len(u) if len(candidates) > len(v) else 0
+        own = torch.arange(len(u)) + first
+        loss = functional.cross_entropy(u @ candidates.t() * self.options.scale, own)
+        return {"loss": loss, "cosine": (u * v).sum(-1)}
+
+    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
+        return {"cosine": float(outputs["cosine"].mean())}
+
+
+sys.modules["embedkit.training.objectives.in_batch"] = sys.modules[__name__]
+OBJECTIVES["in_batch"] = "in_batch:InBatch"

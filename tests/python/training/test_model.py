@@ -1,0 +1,215 @@
+"""Written model folders against `embedkit.Encoder` and sentence-transformers; how a backbone is shortened or made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+from embedkit import Encoder  # noqa: E402
+from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
+
+
+def load(folder: Path, **options: Any) -> SentenceModel:
+    return SentenceModel.load(ModelOptions(str(folder), **{"max_length": 32, **options})).eval()
+
+
+def saved(model: SentenceModel, folder: Path) -> Path:
+    folder.mkdir()
+    model.save(folder)
+    return folder
+
+
+def check_everywhere(model: SentenceModel, folder: Path, texts: list[str]) -> Any:
+    """The model's own vectors, after comparing them with those of the two readers of its folder."""
+    own = model.encode(texts, batch_tokens=500)
+    reader = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    expected = reader.encode(texts, batch_size=64, show_progress_bar=False)
+    assert reader.max_seq_length == model.options.max_length
+    scale = max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(own, expected, atol=2e-6 * scale)
+    np.testing.assert_allclose(Encoder(folder, threads=1).encode(texts), expected, atol=2e-6 * scale)
+    assert np.std(own, axis=0).max() > 0.01
+    return own
+
+
+@pytest.mark.parametrize(
+    ("pooling", "activation", "normalize"),
+    [
+        ("mean", None, False),
+        ("mean", "identity", True),
+        ("max", None, True),
+        ("max", "tanh", False),
+        ("cls", "identity", False),
+        ("cls", "tanh", True),
+    ],
+)
+def test_the_folder_loads_with_equal_vectors(
+    pooling: str,
+    activation: str | None,
+    normalize: bool,
+    make_model: Callable[..., Path],
+    texts: list[str],
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(1)
+    projection = None if activation is None else Projection(12, activation)
+    model = load(make_model(), pooling=pooling, projection=projection, normalize=normalize)
+    folder = saved(model, tmp_path / "model")
+    vectors = check_everywhere(model, folder, texts[:120])
+    assert vectors.shape == (120, 32 if activation is None else 12)
+    again = load(folder, pooling=pooling, projection=projection, normalize=normalize)
+    assert np.array_equal(again.encode(texts[:120], batch_tokens=500), vectors)  # the projection, too
+
+
+def test_training_goes_on_after_saving(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = load(make_model())
+    before = model.encode(["the weather", "is lovely today"])
+    saved(model, tmp_path / "model")
+    assert np.array_equal(model.encode(["the weather", "is lovely today"]), before)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert "embedkit" not in json.dumps(config)
+    assert not any(path.suffix in (".bin", ".pt") for path in (tmp_path / "model").rglob("*"))
+
+
+@pytest.mark.parametrize(("layers", "kept"), [(2, [0, 3]), ([1, 2], [1, 2]), (1, [0]), (4, [0, 1, 2, 3])])
+def test_layers(
+    layers: int | list[int],
+    kept: list[int],
+    make_model: Callable[..., Path],
+    texts: list[str],
+    tmp_path: Path,
+) -> None:
+    source = make_model(layers=4)
+    model = load(source, layers=layers)
+    folder = saved(model, tmp_path / "model")
+    check_everywhere(model, folder, texts[:20])
+    written = transformers.AutoModel.from_pretrained(folder)
+    whole = transformers.AutoModel.from_pretrained(source)
+    assert written.config.num_hidden_layers == len(kept)
+    for layer, number in zip(written.encoder.layer, kept, strict=True):
+        for name, parameter in whole.encoder.layer[number].named_parameters():
+            assert torch.equal(layer.get_parameter(name), parameter), name
+
+
+@pytest.mark.parametrize("layers", [0, 5, [1, 0], [0, 0], [4], []])
+def test_layers_that_are_not_there(layers: Any, make_model: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=r"model\.layers .* 4 layers"):
+        load(make_model(layers=4), layers=layers)
+
+
+def test_random_models_follow_the_configuration(
+    make_model: Callable[..., Path], texts: list[str], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = load(make_model(), random=True, config={"num_hidden_layers": 3, "intermediate_size": 40})
+    torch.manual_seed(0)
+    same = load(make_model(), random=True, config={"num_hidden_layers": 3, "intermediate_size": 40})
+    assert len(model.backbone.encoder.layer) == 3
+    assert model.backbone.encoder.layer[0].intermediate.dense.out_features == 40
+    check_everywhere(model, saved(model, tmp_path / "model"), texts[:20])
+    assert np.array_equal(model.encode(texts[:5]), same.encode(texts[:5]))
+    with pytest.raises(ValueError, match="'num_layers' is no key"):
+        load(make_model(), config={"num_layers": 3})
+    with pytest.raises(ValueError, match="num_hidden_layers"):
+        load(make_model(), random=True, layers=1)
+
+
+def test_dropout_reaches_the_backbone_and_not_the_reader(make_model: Callable[..., Path]) -> None:
+    model = load(make_model(), dropout=0.3)
+    rates = {module.p for module in model.backbone.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {0.3}
+    assert np.array_equal(model.train().encode(["a", "b"]), model.eval().encode(["a", "b"]))
+    assert not model.training
+
+
+def test_frozen_embeddings(make_model: Callable[..., Path]) -> None:
+    model = load(make_model(), freeze_embeddings=True)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in model.named_parameters() if ".embeddings." in name}
+
+
+def test_more_tokens_than_positions_are_refused(make_model: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=r"model\.max_length is 65, .* 64 positions"):
+        load(make_model(), max_length=65)
+
+
+def test_texts_are_cut_as_in_the_readers(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = load(make_model(), max_length=8)
+    folder = saved(model, tmp_path / "model")
+    check_everywhere(model, folder, ["a the of " * 20, "a", "to be or not to be that is", "", "CAPITALS"])
+
+
+def test_a_folder_with_vocab_txt_alone(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """As raw BERT checkpoints are: no tokenizer.json, perhaps no tokenizer_config.json."""
+    source = tmp_path / "raw"
+    source.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(make_model() / name, source / name)
+    tokenizer = json.loads((make_model() / "tokenizer.json").read_text(encoding="utf-8"))
+    words = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
+    (source / "vocab.txt").write_text("".join(f"{word}\n" for word, _ in words), encoding="utf-8")
+    model = load(source)
+    folder = saved(model, tmp_path / "model")
+    assert (folder / "vocab.txt").is_file()
+    check_everywhere(model, folder, ["The WEATHER is lovely", "naïve café", "unknownword, day!", "東京"])
+
+
+def test_the_case_of_texts_is_the_tokenizers(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """`do_lower_case` of the source's sentence_bert_config.json changes nothing, in training or in the folder."""
+    source = tmp_path / "source"
+    shutil.copytree(make_model(), source)
+    path = source / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer["normalizer"]["lowercase"] = False
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    config = source / "sentence_bert_config.json"
+    config.write_text(json.dumps({"max_seq_length": 40, "do_lower_case": True}))
+    model = load(source)
+    vectors = check_everywhere(model, saved(model, tmp_path / "model"), ["the weather", "THE weather"])
+    assert not np.allclose(vectors[0], vectors[1])
+
+
+def test_a_projection_starts_from_the_folders_dense(make_model: Callable[..., Path]) -> None:
+    source = make_model(dense=[(12, "Tanh", True)])
+    torch.manual_seed(0)
+    first = load(source, projection=Projection(12, "tanh"))
+    torch.manual_seed(1)
+    second = load(source, projection=Projection(12, "tanh"))
+    assert torch.equal(first.projection.weight, second.projection.weight)  # type: ignore[union-attr]
+    other = load(source, projection=Projection(12, "identity"))  # another activation: another layer
+    assert not torch.equal(first.projection.weight, other.projection.weight)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling": "median"}, "model.pooling 'median'"),
+        ({"max_length": 2}, "model.max_length"),
+        ({"dropout": 1.0}, "model.dropout"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelOptions("folder", **options)
+    with pytest.raises(ValueError, match="dimension"):
+        Projection(0)
+    with pytest.raises(ValueError, match="activation 'relu'"):
+        Projection(3, "relu")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load(tmp_path / "nowhere")

@@ -1,0 +1,129 @@
+"""Packed batches against transformers run on one text at a time, which needs neither padding nor a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from embedkit.training import packed  # noqa: E402
+from embedkit.training.model import ModelOptions, Projection, SentenceModel, load_backbone, pack  # noqa: E402
+
+LENGTHS = [5, 1, 17, 2, 40, 1, 23]  # 89 tokens: more than the 64 positions that a model has
+ARCHITECTURES = ["bert", "roberta", "distilbert", "mpnet", "roformer"]
+
+
+def save_random(folder: Path, kind: str) -> Path:
+    """A small random model of an architecture, with weights that make every part move the vectors."""
+    sizes = {"vocab_size": 99, "max_position_embeddings": 66, "pad_token_id": 1 if kind != "bert" else 0}
+    if kind == "distilbert":
+        config = transformers.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=64, **sizes)
+    else:
+        layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        config = transformers.CONFIG_MAPPING[kind](hidden_size=32, **layers, **sizes)
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "LayerNorm" not in name and "layer_norm" not in name:
+                parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def ids_of(seed: int = 0) -> list[Any]:
+    choose = np.random.default_rng(seed)
+    return [choose.integers(5, 99, length).astype(np.int32) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_token_vectors_and_gradients_are_those_of_single_texts(kind: str, tmp_path: Path) -> None:
+    folder = save_random(tmp_path, kind)
+    options = ModelOptions(str(folder), max_length=64, dropout=0.0)
+    model = SentenceModel.load(options).train()
+    rows = ids_of()
+    ids, cu_seqlens = pack(rows)
+    weights = torch.randn(sum(LENGTHS), 32, generator=torch.Generator().manual_seed(1))
+    found = model.hidden(ids, cu_seqlens)
+    (found * weights).sum().backward()
+
+    reference = load_backbone(options, folder).train()
+    alone = [reference(input_ids=torch.from_numpy(row)[None].long()).last_hidden_state[0] for row in rows]
+    expected = torch.cat(alone)
+    (expected * weights).sum().backward()
+    assert found.shape == (89, 32)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    moved = 0
+    for name, parameter in model.backbone.named_parameters():
+        if gradients[name] is None:
+            assert parameter.grad is None, name
+            continue
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=2e-5, rtol=1e-4, msg=name)
+        moved += 1
+    assert moved > 20
+
+
+def test_what_is_packed() -> None:
+    """transformers 5 packs these; 4.48 has no attention interface, and then all are padded."""
+    configs = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    kinds = [transformers.BertConfig, transformers.MPNetConfig]
+    bert, mpnet = (transformers.AutoModel.from_config(kind(**configs)) for kind in kinds)
+    assert not packed.supports(mpnet)
+    assert packed.supports(bert) == (int(transformers.__version__.split(".")[0]) >= 5)
+
+
+def test_attention_drops_in_training_only(make_model: Callable[..., Path]) -> None:
+    options = ModelOptions(str(make_model()), max_length=64, config={"hidden_dropout_prob": 0.0})
+    model = SentenceModel.load(options)
+    batch = pack(ids_of())
+    assert not torch.equal(model.train()(*batch), model(*batch))
+    assert torch.equal(model.eval()(*batch), model(*batch))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
+@pytest.mark.parametrize("activation", [None, "identity", "tanh"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_pooling_projection_normalize(
+    pooling: str, activation: str | None, normalize: bool, make_model: Callable[..., Path]
+) -> None:
+    projection = None if activation is None else Projection(7, activation)
+    options = ModelOptions(
+        str(make_model()), max_length=64, pooling=pooling, projection=projection, normalize=normalize
+    )
+    torch.manual_seed(3)
+    model = SentenceModel.load(options).eval()
+    ids, cu_seqlens = pack(ids_of())
+    with torch.no_grad():
+        found = model(ids, cu_seqlens).numpy()
+        hidden = model.hidden(ids, cu_seqlens).numpy().astype(np.float64)
+    rows = np.split(hidden, cu_seqlens[1:-1].numpy())
+    pools: dict[str, Callable[[Any], Any]] = {
+        "mean": lambda x: x.mean(0),
+        "max": lambda x: x.max(0),
+        "cls": lambda x: x[0],
+    }
+    expected = np.stack([pools[pooling](row) for row in rows])
+    if model.projection is not None:
+        expected = expected @ model.projection.weight.detach().numpy().T.astype(np.float64)
+        expected += model.projection.bias.detach().numpy()
+        expected = np.tanh(expected) if activation == "tanh" else expected
+    if normalize:
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert found.shape == (7, model.dimension)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_the_backbone_alone_is_refused(make_model: Callable[..., Path]) -> None:
+    model = SentenceModel.load(ModelOptions(str(make_model()), max_length=64))
+    if not packed.supports(model.backbone):
+        pytest.skip("this transformers has no attention interface, batches are padded")
+    with pytest.raises(ValueError, match="call SentenceModel"):
+        model.backbone(input_ids=torch.ones(1, 3, dtype=torch.long))

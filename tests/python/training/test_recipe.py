@@ -1,0 +1,162 @@
+"""Recipes: what is refused and how it is told, overrides, and all that the package carries."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+yaml = pytest.importorskip("yaml")
+
+from embedkit.training.recipe import (  # noqa: E402
+    TrainingOptions,
+    find_recipe,
+    list_recipes,
+    load_recipe,
+    recipe_of,
+)
+
+CONTENT: dict[str, Any] = {
+    "description": "one line",
+    "objective": {"name": "sbert"},
+    "model": {"path": "folder"},
+    "data": {"nli": {"path": "train.tsv"}},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(CONTENT))
+    return path
+
+
+def test_defaults_and_what_is_resolved(file: Path) -> None:
+    recipe = load_recipe(file)
+    assert (recipe.name, recipe.description, recipe.license) == ("mine", "one line", "other")
+    assert recipe.training == TrainingOptions()
+    resolved = recipe.resolved()
+    assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
+    assert recipe_of(resolved, "mine", "again") == recipe  # so a printed recipe can be run
+
+
+@pytest.mark.parametrize("name", sorted(list_recipes()))
+def test_every_carried_recipe_loads(name: str) -> None:
+    recipe = load_recipe(find_recipe(name))
+    assert recipe.name == name
+    assert 10 < len(recipe.description) <= 120
+    assert "\n" not in recipe.description
+    assert recipe_of(recipe.resolved(), name, "again") == recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "section", "expected"),
+    [
+        (["training.learning_rate=2e-5"], "training", {"learning_rate": 2e-5}),
+        (["training.learning_rate=1"], "training", {"learning_rate": 1.0}),
+        (["training.seed=7", "training.batch_size=32"], "training", {"seed": 7, "batch_size": 32}),
+        (["training.seed=7", "training.seed=8"], "training", {"seed": 8}),
+        (["training.early_stopping=null"], "training", {"early_stopping": None}),
+        (["training.mini_batch_size=~"], "training", {"mini_batch_size": None}),
+        (["model.layers=3"], "model", {"layers": 3}),
+        (["model.layers=[0, 2, 5]"], "model", {"layers": [0, 2, 5]}),
+        (["model.config.hidden_size=12"], "model", {"config": {"hidden_size": 12}}),
+        (["model.normalize=true"], "model", {"normalize": True}),
+        (["model.path=a=b"], "model", {"path": "a=b"}),
+        (["model.projection={dimension: 8, activation: tanh}"], "model", {}),
+        (["evaluation.test=[sts, retrieval]"], "evaluation", {"test": ["sts", "retrieval"]}),
+        (["evaluation.test=[]"], "evaluation", {"test": []}),
+    ],
+)
+def test_overrides(file: Path, overrides: list[str], section: str, expected: dict[str, Any]) -> None:
+    options = getattr(load_recipe(file, overrides), section)
+    assert {key: getattr(options, key) for key in expected} == expected
+    if "projection" in overrides[0]:
+        assert dataclasses.asdict(options.projection) == {"dimension": 8, "activation": "tanh"}
+    assert load_recipe(file, ["data.nli.limit=5"]).data == {"nli": {"path": "train.tsv", "limit": 5}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["training.batchsize=3"], "training key 'batchsize' is not known; did you mean 'batch_size'"),
+        (["trainig.seed=3"], "section 'trainig' is not known; did you mean 'training'"),
+        (["model.qqqq=3"], "model key 'qqqq' is not known; known are path, layers"),
+        (["objective.name=sbret"], "objective.name 'sbret' is not known; did you mean 'sbert'"),
+        (["objective.margn=1"], "objective key 'margn' is not known; did you mean 'margin'"),
+        (["model.projection.dim=3"], "model.projection key 'dim' is not known"),
+        (["model.projection={activation: tanh}"], "model.projection.dimension is missing"),
+        (["training.seed=x"], "training.seed must be an integer, not 'x'"),
+        (["training.seed=true"], "training.seed must be an integer, not True"),
+        (["training.seed=1.5"], "training.seed must be an integer, not 1.5"),
+        (["training.learning_rate=fast"], "training.learning_rate must be a number, not 'fast'"),
+        (["training.learning_rate=.nan"], "training.learning_rate must be a number, not nan"),
+        (["training.learning_rate=inf"], "training.learning_rate must be a number, not 'inf'"),
+        (["training.learning_rate=-1"], "training.learning_rate must be positive, not -1.0"),
+        (["training.mini_batch_size=0"], "training.mini_batch_size must be positive, not 0"),
+        (["training.weight_decay=-1"], "training.weight_decay must not be negative"),
+        (["training.scheduler=linaer"], "training.scheduler 'linaer' is not known; did you mean 'linear'"),
+        (
+            ["training.schedule=sequence"],
+            "training.schedule 'sequence' is not known; did you mean 'sequential'",
+        ),
+        (["training.precision=fp16"], "training.precision must be fp32 or bf16, not 'fp16'"),
+        (["training.warmup_ratio=1"], "training.warmup_ratio"),
+        (["training.early_stopping=2"], "training.early_stopping needs evaluation.select"),
+        (["model.normalize=1"], "model.normalize must be true or false, not 1"),
+        (["model.layers=[a]"], r"model.layers\[0\] must be an integer, not 'a'"),
+        (["model.path=[]"], r"model.path must be a string, not \[\]"),
+        (["model=5"], "model must hold keys, not 5"),
+        (["training=null"], "training must hold keys, not None"),
+        (["data={}"], "data names no task"),
+        (["data.nli=file.tsv"], "data.nli must hold keys, not 'file.tsv'"),
+        (["evaluation.test=[st]"], "evaluation.test 'st' is not known; did you mean 'sts'"),
+        (["evaluation.select=nli"], "evaluation.select names a dev score, and there is none"),
+        (["training.seed"], "'training.seed' is no override; write section.key=value"),
+        (["=3"], "'=3' is no override"),
+        (["model.path=[a"], "the value is not valid YAML"),
+        (["model.path=!!python/object/apply:os.getcwd []"], "the value is not valid YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(file: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_recipe(file, overrides)
+
+
+def test_the_file_is_named(file: Path) -> None:
+    with pytest.raises(ValueError, match=r"mine.yaml: training key"):
+        load_recipe(file, ["training.x=1"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"model: !!python/object/apply:os.system ['true']",
+        b"!!python/object:embedkit.Encoder {}",
+        b"a: [1",
+        b"model: \xff",
+        b"",
+        b"- a list",
+        b"just text",
+    ],
+)
+def test_what_is_no_recipe(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="bad.yaml"):
+        load_recipe(path)
+
+
+def test_a_recipe_is_found_by_path_or_name(file: Path, tmp_path: Path) -> None:
+    assert find_recipe(str(file)) == file
+    assert find_recipe("sbert").name == "sbert.yaml"
+    with pytest.raises(FileNotFoundError, match="recipe 'sbret' is not known; did you mean 'sbert'"):
+        find_recipe("sbret")
+    with pytest.raises(FileNotFoundError, match=r"no file .*away\.yaml"):
+        find_recipe(str(tmp_path / "away.yaml"))
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no file .*folder\.yaml"):
+        find_recipe(str(tmp_path / "folder.yaml"))

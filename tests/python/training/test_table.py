@@ -1,0 +1,160 @@
+"""Tables of a paper: what is checked, what is run and in which order, and how results become rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+yaml = pytest.importorskip("yaml")
+
+from embedkit.training import table as module  # noqa: E402
+from embedkit.training.recipe import find_recipe, load_recipe  # noqa: E402
+from embedkit.training.table import collect, list_tables, load_table, markdown, measure, specs  # noqa: E402
+
+from objective_fixtures import nli_source, write_nli  # noqa: E402
+
+CONTENT: dict[str, Any] = {
+    "title": "A table",
+    "note": "What it is of.",
+    "set": ["training.max_steps=2"],
+    "runs": {
+        "teacher": {"recipe": "cross-encoder-nli", "seeds": [5]},
+        "plain": {"name": "plain", "recipe": "sbert", "seeds": [1, 2]},
+        "taught": {"name": "taught", "recipe": "sbert", "set": ["model.path={teacher}"], "seeds": [1, 5]},
+    },
+    "columns": {"dev": "dev.nli_accuracy", "STS-B": "test.sts.STS-B"},
+    "fixed": {"the paper": {"dev": 80.0}},
+}
+
+
+def write(path: Path, **changes: Any) -> Path:
+    path.write_text(yaml.safe_dump({**CONTENT, **changes}, sort_keys=False))
+    return path
+
+
+def finish(work: Path, spec: module.Spec, dev: float) -> None:
+    """Leave what a finished training leaves."""
+    folder = work / spec.folder
+    folder.mkdir(parents=True)
+    recipe = load_recipe(find_recipe(spec.recipe), spec.overrides)
+    (folder / "recipe.json").write_text(json.dumps(recipe.resolved()))
+    result = {"dev": {"nli_accuracy": dev}, "test": {}}
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+@pytest.mark.parametrize("name", sorted(list_tables()))
+def test_every_carried_table_loads(name: str) -> None:
+    table = load_table(list_tables()[name])
+    assert table.title
+    assert all(run.seeds for run in table.runs.values())
+
+
+def test_the_trainings_of_a_table(tmp_path: Path) -> None:
+    found = specs(load_table(write(tmp_path / "table.yaml")), tmp_path)
+    assert [spec.folder for spec in found] == ["teacher-5", "plain-1", "plain-2", "taught-1", "taught-5"]
+    assert found[1].overrides == ("training.max_steps=2", "training.seed=1")
+    assert [spec.needs for spec in found[3:]] == [("teacher-5",), ("teacher-5",)]
+    assert f"model.path={tmp_path / 'teacher-5' / 'model'}" in found[3].overrides
+    assert "model.path={teacher}" in found[3].told  # the same on every machine
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"titel": "x"}, "table key 'titel' is not known; did you mean 'title'"),
+        ({"columns": None}, "table.columns must hold keys"),
+        ({"set": ["training.max_step=2"]}, "training key 'max_step'"),
+        ({"runs": {"a": {"recipe": "sbret"}}}, "recipe 'sbret' is not known; did you mean 'sbert'"),
+        ({"runs": {"a": {"recipe": "sbert", "set": ["model.path={b}"]}}}, r"there is no run 'b' for \{b\}"),
+        ({"runs": {"a": {"recipe": "sbert", "seeds": []}}}, "a: give at least one seed"),
+        (
+            {
+                "runs": {
+                    "a": {"recipe": "sbert", "set": ["model.path={b}"]},
+                    "b": {"recipe": "sbert", "set": ["model.path={a}"]},
+                }
+            },
+            "a-1 needs b-1 needs a-1",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        load_table(write(tmp_path / "table.yaml", **changes))
+    assert "table.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "", "- x", "title: !!python/object/apply:os.getcwd []"])
+def test_what_is_no_table(text: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ValueError, match="bad.yaml"):
+        load_table(tmp_path / "bad.yaml")
+
+
+def test_results_become_rows(tmp_path: Path) -> None:
+    table = load_table(write(tmp_path / "table.yaml"))
+    all_specs = {spec.folder: spec for spec in specs(table, tmp_path)}
+    for name, dev in (("plain-1", 60.0), ("plain-2", 64.0), ("taught-5", 70.0)):
+        finish(tmp_path, all_specs[name], dev)
+    results = collect(table, tmp_path, {})
+    rows = {row["run"]: row for row in results["rows"]}
+    assert list(rows) == ["plain", "taught"]  # the teacher has no name, so no row
+    assert rows["plain"]["scores"]["dev"] == {"mean": 62.0, "sd": pytest.approx(8**0.5)}
+    assert rows["plain"]["scores"]["STS-B"] is None
+    text = markdown(results, table.columns)
+    assert text.splitlines() == [
+        "**A table**",
+        "",
+        "| | seeds | dev | STS-B |",
+        "|---|---|---|---|",
+        "| the paper | – | 80.00 |  |",
+        "| plain | 2 | 62.00 ± 2.83 |  |",
+        "| taught | 1 of 2 | 70.00 |  |",
+        "",
+        "What it is of.",
+    ]
+    # results of another machine stand in for what is not here, if they are of the same settings
+    elsewhere = {"taught-1": {"set": all_specs["taught-1"].told, "dev": {"nli_accuracy": 72.0}}}
+    assert collect(table, tmp_path, elsewhere)["rows"][1]["seeds"] == [1, 5]
+    elsewhere["taught-1"]["set"] = ["others"]
+    assert collect(table, tmp_path, elsewhere)["rows"][1]["seeds"] == [5]
+
+
+def test_a_finished_run_of_other_settings_is_no_result(tmp_path: Path) -> None:
+    table = load_table(write(tmp_path / "table.yaml"))
+    finish(tmp_path, specs(table, tmp_path)[1], 60.0)
+    other = load_table(write(tmp_path / "table.yaml", set=["training.max_steps=3"]))
+    with pytest.raises(ValueError, match=r"plain-1 holds a run with other settings \(training.max_steps\)"):
+        collect(other, tmp_path, {})
+
+
+def test_what_is_missing_is_trained_in_order(tmp_path: Path, make_model: Callable[..., Path]) -> None:
+    data = json.dumps(nli_source(write_nli(tmp_path / "train.tsv", 24, 1)))
+    small = [f"data.nli={data}", f"evaluation={{dev: {{nli: {data}}}}}", "model.max_length=64"]
+    from_scratch = [*small, f"model.path={make_model()}"]
+    runs = {
+        "later": {"name": "later", "recipe": "sbert", "set": [*small, "model.path={first}"]},
+        "first": {"recipe": "sbert", "set": from_scratch},
+        "away": {"name": "away", "recipe": "sbert", "set": from_scratch},
+    }
+    table = load_table(write(tmp_path / "table.yaml", runs=runs))
+    known = {"away-1": {"set": specs(table, tmp_path)[2].told, "dev": {"nli_accuracy": 50.0}}}
+    told: list[str] = []
+    results = measure(table, tmp_path / "work", known, data_root=None, workers=2, report=told.append)
+    assert [line.partition(":")[0] for line in told] == ["first-1", "first-1", "later-1", "later-1"]
+    assert [row["run"] for row in results["rows"]] == ["later", "away"]
+    again: list[str] = []
+    assert measure(table, tmp_path / "work", known, data_root=None, workers=2, report=again.append) == results
+    assert again == []
+
+
+def test_a_failed_training_is_told(tmp_path: Path) -> None:
+    runs = {"a": {"name": "a", "recipe": "sbert", "set": [f"model.path={tmp_path / 'away'}"]}}
+    table = load_table(write(tmp_path / "table.yaml", runs=runs))
+    with pytest.raises(RuntimeError, match=r"a-1 failed; .*log.txt ends with"):
+        measure(table, tmp_path / "work", {}, data_root=tmp_path, workers=1, report=lambda _line: None)

@@ -1,0 +1,140 @@
+"""``embedkit-train``: what it prints, how it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tensorboard")
+yaml = pytest.importorskip("yaml")
+
+from embedkit.training import cli, trainer  # noqa: E402
+from embedkit.training.recipe import list_recipes  # noqa: E402
+
+from objective_fixtures import nli_source, write_nli  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _logger() -> Iterator[None]:
+    """What the command line does to the logger ends with the process; here, with the test."""
+    logger = logging.getLogger("embedkit")
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def recipe(make_model: Callable[..., Path], tmp_path: Path) -> Path:
+    content = {
+        "objective": {"name": "sbert"},
+        "model": {"path": str(make_model()), "max_length": 64},
+        "data": {"nli": nli_source(write_nli(tmp_path / "train.tsv", 24, 1))},
+        "training": {"batch_size": 8, "eval_steps": 1},
+        "evaluation": {"dev": {"nli": nli_source(write_nli(tmp_path / "dev.tsv", 12, 2))}},
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(list_recipes())
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_show(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([str(recipe), "--show", "training.seed=5", "model.layers=[0]"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["training"]["seed"] == 5
+    assert shown["training"]["learning_rate"] == 2e-5
+    assert shown["model"]["layers"] == [0]
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_run_and_its_end(
+    order: int, recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    command = ["training.seed=2", "-o", str(output), "training.max_steps=2"]
+    assert (
+        cli.main([str(recipe), *command] if order else [*command[1:3], str(recipe), command[0], command[3]])
+        == 0
+    )
+    shown = capfd.readouterr()
+    assert shown.out.splitlines()[0].startswith(f"{output / 'model'}: 2 steps, ")
+    assert "nli_accuracy" in shown.out.splitlines()[1]
+    assert "seed: 2" in shown.err  # the resolved recipe
+    assert "2 steps" in shown.err
+    assert "\r" not in shown.err  # a progress bar belongs on a terminal
+    assert cli.main([str(recipe), "-q", *command]) == 0
+    assert capfd.readouterr().err == ""
+
+    assert cli.main([str(recipe), "-o", str(output)]) == 1
+    message = capfd.readouterr().err.splitlines()[-1]
+    assert message.startswith(f"embedkit-train: {output} holds a run of another recipe")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sbret"], "embedkit-train: recipe 'sbret' is not known; did you mean 'sbert'"),
+        (["sbert", "training.sed=1"], "training key 'sed' is not known; did you mean 'seed'"),
+        (["away.yaml"], "no file away.yaml"),
+        (["MINE", "data.nli.path=away.tsv"], "away.tsv"),
+        (["MINE", "model.path=./away"], "away"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str],
+    message: str,
+    recipe: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [str(recipe) if argument == "MINE" else argument for argument in arguments]
+    assert cli.main([*arguments, "--quiet", "--output", str(tmp_path / "run")]) == 1
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("embedkit-train: ")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([])
+    assert stopped.value.code == 2
+    assert "give a recipe, or --list" in capsys.readouterr().err
+
+
+def test_ctrl_c_and_the_same_command_again(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original = trainer._Progress.on_step_begin
+
+    def on_step_begin(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
+        original(self, args, state, control, **others)
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    command = [str(recipe), "--output", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer._Progress, "on_step_begin", on_step_begin)
+        assert cli.main(command) == 130
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == "embedkit-train: stopped; the same command goes on from the last checkpoint"
+    assert cli.main(command) == 0
+    shown = capfd.readouterr()
+    assert "goes on from step 2" in shown.err
+    assert ": 3 steps, " in shown.out

@@ -1,0 +1,392 @@
+"""The trainer: what it computes, that a stopped run goes on exactly, that two processes do what one does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tensorboard")
+yaml = pytest.importorskip("yaml")
+
+from safetensors.torch import load_file  # noqa: E402
+
+import in_batch  # noqa: E402, F401  # registers its objective
+from embedkit.training import trainer  # noqa: E402
+from embedkit.training.data.readers import read  # noqa: E402
+from embedkit.training.model import ModelOptions, SentenceModel  # noqa: E402
+from embedkit.training.objectives import objective_class  # noqa: E402
+from embedkit.training.recipe import Recipe, recipe_of  # noqa: E402
+from embedkit.training.trainer import train  # noqa: E402
+
+from objective_fixtures import losses, nli_source, sts_source, write_nli, write_sts  # noqa: E402
+
+PROCESS = Path(__file__).with_name("trainer_process.py")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def content(make_model: Callable[..., Path], tmp_path: Path) -> dict[str, Any]:
+    """A recipe over NLI pairs, as a file holds it."""
+    return {
+        "license": "apache-2.0",
+        "description": "A test.",
+        "objective": {"name": "sbert"},
+        "model": {"path": str(make_model()), "dropout": 0.0, "max_length": 64},
+        "data": {"nli": nli_source(write_nli(tmp_path / "train.tsv", 96, 1))},
+        "training": {"batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1},
+        "evaluation": {"dev": {"nli": nli_source(write_nli(tmp_path / "dev.tsv", 30, 2))}},
+    }
+
+
+def make(content: dict[str, Any], **training: Any) -> Recipe:
+    return recipe_of({**content, "training": {**content["training"], **training}}, "test", "test")
+
+
+def weights(output: Path) -> dict[str, Any]:
+    tensors: dict[str, Any] = load_file(output / "model" / "model.safetensors")
+    return tensors
+
+
+def process(arguments: list[str], launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, str(PROCESS), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def saved_log(output: Path) -> dict[int, float]:
+    """Step -> loss, over all the processes that took part."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    steps = {}
+    for file in sorted((output / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime):
+        log = EventAccumulator(str(file))
+        log.Reload()
+        if "train/loss" in log.Tags()["scalars"]:
+            steps.update({event.step: event.value for event in log.Scalars("train/loss")})
+    return steps
+
+
+def test_what_a_run_leaves(
+    content: dict[str, Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "embedkit")
+    content["evaluation"]["select"] = "nli_accuracy"
+    output = tmp_path / "run"
+    result = train(make(content, eval_steps=5), output)
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    assert {path.name for path in output.iterdir()} == {
+        *("cache", "curve.png", "model", "recipe.json", "result.json", "tensorboard")
+    }
+    assert result == json.loads((output / "result.json").read_text())
+    assert result["steps"] == 12
+    assert result["examples"] == {"nli": 96}
+    assert result["best_step"] in (5, 10, 12)
+    assert result["train_seconds"] > 0
+    assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert len(losses(output)) == 12
+    card = (output / "model" / "README.md").read_text()
+    for part in ("license: apache-2.0", "A test.", "train.tsv, 96 examples", "dev nli_accuracy", "```yaml"):
+        assert part in card, part
+    assert yaml.safe_load(card.split("```yaml")[1].split("```")[0]) == make(content, eval_steps=5).resolved()
+    assert "12 steps" in caplog.text
+
+    before = (output / "result.json").stat().st_mtime_ns
+    assert train(make(content, eval_steps=5), output) == result  # finished: nothing is done again
+    assert (output / "result.json").stat().st_mtime_ns == before
+    with pytest.raises(FileExistsError, match="another recipe"):
+        train(make(content, eval_steps=5, seed=2), output)
+
+
+def test_the_best_is_kept(content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is not the last; the untrained model does not count."""
+    scores = iter([99.0, 10.0, 30.0, 20.0, 30.0, 30.0])  # start, steps 3, 6, 9, 12; the last: of the result
+    seen: list[tuple[int, dict[str, Any]]] = []
+
+    def dev_scores(run: Any) -> dict[str, float]:
+        seen.append(
+            (run.trainer.state.global_step, {k: v.clone() for k, v in run.objective.state_dict().items()})
+        )
+        return {"nli_accuracy": next(scores)}
+
+    monkeypatch.setattr(trainer._Run, "dev_scores", dev_scores)
+    content["evaluation"]["select"] = "nli_accuracy"
+    result = train(make(content, eval_steps=3), tmp_path / "run")
+    assert [step for step, _ in seen] == [0, 3, 6, 9, 12, 12]
+    assert result["best_step"] == 6
+    for name, tensor in weights(tmp_path / "run").items():
+        assert torch.equal(tensor, seen[2][1][f"encoder.backbone.{name}"])
+
+
+def test_the_last_step_is_evaluated(content: dict[str, Any], tmp_path: Path) -> None:
+    history: list[Any] = []
+    original = trainer._Run.write_model
+
+    def write_model(run: Any, result: Any, log: list[dict[str, Any]]) -> None:
+        history.extend(log)
+        original(run, result, log)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer._Run, "write_model", write_model)
+        result = train(make(content, max_steps=7, eval_steps=3, logging_steps=5), tmp_path / "run")
+    assert [entry["step"] for entry in history if "eval_nli_accuracy" in entry] == [0, 3, 6, 7]
+    # logged every 5 steps, and before each checkpoint
+    assert [entry["step"] for entry in history if "loss" in entry] == [3, 5, 6, 7]
+    assert result["dev"]["nli_accuracy"] == history[-2]["eval_nli_accuracy"] or result["steps"] == 7
+    assert result["best_step"] is None
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_early_stopping(
+    resumed: bool, content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = {0: 99.0, 1: 10.0, 2: 40.0, 3: 30.0, 4: 40.0, 5: 39.0, 6: 80.0}
+
+    def dev_scores(run: Any) -> dict[str, float]:
+        step = run.trainer.state.global_step
+        if resumed and step == 4 and not (tmp_path / "stopped").exists():
+            (tmp_path / "stopped").touch()
+            raise KeyboardInterrupt
+        return {"nli_accuracy": course[step]}
+
+    monkeypatch.setattr(trainer._Run, "dev_scores", dev_scores)
+    content["evaluation"]["select"] = "nli_accuracy"
+    recipe = make(content, eval_steps=1, early_stopping=3)
+    if resumed:
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "run")
+    result = train(recipe, tmp_path / "run")
+    assert (result["steps"], result["best_step"]) == (5, 2)
+
+
+def test_an_unknown_select_is_told_before_training(content: dict[str, Any], tmp_path: Path) -> None:
+    content["evaluation"]["select"] = "nli_spearman"
+    with pytest.raises(ValueError, match=r"evaluation.select 'nli_spearman' .* nli_accuracy"):
+        train(make(content), tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("checkpoint-*"))
+
+
+def test_dev_labels_in_another_order_are_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    content["evaluation"]["dev"]["nli"]["labels"] = ["neutral", "entailment", "contradiction"]
+    with pytest.raises(ValueError, match=r"evaluation.dev.nli: .* one order"):
+        train(make(content), tmp_path / "run")
+
+
+def stop_in_writing(recipe: Recipe, output: Path) -> None:
+    """Leave the second checkpoint as if the run was killed while its last file was written."""
+    original = trainer._Trainer._save_checkpoint
+
+    def save_checkpoint(self: Any, *arguments: Any, **others: Any) -> None:
+        original(self, *arguments, **others)
+        if self.state.global_step == 12:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer._Trainer, "_save_checkpoint", save_checkpoint)
+        patch.setattr("transformers.trainer.rotate_checkpoints", lambda *_a, **_k: None, raising=False)
+        patch.setattr(trainer._Trainer, "_rotate_checkpoints", lambda *_a, **_k: None, raising=False)
+        train(recipe, output)
+    state = output / "checkpoints" / "checkpoint-12" / "trainer_state.json"
+    state.write_text(state.read_text()[:40])
+
+
+@pytest.mark.parametrize("where", ["step", "save"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    where: str, content: dict[str, Any], tmp_path: Path
+) -> None:
+    content["model"]["dropout"] = 0.2
+    content["data"]["other"] = nli_source(write_nli(tmp_path / "other.tsv", 52, 5))
+    content["training"] |= {"gradient_accumulation": 2, "epochs": 2, "eval_steps": 6, "schedule": "annealed"}
+    content["evaluation"]["select"] = "nli_accuracy"
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(content))
+    output, whole = tmp_path / "killed", tmp_path / "whole"
+    if where == "step":
+        killed = process([str(tmp_path / "test.yaml"), str(output), "10"])
+        assert killed.returncode == -9, killed.stderr
+    else:
+        stop_in_writing(make(content), output)
+    names = {path.name for path in (output / "checkpoints").iterdir()}
+    assert names == ({"checkpoint-6"} if where == "step" else {"checkpoint-6", "checkpoint-12"})
+
+    result = train(make(content), output)
+    expected = train(make(content), whole)
+    assert result["steps"] == expected["steps"] == 19
+    assert result["dev"] == expected["dev"]
+    assert result["best_step"] == expected["best_step"]
+    found = weights(output)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(found[name], tensor), name
+    assert saved_log(output) == saved_log(whole)
+    assert sorted(saved_log(whole)) == list(range(1, 20))
+
+
+def test_a_run_stopped_after_its_last_step_is_finished(content: dict[str, Any], tmp_path: Path) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for select in (None, "nli_accuracy"):
+        content["evaluation"]["select"] = select
+        output, recipe = tmp_path / f"run-{select}", make(content, eval_steps=4)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(trainer, "write_card", stop)
+            train(recipe, output)
+        result = train(recipe, output)
+        assert result["steps"] == 12
+        expected = train(recipe, tmp_path / f"whole-{select}")
+        assert result["dev"] == expected["dev"]
+        for name, tensor in weights(tmp_path / f"whole-{select}").items():
+            assert torch.equal(weights(output)[name], tensor), name
+
+
+def test_two_processes_are_one(content: dict[str, Any], tmp_path: Path) -> None:
+    """For a loss of single pairs, and for one whose negatives come from the other process."""
+    recipes = {}
+    content["training"] |= {"batch_size": 16, "epochs": 2}
+    content["evaluation"]["select"] = "nli_accuracy"
+    recipes["sbert"] = content
+    sts = {"sts": sts_source(write_sts(tmp_path / "sts.tsv", 64, 3))}
+    recipes["in_batch"] = {
+        **content,
+        "objective": {"name": "in_batch"},
+        "data": sts,
+        "evaluation": {"dev": sts, "select": "sts_cosine"},
+    }
+    for name, recipe in recipes.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    files = ",".join(str(tmp_path / f"{name}.yaml") for name in recipes)
+    done = process([files, str(tmp_path / "two")], launcher)
+    assert done.returncode == 0, done.stderr
+    for name in recipes:
+        one = train(make(recipes[name]), tmp_path / "one" / name)
+        two = json.loads((tmp_path / "two" / name / "result.json").read_text())
+        assert (two["steps"], two["best_step"]) == (one["steps"], one["best_step"])
+        for key, score in one["dev"].items():
+            assert two["dev"][key] == pytest.approx(score, abs=1e-4)
+        expected, found = saved_log(tmp_path / "one" / name), saved_log(tmp_path / "two" / name)
+        assert list(found) == list(expected)
+        np.testing.assert_allclose(list(found.values()), list(expected.values()), atol=1e-5)
+        assert len(list((tmp_path / "two" / name / "tensorboard").iterdir())) == 1  # of rank 0 alone
+
+
+def test_accumulated_batches_are_one(content: dict[str, Any], tmp_path: Path) -> None:
+    def collect(name: str, **training: Any) -> list[float]:
+        train(make(content, max_steps=1, learning_rate=1e-3, **training), tmp_path / name)
+        return losses(tmp_path / name)
+
+    # 8 examples, so that both see the same ones in their only step
+    content["data"]["nli"] = nli_source(write_nli(tmp_path / "eight.tsv", 8, 1))
+    one, two = collect("one", batch_size=8), collect("two", batch_size=4, gradient_accumulation=2)
+    assert one == pytest.approx(two, abs=1e-6)
+    for key, tensor in weights(tmp_path / "one").items():
+        # Adam's first step is lr · g / (|g| + eps): what is less than its eps is no gradient
+        close = (weights(tmp_path / "two")[key] - tensor).abs() < 1e-5
+        assert close.float().mean() > 0.98, key
+
+
+def batch_of(objective: Any, table: Any, folder: Path) -> Any:
+    from embedkit.training.dataset import Examples
+
+    examples = Examples(objective, {"sts": table}, objective.encoder.tokenizer_folder, 64, folder)
+    return examples.batch(list(range(len(table))))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradcache_has_the_gradients_of_the_whole_batch(
+    dropout: float, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    table = read(sts_source(write_sts(tmp_path / "sts.tsv", 13, 3)))
+    kind = objective_class("in_batch")
+    encoder = SentenceModel.load(ModelOptions(str(make_model()), max_length=64, dropout=dropout))
+    objective = kind(encoder, kind.Options(), {"sts": table}).train()
+    batch = batch_of(objective, table, tmp_path)
+
+    def gradients() -> tuple[float, list[Any]]:
+        objective.zero_grad()
+        torch.manual_seed(0)
+        loss = objective(**batch)["loss"]
+        loss.backward()
+        return loss.item(), [parameter.grad.clone() for parameter in objective.parameters()]
+
+    # with dropout, the same pieces without recomputation draw the same masks
+    pieces = []
+    if dropout:
+        objective.mini_batch_size = 4
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torch.utils.checkpoint.checkpoint", lambda f, *a, use_reentrant: f(*a))
+            pieces = [gradients()]
+    else:
+        pieces = [gradients()]
+    objective.mini_batch_size = 4
+    calls = []
+    hook = encoder.register_forward_hook(lambda _m, args, _o: calls.append(len(args[1]) - 1))
+    loss, found = gradients()
+    hook.remove()
+    assert calls[:4] == [8, 8, 8, 2]
+    assert math.isfinite(loss)
+    assert loss == pytest.approx(pieces[0][0], abs=1e-6)
+    for one, other in zip(found, pieces[0][1], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_bf16_trains(content: dict[str, Any], tmp_path: Path) -> None:
+    train(make(content, precision="bf16", max_steps=3), tmp_path / "run")
+    train(make(content, max_steps=3), tmp_path / "fp32")
+    found, expected = losses(tmp_path / "run"), losses(tmp_path / "fp32")
+    assert found != expected
+    assert found == pytest.approx(expected, abs=0.05)
+    assert all(tensor.dtype == torch.float32 for tensor in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize("logging_steps", [1, 50])
+def test_a_loss_that_is_no_number_ends_the_run(
+    logging_steps: int, content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = objective_class("sbert")
+    original = kind.forward
+    calls = []
+
+    def forward(self: Any, **batch: Any) -> Any:
+        outputs = original(self, **batch)
+        if torch.is_grad_enabled():
+            calls.append(1)
+            outputs["loss"] = outputs["loss"] * (math.nan if len(calls) == 5 else 1)
+        return outputs
+
+    monkeypatch.setattr(kind, "forward", forward)
+    steps = "5 to 5" if logging_steps == 1 else "4 to 6"
+    with pytest.raises(FloatingPointError, match=f"steps {steps} is nan; lower training.learning_rate"):
+        train(make(content, logging_steps=logging_steps, eval_steps=3), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-3"]
+
+
+def test_another_number_of_processes_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints" / "checkpoint-3"
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text("{}")
+    for rank in range(2):
+        (folder / f"rng_state_{rank}.pth").touch()
+    with pytest.raises(ValueError, match="another number of processes"):
+        train(make(content), tmp_path / "run")

@@ -1,0 +1,38 @@
+"""Trains recipes in a process of its own: ``FILE,FILE OUTPUT``; ``FILE OUTPUT STEP`` is killed before that step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import in_batch  # noqa: F401  # registers its objective
+from embedkit.training import cli, trainer
+from embedkit.training.recipe import load_recipe
+
+torch.set_num_threads(1)
+
+
+def kill_at(step: int) -> None:
+    """End this process as a power failure would, before a step."""
+    original = trainer._Progress.on_step_begin
+
+    def on_step_begin(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
+        original(self, args, state, control, **others)
+        if state.global_step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer._Progress.on_step_begin = on_step_begin  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    files, output, *stop = sys.argv[1:]
+    if stop:
+        kill_at(int(stop[0]))
+        sys.exit(cli.main([files, "--output", output]))
+    for file in files.split(","):
+        trainer.train(load_recipe(Path(file)), Path(output) / Path(file).stem)
