@@ -32,7 +32,7 @@ class TrainingOptions:
         mini_batch_size: with GradCache (Gao et al. 2021), examples whose activations are held at once; in-batch
             negatives still come from the whole batch. None computes the batch at once.
         gradient_accumulation: batches added up before an optimizer step.
-        epochs, max_steps: how long; ``max_steps`` outranks ``epochs``.
+        epochs, max_steps: how long; ``max_steps`` outranks ``epochs``. 0 epochs train nothing: the model as it is.
         learning_rate, scheduler, warmup_ratio, weight_decay, max_grad_norm: as in ``transformers.Trainer``
             (AdamW).
         head_learning_rate: of the layers that the objective adds; None for ``learning_rate``.
@@ -70,13 +70,12 @@ class TrainingOptions:
             "batch_size",
             "gradient_accumulation",
             "logging_steps",
-            "epochs",
             "learning_rate",
             "eval_steps",
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"training.{name} must be positive, not {getattr(self, name)}")
-        for name in ("weight_decay", "max_grad_norm"):
+        for name in ("epochs", "weight_decay", "max_grad_norm"):
             if getattr(self, name) < 0:
                 raise ValueError(f"training.{name} must not be negative, but is {getattr(self, name)}")
         for name in ("mini_batch_size", "early_stopping", "head_learning_rate"):

@@ -148,6 +148,11 @@ class _Run:
         }
 
     @property
+    def trained(self) -> bool:
+        """Whether there is anything to train: no epochs leave the model as it is."""
+        return self.recipe.training.epochs > 0 or self.recipe.training.max_steps > 0
+
+    @property
     def is_main(self) -> bool:
         return bool(self.trainer.is_world_process_zero())
 
@@ -164,7 +169,7 @@ class _Run:
     def _sampler(self) -> tuple[Repeated, int]:
         """The batches of this process, and the optimizer steps of the run."""
         options = self.recipe.training
-        epochs = math.ceil(options.epochs)
+        epochs = max(1, math.ceil(options.epochs))
         one = TaskSampler(
             self.examples.lengths,
             {task: np.arange(span.start, span.stop) for task, span in self.examples.tasks.items()},
@@ -180,7 +185,7 @@ class _Run:
         if options.max_steps > 0:
             steps = options.max_steps
             epochs = math.ceil(steps * options.gradient_accumulation / len(one))
-        return Repeated(one, epochs), steps
+        return Repeated(one, epochs), max(1, steps)
 
     def check_data(self) -> dict[str, Any]:
         """Duplicates in the training data and leakage into what the run is scored on."""
@@ -205,6 +210,8 @@ class _Run:
 
     def train(self) -> list[dict[str, Any]]:
         """Train to the end, from the last whole checkpoint if there is one; returns the log."""
+        if not self.trained:
+            return []
         last = _last_checkpoint(self.output / "checkpoints")
         # the dev scores of the start, also the test that evaluation.select is one of them
         self.trainer.args.eval_on_start = last is None and self._evaluated
@@ -283,7 +290,7 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is n
             train_dataset=run.examples,
             eval_dataset=run.examples,  # asked for, but `evaluate` is our own
             callbacks=callbacks,
-            optimizers=(_optimizer(objective, options, arguments.device), None),
+            optimizers=(_optimizer(objective, options, arguments.device) if run.trained else None, None),
         )
         # forward's **targets are no loss options: without this the gradients of accumulated batches would be summed
         self.model_accepts_loss_kwargs = False

@@ -53,7 +53,7 @@ def test_commands_of_the_make_targets_are_spelled_out() -> None:
     for command in (
         "embedkit-index build examples/corpus.jsonl -o",
         '"why is the sky blue" "I cannot log in to my account" "what to cook with lentils" -k 3',
-        "install -c constraints.txt '.[cpu,dev]'",
+        "install -c constraints.txt '.[cpu,dev,train]'",
         "-G Ninja && cmake --build --preset",
     ):
         assert command in README

@@ -12,6 +12,7 @@ __all__ = ["OBJECTIVES", "objective_class"]
 OBJECTIVES: dict[str, str] = {
     "cross_encoder": "cross_encoder:CrossEncoder",
     "dvbert": "dvbert:DvBert",
+    "linear_map": "linear_map:LinearMapped",
     "minbert": "minbert:MinBert",
     "hpd": "hpd:Hpd",
     "roformer_sim": "roformer_sim:RoformerSim",
