@@ -98,7 +98,7 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path:
 @pytest.mark.parametrize("text", ["a: [", "", "- x", "title: !!python/object/apply:os.getcwd []"])
 def test_what_is_no_table(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(ValueError, match="bad.yaml"):
+    with pytest.raises(ValueError, match=r"bad\.yaml"):
         load_table(tmp_path / "bad.yaml")
 
 

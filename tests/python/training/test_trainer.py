@@ -277,8 +277,8 @@ def test_two_processes_are_one(content: dict[str, Any], tmp_path: Path) -> None:
     files = ",".join(str(tmp_path / f"{name}.yaml") for name in recipes)
     done = process([files, str(tmp_path / "two")], launcher)
     assert done.returncode == 0, done.stderr
-    for name in recipes:
-        one = train(make(recipes[name]), tmp_path / "one" / name)
+    for name, recipe in recipes.items():
+        one = train(make(recipe), tmp_path / "one" / name)
         two = json.loads((tmp_path / "two" / name / "result.json").read_text())
         assert (two["steps"], two["best_step"]) == (one["steps"], one["best_step"])
         for key, score in one["dev"].items():
