@@ -26,7 +26,7 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
         "---",
         f"# {recipe.name}",
         "",
-        f"{recipe.description} Trained by embedkit.",
+        f"{recipe.description} Trained by embedkit.".lstrip(),
         "",
         "```python",
         objective.usage.replace("{path}", f"path/to/{recipe.name}"),
@@ -86,11 +86,11 @@ def write_curve(path: Path, recipe: Recipe, history: list[dict[str, Any]]) -> No
     loss_axis.plot(*zip(*losses, strict=True) if losses else ([], []), color="0.6", label="loss")
     loss_axis.set(xlabel="step", ylabel="training loss", title=recipe.name)
     names = sorted({key for entry in history for key in entry if key.startswith("eval_")})
-    score_axis = loss_axis.twinx()
+    if names:
+        score_axis = loss_axis.twinx()
+        score_axis.set_ylabel("dev score")
     for name in names:
         points = [(entry["step"], entry[name]) for entry in history if name in entry]
         score_axis.plot(*zip(*points, strict=True), marker="o", label=name.removeprefix("eval_"))
-    score_axis.set_ylabel("dev score")
-    handles = [*loss_axis.get_legend_handles_labels()[0], *score_axis.get_legend_handles_labels()[0]]
-    loss_axis.legend(handles=handles, loc="best", fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=120)

@@ -256,7 +256,14 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
                 values = [value for one in results.values() if (value := _at(one, where)) is not None]
                 scores[column] = _spread(values)
             rows.append(
-                {"name": run.name, "run": key, "seeds": list(results), "of": run.seeds, "scores": scores}
+                {
+                    "name": run.name,
+                    "part": run.part,
+                    "run": key,
+                    "seeds": list(results),
+                    "of": run.seeds,
+                    "scores": scores,
+                }
             )
     return {"title": table.title, "note": table.note, "rows": rows, "runs": runs}
 

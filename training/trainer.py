@@ -24,6 +24,7 @@ from .card import write_card, write_curve
 from .data.readers import Table, read
 from .data.sampler import TaskSampler
 from .dataset import Examples, Repeated
+from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
 from .recipe import Recipe, TrainingOptions
@@ -72,7 +73,8 @@ def train(
             "model that has none; leave them out"
         )
     objective = kind(encoder, recipe.objective, tables)
-    run = _Run(recipe, objective, tables, dev, output, data_root, cache or output / "cache")
+    cache = cache or output / "cache"
+    run = _Run(recipe, objective, tables, dev, output=output, data_root=data_root, cache=cache)
     checks = run.check_data()
     history = run.train()
     if not run.is_main:
@@ -104,6 +106,7 @@ class _Run:
         objective: Objective,
         tables: Mapping[str, Table],
         dev: Mapping[str, Table],
+        *,
         output: Path,
         data_root: Path | None,
         cache: Path,
@@ -217,7 +220,8 @@ class _Run:
         self.trainer.args.eval_on_start = last is None and self._evaluated
         if last is not None:
             _LOG.info("goes on from step %s", last.name.rpartition("-")[2])
-        self.trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        with quiet():  # of what Trainer says of checkpoints; its progress bar is not concerned
+            self.trainer.train(resume_from_checkpoint=None if last is None else str(last))
         history: list[dict[str, Any]] = self.trainer.state.log_history
         return history
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
-from torch.nn import functional
-
 from embedkit.training.objectives import OBJECTIVES
 from embedkit.training.objectives.base import Arrays, Objective, gather
+from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
-from embedkit import Encoder  # noqa: E402
 from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
 
+from embedkit import Encoder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
 
@@ -46,7 +46,7 @@ def check_everywhere(model: SentenceModel, folder: Path, texts: list[str]) -> An
 
 
 @pytest.mark.parametrize(
-    ("pooling", "activation", "normalize"),
+    "options",
     [
         ("mean", None, False),
         ("mean", "identity", True),
@@ -57,13 +57,12 @@ def check_everywhere(model: SentenceModel, folder: Path, texts: list[str]) -> An
     ],
 )
 def test_the_folder_loads_with_equal_vectors(
-    pooling: str,
-    activation: str | None,
-    normalize: bool,
+    options: tuple[str, str | None, bool],
     make_model: Callable[..., Path],
     texts: list[str],
     tmp_path: Path,
 ) -> None:
+    pooling, activation, normalize = options
     torch.manual_seed(1)
     projection = None if activation is None else Projection(12, activation)
     model = load(make_model(), pooling=pooling, projection=projection, normalize=normalize)

@@ -146,7 +146,7 @@ def test_the_file_is_named(file: Path) -> None:
 def test_what_is_no_recipe(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="bad.yaml"):
+    with pytest.raises(ValueError, match=r"bad\.yaml"):
         load_recipe(path)
 
 

@@ -15,7 +15,6 @@ yaml = pytest.importorskip("yaml")
 from embedkit.training import table as module  # noqa: E402
 from embedkit.training.recipe import find_recipe, load_recipe  # noqa: E402
 from embedkit.training.table import collect, list_tables, load_table, markdown, measure, specs  # noqa: E402
-
 from objective_fixtures import nli_source, write_nli  # noqa: E402
 
 CONTENT: dict[str, Any] = {
@@ -25,10 +24,16 @@ CONTENT: dict[str, Any] = {
     "runs": {
         "teacher": {"recipe": "cross-encoder-nli", "seeds": [5]},
         "plain": {"name": "plain", "recipe": "sbert", "seeds": [1, 2]},
-        "taught": {"name": "taught", "recipe": "sbert", "set": ["model.path={teacher}"], "seeds": [1, 5]},
+        "taught": {
+            "name": "taught",
+            "part": "own",
+            "recipe": "sbert",
+            "set": ["model.path={teacher}"],
+            "seeds": [1, 5],
+        },
     },
     "columns": {"dev": "dev.nli_accuracy", "STS-B": "test.sts.STS-B"},
-    "fixed": {"the paper": {"dev": 80.0}},
+    "plot": "dev",
 }
 
 
@@ -68,6 +73,7 @@ def test_the_trainings_of_a_table(tmp_path: Path) -> None:
     [
         ({"titel": "x"}, "table key 'titel' is not known; did you mean 'title'"),
         ({"columns": None}, "table.columns must hold keys"),
+        ({"plot": "dve"}, "plot 'dve' is none of the columns dev, STS-B"),
         ({"set": ["training.max_step=2"]}, "training key 'max_step'"),
         ({"runs": {"a": {"recipe": "sbret"}}}, "recipe 'sbret' is not known; did you mean 'sbert'"),
         ({"runs": {"a": {"recipe": "sbert", "set": ["model.path={b}"]}}}, r"there is no run 'b' for \{b\}"),
@@ -92,7 +98,7 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path:
 @pytest.mark.parametrize("text", ["a: [", "", "- x", "title: !!python/object/apply:os.getcwd []"])
 def test_what_is_no_table(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(ValueError, match="bad.yaml"):
+    with pytest.raises(ValueError, match=r"bad\.yaml"):
         load_table(tmp_path / "bad.yaml")
 
 
@@ -110,14 +116,18 @@ def test_results_become_rows(tmp_path: Path) -> None:
     assert text.splitlines() == [
         "**A table**",
         "",
-        "| | seeds | dev | STS-B |",
-        "|---|---|---|---|",
-        "| the paper | – | 80.00 |  |",
-        "| plain | 2 | 62.00 ± 2.83 |  |",
-        "| taught | 1 of 2 | 70.00 |  |",
+        "|  | seeds | dev |",
+        "|---|---|---|",
+        "| plain | 2 | 62.00 ± 2.83 |",
+        "",
+        "| own | seeds | dev |",
+        "|---|---|---|",
+        "| taught | 1 of 2 | 70.00 |",
         "",
         "What it is of.",
     ]
+    module.plot(results, "dev", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     # results of another machine stand in for what is not here, if they are of the same settings
     elsewhere = {"taught-1": {"set": all_specs["taught-1"].told, "dev": {"nli_accuracy": 72.0}}}
     assert collect(table, tmp_path, elsewhere)["rows"][1]["seeds"] == [1, 5]
@@ -146,7 +156,8 @@ def test_what_is_missing_is_trained_in_order(tmp_path: Path, make_model: Callabl
     known = {"away-1": {"set": specs(table, tmp_path)[2].told, "dev": {"nli_accuracy": 50.0}}}
     told: list[str] = []
     results = measure(table, tmp_path / "work", known, data_root=None, workers=2, report=told.append)
-    assert [line.partition(":")[0] for line in told] == ["first-1", "first-1", "later-1", "later-1"]
+    assert [line for line in told if line.endswith("started")] == ["first-1: started", "later-1: started"]
+    assert len(told) == 4
     assert [row["run"] for row in results["rows"]] == ["later", "away"]
     again: list[str] = []
     assert measure(table, tmp_path / "work", known, data_root=None, workers=2, report=again.append) == results

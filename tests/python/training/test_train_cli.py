@@ -18,7 +18,6 @@ yaml = pytest.importorskip("yaml")
 
 from embedkit.training import cli, trainer  # noqa: E402
 from embedkit.training.recipe import list_recipes  # noqa: E402
-
 from objective_fixtures import nli_source, write_nli  # noqa: E402
 
 

@@ -20,8 +20,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("tensorboard")
 yaml = pytest.importorskip("yaml")
 
-from safetensors.torch import load_file  # noqa: E402
-
 import in_batch  # noqa: E402, F401  # registers its objective
 from embedkit.training import trainer  # noqa: E402
 from embedkit.training.data.readers import read  # noqa: E402
@@ -29,8 +27,8 @@ from embedkit.training.model import ModelOptions, SentenceModel  # noqa: E402
 from embedkit.training.objectives import objective_class  # noqa: E402
 from embedkit.training.recipe import Recipe, recipe_of  # noqa: E402
 from embedkit.training.trainer import train  # noqa: E402
-
 from objective_fixtures import losses, nli_source, sts_source, write_nli, write_sts  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 
 PROCESS = Path(__file__).with_name("trainer_process.py")
 
@@ -279,8 +277,8 @@ def test_two_processes_are_one(content: dict[str, Any], tmp_path: Path) -> None:
     files = ",".join(str(tmp_path / f"{name}.yaml") for name in recipes)
     done = process([files, str(tmp_path / "two")], launcher)
     assert done.returncode == 0, done.stderr
-    for name in recipes:
-        one = train(make(recipes[name]), tmp_path / "one" / name)
+    for name, recipe in recipes.items():
+        one = train(make(recipe), tmp_path / "one" / name)
         two = json.loads((tmp_path / "two" / name / "result.json").read_text())
         assert (two["steps"], two["best_step"]) == (one["steps"], one["best_step"])
         for key, score in one["dev"].items():

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import in_batch  # noqa: F401  # registers its objective
+import torch
 from embedkit.training import cli, trainer
 from embedkit.training.recipe import load_recipe
 
