@@ -5,6 +5,7 @@ A table is a YAML file under ``recipes/tables``:
     title: one line
     note: what the reader must know (data, sizes, what differs from the paper)
     set: [model.layers=2]                    # overrides of every run
+    prepare: {vocab: [embedkit.training.vocabulary, ...]}   # a module that makes the folder {vocab}, and its arguments
     runs:
       teacher: {recipe: cross-encoder-nli}   # a run; it has no row unless it has a name
       annealed:
@@ -70,6 +71,7 @@ class Table:
     plot: str
     note: str = ""
     set: list[str] = field(default_factory=list)
+    prepare: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def specs(table: Table, work: Path) -> list[Spec]:
 
             def folder(match: re.Match[str], seed: int = seed, needs: list[str] = needs) -> str:
                 other = match[1]
+                if other in table.prepare:
+                    return str((work / other).absolute())
                 if other not in table.runs:
                     raise ValueError(f"there is no run {other!r} for {{{other}}}")
                 seeds = table.runs[other].seeds
@@ -174,6 +178,10 @@ def measure(
     """
     work.mkdir(parents=True, exist_ok=True)
     waiting = _missing(table, work, known, only)
+    for name, command in table.prepare.items() if waiting else ():
+        if not (work / name).is_dir():
+            report(f"{name}: made by {command[0]}")
+            _run_module(command, work / name, data_root)
     running: dict[subprocess.Popen[bytes], tuple[Spec, float]] = {}
     try:
         while waiting or running:
@@ -198,6 +206,15 @@ def measure(
         for process in running:
             process.wait()
     return collect(table, work, known)
+
+
+def _run_module(command: list[str], output: Path, data_root: Path | None) -> None:
+    """``python -m`` a module that makes a folder."""
+    data = [] if data_root is None else ["--data", str(data_root)]
+    process = [sys.executable, "-m", *command, "--output", str(output), *data]
+    done = subprocess.run(process, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr.decode(errors='replace')[-1500:]}")
 
 
 def _missing(table: Table, work: Path, known: Mapping[str, Any], only: Callable[[Spec], bool]) -> list[Spec]:

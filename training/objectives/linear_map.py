@@ -1,6 +1,6 @@
 """Whitening (Su et al. 2021, arXiv:2103.15316) and PCA behind a trained model: fitted on vectors, not trained.
 
-    whitening   h = W^T (e - mean),  W = U sqrt(L^-1), U and L the first d eigenvectors and eigenvalues of the covariance
+    whitening   h = W^T (e - mean),  W = U sqrt(L^-1), U and L eigenvectors and eigenvalues of the covariance
     pca         h = U^T (e - mean)
 
 The control of every method that learns small vectors. `embedkit.training.whitening` has the arithmetic; here it is a
@@ -80,5 +80,9 @@ class LinearMapped(Objective):
             ValueError: another option of the model is set.
         """
         if model != ModelOptions(path=model.path):
-            raise ValueError("objective linear_map takes a model folder as it is; of the model set only the path")
-        return _Mapped(model.path, [text for table in tables.values() for text in table.texts("text")], options)
+            raise ValueError(
+                "objective linear_map takes a model folder as it is; of the model set only the path"
+            )
+        return _Mapped(
+            model.path, [text for table in tables.values() for text in table.texts("text")], options
+        )
