@@ -134,9 +134,9 @@ def test_regression_learns(make_model: Callable[..., Path], tmp_path: Path) -> N
 def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path: Path) -> None:
     folder = make_model()
     with pytest.raises(ValueError, match="no trained cross-encoder"):
-        PairClassifier.load(ModelOptions(str(folder)))
+        PairClassifier.load(ModelOptions(str(folder), max_length=64))
     with pytest.raises(ValueError, match=r"model\.normalize"):
-        PairClassifier.load(ModelOptions(str(folder), normalize=True), NLI)
+        PairClassifier.load(ModelOptions(str(folder), max_length=64, normalize=True), NLI)
     with pytest.raises(ValueError, match=r"objective\.loss"):
         CrossEncoderOptions(loss="triplet")
     source = nli_source(write_nli(tmp_path / "train.tsv", 32, 1))

@@ -102,7 +102,7 @@ def test_gradients(alpha: float | None, regression: bool) -> None:
 
 def save_teacher(model: Path, folder: Path, labels: list[str], seed: int = 0) -> Path:
     torch.manual_seed(seed)
-    teacher = PairClassifier.load(ModelOptions(str(model)), labels)
+    teacher = PairClassifier.load(ModelOptions(str(model), max_length=64), labels)
     with torch.no_grad():
         teacher.backbone.classifier.weight.normal_()
     folder.mkdir()

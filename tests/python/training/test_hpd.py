@@ -124,7 +124,11 @@ def test_refusals(make_model: MakeModel) -> None:
     tables = {"t": Table({"text": ["a", "b"]})}
     options = HpdOptions([TeacherOptions(str(make_model()))])
     with pytest.raises(ValueError, match=r"set model\.normalize to false"):
-        Hpd(SentenceModel.load(ModelOptions(str(make_model()), normalize=True)), options, tables)
+        Hpd(
+            SentenceModel.load(ModelOptions(str(make_model()), max_length=64, normalize=True)),
+            options,
+            tables,
+        )
     with pytest.raises(ValueError, match="teachers is empty"):
         HpdOptions([])
     with pytest.raises(ValueError, match="known are sum, mean"):

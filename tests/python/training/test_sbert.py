@@ -46,7 +46,9 @@ def run(
     """The objective, its outputs for a whole table, and the vectors of each field."""
     chosen = SbertOptions(**options)
     torch.manual_seed(0)
-    encoder = Sbert.load_encoder(ModelOptions(str(model), pooling=pooling), chosen, {"task": table})
+    encoder = Sbert.load_encoder(
+        ModelOptions(str(model), max_length=64, pooling=pooling), chosen, {"task": table}
+    )
     objective = Sbert(encoder, chosen, {"task": table}).eval()
     columns = [table.texts(field) for field in objective.fields]
     store = TextStore(encoder.tokenizer_folder, [text for column in columns for text in column], 64)
