@@ -195,7 +195,6 @@ def test_a_projection_starts_from_the_folders_dense(make_model: Callable[..., Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pooling": "median"}, "model.pooling 'median'"),
         ({"max_length": 2}, "model.max_length"),
         ({"dropout": 1.0}, "model.dropout"),
     ],
@@ -205,8 +204,6 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         ModelOptions("folder", **options)
     with pytest.raises(ValueError, match="dimension"):
         Projection(0)
-    with pytest.raises(ValueError, match="activation 'relu'"):
-        Projection(3, "relu")
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

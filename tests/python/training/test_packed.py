@@ -66,7 +66,7 @@ def test_token_vectors_and_gradients_are_those_of_single_texts(kind: str, tmp_pa
         if gradients[name] is None:
             assert parameter.grad is None, name
             continue
-        torch.testing.assert_close(parameter.grad, gradients[name], atol=2e-5, rtol=1e-4, msg=name)
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=5e-5, rtol=1e-4, msg=name)
         moved += 1
     assert moved > 20
 

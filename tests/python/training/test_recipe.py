@@ -87,6 +87,7 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
         (["model.qqqq=3"], "model key 'qqqq' is not known; known are path, layers"),
         (["objective.name=sbret"], "objective.name 'sbret' is not known; did you mean 'sbert'"),
         (["objective.margn=1"], "objective key 'margn' is not known; did you mean 'margin'"),
+        (["model.pooling=meen"], "model.pooling 'meen' is not known; did you mean 'mean'"),
         (["model.projection.dim=3"], "model.projection key 'dim' is not known"),
         (["model.projection={activation: tanh}"], "model.projection.dimension is missing"),
         (["training.seed=x"], "training.seed must be an integer, not 'x'"),
