@@ -353,7 +353,7 @@ def _has_pooling_layer(config: Any) -> bool:
         architecture = transformers.MODEL_MAPPING[type(config)]
     except KeyError:
         return False
-    return "add_pooling_layer" in inspect.signature(architecture.__init__).parameters
+    return "add_pooling_layer" in inspect.signature(architecture).parameters
 
 
 @contextmanager

@@ -85,12 +85,12 @@ class _Collect(torch.autograd.Function):
 def spread(x: Tensor, grid: Grid) -> Tensor:
     """``x (tokens, d)`` to ``(n, longest, d)``, zeros where a text has ended."""
     n, longest = grid.shape
-    return _Spread.apply(x, grid.cells, n * longest).view(n, longest, -1)  # type: ignore[no-untyped-call]
+    return _Spread.apply(x, grid.cells, n * longest).view(n, longest, -1)
 
 
 def collect(x: Tensor, grid: Grid) -> Tensor:
     """``x (n, longest, d)`` to the tokens that are there: (tokens, d)."""
-    return _Collect.apply(x.flatten(0, 1), grid.cells)  # type: ignore[no-untyped-call]
+    return _Collect.apply(x.flatten(0, 1), grid.cells)
 
 
 def _attention(

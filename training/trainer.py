@@ -282,7 +282,7 @@ class _Run:
         write_curve(self.output / "curve.png", self.recipe, history)
 
 
-class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is not typed
+class _Trainer(transformers.Trainer):
     """Trainer with our batches and scores."""
 
     def __init__(self, run: _Run, arguments: Any, callbacks: list[TrainerCallback]) -> None:
@@ -301,7 +301,7 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is n
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
             from torch.utils.tensorboard import SummaryWriter
-            from transformers.integrations import TensorBoardCallback
+            from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]  # not in __all__
 
             self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
 
@@ -322,7 +322,7 @@ class _Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers is n
         return metrics
 
 
-class _Progress(TrainerCallback):  # type: ignore[misc]
+class _Progress(TrainerCallback):
     """Tells the objective how much of the training is done (teacher annealing)."""
 
     def __init__(self, objective: Objective) -> None:
@@ -333,7 +333,7 @@ class _Progress(TrainerCallback):  # type: ignore[misc]
         self._objective.progress = state.global_step / max(1, state.max_steps - 1)
 
 
-class _Milestones(TrainerCallback):  # type: ignore[misc]
+class _Milestones(TrainerCallback):
     """The loss is logged, and so checked, before each checkpoint, and the last step is evaluated."""
 
     def __init__(self, evaluated: bool) -> None:
@@ -345,7 +345,7 @@ class _Milestones(TrainerCallback):  # type: ignore[misc]
         control.should_log |= control.should_save
 
 
-class _EarlyStopping(TrainerCallback):  # type: ignore[misc]
+class _EarlyStopping(TrainerCallback):
     """Stops after ``patience`` dev scores without a better one.
 
     It counts in the log, which checkpoints hold; the count of transformers' own would start again at a resume.
@@ -362,7 +362,7 @@ class _EarlyStopping(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
 
 
-class _Clock(TrainerCallback):  # type: ignore[misc]
+class _Clock(TrainerCallback):
     """Counts the seconds of training, over resumes, and stops a run whose loss is no number."""
 
     def __init__(self) -> None:

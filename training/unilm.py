@@ -135,11 +135,11 @@ class UnilmModel(SentenceModel):
         embedded = self.backbone.embeddings(input_ids=ids, token_type_ids=types)
         if hasattr(self.backbone, "embeddings_project"):
             embedded = self.backbone.embeddings_project(embedded)
-        return embedded  # type: ignore[no-any-return]  # transformers is not typed
+        return embedded
 
     def _run(self, ids: Tensor, types: Tensor, mask: Tensor) -> Tensor:
         """Hidden states of the last layer; the encoder is called by itself, since only it takes any mask as it is."""
-        return self.backbone.encoder(self.embedded(ids, types), attention_mask=mask)[0]  # type: ignore[no-any-return]
+        return self.backbone.encoder(self.embedded(ids, types), attention_mask=mask)[0]
 
     def save(self, folder: Path) -> None:
         """As `SentenceModel.save`, and the head."""
