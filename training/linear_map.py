@@ -37,8 +37,8 @@ class LinearMap:
     @property
     def bias(self) -> Vectors:
         """``-weight^T mean``, (dimension of y,): the map is ``weight^T x + bias``, too."""
-        bias: Vectors = -(self.mean.astype(np.float64) @ self.weight.astype(np.float64)).astype(np.float32)
-        return bias
+        product = self.mean.astype(np.float64) @ self.weight.astype(np.float64)
+        return np.asarray(-product, np.float32)
 
     def __call__(self, x: npt.NDArray[Any]) -> Vectors:
         """Map the rows of ``x``: (n, dimension of x) to (n, dimension of y)."""

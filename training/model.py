@@ -350,7 +350,7 @@ def _has_pooling_layer(config: Any) -> bool:
     import transformers
 
     try:
-        architecture = transformers.MODEL_MAPPING[type(config)]
+        architecture: Any = transformers.MODEL_MAPPING[type(config)]
     except KeyError:
         return False
     return "add_pooling_layer" in inspect.signature(architecture).parameters
