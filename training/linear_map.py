@@ -42,8 +42,7 @@ class LinearMap:
 
     def __call__(self, x: npt.NDArray[Any]) -> Vectors:
         """Map the rows of ``x``: (n, dimension of x) to (n, dimension of y)."""
-        y: Vectors = (x.astype(np.float32) - self.mean) @ self.weight
-        return y
+        return np.asarray((x.astype(np.float32) - self.mean) @ self.weight, np.float32)
 
 
 def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, center: bool = True) -> LinearMap:
