@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ..data.readers import Table
 from ..data.store import TextStore
+from ..evaluate.pairs import spearman as correlation
 from ..model import ModelOptions, SentenceModel, pack
 
-__all__ = ["Arrays", "Batch", "Objective", "gather", "spearman", "to_tensors"]
+__all__ = ["Arrays", "Batch", "Objective", "class_names", "first_row", "gather", "spearman", "to_tensors"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 Batch = dict[str, Tensor]
@@ -147,24 +148,58 @@ class Objective(nn.Module):
 def gather(x: Tensor) -> Tensor:
     """``x (batch, ...)`` of all processes, (processes * batch, ...), with gradients; itself for a single one.
 
-    In inference mode it is itself, too: each process scores the dev sets alone.
+    In inference mode it is itself, too: each process scores the dev sets alone. `first_row` is where the own rows start.
 
     A loss that is a mean over the process' own rows against these has, averaged over the processes, the gradient
     of the same loss in one process.
     """
-    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-    if alone or torch.is_inference_mode_enabled():
+    if _alone():
         return x
     from torch.distributed.nn.functional import all_gather
 
     return torch.cat(all_gather(x))
 
 
-def spearman(a: Sequence[float] | npt.NDArray[Any], b: Sequence[float] | npt.NDArray[Any]) -> float:
-    """Spearman's rank correlation x 100."""
-    from scipy.stats import spearmanr
+def first_row(count: int) -> int:
+    """The row in `gather` of the first of this process' ``count`` rows."""
+    return 0 if _alone() else torch.distributed.get_rank() * count
 
-    return float(spearmanr(a, b).statistic) * 100
+
+def _alone() -> bool:
+    started = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not started or torch.is_inference_mode_enabled()
+
+
+def spearman(a: Sequence[float] | npt.NDArray[Any], b: Sequence[float] | npt.NDArray[Any]) -> float:
+    """Spearman's rank correlation x 100 of a model's values ``a`` with ``b``; 0 where all of ``a`` are the same.
+
+    Raises:
+        ValueError: a value is not finite, or ``b`` has no order.
+    """
+    predicted = np.asarray(a)
+    return 0.0 if len(predicted) and (predicted == predicted[0]).all() else 100 * correlation(predicted, b)
+
+
+def class_names(tables: Mapping[str, Table]) -> tuple[str, ...]:
+    """The classes that all tasks of a classification have.
+
+    Raises:
+        ValueError: a task names none, or the tasks differ.
+    """
+    first, *others = tables.items()
+    for task, table in tables.items():
+        if len(table.labels) < 2:
+            raise ValueError(
+                f"objective.loss classification needs the field label and the names of its classes: "
+                f"data.{task}.labels"
+            )
+    for task, table in others:
+        if table.labels != first[1].labels:
+            raise ValueError(
+                f"data.{task}.labels are {', '.join(table.labels)} and those of data.{first[0]} "
+                f"{', '.join(first[1].labels)}; one classifier needs the same classes in one order"
+            )
+    return first[1].labels
 
 
 def to_tensors(arrays: Arrays) -> Batch:

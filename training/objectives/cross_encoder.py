@@ -30,7 +30,7 @@ from .. import packed
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import TOKENIZER_FILES, ModelOptions, load_backbone, pack, quiet, transformer_folder
-from .base import Arrays, Batch, Objective, spearman, to_tensors
+from .base import Arrays, Batch, Objective, class_names, spearman, to_tensors
 
 __all__ = ["CrossEncoder", "CrossEncoderOptions", "PairClassifier"]
 
@@ -217,13 +217,10 @@ class CrossEncoder(Objective):
     def load_encoder(
         cls, model: ModelOptions, options: CrossEncoderOptions, tables: Mapping[str, Table]
     ) -> PairClassifier:
-        """A backbone with a new classifier for the classes of the first task."""
+        """A backbone with a new classifier for the classes of the tasks."""
         if options.loss == "regression":
             return PairClassifier.load(model, ["score"])
-        labels = next(iter(tables.values())).labels
-        if len(labels) < 2:
-            raise ValueError("objective.loss classification needs the names of the classes: data.TASK.labels")
-        return PairClassifier.load(model, labels)
+        return PairClassifier.load(model, class_names(tables))
 
     def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:
         """Pairs by the tokenizer's template, packed; see `Objective.collate`."""

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, spearman
+from .base import Arrays, Objective, class_names, spearman
 from .sbert import CONCATENATIONS, feature_size, features
 from .teachers import teacher_outputs
 
@@ -125,12 +125,12 @@ class DvBert(Objective):
     encoder: SentenceModel
 
     def __init__(self, encoder: SentenceModel, options: DvBertOptions, tables: Mapping[str, Table]) -> None:
-        """The classifier is made for the classes of the first task."""
+        """The classifier is made for the classes of the tasks."""
         super().__init__(encoder, options, tables)
         self._training_tables = list(tables.values())
         self._classes = 1
         if options.loss == "classification":
-            self._classes = len(self._training_tables[0].labels)
+            self._classes = len(class_names(tables))
             width = feature_size(encoder.dimension, options.concatenation)
             self.classifier = nn.Linear(width, self._classes, bias=False)
 

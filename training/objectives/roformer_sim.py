@@ -31,7 +31,7 @@ from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import ModelOptions
 from ..unilm import UnilmModel, pack_pairs
-from .base import Arrays, Batch, Objective, gather, spearman, to_tensors
+from .base import Arrays, Batch, Objective, first_row, gather, spearman, to_tensors
 
 __all__ = ["RoformerSim", "RoformerSimOptions", "contrastive_loss", "noised", "similarity_distillation"]
 
@@ -127,7 +127,8 @@ class RoformerSim(Objective):
         unit = functional.normalize(vectors, dim=-1)
         count = cu_seqlens.diff() - prefix
         # a mean over the tokens of all processes, as one process with the whole batch would take it
-        share = gather(count).sum() * len(count) / len(gather(count))
+        counts = gather(count)
+        share = counts.sum() * len(count) / len(counts)
         loss = nll.sum() / share
         if "teacher" in targets:
             teacher = functional.normalize(targets["teacher"], dim=-1).transpose(0, 1).flatten(0, 1)
@@ -184,7 +185,7 @@ def contrastive_loss(unit: Tensor, scale: float) -> Tensor:
         scale: of the cosines.
     """
     own = torch.arange(len(unit), device=unit.device)
-    offset = _rank() * len(unit)
+    offset = first_row(len(unit))
     similarities = unit @ gather(unit).t() * scale
     similarities = similarities.index_put((own, own + offset), similarities.new_tensor(float("-inf")))
     return functional.cross_entropy(similarities, own.roll(len(unit) // 2) + offset)
@@ -229,11 +230,6 @@ def noised(
     noisy = torch.where(drawn & (draw < rate * _REPLACED), mask_id, input_ids)
     replaced = drawn & (draw >= rate * _REPLACED) & (draw < rate * (_REPLACED + _RANDOM))
     return torch.where(replaced, other, noisy)
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def _mask_id(folder: Path) -> int:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, spearman
+from .base import Arrays, Objective, class_names, spearman
 
 __all__ = ["CONCATENATIONS", "Sbert", "SbertOptions", "features"]
 
@@ -90,12 +90,12 @@ class Sbert(Objective):
     encoder: SentenceModel
 
     def __init__(self, encoder: SentenceModel, options: SbertOptions, tables: Mapping[str, Table]) -> None:
-        """The classifier is made for the classes of the first task."""
+        """The classifier is made for the classes of the tasks."""
         super().__init__(encoder, options, tables)
         if options.loss == "triplet":
             self.fields = ("anchor", "positive", "negative")
         if options.loss == "classification":
-            classes = len(next(iter(tables.values())).labels)
+            classes = len(class_names(tables))
             self.classifier = nn.Linear(
                 feature_size(encoder.dimension, options.concatenation), classes, bias=False
             )

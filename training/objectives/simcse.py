@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, gather
+from .base import Arrays, Objective, first_row, gather
 
 __all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
 
@@ -39,9 +39,7 @@ def contrastive_loss(
     if negatives is not None:
         candidates = torch.cat([candidates, gather(functional.normalize(negatives, dim=-1))])
     similarity = functional.normalize(anchors, dim=-1) @ candidates.t() / temperature
-    own = torch.arange(len(anchors), device=anchors.device)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        own = own + torch.distributed.get_rank() * len(anchors)
+    own = torch.arange(len(anchors), device=anchors.device) + first_row(len(anchors))
     return functional.cross_entropy(similarity, own)
 
 

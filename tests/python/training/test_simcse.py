@@ -164,3 +164,15 @@ def test_recipes_are_read(name: str) -> None:
 def test_options() -> None:
     with pytest.raises(ValueError, match="temperature must be positive"):
         SimCseOptions(temperature=0)
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_each_process_scores_dev_sets_alone(hard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several processes a dev batch is that of one: nothing is gathered, and its rows start at 0."""
+    anchors, positives, negatives = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0))
+    arguments = (anchors, positives, negatives if hard else None, 0.05)
+    want = contrastive_loss(*arguments).item()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    with torch.inference_mode():
+        assert contrastive_loss(*arguments).item() == want
