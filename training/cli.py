@@ -15,7 +15,7 @@ _EPILOG = """examples:
   embedkit-train --list
   embedkit-train sbert --output runs/sbert training.seed=2 training.batch_size=32
   embedkit-train my-recipe.yaml --output runs/mine --show
-  accelerate launch --num_processes 4 -m embedkit.training.cli hpd --output runs/hpd
+  accelerate launch --num_processes 4 -m embedkit.training.cli hpd-128
 
 A run that was stopped goes on where it was when the same command is given again.
 """

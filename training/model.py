@@ -325,7 +325,10 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     if config.model_type in _OFFSET_POSITIONS:
         positions -= config.pad_token_id + 1
     if options.max_length > positions:
-        raise ValueError(f"model.max_length is {options.max_length}, and {folder} has {positions} positions")
+        raise ValueError(
+            f"model.max_length is {options.max_length}, and {folder} has {positions} positions; "
+            f"set model.max_length to at most {positions}"
+        )
     if options.dropout is not None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
             if hasattr(config, name):

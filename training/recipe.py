@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .data.readers import check_source
 from .data.sampler import Schedule
 from .model import ModelOptions
 from .objectives import OBJECTIVES, objective_class
@@ -35,7 +36,7 @@ class TrainingOptions:
         epochs, max_steps: how long; ``max_steps`` outranks ``epochs``. 0 epochs train nothing: the model as it is.
         learning_rate, scheduler, warmup_ratio, weight_decay, max_grad_norm: as in ``transformers.Trainer``
             (AdamW).
-        head_learning_rate: of the layers that the objective adds; None for ``learning_rate``.
+        head_learning_rate: of what stands behind the backbone (projection, heads); None for ``learning_rate``.
         schedule: the order of the batches of several tasks: ``proportional``, ``round_robin``,
             ``sequential``, ``annealed``.
         precision: ``fp32``, or ``bf16`` for mixed precision (autocast; the weights stay fp32).
@@ -44,7 +45,7 @@ class TrainingOptions:
         early_stopping: stop after so many dev scores (``evaluation.select``) without a better one; None never
             stops.
         logging_steps: steps between entries of the learning curve.
-        seed: of initialisation, order, dropout and augmentation.
+        seed: of initialisation, order, dropout and noise; samples of the data have seeds of their own.
     """
 
     batch_size: int = 16
@@ -246,6 +247,12 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
                 EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"
             ),
         )
+        for section, sources in (("data", recipe.data), ("evaluation.dev", recipe.evaluation.dev)):
+            for task, source in sources.items():
+                try:
+                    check_source(source)
+                except ValueError as error:
+                    raise ValueError(f"{section}.{task}: {error}") from None
         if recipe.training.early_stopping is not None and recipe.evaluation.select is None:
             raise ValueError("training.early_stopping needs evaluation.select, the dev score it looks at")
         return recipe

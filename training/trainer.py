@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from .card import write_card, write_curve
-from .data.readers import Table, read
+from .data.readers import Table, read, root_folder
 from .data.sampler import TaskSampler
 from .dataset import Examples, Repeated
 from .model import quiet
@@ -61,11 +61,12 @@ def train(
         done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
         return done if _rank() == 0 else {}
     transformers.set_seed(recipe.training.seed)
-    tables = {task: read(source, root=data_root) for task, source in recipe.data.items()}
-    dev = {task: read(source, root=data_root) for task, source in recipe.evaluation.dev.items()}
+    root = root_folder(data_root)
+    tables = {task: read(source, root=root) for task, source in recipe.data.items()}
+    dev = {task: read(source, root=root) for task, source in recipe.evaluation.dev.items()}
     _check_dev(tables, dev)
     kind = objective_class(recipe.objective_name)
-    tables = kind.expand(recipe.objective, tables, data_root)
+    tables = kind.expand(recipe.objective, tables, root)
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
     if (recipe.evaluation.sts_dev or recipe.evaluation.test) and not hasattr(encoder, "encode"):
         raise ValueError(
@@ -74,7 +75,7 @@ def train(
         )
     objective = kind(encoder, recipe.objective, tables)
     cache = cache or output / "cache"
-    run = _Run(recipe, objective, tables, dev, output=output, data_root=data_root, cache=cache)
+    run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
     checks = run.check_data()
     history = run.train()
     if not run.is_main:
@@ -108,11 +109,11 @@ class _Run:
         dev: Mapping[str, Table],
         *,
         output: Path,
-        data_root: Path | None,
+        root: Path,
         cache: Path,
     ) -> None:
         self.recipe, self.objective, self.output = recipe, objective, output
-        self._tables, self._dev_tables, self._data_root = tables, dev, data_root
+        self._tables, self._dev_tables, self._root = tables, dev, root
         options, length = recipe.training, recipe.model.max_length
         cache.mkdir(parents=True, exist_ok=True)
         folder = objective.encoder.tokenizer_folder
@@ -187,7 +188,7 @@ class _Run:
         steps = math.ceil(options.epochs * len(one) / options.gradient_accumulation)
         if options.max_steps > 0:
             steps = options.max_steps
-            epochs = math.ceil(steps * options.gradient_accumulation / len(one))
+            one.epochs = epochs = math.ceil(steps * options.gradient_accumulation / len(one))
         return Repeated(one, epochs), max(1, steps)
 
     def check_data(self) -> dict[str, Any]:
@@ -202,7 +203,7 @@ class _Run:
             from .scores import evaluation_pairs
 
             evaluation = self.recipe.evaluation
-            evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, self._data_root)
+            evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, self._root)
         reports = {}
         for task, table in self._tables.items():
             report = check(table, evaluations, self.objective.fields_of(task)[:2])
@@ -236,7 +237,7 @@ class _Run:
         if self.recipe.evaluation.sts_dev:
             from .evaluate import sts_dev
 
-            scores["stsb_dev"] = sts_dev(self.objective.encoder, self._data_root)
+            scores["stsb_dev"] = sts_dev(self.objective.encoder, self._root)
         return scores
 
     def _outputs(self, task: str) -> Arrays:
@@ -276,7 +277,7 @@ class _Run:
             from .scores import test_scores
 
             encoder = Encoder(work, threads=torch.get_num_threads())
-            result["test"] = test_scores(encoder, self.recipe.evaluation.test, self._data_root)
+            result["test"] = test_scores(encoder, self.recipe.evaluation.test, self._root)
         write_card(work, self.recipe, result)
         work.rename(target)
         write_curve(self.output / "curve.png", self.recipe, history)
@@ -403,7 +404,7 @@ def _arguments(
 ) -> Any:
     every = options.eval_steps if options.eval_steps >= 1 else steps * options.eval_steps
     every = min(steps, max(1, round(every)))
-    return transformers.TrainingArguments(
+    arguments = transformers.TrainingArguments(
         output_dir=str(output / "checkpoints"),
         per_device_train_batch_size=options.batch_size // _world_size(),
         gradient_accumulation_steps=options.gradient_accumulation,
@@ -429,6 +430,11 @@ def _arguments(
         label_names=[],
         report_to="none",
     )
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = (
+            1  # one process with several GPUs: DataParallel would cut a packed batch at any token
+        )
+    return arguments
 
 
 def _optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:

@@ -54,6 +54,12 @@ class UnilmModel(SentenceModel):
             raise ValueError(
                 f"{folder} is a {config.model_type}; RoFormer-Sim needs a RoFormer (model_type roformer in config.json)"
             )
+        if 2 * options.max_length > config.max_position_embeddings:
+            raise ValueError(
+                f"a text and its target have up to {2 * options.max_length} tokens, and {folder} has "
+                f"{config.max_position_embeddings} positions; set model.max_length to at most "
+                f"{config.max_position_embeddings // 2}"
+            )
         if options.pooling != "cls":
             raise ValueError(f"RoFormer-Sim embeds by [CLS]: set model.pooling=cls, not {options.pooling}")
         self.transform = nn.Linear(config.hidden_size, config.embedding_size)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from .sampler import balanced_fraction
 
-__all__ = ["Column", "Table", "read"]
+__all__ = ["Column", "Table", "check_source", "read", "root_folder"]
 
 Column = list[str] | npt.NDArray[Any]
 
@@ -77,10 +77,13 @@ class Table:
         """A column.
 
         Raises:
-            KeyError: there is none of this name.
+            ValueError: there is none of this name.
         """
         if name not in self._columns:
-            raise KeyError(f"no column {name!r}{_nearest(name, self._columns)}")
+            raise ValueError(
+                f"there is no field {name!r}{_nearest(name, self._columns)}, only {', '.join(self._columns)}; "
+                f"name its column in the source's `columns`"
+            )
         return self._columns[name]
 
     def texts(self, name: str) -> list[str]:
@@ -153,13 +156,12 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
         FileNotFoundError: a file is missing.
         ImportError: `pyarrow` or `datasets` is needed and missing.
     """
-    _check_keys(spec)
     checked = _checked(spec)
     rows: dict[str, list[Any]] = {}
     if "dataset" in spec:
         _collect(_dataset_rows(spec), checked, rows)
     else:
-        base = Path(root if root is not None else os.environ.get("EMBEDKIT_DATA", "."))
+        base = root_folder(root)
         paths = spec["path"] if isinstance(spec["path"], list) else [spec["path"]]
         if not paths:
             raise ValueError("path is an empty list; name at least one file")
@@ -179,6 +181,20 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
     return table
 
 
+def root_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Where relative paths of data start: ``given``, else the variable EMBEDKIT_DATA, else the current directory."""
+    return Path(given if given is not None else os.environ.get("EMBEDKIT_DATA", "."))
+
+
+def check_source(spec: Mapping[str, Any]) -> None:
+    """Check what can be known of a source before it is read.
+
+    Raises:
+        ValueError: a key is not known (the nearest is named), or a value has the wrong type.
+    """
+    _checked(spec)
+
+
 def _check_keys(spec: Mapping[str, Any]) -> None:
     for key in spec:
         if key not in _KEYS:
@@ -196,6 +212,7 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
 
 
 def _checked(spec: Mapping[str, Any]) -> _Spec:
+    _check_keys(spec)
     columns, where, labels = spec.get("columns"), spec.get("where") or {}, spec.get("labels")
     if columns is not None and (not isinstance(columns, Mapping) or not columns):
         raise ValueError(f"columns is {columns!r}; give a mapping of our field to a column of the file")

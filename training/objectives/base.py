@@ -16,7 +16,17 @@ from ..data.store import TextStore
 from ..evaluate.pairs import spearman as correlation
 from ..model import ModelOptions, SentenceModel, pack
 
-__all__ = ["Arrays", "Batch", "Objective", "class_names", "first_row", "gather", "spearman", "to_tensors"]
+__all__ = [
+    "Arrays",
+    "Batch",
+    "Objective",
+    "check_scores",
+    "class_names",
+    "first_row",
+    "gather",
+    "spearman",
+    "to_tensors",
+]
 
 Arrays = dict[str, npt.NDArray[Any]]
 Batch = dict[str, Tensor]
@@ -72,15 +82,15 @@ class Objective(nn.Module):
         return self.fields
 
     @classmethod
-    def expand(cls, options: Any, tables: Mapping[str, Table], data_root: Path | None) -> dict[str, Table]:
+    def expand(cls, options: Any, tables: Mapping[str, Table], root: Path) -> dict[str, Table]:
         """The training data with what the objective adds to them before anything is tokenized (augmentation).
 
         Args:
             options: an instance of `Options`.
             tables: the training data by task, as read.
-            data_root: where relative paths start; None for EMBEDKIT_DATA or the current folder.
+            root: where relative paths start.
         """
-        del options, data_root
+        del options, root
         return dict(tables)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
@@ -148,7 +158,7 @@ class Objective(nn.Module):
 def gather(x: Tensor) -> Tensor:
     """``x (batch, ...)`` of all processes, (processes * batch, ...), with gradients; itself for a single one.
 
-    In inference mode it is itself, too: each process scores the dev sets alone. `first_row` is where the own rows start.
+    In inference mode it is itself, too: each process scores the dev sets alone. `first_row` is where its rows start.
 
     A loss that is a mean over the process' own rows against these has, averaged over the processes, the gradient
     of the same loss in one process.
@@ -188,7 +198,7 @@ def class_names(tables: Mapping[str, Table]) -> tuple[str, ...]:
     """
     first, *others = tables.items()
     for task, table in tables.items():
-        if len(table.labels) < 2:
+        if len(table.labels) < 2 or "label" not in table.names:
             raise ValueError(
                 f"objective.loss classification needs the field label and the names of its classes: "
                 f"data.{task}.labels"
@@ -200,6 +210,22 @@ def class_names(tables: Mapping[str, Table]) -> tuple[str, ...]:
                 f"{', '.join(first[1].labels)}; one classifier needs the same classes in one order"
             )
     return first[1].labels
+
+
+def check_scores(tables: Mapping[str, Table], max_score: float) -> None:
+    """Refuse tasks without scores in the field ``label``, or with scores above the highest.
+
+    Raises:
+        ValueError: names the task and the remedy.
+    """
+    for task, table in tables.items():
+        if "label" not in table.names or table.labels:
+            raise ValueError(
+                f"data.{task} needs scores: name their column in data.{task}.columns.label, and give no "
+                f"data.{task}.labels"
+            )
+        if (top := float(table["label"].max())) > max_score:
+            raise ValueError(f"data.{task} has the score {top:g}, and objective.max_score is {max_score:g}")
 
 
 def to_tensors(arrays: Arrays) -> Batch:

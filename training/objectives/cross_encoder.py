@@ -30,7 +30,7 @@ from .. import packed
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import TOKENIZER_FILES, ModelOptions, load_backbone, pack, quiet, transformer_folder
-from .base import Arrays, Batch, Objective, class_names, spearman, to_tensors
+from .base import Arrays, Batch, Objective, check_scores, class_names, spearman, to_tensors
 
 __all__ = ["CrossEncoder", "CrossEncoderOptions", "PairClassifier"]
 
@@ -219,6 +219,7 @@ class CrossEncoder(Objective):
     ) -> PairClassifier:
         """A backbone with a new classifier for the classes of the tasks."""
         if options.loss == "regression":
+            check_scores(tables, options.max_score)
             return PairClassifier.load(model, ["score"])
         return PairClassifier.load(model, class_names(tables))
 

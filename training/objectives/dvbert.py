@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, class_names, spearman
+from .base import Arrays, Objective, check_scores, class_names, spearman
 from .sbert import CONCATENATIONS, feature_size, features
 from .teachers import teacher_outputs
 
@@ -129,6 +129,8 @@ class DvBert(Objective):
         super().__init__(encoder, options, tables)
         self._training_tables = list(tables.values())
         self._classes = 1
+        if options.loss == "regression":
+            check_scores(tables, options.max_score)
         if options.loss == "classification":
             self._classes = len(class_names(tables))
             width = feature_size(encoder.dimension, options.concatenation)

@@ -12,7 +12,6 @@ The paper's projection is linear, that of the released models ends with a tanh:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,13 +109,10 @@ class Hpd(Objective):
         self._teachers: Teachers | None = None
 
     @classmethod
-    def expand(
-        cls, options: HpdOptions, tables: Mapping[str, Table], data_root: Path | None
-    ) -> dict[str, Table]:
+    def expand(cls, options: HpdOptions, tables: Mapping[str, Table], root: Path) -> dict[str, Table]:
         """Add the augmented copies to each task."""
         if options.augment is None:
             return dict(tables)
-        root = Path(data_root if data_root is not None else os.environ.get("EMBEDKIT_DATA", "."))
         return {
             task: Table({"text": _with_copies(table.texts("text"), options.augment, root)})
             for task, table in tables.items()

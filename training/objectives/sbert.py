@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, class_names, spearman
+from .base import Arrays, Objective, check_scores, class_names, spearman
 
 __all__ = ["CONCATENATIONS", "Sbert", "SbertOptions", "features"]
 
@@ -94,6 +94,8 @@ class Sbert(Objective):
         super().__init__(encoder, options, tables)
         if options.loss == "triplet":
             self.fields = ("anchor", "positive", "negative")
+        if options.loss == "regression":
+            check_scores(tables, options.max_score)
         if options.loss == "classification":
             classes = len(class_names(tables))
             self.classifier = nn.Linear(

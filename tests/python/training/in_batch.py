@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from embedkit.training.objectives import OBJECTIVES
-from embedkit.training.objectives.base import Arrays, Objective, gather
+from embedkit.training.objectives.base import Arrays, Objective, first_row, gather
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,8 +30,7 @@ class InBatch(Objective):
     ) -> dict[str, Tensor]:
         u, v = functional.normalize(self.encode(input_ids, cu_seqlens), dim=-1)
         candidates = gather(v)
-        first = torch.distributed.get_rank() * len(u) if len(candidates) > len(v) else 0
-        own = torch.arange(len(u)) + first
+        own = torch.arange(len(u)) + first_row(len(u))
         loss = functional.cross_entropy(u @ candidates.t() * self.options.scale, own)
         return {"loss": loss, "cosine": (u * v).sum(-1)}
 

@@ -113,7 +113,7 @@ def test_table() -> None:
     table = Table({"text": ["a", "b", "c"], "score": np.array([1.0, 2.0, 3.0])})
     assert table.select([2, 0])["text"] == ["c", "a"]
     assert table.select([2, 0])["score"].tolist() == [3, 1]
-    with pytest.raises(KeyError, match="did you mean 'score'"):
+    with pytest.raises(ValueError, match="did you mean 'score'"):
         table["scores"]
     with pytest.raises(ValueError, match="different lengths"):
         Table({"a": ["x"], "b": []})

@@ -161,3 +161,15 @@ def test_a_recipe_is_found_by_path_or_name(file: Path, tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no file .*folder\.yaml"):
         find_recipe(str(tmp_path / "folder.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.nli.limt=5", "data.nli: a source has no key 'limt'.*'limit'"),
+        ("evaluation.dev.nli.labels=yes", r"evaluation\.dev\.nli: labels is"),
+    ],
+)
+def test_sources_are_checked_with_the_recipe(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_recipe(find_recipe("sbert"), [override])

@@ -164,7 +164,7 @@ def write_roformer(folder: Path, vocabulary: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=64,
-        max_position_embeddings=64,
+        max_position_embeddings=128,
     )
     torch.manual_seed(0)
     transformers.RoFormerForMaskedLM(config).save_pretrained(folder)
@@ -212,7 +212,11 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[...,
     root = tmp_path_factory.mktemp("recipes")
     write_data(root / "data")
     # the command that roformer-sim.yaml gives
-    zh = ["zh_pairs.tsv.gz:text1,text2", "zh_nli.tsv.gz:premise,hypothesis", "zh_sts.tsv.gz:sentence1,sentence2"]
+    zh = [
+        "zh_pairs.tsv.gz:text1,text2",
+        "zh_nli.tsv.gz:premise,hypothesis",
+        "zh_sts.tsv.gz:sentence1,sentence2",
+    ]
     command = [*(f"zh/{name}" for name in zh), "--split", "train", "--size", "8000"]
     folder = root / _VOCABULARY
     assert vocabulary.main([*command, "--output", str(folder), "--data", str(root / "data")]) == 0

@@ -129,3 +129,25 @@ def test_the_recipes_of_the_package_are_valid(name: str) -> None:
     recipe = load_recipe(find_recipe(name), ["training.max_steps=3"])
     assert recipe.description
     assert recipe.training.max_steps == 3
+
+
+def test_labels_that_do_not_fit_the_loss(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    nli, sts = (
+        nli_source(write_nli(tmp_path / "n.tsv", 12, 1)),
+        sts_source(write_sts(tmp_path / "s.tsv", 12, 1)),
+    )
+    other = {**nli, "labels": nli["labels"][::-1]}
+    unnamed = {**nli, "columns": {"text1": "premise", "text2": "hypothesis"}}
+    for loss, data, message in (
+        ("classification", {"sts": sts}, r"names of its classes: data\.sts\.labels"),
+        ("classification", {"a": nli, "b": other}, r"data\.b\.labels are"),
+        ("classification", {"nli": unnamed}, "needs the field label"),
+        ("regression", {"nli": nli}, r"data\.nli needs scores"),
+        ("triplet", {"nli": nli}, "no field 'anchor'"),
+    ):
+        recipe = make_recipe({"name": "sbert", "loss": loss}, make_model(), data)
+        with pytest.raises(ValueError, match=message):
+            train(recipe, tmp_path / f"{loss}-{len(message)}")
+    recipe = make_recipe({"name": "sbert", "loss": "regression", "max_score": 4}, make_model(), {"sts": sts})
+    with pytest.raises(ValueError, match="has the score 5, and"):
+        train(recipe, tmp_path / "high")
