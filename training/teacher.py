@@ -79,6 +79,13 @@ class VectorStore:
         self._starts = [0]
         self._load()
 
+    @classmethod
+    def of(cls, encoder: Encoder, cache: Path, storage: str) -> VectorStore:
+        """The store of an encoder's vectors in a cache folder: whatever moves a vector is in its name."""
+        about = encoder.describe()
+        key = _digest(about["fingerprint"], about["precision"], about["max_length"])
+        return cls(cache / f"vectors-{key}-{storage}", storage)
+
     def __len__(self) -> int:
         """The number of texts."""
         return self._starts[-1]
@@ -172,9 +179,7 @@ class Teachers:
             Encoder(teacher.path, precision=teacher.precision, max_length=teacher.max_length)
             for teacher in teachers
         ]
-        self._stores = [
-            VectorStore(cache / _folder_name(encoder, storage), storage) for encoder in self._encoders
-        ]
+        self._stores = [VectorStore.of(encoder, cache, storage) for encoder in self._encoders]
         self._map: LinearMap | None = None
         self._map_key = ""
 
@@ -261,12 +266,6 @@ def text_keys(texts: Sequence[str]) -> Keys:
     """Hashes (n, 16) of texts."""
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=_KEY).digest() for text in texts)
     return np.frombuffer(digests, np.uint8).reshape(-1, _KEY)
-
-
-def _folder_name(encoder: Encoder, storage: str) -> str:
-    """Whatever moves a vector is in the name."""
-    about = encoder.describe()
-    return f"vectors-{_digest(about['fingerprint'], about['precision'], about['max_length'])}-{storage}"
 
 
 def _text_digest(texts: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import transformers
 from torch.utils.data import DataLoader
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
+from .callbacks import Clock, EarlyStopping, Milestones, Progress
 from .card import write_card, write_curve
 from .data.readers import Table, read, root_folder
 from .data.sampler import TaskSampler
@@ -124,10 +124,10 @@ class _Run:
         self.sampler, steps = self._sampler()
         self._evaluated = bool(dev) or recipe.evaluation.sts_dev
         arguments = _arguments(options, output, steps, self._evaluated, recipe.evaluation.select)
-        self.clock = _Clock()
-        callbacks = [self.clock, _Progress(objective), _Milestones(self._evaluated)]
+        self.clock = Clock()
+        callbacks = [self.clock, Progress(objective), Milestones(self._evaluated)]
         if options.early_stopping is not None:
-            callbacks.append(_EarlyStopping(options.early_stopping))
+            callbacks.append(EarlyStopping(options.early_stopping))
         self.trainer = _Trainer(self, arguments, callbacks)
         _LOG.info(
             "%s: %d steps, %s examples",
@@ -321,82 +321,6 @@ class _Trainer(transformers.Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-
-class _Progress(TrainerCallback):
-    """Tells the objective how much of the training is done (teacher annealing)."""
-
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Before each optimizer step: 0 at the first, 1 at the last."""
-        self._objective.progress = state.global_step / max(1, state.max_steps - 1)
-
-
-class _Milestones(TrainerCallback):
-    """The loss is logged, and so checked, before each checkpoint, and the last step is evaluated."""
-
-    def __init__(self, evaluated: bool) -> None:
-        self._evaluated = evaluated
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """After Trainer's own callback has decided what to do at this step."""
-        control.should_evaluate |= self._evaluated and state.global_step >= state.max_steps
-        control.should_log |= control.should_save
-
-
-class _EarlyStopping(TrainerCallback):
-    """Stops after ``patience`` dev scores without a better one.
-
-    It counts in the log, which checkpoints hold; the count of transformers' own would start again at a resume.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The scores before the first step do not count: those weights are not kept."""
-        name = args.metric_for_best_model
-        scores = [entry[name] for entry in state.log_history if name in entry and entry["step"] > 0]
-        if scores and len(scores) - 1 - int(np.argmax(scores)) >= self._patience:
-            control.should_training_stop = True
-
-
-class _Clock(TrainerCallback):
-    """Counts the seconds of training, over resumes, and stops a run whose loss is no number."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._last = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Take over the seconds before the resume."""
-        self.seconds = next(
-            (e["train_seconds"] for e in reversed(state.log_history) if "train_seconds" in e), 0.0
-        )
-        self._last = time.monotonic()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Keep the seconds in the log, which checkpoints hold."""
-        self._tick()
-        if state.log_history:
-            state.log_history[-1]["train_seconds"] = round(self.seconds, 1)
-        if logs and not math.isfinite(logs.get("loss", 0.0)):
-            before = max((e["step"] for e in state.log_history[:-1] if "loss" in e), default=0)
-            raise FloatingPointError(
-                f"the mean loss of steps {before + 1} to {state.global_step} is {logs['loss']}; "
-                "lower training.learning_rate, or look at the data"
-            )
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The last seconds."""
-        self._tick()
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        self.seconds += now - self._last
-        self._last = now
 
 
 def _arguments(

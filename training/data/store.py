@@ -35,8 +35,6 @@ class TextStore:
         truncated: distinct texts that are longer than `max_length` and lost tokens.
         prefix_ids: put before the content of a text ([CLS]).
         suffix_ids: put behind it ([SEP]).
-        pad_id: of the padding token; None if the folder names none.
-        vocab_size: the highest id that can occur, plus one.
     """
 
     def __init__(
@@ -44,8 +42,6 @@ class TextStore:
         tokenizer_folder: str | Path,
         texts: Sequence[str],
         max_length: int,
-        *,
-        lowercase_first: bool = False,
     ) -> None:
         """Tokenize each distinct text once.
 
@@ -55,7 +51,6 @@ class TextStore:
             texts: in any order, with repetitions.
             max_length: tokens kept of a text, special tokens included; the end that the tokenizer's
                 ``truncation_side`` names is cut.
-            lowercase_first: `do_lower_case` of sentence_bert_config.json, see `embedkit.tokenizer`.
 
         Raises:
             FileNotFoundError: the folder holds no tokenizer.
@@ -64,11 +59,9 @@ class TextStore:
                 room for text.
         """
         self._folder = Path(tokenizer_folder)
-        self._tokenizer = tokenizer = load_tokenizer(self._folder, lowercase_first=lowercase_first)
+        self._tokenizer = tokenizer = load_tokenizer(self._folder)
         self.prefix_ids = tokenizer.prefix_ids
         self.suffix_ids = tokenizer.suffix_ids
-        self.pad_id = tokenizer.pad_id
-        self.vocab_size = tokenizer.vocab_size
         self.max_length = max_length
         self._special = len(self.prefix_ids) + len(self.suffix_ids)
         self._left = tokenizer.truncation_side == "left"

@@ -14,7 +14,7 @@ released code draws words of a word segmenter; here tokens are drawn, which for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,11 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from embedkit import Encoder
 from embedkit.json_file import read_json
 
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import ModelOptions
+from ..teacher import VectorStore
 from ..unilm import UnilmModel, pack_pairs
 from .base import Arrays, Batch, Objective, first_row, gather, spearman, to_tensors
 
@@ -88,10 +90,9 @@ class RoformerSim(Objective):
         """The label or score, if there is one, for dev scores; with a teacher its vectors (n, 2, dimension)."""
         arrays: Arrays = {name: table[name] for name in ("label", "score") if name in table.names}
         if self.options.teacher is not None and task in self.tasks:
-            from ..teacher_vectors import pair_vectors
-
-            texts = [table.texts(field) for field in self.fields]
-            arrays["teacher"] = pair_vectors(self.options.teacher, texts[0], texts[1], cache)
+            arrays["teacher"] = _pair_vectors(
+                self.options.teacher, table.texts("text1"), table.texts("text2"), cache
+            )
         return arrays
 
     def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:
@@ -230,6 +231,16 @@ def noised(
     noisy = torch.where(drawn & (draw < rate * _REPLACED), mask_id, input_ids)
     replaced = drawn & (draw >= rate * _REPLACED) & (draw < rate * (_REPLACED + _RANDOM))
     return torch.where(replaced, other, noisy)
+
+
+def _pair_vectors(
+    teacher: str, first: Sequence[str], second: Sequence[str], cache: Path
+) -> npt.NDArray[np.float32]:
+    """The teacher's vectors (n, 2, dimension) of n pairs; kept in ``cache``, each text encoded once."""
+    with Encoder(teacher) as encoder:
+        store = VectorStore.of(encoder, cache, "float32")
+        store.add([*first, *second], encoder)
+    return np.stack([store.read(store.rows(first)), store.read(store.rows(second))], axis=1)
 
 
 def _mask_id(folder: Path) -> int:

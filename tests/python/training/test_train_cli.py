@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tensorboard")
 yaml = pytest.importorskip("yaml")
 
-from embedkit.training import cli, trainer  # noqa: E402
+from embedkit.training import callbacks, cli  # noqa: E402
 from embedkit.training.recipe import list_recipes  # noqa: E402
 from objective_fixtures import nli_source, write_nli  # noqa: E402
 
@@ -120,7 +120,7 @@ def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ctrl_c_and_the_same_command_again(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    original = trainer._Progress.on_step_begin
+    original = callbacks.Progress.on_step_begin
 
     def on_step_begin(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
         original(self, args, state, control, **others)
@@ -129,7 +129,7 @@ def test_ctrl_c_and_the_same_command_again(
 
     command = [str(recipe), "--output", str(tmp_path / "run")]
     with monkeypatch.context() as patch:
-        patch.setattr(trainer._Progress, "on_step_begin", on_step_begin)
+        patch.setattr(callbacks.Progress, "on_step_begin", on_step_begin)
         assert cli.main(command) == 130
     last = capfd.readouterr().err.splitlines()[-1]
     assert last == "embedkit-train: stopped; the same command goes on from the last checkpoint"

@@ -10,7 +10,7 @@ from typing import Any
 
 import in_batch  # noqa: F401  # registers its objective
 import torch
-from embedkit.training import cli, trainer
+from embedkit.training import callbacks, cli, trainer
 from embedkit.training.recipe import load_recipe
 
 torch.set_num_threads(1)
@@ -18,14 +18,14 @@ torch.set_num_threads(1)
 
 def kill_at(step: int) -> None:
     """End this process as a power failure would, before a step."""
-    original = trainer._Progress.on_step_begin
+    original = callbacks.Progress.on_step_begin
 
     def on_step_begin(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
         original(self, args, state, control, **others)
         if state.global_step == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    trainer._Progress.on_step_begin = on_step_begin  # type: ignore[method-assign]
+    callbacks.Progress.on_step_begin = on_step_begin  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""What happens between the steps of a training: progress, milestones, early stopping, the clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+from transformers.trainer_callback import TrainerCallback
+
+from .objectives.base import Objective
+
+__all__ = ["Clock", "EarlyStopping", "Milestones", "Progress"]
+
+
+class Progress(TrainerCallback):
+    """Tells the objective how much of the training is done (teacher annealing)."""
+
+    def __init__(self, objective: Objective) -> None:
+        """``objective`` is told."""
+        self._objective = objective
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Before each optimizer step: 0 at the first, 1 at the last."""
+        self._objective.progress = state.global_step / max(1, state.max_steps - 1)
+
+
+class Milestones(TrainerCallback):
+    """The loss is logged, and so checked, before each checkpoint, and the last step is evaluated."""
+
+    def __init__(self, evaluated: bool) -> None:
+        """``evaluated``: whether there are dev scores."""
+        self._evaluated = evaluated
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After Trainer's own callback has decided what to do at this step."""
+        control.should_evaluate |= self._evaluated and state.global_step >= state.max_steps
+        control.should_log |= control.should_save
+
+
+class EarlyStopping(TrainerCallback):
+    """Stops after ``patience`` dev scores without a better one.
+
+    It counts in the log, which checkpoints hold; the count of transformers' own would start again at a resume.
+    """
+
+    def __init__(self, patience: int) -> None:
+        """``patience``: dev scores without a better one."""
+        self._patience = patience
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The scores before the first step do not count: those weights are not kept."""
+        name = args.metric_for_best_model
+        scores = [entry[name] for entry in state.log_history if name in entry and entry["step"] > 0]
+        if scores and len(scores) - 1 - int(np.argmax(scores)) >= self._patience:
+            control.should_training_stop = True
+
+
+class Clock(TrainerCallback):
+    """Counts the seconds of training, over resumes, and stops a run whose loss is no number."""
+
+    def __init__(self) -> None:
+        """Nothing has been trained yet."""
+        self.seconds = 0.0
+        self._last = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Take over the seconds before the resume."""
+        self.seconds = next(
+            (e["train_seconds"] for e in reversed(state.log_history) if "train_seconds" in e), 0.0
+        )
+        self._last = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Keep the seconds in the log, which checkpoints hold."""
+        self._tick()
+        if state.log_history:
+            state.log_history[-1]["train_seconds"] = round(self.seconds, 1)
+        if logs and not math.isfinite(logs.get("loss", 0.0)):
+            before = max((e["step"] for e in state.log_history[:-1] if "loss" in e), default=0)
+            raise FloatingPointError(
+                f"the mean loss of steps {before + 1} to {state.global_step} is {logs['loss']}; "
+                "lower training.learning_rate, or look at the data"
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The last seconds."""
+        self._tick()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self.seconds += now - self._last
+        self._last = now
