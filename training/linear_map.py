@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["METHODS", "LinearMap", "fit"]
+__all__ = ["LinearMap", "fit"]
 
-METHODS = ("pca", "whitening")
+_METHODS = ("pca", "whitening")
 _RANK = 1e-9  # a direction with less of the largest variance is rounding: whitening would blow it up
 
 Vectors = npt.NDArray[np.float32]
@@ -57,8 +57,8 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
     Raises:
         ValueError: the method is not known, or the sample does not hold so many directions.
     """
-    if method not in METHODS:
-        raise ValueError(f"method {method!r} is not known; known are {', '.join(METHODS)}")
+    if method not in _METHODS:
+        raise ValueError(f"method {method!r} is not known; known are {', '.join(_METHODS)}")
     samples, width = vectors.shape
     if not 1 <= dimension <= width:
         raise ValueError(f"dimension {dimension} must be from 1 to {width}, that of the vectors")

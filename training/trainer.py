@@ -119,6 +119,7 @@ class _Run:
         folder = objective.encoder.tokenizer_folder
         self.examples = Examples(objective, tables, folder, length, cache)
         self.dev = Examples(objective, dev, folder, length, cache) if dev else None
+        objective.prepared()
         objective.mini_batch_size = options.mini_batch_size
         objective.encoder.autocast = torch.bfloat16 if options.precision == "bf16" else None
         self.sampler, steps = self._sampler()

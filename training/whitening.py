@@ -2,17 +2,14 @@
 
 The map y = W^T (x - mean) of `embedkit.training.linear_map` becomes the last module of the folder, a Dense
 layer without an activation whose bias is -W^T mean: `embedkit.Encoder` and sentence-transformers load it.
-Nothing is trained, so this is no recipe: it takes a folder, a teacher's or one that HPD trained, and writes
-another.
+The recipe whitening-128 (objective `linear_map`) does it to any folder: a teacher's, or one that HPD trained.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import secrets
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,9 +17,9 @@ import numpy as np
 
 from embedkit import Encoder
 
-from .linear_map import METHODS, LinearMap, fit
+from .linear_map import LinearMap, fit
 
-__all__ = ["append_projection", "main", "project_model"]
+__all__ = ["append_projection", "project_model"]
 
 _SEED = 0  # of the sample
 
@@ -114,43 +111,6 @@ def append_projection(encoder: Encoder, linear_map: LinearMap, output: Path) -> 
         shutil.rmtree(work, ignore_errors=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m embedkit.training.whitening MODEL TEXTS OUTPUT``; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m embedkit.training.whitening",
-        description="Write a model with a computed projection to fewer dimensions.",
-    )
-    parser.add_argument("model", help="folder or Hub name of the model")
-    parser.add_argument(
-        "texts", help="file of sentences (tsv, csv, jsonl, txt, parquet), below the data folder"
-    )
-    parser.add_argument("output", type=Path, help="the new folder")
-    parser.add_argument("--dimension", type=int, default=128, help="of the new vectors (default: 128)")
-    parser.add_argument("--method", choices=METHODS, default="whitening", help="default: whitening")
-    parser.add_argument("--columns", nargs="+", default=["text"], help="columns of the file (default: text)")
-    parser.add_argument("--samples", type=int, default=100_000, help="most sentences used (default: 100000)")
-    parser.add_argument("--data", type=Path, help="folder in which the file is (default: EMBEDKIT_DATA)")
-    options = parser.parse_args(arguments)
-    from .data.readers import read
-
-    try:
-        table = read(
-            {"path": options.texts, "columns": {name: name for name in options.columns}}, root=options.data
-        )
-        project_model(
-            options.model,
-            [text for name in options.columns for text in table.texts(name)],
-            options.dimension,
-            options.output,
-            method=options.method,
-            samples=options.samples,
-        )
-    except (ValueError, OSError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def _check_empty(output: Path) -> None:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileExistsError(f"{output} exists and is not empty; remove it or give another folder")
@@ -158,7 +118,3 @@ def _check_empty(output: Path) -> None:
 
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .readers import Table
 
-__all__ = ["Overlap", "Report", "check", "drop_leaked", "normalized"]
+__all__ = ["Overlap", "Report", "check", "normalized"]
 
 _EXAMPLES = 3
 _PAIR = ("text1", "text2")
@@ -112,35 +112,6 @@ def check(table: Table, evaluations: Mapping[str, Pairs], fields: Sequence[str] 
             count, len(leaked), len(own), len(own & sentences), _examples(table, fields, leaked)
         )
     return Report(len(table), len(duplicates), _examples(table, fields, duplicates), overlaps)
-
-
-def drop_leaked(
-    table: Table,
-    evaluations: Mapping[str, Pairs],
-    fields: Sequence[str] = _PAIR,
-    *,
-    sentences: bool = False,
-) -> Table:
-    """The table without rows that are a pair of an evaluation set; compared as in `check`.
-
-    Args:
-        table: of training.
-        evaluations: name -> pairs of sentences.
-        fields: the columns of the table's texts.
-        sentences: drop each row that shares one sentence with an evaluation set.
-    """
-    own: set[int] = set()
-    keys: set[int] = set()
-    for pairs in evaluations.values():
-        of_set, pairs_of_set, _ = _evaluation(pairs)
-        own |= of_set
-        keys |= pairs_of_set
-    kept = [
-        row
-        for row, hashes in enumerate(_hashes(table, fields))
-        if not (not own.isdisjoint(hashes) if sentences else len(hashes) > 1 and _key(hashes) in keys)
-    ]
-    return table.select(kept)
 
 
 def _hashes(table: Table, fields: Sequence[str]) -> Iterator[tuple[int, ...]]:

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "LengthBucketSampler",
     "Schedule",
     "TaskSampler",
     "annealed_probabilities",
@@ -29,73 +28,15 @@ _MEGABATCH = 50
 _ORDER = 1 << 20  # stream of random numbers for the order of tasks; those of the tasks are their numbers
 
 
-class LengthBucketSampler:
-    """Batches of texts of similar length, so that little of a batch is padding.
+class TaskSampler:
+    """Batches of texts of similar length, so that little of a batch is padding, each from one task alone.
 
-    An epoch is shuffled, cut into megabatches of ``megabatch * batch_size`` indices, each sorted by length
-    and cut into batches; then the batches are shuffled. Every index comes once an epoch; of a last, partial
-    batch see `drop_last`.
+    A pass over a task is shuffled, cut into megabatches of ``megabatch * batch_size`` indices, each sorted by
+    length and cut into batches; then the batches are shuffled.
 
     With several processes each global batch is split into contiguous equal shares, one per process. So that
     the shares of a partial batch are equal too, up to ``world_size - 1`` random indices are left out of such
-    an epoch.
-    """
-
-    def __init__(
-        self,
-        lengths: npt.ArrayLike,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        megabatch: int = _MEGABATCH,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        """Prepare epoch 0.
-
-        Args:
-            lengths: (n,), tokens of each example.
-            batch_size: of the global batch, over all processes.
-            seed: of the order.
-            megabatch: batches that are sorted together; 1 leaves the order random.
-            drop_last: leave out a partial batch; which indices it would hold is random.
-            rank: number of this process.
-            world_size: number of processes.
-
-        Raises:
-            ValueError: a number is out of range, `batch_size` is no multiple of `world_size`, or there is not
-                one batch.
-        """
-        self._plan = _Plan(
-            lengths,
-            batch_size,
-            seed=seed,
-            megabatch=megabatch,
-            drop_last=drop_last,
-            rank=rank,
-            world_size=world_size,
-        )
-        self._indices = np.arange(len(self._plan.lengths))
-        self._plan.check("the data", self._indices)
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch (from 0) that the next iteration yields."""
-        self.epoch = _not_negative("epoch", epoch)
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return self._plan.batches(self._indices)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """The batches of the epoch: of each, this process's share."""
-        for batch in self._plan.pass_over(self._indices, 0, self.epoch):
-            yield self._plan.share(batch)
-
-
-class TaskSampler:
-    """Batches of several tasks, each batch from one task alone.
+    a pass.
 
     A schedule says how many batches of each task an epoch has (its quota) and in which order they come:
 
@@ -137,14 +78,14 @@ class TaskSampler:
             steps_per_epoch: batches of an epoch; None: as many as all tasks have (``round_robin``: the number
                 of tasks times the batches of the largest). ``sequential`` takes no other number.
             seed: of the order.
-            megabatch: as in `LengthBucketSampler`, as are the others.
-            drop_last: leave out the partial batch of a task.
+            megabatch: batches that are sorted together; 1 leaves the order random.
+            drop_last: leave out the partial batch of a task; which indices it would hold is random.
             rank: number of this process.
             world_size: number of processes.
 
         Raises:
-            ValueError: as `LengthBucketSampler`; or a task has no batch, an index beyond the lengths, or the
-                schedule is unknown.
+            ValueError: a number is out of range, `batch_size` is no multiple of `world_size`, a task has no
+                batch or an index beyond the lengths, or the schedule is unknown.
         """
         self._plan = _Plan(
             lengths,

@@ -102,6 +102,9 @@ class Objective(nn.Module):
         del task, cache
         return {"label": table["label"]} if "label" in table.names else {}
 
+    def prepared(self) -> None:
+        """All data are prepared: give back what only that needed (teachers)."""
+
     def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:
         """A batch from ``texts (batch, fields)``, rows of ``store``, and the examples' rows of the arrays.
 

@@ -132,6 +132,11 @@ class Hpd(Objective):
             self._training_texts = []
         return {"teacher": self._teachers.targets(table.texts("text"))}
 
+    def prepared(self) -> None:
+        """The teachers' memory is given back."""
+        if self._teachers is not None:
+            self._teachers.close()
+
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:

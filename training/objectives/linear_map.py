@@ -3,8 +3,8 @@
     whitening   h = W^T (e - mean),  W = U sqrt(L^-1), U and L eigenvectors and eigenvalues of the covariance
     pca         h = U^T (e - mean)
 
-The control of every method that learns small vectors. `embedkit.training.whitening` has the arithmetic; here it is a
-recipe, with ``training.epochs: 0``.
+The control of every method that learns small vectors. `embedkit.training.linear_map` has the arithmetic,
+`embedkit.training.whitening` writes the folder; a recipe sets ``training.epochs: 0``.
 """
 
 from __future__ import annotations

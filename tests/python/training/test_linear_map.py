@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("torch")
 
 from embedkit.training.linear_map import LinearMap, fit
-from embedkit.training.whitening import append_projection, main, project_model
+from embedkit.training.whitening import append_projection, project_model
 
 from embedkit import Encoder
 
@@ -105,13 +105,3 @@ def test_refusals_leave_nothing_behind(make_model: MakeModel, texts: list[str], 
     (output / "mine").write_text("")
     with pytest.raises(FileExistsError, match="not empty"):
         project_model(str(make_model()), texts, 4, output)
-
-
-def test_command_line(make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = "\n".join(f"{i}\tthe weather is {word} today" for i, word in enumerate("abcdefghij"))
-    (tmp_path / "texts.tsv").write_text(f"id\ttext\n{lines}\n")
-    arguments = [str(make_model()), "texts.tsv", str(tmp_path / "out"), "--data", str(tmp_path)]
-    assert main([*arguments, "--dimension", "4", "--method", "pca"]) == 0
-    assert Encoder(tmp_path / "out").get_embedding_dimension() == 4
-    assert main([*arguments, "--dimension", "4"]) == 1
-    assert "not empty" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from embedkit.training.data.sampler import (
-    LengthBucketSampler,
     TaskSampler,
     annealed_probabilities,
     balanced_fraction,
@@ -19,6 +18,10 @@ LENGTHS = np.random.default_rng(0).integers(1, 60, 503)
 TASKS = {"a": range(300), "b": range(300, 480), "c": [480, 482, 490, 502]}
 
 
+def one_task(lengths: Any, batch_size: int, **options: Any) -> TaskSampler:
+    return TaskSampler(lengths, {"all": range(len(lengths))}, batch_size, "sequential", **options)
+
+
 def tasks(schedule: Any, **options: Any) -> TaskSampler:
     return TaskSampler(LENGTHS, TASKS, 8, schedule, **options)
 
@@ -26,7 +29,7 @@ def tasks(schedule: Any, **options: Any) -> TaskSampler:
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 100, 503])
 @pytest.mark.parametrize("megabatch", [1, 3, 50])
 def test_every_index_once_an_epoch(count: int, megabatch: int) -> None:
-    sampler = LengthBucketSampler(LENGTHS[:count], 8, megabatch=megabatch)
+    sampler = one_task(LENGTHS[:count], 8, megabatch=megabatch)
     seen = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
@@ -41,7 +44,7 @@ def test_every_index_once_an_epoch(count: int, megabatch: int) -> None:
 
 def test_drop_last_leaves_out_random_indices() -> None:
     missing: Counter[int] = Counter()
-    sampler = LengthBucketSampler(LENGTHS, 8, drop_last=True)
+    sampler = one_task(LENGTHS, 8, drop_last=True)
     for epoch in range(30):
         sampler.set_epoch(epoch)
         batches = list(sampler)
@@ -52,12 +55,12 @@ def test_drop_last_leaves_out_random_indices() -> None:
 
 
 def test_batches_hold_little_padding() -> None:
-    def padding(sampler: LengthBucketSampler) -> float:
+    def padding(sampler: TaskSampler) -> float:
         padded = sum(len(batch) * LENGTHS[batch].max() for batch in sampler)
         return 1 - LENGTHS.sum() / padded
 
-    assert padding(LengthBucketSampler(LENGTHS, 8)) < 0.08
-    assert padding(LengthBucketSampler(LENGTHS, 8, megabatch=1)) > 0.3
+    assert padding(one_task(LENGTHS, 8)) < 0.08
+    assert padding(one_task(LENGTHS, 8, megabatch=1)) > 0.3
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -67,7 +70,7 @@ def test_two_processes_share_the_same_global_batches(schedule: str | None, drop_
 
     def make(**options: Any) -> Any:
         if schedule is None:
-            return LengthBucketSampler(lengths, 8, drop_last=drop_last, **options)
+            return one_task(lengths, 8, drop_last=drop_last, **options)
         return TaskSampler(lengths, parts, 8, schedule, drop_last=drop_last, **options)  # type: ignore[arg-type]
 
     halves = [list(make(rank=rank, world_size=2)) for rank in range(2)]
@@ -76,7 +79,7 @@ def test_two_processes_share_the_same_global_batches(schedule: str | None, drop_
 
 
 def test_an_odd_rest_is_cut_for_two_processes() -> None:
-    halves = [list(LengthBucketSampler(LENGTHS, 8, rank=rank, world_size=2)) for rank in range(2)]
+    halves = [list(one_task(LENGTHS, 8, rank=rank, world_size=2)) for rank in range(2)]
     assert all(len(first) == len(second) for first, second in zip(*halves, strict=True))
     assert sum(map(len, chain(*halves))) == 502
 
@@ -166,7 +169,7 @@ def test_balanced_fraction() -> None:
 )
 def test_bad_numbers(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LengthBucketSampler(LENGTHS, **{"batch_size": 8, **options})
+        one_task(LENGTHS, **{"batch_size": 8, **options})
 
 
 def test_bad_tasks() -> None:
