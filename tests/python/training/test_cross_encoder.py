@@ -84,12 +84,11 @@ def test_a_regression_predicts_what_sentence_transformers_does(
 def test_losses_are_their_formulas(make_model: Callable[..., Path], tmp_path: Path) -> None:
     label = torch.tensor([2, 0, 1, 1])
     table = read(nli_source(write_nli(tmp_path / "nli.tsv", 6, 0)))
-    for loss in ("classification", "regression"):
+    scored = Table({name: table[name] for name in table.names})
+    for loss, tables in (("classification", {"nli": table}), ("regression", {"nli": scored})):
         options = CrossEncoderOptions(loss=loss)
         model = ModelOptions(str(make_model()), max_length=40)
-        objective = CrossEncoder(
-            CrossEncoder.load_encoder(model, options, {"nli": table}), options, {"nli": table}
-        ).eval()
+        objective = CrossEncoder(CrossEncoder.load_encoder(model, options, tables), options, tables).eval()
         store_texts = [*FIRST, *SECOND]
         from embedkit.training.data.store import TextStore
 

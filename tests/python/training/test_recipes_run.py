@@ -36,8 +36,8 @@ _RESULTS = {  # the recipes whose models other recipes start from or learn from,
     "runs/cross-encoder-nli-1/model": "cross-encoder-nli",
     "runs/cross-encoder-stsb-1/model": "cross-encoder-stsb",
     "runs/dvbert-1/model": "dvbert",
-    "runs/roformer-sim/model": "roformer-sim",
-    "runs/roformer-sim-ft/model": "roformer-sim-ft",
+    "runs/roformer-sim-1/model": "roformer-sim",
+    "runs/roformer-sim-ft-1/model": "roformer-sim-ft",
 }
 
 
