@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from embedkit.training.data.readers import read  # noqa: E402
+from embedkit.training.data.readers import Table, read  # noqa: E402
 from embedkit.training.model import ModelOptions  # noqa: E402
 from embedkit.training.objectives.cross_encoder import (  # noqa: E402
     CrossEncoder,
