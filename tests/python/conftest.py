@@ -190,9 +190,9 @@ def real_model() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The data folder that ``EMBEDKIT_SHARED`` names, by default ``../shared/data`` of the repository."""
+    """The data folder that ``EMBEDKIT_DATA`` names, by default ``../shared/data`` of the repository."""
     default = Path(__file__).parents[3] / "shared" / "data"
-    folder = Path(os.environ.get("EMBEDKIT_SHARED", default))
+    folder = Path(os.environ.get("EMBEDKIT_DATA", default))
     if not folder.is_dir():
-        pytest.skip("no folder of evaluation data: EMBEDKIT_SHARED does not name one")
+        pytest.skip("no folder of evaluation data: EMBEDKIT_DATA does not name one")
     return folder
