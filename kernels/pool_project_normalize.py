@@ -10,13 +10,13 @@ above the kernels in `pool_project_normalize_triton`. This file checks, chooses 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 import triton
 from torch import Tensor
 
+from .launch import INTEGERS, check_tensors, device_of, warps
 from .pool_project_normalize_triton import backward_head, backward_tokens, forward
 
 __all__ = ["MAX_DIMENSION", "MAX_HIDDEN_SIZE", "Output", "Pooling", "pool_project_normalize"]
@@ -40,20 +40,10 @@ _OUTPUTS = {
 }
 
 
-def _device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current GPU, which may be another one than the tensor's."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
-
-
 def _blocks(width: int, pooling: str = "mean") -> dict[str, int]:
     """BLOCK_T and BLOCK_H for rows of ``width``: 8192 values a program, 4096 where each has an index."""
     block = max(16, triton.next_power_of_2(width))
     return {"BLOCK_T": max(1, min(16, (8192 if pooling == "mean" else 4096) // block)), "BLOCK_H": block}
-
-
-def _warps(width: int) -> int:
-    """Warps of a program that holds rows of ``width`` values in registers."""
-    return 4 if width <= 2048 else 8 if width <= 4096 else 16
 
 
 def pool_project_normalize(
@@ -159,7 +149,7 @@ def _launch(
     tickets = None
     if project:
         tickets = torch.zeros(triton.cdiv(texts, _TILE), dtype=torch.int32, device=hidden.device)
-    with _device_of(hidden):
+    with device_of(hidden):
         forward[(texts,)](
             hidden, bounds, mask, weight, bias, None if ranges is None else ranges.contiguous(),
             result, pooled, count, index, norm, tickets, texts, padded,
@@ -199,7 +189,7 @@ def _options(
         "BLOCK_K": max(16, min(64, 32768 // (block * width))),
         "TILE": _TILE,
         "WIDEN": bool(triton.knobs.runtime.interpret),
-        "num_warps": _warps(max(size, 4 * block if weight is not None else 0)),
+        "num_warps": warps(max(size, 4 * block if weight is not None else 0)),
         "num_stages": 2,
         **_blocks(size, pooling),
     }
@@ -242,7 +232,7 @@ class _Fused(torch.autograd.Function):
         texts = len(result)
         grad_hidden = grad_weight = grad_bias = None
         # Within autocast the products would be taken in 16 bits.
-        with _device_of(result), torch.autocast(result.device.type, enabled=False):
+        with device_of(result), torch.autocast(result.device.type, enabled=False):
             grad = grad.contiguous()
             if normalize or weight is not None:
                 grad = _head_gradient(grad, result, norm, count, activation == "tanh", normalize)
@@ -262,7 +252,7 @@ class _Fused(torch.autograd.Function):
                     backward_tokens[(programs,)](
                         grad, bounds, mask, count, index, grad_hidden, texts, padded, shape[0],
                         H=shape[1], LAYOUT=layout, POOLING=pooling, **_blocks(shape[1]),
-                        num_warps=_warps(shape[1]),
+                        num_warps=warps(shape[1]),
                     )  # fmt: skip
         return grad_hidden, grad_weight, grad_bias, None, None, None
 
@@ -278,7 +268,7 @@ def _head_gradient(
     if texts > 0:
         backward_head[(triton.cdiv(texts, rows),)](
             grad, result, norm, count, before, texts,
-            D=dimension, TANH=tanh, NORMALIZE=normalize, ROWS=rows, BLOCK_D=block, num_warps=_warps(block),
+            D=dimension, TANH=tanh, NORMALIZE=normalize, ROWS=rows, BLOCK_D=block, num_warps=warps(block),
         )  # fmt: skip
     return before
 
@@ -320,19 +310,11 @@ def _check(
         raise ValueError(f"output {output!r} {'needs' if quantised else 'takes no'} ranges")
     if ranges is not None and (ranges.shape != (2, dimension) or ranges.dtype != torch.float32):
         raise ValueError(f"ranges must be float32 (2, {dimension}), not {ranges.dtype} {tuple(ranges.shape)}")
-    for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise ValueError(f"{name} must be float32, float16 or bfloat16, not {tensor.dtype}")
-    if not hidden.is_cuda and not triton.knobs.runtime.interpret:
-        raise ValueError(
-            f"hidden is on {hidden.device}; the kernel runs on a GPU. On a CPU use embedkit.training.pooling."
-        )
-    for name, other in (
-        ("cu_seqlens", cu_seqlens), ("mask", mask), ("lengths", lengths),
-        ("weight", weight), ("bias", bias), ("ranges", ranges),
-    ):  # fmt: skip
-        if other is not None and other.device != hidden.device:
-            raise ValueError(f"{name} is on {other.device}, hidden on {hidden.device}. Move it there.")
+    check_tensors(
+        hidden=hidden, weight=weight, bias=bias,
+        others={"cu_seqlens": cu_seqlens, "mask": mask, "lengths": lengths, "ranges": ranges},
+        instead="embedkit.training.pooling",
+    )  # fmt: skip
     return layout
 
 
@@ -340,9 +322,8 @@ def _check_bounds(
     hidden: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, lengths: Tensor | None
 ) -> None:
     """Raise a ValueError for cu_seqlens, mask or lengths that do not fit ``hidden``."""
-    integers = (torch.int32, torch.int64)
     if cu_seqlens is not None and (
-        cu_seqlens.ndim != 1 or len(cu_seqlens) == 0 or cu_seqlens.dtype not in integers
+        cu_seqlens.ndim != 1 or len(cu_seqlens) == 0 or cu_seqlens.dtype not in INTEGERS
     ):
         raise ValueError(
             "cu_seqlens must be int32 or int64 (texts + 1,), "
@@ -350,7 +331,7 @@ def _check_bounds(
         )
     if mask is not None and mask.shape != hidden.shape[:2]:
         raise ValueError(f"mask must be {tuple(hidden.shape[:2])} as hidden has it, not {tuple(mask.shape)}")
-    if lengths is not None and (lengths.shape != hidden.shape[:1] or lengths.dtype not in integers):
+    if lengths is not None and (lengths.shape != hidden.shape[:1] or lengths.dtype not in INTEGERS):
         raise ValueError(
             f"lengths must be int32 or int64 ({hidden.shape[0]},), not {lengths.dtype} {tuple(lengths.shape)}"
         )

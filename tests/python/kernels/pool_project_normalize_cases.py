@@ -14,22 +14,13 @@ from embedkit.kernels import pool_project_normalize as module
 from embedkit.kernels.pool_project_normalize import pool_project_normalize
 from embedkit.training import pooling as training_pooling
 from torch import Tensor
+from triton_harness import DEVICE, boundaries, check, tensor
 
 from embedkit.output import convert
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # More than one tile of 16, empty texts at the ends and inside, texts of one token and of more than one block.
 LENGTHS = [0, 1, 5, 0, 0, 3, 17, 1, 2, 40, 1, 1, 4, 2, 0, 1, 7, 3, 0]
 IDLE = 3  # rows after the last text
-
-
-def tensor(*shape: int, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
-    values = np.random.default_rng(seed).normal(size=shape, scale=scale)
-    return torch.tensor(values, dtype=dtype, device=DEVICE)
-
-
-def boundaries(lengths: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
-    return torch.tensor([0, *np.cumsum(lengths)], dtype=dtype, device=DEVICE)
 
 
 def reference(
@@ -49,23 +40,13 @@ def reference(
             rows.append(tokens.new_zeros(width, dtype=torch.float64))
             continue
         tokens = tokens.double()
-        if pooling == "mean":
-            row = tokens.mean(dim=0)
-        else:
-            row = tokens[0] if pooling == "cls" else tokens.max(dim=0).values
+        row = {"mean": tokens.mean(dim=0), "cls": tokens[0], "max": tokens.max(dim=0).values}[pooling]
         if weight is not None:
             row = row @ weight.double()
             row = row if bias is None else row + bias.double()
             row = row.tanh() if activation == "tanh" else row
         rows.append(row / row.norm() if normalize else row)
     return torch.stack(rows)
-
-
-def check(result: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Close in units of the largest value: a sum's rounding is relative to its terms, not to itself."""
-    scale = expected.abs().max().clamp(min=1e-30)
-    assert result.isfinite().all()
-    assert ((result.double() - expected.double()).abs().max() / scale).item() <= tolerance
 
 
 HEADS: list[dict[str, Any]] = [

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,72 +13,20 @@ triton = pytest.importorskip("triton")
 
 from embedkit.kernels import pool_project_normalize as host  # noqa: E402
 from embedkit.kernels import pool_project_normalize_triton as kernels  # noqa: E402
+from embedkit.kernels.launch import warps  # noqa: E402
+from triton_harness import DTYPES, INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
 
 CASES = Path(__file__).with_name("pool_project_normalize_cases.py")
-ROOT = Path(__file__).parents[3]
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Shared memory of one program, bytes: sm_86 and sm_89 have the least.
-SHARED_MEMORY = 99 * 1024
-
-
-def run_cases(**environment: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        "--rootdir",
-        str(ROOT),
-    ]
-    done = subprocess.run(
-        [*command, str(CASES)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 def test_interpreted() -> None:
-    """Every case on the CPU; triton chooses its interpreter when it is imported, hence the process."""
-    run_cases(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    run_cases(CASES, **INTERPRETED)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu() -> None:
-    run_cases(TRITON_INTERPRET="0")
-
-
-def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int) -> Any:
-    """``kernel`` as machine code; pointers are aligned as torch's are, and absent ones are None."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
-    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    values = {name: constants.get(name) for name in kernel.arg_names if signature[name] == "constexpr"}
-    aligned = {
-        (i,): [["tt.divisibility", 16]] for i, type_ in enumerate(signature.values()) if type_[0] == "*"
-    }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-
-
-def usage(code: Any, folder: Path) -> dict[str, int]:
-    """REG (a thread), STACK and LOCAL (bytes a thread) of the machine code."""
-    from triton.backends import nvidia
-
-    path = folder / "kernel.cubin"
-    path.write_bytes(code.asm["cubin"])
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-    report = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
-    found = re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report.stdout + report.stderr)
-    return {name: int(value) for name, value in found}
+    run_cases(CASES, TRITON_INTERPRET="0")
 
 
 # H, D, dtype, layout, pooling, output, save: the common models, the widest rows, the widest projections.
@@ -131,10 +76,7 @@ def test_forward_compiles_without_a_spill(
         types["out_ptr"] = "*i8" if output == "int8" else "*u8"
         types |= {"ranges_ptr": "*fp32"} if output == "int8" else {}
     code = compiled(kernels.forward, types, constants, capability)
-    used = usage(code, tmp_path)
-    record_property("registers", used["REG"])
-    assert (used["STACK"], used["LOCAL"]) == (0, 0), used
-    assert code.metadata.shared <= SHARED_MEMORY
+    check_usage(code, tmp_path, record_property)
     ptx = code.asm["ptx"]
     if project:
         # float32 is multiplied in float32; 16 bits on the tensor cores.
@@ -155,16 +97,14 @@ def test_backward_compiles_without_a_spill(
     types |= {"mask_ptr": "*u8"} if layout == "mask" else {"bounds_ptr": "*i64"}
     types |= {"index_ptr": "*i32"} if pooling != "mean" else {}
     constants = {"H": size, "LAYOUT": layout, "POOLING": pooling, **host._blocks(size)}
-    used = usage(
-        compiled(kernels.backward_tokens, types, {**constants, "num_warps": host._warps(size)}, capability),
-        tmp_path,
-    )
-    record_property("registers", used["REG"])
-    assert (used["STACK"], used["LOCAL"]) == (0, 0), used
+    constants["num_warps"] = warps(size)
+    check_usage(compiled(kernels.backward_tokens, types, constants, capability), tmp_path, record_property)
 
 
 @pytest.mark.parametrize("dimension", [1, 128, 8192])
-def test_backward_of_the_head_compiles_without_a_spill(dimension: int, tmp_path: Path) -> None:
+def test_backward_of_the_head_compiles_without_a_spill(
+    dimension: int, tmp_path: Path, record_property: Any
+) -> None:
     types = dict.fromkeys(["grad_ptr", "out_ptr", "norm_ptr", "result_ptr"], "*fp32")
     types |= {"count_ptr": "*i32", "texts": "i32"}
     block = triton.next_power_of_2(dimension)
@@ -174,8 +114,6 @@ def test_backward_of_the_head_compiles_without_a_spill(dimension: int, tmp_path:
         "NORMALIZE": True,
         "ROWS": max(1, 1024 // block),
         "BLOCK_D": block,
+        "num_warps": warps(block),
     }
-    used = usage(
-        compiled(kernels.backward_head, types, {**constants, "num_warps": host._warps(block)}, 90), tmp_path
-    )
-    assert (used["STACK"], used["LOCAL"]) == (0, 0), used
+    check_usage(compiled(kernels.backward_head, types, constants, 90), tmp_path, record_property)

@@ -1,0 +1,96 @@
+"""Which tokens one program of `embedkit.kernels.varlen_attention` takes: decided on the host.
+
+A tile is up to ``block`` neighbouring tokens of a packed batch: several whole sequences, or a part of one that
+is longer than the block. Only then does a program have as many queries as the tensor cores take, however short
+the sequences are; and a whole sequence needs one pass over its keys, which are its tile's tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BLOCK", "HEADER", "attention_tiles", "max_attention_tiles"]
+
+BLOCK = 64
+"""Tokens a tile, unless said otherwise."""
+HEADER = 4
+"""Columns of a tile before the starts of its tokens' sequences."""
+
+
+def max_attention_tiles(tokens: int, block: int = BLOCK) -> int:
+    """The greatest number of tiles of any batch of ``tokens`` tokens, those of no sequence counted in.
+
+    Two neighbouring tiles of whole sequences hold more than ``block`` tokens, a part of a long sequence but its
+    last holds ``block``, and after each long sequence may come a rest and a lone short sequence: three tiles a
+    block, and two at the ends.
+    """
+    return 3 * (tokens // block) + 2
+
+
+def attention_tiles(
+    lengths: npt.ArrayLike, block: int = BLOCK, *, tokens: int | None = None, tiles: int | None = None
+) -> npt.NDArray[np.int32]:
+    """The tiles of a packed batch.
+
+    Args:
+        lengths: (sequences,) tokens of each sequence; empty ones take no tile.
+        block: tokens a tile: 16, 32, 64 or 128.
+        tokens: rows of the batch; those after the last sequence (the filling of a CUDA graph) get tiles
+            without keys, whose result is zero. Default: the sum of the lengths.
+        tiles: rows of the result, the same for every batch of a CUDA graph: `max_attention_tiles` are enough.
+            Default: as many as it takes, at least 1.
+
+    Returns:
+        (tiles, 4 + block) int32: first token, end token, first key, end key, and for each of its tokens the
+        first token of the sequence that it belongs to. An idle tile has zeros.
+
+    Raises:
+        ValueError: for arguments that do not fit, and for more tiles than ``tiles``.
+    """
+    if block not in (16, 32, 64, 128):
+        raise ValueError(f"block must be 16, 32, 64 or 128, not {block}")
+    sizes = np.asarray(lengths, dtype=np.int64)
+    if sizes.ndim != 1 or (sizes < 0).any():
+        raise ValueError(f"lengths must be (sequences,) and not negative, not {sizes!r:.80}")
+    sizes = sizes[sizes > 0]
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    used = int(bounds[-1])
+    tokens = used if tokens is None else tokens
+    if not used <= tokens < 2**31:
+        raise ValueError(f"the sequences have {used} tokens, the batch {tokens}; give at least as many")
+
+    # Begins and ends of sequences and tokens: one step a tile, not one a sequence.
+    ends = bounds.tolist()
+    headers: list[tuple[int, int, int, int]] = []
+    sequence = 0
+    while sequence < len(sizes):
+        start = ends[sequence]
+        fitting = bisect_right(ends, start + block, lo=sequence) - 1
+        if fitting > sequence:
+            headers.append((start, ends[fitting], start, ends[fitting]))
+            sequence = fitting
+        else:
+            end = ends[sequence + 1]
+            headers += [(first, min(first + block, end), start, end) for first in range(start, end, block)]
+            sequence += 1
+    headers += [(first, min(first + block, tokens), 0, 0) for first in range(used, tokens, block)]
+    count = max(1, len(headers)) if tiles is None else tiles
+    if len(headers) > count:
+        raise ValueError(
+            f"the batch has {len(headers)} tiles, room is for {count}; "
+            f"max_attention_tiles({tokens}, {block}) = {max_attention_tiles(tokens, block)} are always enough"
+        )
+
+    result = np.zeros((count, HEADER + block), dtype=np.int32)
+    if headers:
+        filled = result[: len(headers)]
+        filled[:, :HEADER] = headers
+        starts = np.zeros(tokens, dtype=np.int32)
+        starts[:used] = np.repeat(bounds[:-1], sizes)
+        rows = filled[:, :1] + np.arange(block)
+        inside = rows < filled[:, 1:2]
+        filled[:, HEADER:][inside] = starts[rows[inside]]
+    return result

@@ -1,0 +1,178 @@
+"""Attention of packed sequences, with relative position bias and rotary positions: one Triton launch.
+
+    s_ij = scale · R_i q_i · R_j k_j + bias[j − i]            i, j tokens of one sequence
+    o_i  = Σ_j softmax_j(s_ij) v_j
+
+How it is done stands above the kernel in `varlen_attention_triton`. This file checks, chooses block shapes and
+launches. Forward only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from .attention_tiles import BLOCK, HEADER, attention_tiles
+from .launch import INTEGERS, check_tensors, device_of
+from .varlen_attention_triton import forward
+
+__all__ = ["MAX_HEAD_SIZE", "varlen_attention"]
+
+MAX_HEAD_SIZE = 128
+"""The rows of a tile are held in the registers of one program."""
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    rotary_value: bool = False,
+    tile_map: Tensor | None = None,
+) -> Tensor:
+    """Attention of every token to the tokens of its own sequence; softmax and sums are float32.
+
+    Sequences that share a tile share a matrix product: a sequence whose values are not finite (float16 beyond
+    65504) makes the results of its neighbours NaN as well.
+
+    Args:
+        query, key, value: (tokens, heads, head_size), float32, float16 or bfloat16 on a GPU, values of one
+            head one after another in memory; else any strides, such as those of a slice of one matrix.
+        cu_seqlens: (sequences + 1,), int32 or int64: sequence b is the tokens ``cu_seqlens[b]`` up to
+            ``cu_seqlens[b + 1]``; read only without ``tile_map``.
+        max_seqlen: tokens of the longest sequence; ``bias`` and ``rotary`` must reach that far.
+        scale: of the products; head_size ** -0.5 by default.
+        bias: (heads, 2 · max_distance − 1) float32: ``bias[h, max_distance − 1 + j − i]`` is added to the score
+            of query i and key j.
+        rotary: cosines and sines, each (positions, head_size / 2) float32, contiguous: value d of row p turns
+            the values 2 d and 2 d + 1 of query and key at position p of their sequence.
+        rotary_value: turn the values as well.
+        tile_map: `attention_tiles` on the device. The launch depends on its shape only, so that a CUDA graph
+            can be replayed with other lengths. Tokens that it leaves out get no result (whatever the memory
+            held). By default it is made from ``cu_seqlens``, for which the GPU is waited for.
+
+    Returns:
+        (tokens, heads, head_size), contiguous, of the type of ``query``.
+
+    Raises:
+        ValueError: for shapes, types and devices that do not fit.
+    """
+    _check(query, key, value, cu_seqlens, max_seqlen, bias, rotary, rotary_value, tile_map)
+    tokens, heads, size = query.shape
+    if tile_map is None:
+        lengths = cu_seqlens.diff().cpu().numpy()
+        tile_map = torch.from_numpy(attention_tiles(lengths, tokens=tokens)).to(query.device)
+    result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if result.numel() == 0:
+        return result
+    cos, sin = (None, None) if rotary is None else rotary
+    with device_of(query):
+        forward[(len(tile_map) * heads,)](
+            query, key, value, result, tile_map, None if bias is None else bias.contiguous(), cos, sin,
+            size**-0.5 if scale is None else scale,
+            HEADS=heads,
+            QUERY_TOKEN=query.stride(0), QUERY_HEAD=query.stride(1),
+            KEY_TOKEN=key.stride(0), KEY_HEAD=key.stride(1),
+            VALUE_TOKEN=value.stride(0), VALUE_HEAD=value.stride(1),
+            MAX_DISTANCE=0 if bias is None else (bias.shape[1] + 1) // 2,
+            ROTARY=rotary is not None, ROTARY_VALUE=rotary_value,
+            **_options(
+                size, query.element_size(), bias is None and rotary is None, tile_map.shape[1] - HEADER
+            ),
+        )  # fmt: skip
+    return result
+
+
+def _options(head_size: int, element_size: int, plain: bool, block: int = BLOCK) -> dict[str, Any]:
+    """The compile-time arguments of `forward` that follow from the shapes; ``plain``: no bias, no rotary."""
+    block_d = max(16, triton.next_power_of_2(head_size))
+    options: dict[str, Any] = {
+        "D": head_size,
+        "HEADER": HEADER,
+        "BLOCK_M": block,
+        "BLOCK_D": block_d,
+        "WIDEN": bool(triton.knobs.runtime.interpret),
+    }
+    # As many keys at once as nothing is spilled with.
+    if element_size == 4:
+        # float32 is multiplied from registers, without tensor cores: fewer keys, more threads, no pipeline.
+        narrow = block_d <= 32
+        warps = 8 if block_d <= 64 else 16 if plain else 32
+        return {**options, "BLOCK_N": 32 if narrow else 16, "num_warps": warps, "num_stages": 1}
+    keys = 64 if plain and block_d <= 32 else 32
+    warps = 8 if block * max(block_d, 64) > 4096 else 4
+    return {**options, "BLOCK_N": keys, "num_warps": warps, "num_stages": 2}
+
+
+def _check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    bias: Tensor | None,
+    rotary: tuple[Tensor, Tensor] | None,
+    rotary_value: bool,
+    tile_map: Tensor | None,
+) -> None:
+    """Raise a ValueError for what can be seen without reading the GPU's memory."""
+    if query.ndim != 3:
+        raise ValueError(f"query must be (tokens, heads, head_size), not {tuple(query.shape)}")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.shape != query.shape or tensor.dtype != query.dtype:
+            raise ValueError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)}, query {query.dtype} {tuple(query.shape)}"
+            )
+        if tensor.numel() and tensor.stride(2) != 1:
+            raise ValueError(f"the values of a head of {name} are not adjacent. Call contiguous() on it.")
+    _, heads, size = query.shape
+    if not 1 <= size <= MAX_HEAD_SIZE:
+        raise ValueError(f"heads of {size} values; the kernel takes 1 to {MAX_HEAD_SIZE}")
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) == 0 or cu_seqlens.dtype not in INTEGERS:
+        raise ValueError(
+            "cu_seqlens must be int32 or int64 (sequences + 1,), "
+            f"not {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
+        )
+    if bias is not None:
+        distance = bias.shape[-1] // 2 + 1
+        if bias.dtype != torch.float32 or bias.shape != (heads, 2 * distance - 1):
+            raise ValueError(
+                f"bias must be float32 ({heads}, 2 max_distance - 1), not {bias.dtype} {tuple(bias.shape)}"
+            )
+        if max_seqlen > distance:
+            raise ValueError(f"bias reaches sequences of {distance} tokens, max_seqlen is {max_seqlen}")
+    if rotary_value and rotary is None:
+        raise ValueError("rotary_value turns values by rotary. Give rotary as well.")
+    for name, table in zip(("cos", "sin"), rotary or (), strict=False):
+        if table.dtype != torch.float32 or table.ndim != 2 or 2 * table.shape[1] != size:
+            raise ValueError(
+                f"rotary {name} must be float32 (positions, head_size / 2 = {size / 2:g}), "
+                f"not {table.dtype} {tuple(table.shape)}"
+            )
+        if len(table) < max_seqlen or not table.is_contiguous():
+            raise ValueError(
+                f"rotary {name} must be contiguous and have max_seqlen = {max_seqlen} rows, not {len(table)}"
+            )
+    if tile_map is not None and (
+        tile_map.dtype != torch.int32
+        or tile_map.ndim != 2
+        or tile_map.shape[1] - HEADER not in (16, 32, 64, 128)
+        or not tile_map.is_contiguous()
+    ):
+        raise ValueError(
+            "tile_map must be contiguous int32 as attention_tiles gives it, "
+            f"not {tile_map.dtype} {tuple(tile_map.shape)}"
+        )
+    cos, sin = (None, None) if rotary is None else rotary
+    check_tensors(
+        query=query, key=key, value=value, bias=bias, cos=cos, sin=sin,
+        others={"tile_map": tile_map}, instead="torch.nn.functional.scaled_dot_product_attention",
+    )  # fmt: skip

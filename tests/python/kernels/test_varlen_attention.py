@@ -1,0 +1,121 @@
+"""The attention kernel: its arithmetic without a GPU, its machine code for several GPUs, and its tiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from embedkit.kernels import varlen_attention as host  # noqa: E402
+from embedkit.kernels import varlen_attention_triton as kernels  # noqa: E402
+from embedkit.kernels.attention_tiles import HEADER, attention_tiles, max_attention_tiles  # noqa: E402
+from triton_harness import DTYPES, INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
+
+CASES = Path(__file__).with_name("varlen_attention_cases.py")
+
+
+def test_interpreted() -> None:
+    run_cases(CASES, **INTERPRETED)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu() -> None:
+    run_cases(CASES, TRITON_INTERPRET="0")
+
+
+# Head size, heads, type, positions, tokens a tile: MiniLM, MPNet, RoFormer, TinyBERT (26), the widest heads.
+SHAPES = [
+    (32, 12, "bf16", "", 64),
+    (64, 12, "bf16", "bias", 64),
+    (64, 12, "fp16", "rotary_value", 64),
+    (26, 12, "fp16", "", 128),
+    (128, 8, "bf16", "rotary_value", 64),
+    (128, 8, "bf16", "bias", 128),
+    (32, 12, "fp32", "rotary_value", 64),
+    (64, 12, "fp32", "bias", 64),
+    (128, 8, "fp32", "", 64),
+    (128, 8, "fp32", "rotary_value", 64),
+]
+TARGETS = [(shape, capability) for shape in SHAPES for capability in (80, 90)]
+# The cases that need most of the shared memory, of which sm_86 and sm_89 have less.
+TARGETS += [(SHAPES[index], capability) for index in (4, 9) for capability in (86, 89)]
+
+
+@pytest.mark.parametrize(("shape", "capability"), TARGETS, ids=lambda value: str(value).replace(" ", ""))
+def test_compiles_without_a_spill(
+    shape: tuple[Any, ...], capability: int, tmp_path: Path, record_property: Any
+) -> None:
+    size, heads, dtype, kind, block = shape
+    types = dict.fromkeys(["query_ptr", "key_ptr", "value_ptr", "out_ptr"], f"*{dtype}")
+    types |= {"tiles_ptr": "*i32", "scale": "fp32"}
+    types |= {"bias_ptr": "*fp32"} if kind == "bias" else {}
+    types |= {"cos_ptr": "*fp32", "sin_ptr": "*fp32"} if "rotary" in kind else {}
+    constants = host._options(size, DTYPES[dtype].itemsize, not kind, block)
+    constants |= {f"{name}_TOKEN": 3 * heads * size for name in ("QUERY", "KEY", "VALUE")}
+    constants |= {f"{name}_HEAD": size for name in ("QUERY", "KEY", "VALUE")}
+    constants |= {"HEADS": heads, "MAX_DISTANCE": 512 if kind == "bias" else 0}
+    constants |= {"ROTARY": "rotary" in kind, "ROTARY_VALUE": kind == "rotary_value"}
+    code = compiled(kernels.forward, types, constants, capability)
+    check_usage(code, tmp_path, record_property)
+    # float32 is multiplied in float32; 16 bits on the tensor cores.
+    assert ("mma" in code.asm["ptx"]) == (dtype != "fp32")
+    assert "tf32" not in code.asm["ptx"]
+
+
+@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("longest", [2, 30, 70, 300])
+def test_tiles_cover_each_token_once_with_the_keys_of_its_sequence(block: int, longest: int) -> None:
+    random = np.random.default_rng(longest)
+    for idle in (0, 1, 100):
+        lengths = random.integers(0, longest + 1, size=60)
+        total = int(lengths.sum())
+        room = max_attention_tiles(total + idle, block)
+        tiles = attention_tiles(lengths, block, tokens=total + idle, tiles=room)
+        assert tiles.shape == (room, HEADER + block)
+        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        ends = np.repeat(np.cumsum(lengths), lengths)
+        seen = np.zeros(total + idle, dtype=int)
+        for first, end, key_start, key_end, *of_row in tiles.tolist():
+            seen[first:end] += 1
+            assert end - first <= block
+            if first >= total:
+                assert key_start == key_end
+                continue
+            assert of_row[: end - first] == starts[first:end].tolist()
+            assert key_start <= min(of_row[: end - first], default=0)
+            assert key_end >= ends[first:end].max(initial=0)
+        assert (seen == 1).all()
+
+
+def test_the_bound_of_tiles_is_reached_by_the_worst_lengths() -> None:
+    lengths = [1, *[17, 1] * 50]
+    needed = len(attention_tiles(lengths, 16))
+    assert needed == 151 <= max_attention_tiles(sum(lengths), 16)
+    with pytest.raises(ValueError, match="has 151 tiles, room is for 150"):
+        attention_tiles(lengths, 16, tiles=150)
+
+
+def test_short_sequences_share_tiles() -> None:
+    assert len(attention_tiles([16] * 40, 64)) == 10
+    assert not attention_tiles([], 64).any()
+    assert attention_tiles([], 64).shape == (1, HEADER + 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lengths": [1], "block": 24}, "block must be"),
+        ({"lengths": [-1]}, "not negative"),
+        ({"lengths": [[1]]}, r"must be \(sequences,\)"),
+        ({"lengths": [5], "tokens": 4}, "the sequences have 5 tokens, the batch 4"),
+    ],
+)
+def test_bad_lengths_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        attention_tiles(**arguments)

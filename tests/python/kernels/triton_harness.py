@@ -1,0 +1,101 @@
+"""What the tests of all Triton kernels share: inputs, processes for the interpreter, compiling without a GPU.
+
+A kernel has two test files. ``NAME_cases.py`` calls it and compares with a reference; ``test_NAME.py`` runs
+these cases in a process of its own, under Triton's interpreter and on a GPU where there is one, and compiles
+the kernel for GPUs that are not there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[3]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+# Shared memory of one program, bytes: sm_86 and sm_89 have the least.
+SHARED_MEMORY = 99 * 1024
+
+
+def tensor(*shape: int, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    values = np.random.default_rng(seed).normal(size=shape, scale=scale)
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+
+def boundaries(lengths: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor([0, *np.cumsum(lengths)], dtype=dtype, device=DEVICE)
+
+
+def check(result: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Close in units of the largest value: a sum's rounding is relative to its terms, not to itself."""
+    scale = expected.abs().max().clamp(min=1e-30)
+    assert result.isfinite().all()
+    assert ((result.double() - expected.double()).abs().max() / scale).item() <= tolerance
+
+
+def run_cases(cases: Path, **environment: str) -> None:
+    """Run a file of cases in a process of its own: triton chooses its interpreter when it is imported."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(ROOT),
+    ]
+    done = subprocess.run(
+        [*command, str(cases)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int) -> Any:
+    """``kernel`` as machine code; pointers are aligned as torch's are, and absent ones are None."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    values = {name: constants.get(name) for name in kernel.arg_names if signature[name] == "constexpr"}
+    aligned = {
+        (i,): [["tt.divisibility", 16]] for i, type_ in enumerate(signature.values()) if type_[0] == "*"
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def usage(code: Any, folder: Path) -> dict[str, int]:
+    """REG (a thread), STACK and LOCAL (bytes a thread) of the machine code."""
+    from triton.backends import nvidia
+
+    path = folder / "kernel.cubin"
+    path.write_bytes(code.asm["cubin"])
+    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    report = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
+    found = re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report.stdout + report.stderr)
+    return {name: int(value) for name, value in found}
+
+
+def check_usage(code: Any, folder: Path, record_property: Any) -> None:
+    """Nothing may be spilled, and the shared memory must be there on every GPU since sm_80."""
+    used = usage(code, folder)
+    record_property("registers", used["REG"])
+    assert (used["STACK"], used["LOCAL"]) == (0, 0), used
+    assert code.metadata.shared <= SHARED_MEMORY

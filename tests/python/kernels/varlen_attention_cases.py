@@ -1,0 +1,145 @@
+"""The cases of test_varlen_attention.py: run by it in a process of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from embedkit.kernels.attention_tiles import attention_tiles
+from embedkit.kernels.varlen_attention import varlen_attention
+from torch import Tensor
+from triton_harness import DEVICE, DTYPES, boundaries, check, tensor
+
+# Several sequences in a tile, a whole tile, parts of a longer one, empty ones, and one alone at the end.
+LENGTHS = [0, 1, 5, 0, 17, 30, 64, 3, 150, 0, 2, 9]
+IDLE = 7
+# Of the largest value: weights and results are rounded to the type. The interpreter cuts what bfloat16 lacks.
+TOLERANCE = {"fp32": 2e-6, "fp16": 2e-3, "bf16": 2**-6}
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs as complex numbers; x (tokens, heads, D) in double precision."""
+    pairs = torch.view_as_complex(x.unflatten(2, (-1, 2)).contiguous())
+    turn = torch.complex(cos[: len(x)].double(), sin[: len(x)].double())
+    return torch.view_as_real(pairs * turn[:, None]).flatten(2)
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    rotary_value: bool = False,
+) -> Tensor:
+    """The formula in double precision, of one sequence."""
+    query, key, value = query.double(), key.double(), value.double()
+    if rotary is not None:
+        query, key = rotated(query, *rotary), rotated(key, *rotary)
+        value = rotated(value, *rotary) if rotary_value else value
+    scores = torch.einsum("ihd,jhd->hij", query, key) * (query.shape[2] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        zero = bias.shape[1] // 2
+        for i in range(len(query)):
+            scores[:, i] += bias[:, zero - i : zero - i + len(query)]
+    return torch.einsum("hij,jhd->ihd", scores.softmax(dim=2), value)
+
+
+def references(query: Tensor, key: Tensor, value: Tensor, lengths: list[int], **options: Any) -> Tensor:
+    parts = zip(*(x.split(lengths) for x in (query, key, value)), strict=True)
+    return torch.cat([reference(*part, **options) for part in parts])
+
+
+def positions(kind: str, heads: int, size: int, count: int) -> dict[str, Any]:
+    if kind == "bias":
+        return {"bias": tensor(heads, 2 * count - 1, seed=5)}
+    if "rotary" in kind:
+        angles = tensor(count, size // 2, seed=6)
+        return {"rotary": (angles.cos(), angles.sin()), "rotary_value": kind == "rotary_value"}
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("size", "heads", "dtype", "kind"),
+    [
+        (32, 2, "fp32", ""),
+        (32, 1, "fp16", "bias"),
+        (64, 1, "bf16", "bias"),
+        (26, 2, "fp32", "rotary"),
+        (26, 1, "bf16", "rotary_value"),
+        (128, 1, "fp32", "bias"),
+        (16, 1, "fp16", "rotary_value"),
+        (7, 1, "fp32", ""),
+    ],
+)
+def test_sequences(size: int, heads: int, dtype: str, kind: str) -> None:
+    tokens = sum(LENGTHS)
+    # Slices of one matrix, as a projection gives them.
+    packed = tensor(tokens + IDLE, 3, heads, size, seed=0, dtype=DTYPES[dtype])
+    packed[tokens:] = float("nan")  # must not be read
+    query, key, value = packed.unbind(dim=1)
+    options = positions(kind, heads, size, max(LENGTHS))
+    result = varlen_attention(query, key, value, boundaries(LENGTHS), max(LENGTHS), **options)
+    assert result.dtype == DTYPES[dtype]
+    assert not result[tokens:].any()
+    expected = references(*packed[:tokens].unbind(dim=1), LENGTHS, **options)
+    check(result[:tokens], expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("block", [16, 32, 128])
+def test_a_map_of_fixed_size(block: int) -> None:
+    lengths = [3, 40, 0, 1, 20]
+    inputs = [tensor(64, 2, 8, seed=seed) for seed in range(3)]
+    tiles = torch.from_numpy(attention_tiles(lengths, block, tiles=30)).to(DEVICE)
+    result = varlen_attention(*inputs, boundaries(lengths), 40, scale=0.5, tile_map=tiles)
+    check(result, references(*inputs, lengths, scale=0.5), 2e-6)
+
+
+def test_large_scores_and_neighbours() -> None:
+    """Scores that overflow without the maximum, and neighbours in a tile that must not see them."""
+    query, key, value = (tensor(6, 1, 16, seed=seed) for seed in range(3))
+    query[:2] *= 1e6
+    result = varlen_attention(query, key, value, boundaries([2, 3, 1]), 3)
+    check(result, references(query, key, value, [2, 3, 1]), 2e-6)
+    assert torch.equal(result[5], value[5])
+
+
+def test_no_tokens() -> None:
+    empty = tensor(0, 2, 8, seed=0)
+    assert varlen_attention(empty, empty, empty, boundaries([0, 0]), 0).shape == (0, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": torch.zeros(4, 8)}, r"query must be \(tokens, heads, head_size\)"),
+        ({"key": torch.zeros(4, 1, 8)}, r"key is torch.float32 \(4, 1, 8\), query"),
+        ({"value": torch.zeros(4, 2, 8).half()}, "value is torch.float16"),
+        ({"key": torch.zeros(4, 8, 2).mT}, "head of key are not adjacent"),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 130)), "kernel takes 1 to 128"),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 8).double()), "query must be float32"),
+        ({"cu_seqlens": torch.zeros(2)}, "cu_seqlens must be int32 or int64"),
+        ({"bias": torch.zeros(2, 8)}, r"bias must be float32 \(2, 2 max_distance - 1\)"),
+        ({"bias": torch.zeros(2, 5)}, "bias reaches sequences of 3 tokens, max_seqlen is 4"),
+        ({"rotary": (torch.zeros(4, 3), torch.zeros(4, 4))}, "rotary cos must be float32"),
+        ({"rotary": (torch.zeros(4, 4), torch.zeros(3, 4))}, "max_seqlen = 4 rows, not 3"),
+        ({"rotary_value": True}, "Give rotary as well"),
+        ({"tile_map": torch.zeros(1, 7, dtype=torch.int32)}, "as attention_tiles gives it"),
+        ({"key": torch.zeros(4, 2, 8, device="meta")}, "key is on meta"),
+    ],
+)
+def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
+    arguments = {
+        **dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 8)),
+        "cu_seqlens": torch.tensor([0, 4]),
+        "max_seqlen": 4,
+        **change,
+    }
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and value.device.type == "cpu":
+            arguments[name] = value.to(DEVICE)
+    with pytest.raises(ValueError, match=message):
+        varlen_attention(**arguments)
