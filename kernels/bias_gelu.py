@@ -1,0 +1,57 @@
+"""Bias and GELU in one Triton launch: y = gelu(x + b), exact or in the tanh form.
+
+The formulas stand above the kernel in `bias_gelu_triton`. This file checks and launches. Forward only.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from .bias_gelu_triton import forward
+from .launch import check_tensors, device_of
+
+__all__ = ["Gelu", "bias_gelu"]
+
+Gelu = Literal["gelu", "gelu_new"]
+
+_BLOCKS = {"BLOCK_T": 4, "BLOCK_I": 512, "num_warps": 4}
+
+
+def bias_gelu(x: Tensor, bias: Tensor, *, activation: Gelu = "gelu", inplace: bool = False) -> Tensor:
+    """``gelu(x + bias)``, in float32 inside.
+
+    Args:
+        x: (tokens, I), float32, float16 or bfloat16.
+        bias: (I,), of the projection that ``x`` comes from.
+        activation: "gelu", with the error function, or "gelu_new", with tanh; named as in config.json.
+        inplace: write to ``x``, which must be contiguous.
+
+    Returns:
+        (tokens, I), of the type of ``x``.
+
+    Raises:
+        ValueError: for shapes, types and devices that do not fit.
+    """
+    if x.ndim != 2:
+        raise ValueError(f"x must be (tokens, I), not {tuple(x.shape)}")
+    tokens, size = x.shape
+    if bias.shape != (size,):
+        raise ValueError(f"bias must be ({size},), not {tuple(bias.shape)}")
+    if activation not in ("gelu", "gelu_new"):
+        raise ValueError(f"activation {activation!r} is not known; known are gelu, gelu_new")
+    if inplace and not x.is_contiguous():
+        raise ValueError("x is not contiguous and cannot be written in place. Use inplace=False.")
+    check_tensors(x=x, bias=bias, instead="torch.nn.functional.gelu")
+    result = x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel() > 0:
+        strips = triton.cdiv(size, _BLOCKS["BLOCK_I"])
+        with device_of(x):
+            forward[(triton.cdiv(tokens, _BLOCKS["BLOCK_T"]) * strips,)](
+                x.contiguous(), bias.contiguous(), result, tokens,
+                SIZE=size, NEW=activation == "gelu_new", **_BLOCKS,
+            )  # fmt: skip
+    return result

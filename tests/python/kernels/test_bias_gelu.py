@@ -1,0 +1,40 @@
+"""The GELU kernel: its arithmetic without a GPU, its machine code for several GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from embedkit.kernels import bias_gelu as host  # noqa: E402
+from embedkit.kernels import bias_gelu_triton as kernels  # noqa: E402
+from triton_harness import INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
+
+CASES = Path(__file__).with_name("bias_gelu_cases.py")
+
+
+def test_interpreted() -> None:
+    run_cases(CASES, **INTERPRETED)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu() -> None:
+    run_cases(CASES, TRITON_INTERPRET="0")
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize("new", [False, True])
+@pytest.mark.parametrize(("size", "dtype"), [(1536, "bf16"), (1200, "fp32")])
+def test_compiles_without_a_spill(
+    *, capability: int, new: bool, size: int, dtype: str, tmp_path: Path, record_property: Any
+) -> None:
+    types = dict.fromkeys(("x_ptr", "bias_ptr", "out_ptr"), f"*{dtype}") | {"tokens": "i32"}
+    constants = {"SIZE": size, "NEW": new, **host._BLOCKS}
+    code = compiled(kernels.forward, types, constants, capability)
+    check_usage(code, tmp_path, record_property)
+    assert "ld.global.v4.b32" in code.asm["ptx"], "rows are not read 16 bytes at a time"

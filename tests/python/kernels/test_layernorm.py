@@ -1,0 +1,53 @@
+"""The layer norm kernels: their arithmetic without a GPU, their machine code for several GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from embedkit.kernels import layernorm_triton as kernels  # noqa: E402
+from embedkit.kernels.launch import row_blocks  # noqa: E402
+from triton_harness import INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
+
+CASES = Path(__file__).with_name("layernorm_cases.py")
+
+
+def test_interpreted() -> None:
+    run_cases(CASES, **INTERPRETED)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu() -> None:
+    run_cases(CASES, TRITON_INTERPRET="0")
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize("size", [312, 384, 768, 8192])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_residual_compiles_without_a_spill(
+    *, capability: int, size: int, dtype: str, tmp_path: Path, record_property: Any
+) -> None:
+    names = ("x_ptr", "residual_ptr", "x_bias_ptr", "weight_ptr", "bias_ptr", "out_ptr")
+    types = {**dict.fromkeys(names, f"*{dtype}"), "tokens": "i32", "eps": "fp32"}
+    constants = {"H": size, "X_BIAS": True, **row_blocks(size)}
+    code = compiled(kernels.residual, types, constants, capability)
+    check_usage(code, tmp_path, record_property)
+    assert "ld.global.v4.b32" in code.asm["ptx"], "rows are not read 16 bytes at a time"
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize(("size", "dtype"), [(384, "bf16"), (8192, "fp32")])
+def test_embed_compiles_without_a_spill(
+    *, capability: int, size: int, dtype: str, tmp_path: Path, record_property: Any
+) -> None:
+    types = dict.fromkeys(("ids_ptr", "positions_ptr", "types_ptr"), "*i32")
+    names = ("word_ptr", "position_ptr", "type_ptr", "weight_ptr", "bias_ptr", "out_ptr")
+    types |= {**dict.fromkeys(names, f"*{dtype}"), "tokens": "i32", "eps": "fp32"}
+    constants = {"H": size, "POSITION": True, "TYPE": True, "TYPE_IDS": True, **row_blocks(size)}
+    check_usage(compiled(kernels.embed, types, constants, capability), tmp_path, record_property)
