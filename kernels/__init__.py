@@ -4,6 +4,7 @@ Each module holds the functions of its name; its arithmetic stands in ``NAME_tri
 
 * `attention_tiles`: which tokens one program of `varlen_attention` takes (numpy only).
 * `bias_gelu`: y = gelu(x + b).
+* `forward`: the whole encoder of a model folder from these kernels, on packed batches.
 * `layernorm`: `embed_layernorm` and `residual_layernorm`, what stands before a layer norm and the norm.
 * `pool_project_normalize`: pooling, projection, length 1 and quantisation, with gradients.
 * `varlen_attention`: attention of packed sequences, with relative position bias and rotary positions.
@@ -14,7 +15,14 @@ A module is imported when it is first used: torch and triton are not needed to i
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["attention_tiles", "bias_gelu", "layernorm", "pool_project_normalize", "varlen_attention"]
+__all__ = [
+    "attention_tiles",
+    "bias_gelu",
+    "forward",
+    "layernorm",
+    "pool_project_normalize",
+    "varlen_attention",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

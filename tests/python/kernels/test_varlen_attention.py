@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +121,14 @@ def test_short_sequences_share_tiles() -> None:
 def test_bad_lengths_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         attention_tiles(**arguments)
+
+
+def test_importing_the_kernels_imports_nothing_heavy() -> None:
+    script = """
+import sys, embedkit.kernels
+from embedkit.kernels import attention_tiles
+assert attention_tiles.attention_tiles([3]).shape == (1, 68)
+assert not {"torch", "triton"} & set(sys.modules)
+assert not hasattr(embedkit.kernels, "nothing")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

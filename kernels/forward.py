@@ -1,0 +1,272 @@
+"""The forward pass of every architecture of the core, on a packed batch on a GPU.
+
+    h = embed_layernorm(ids, positions), projected where the embeddings are narrower
+    per layer:  c = varlen_attention(h W_qkvᵀ + b_qkv)
+                h = residual_layernorm(c W_oᵀ, h, b_o)
+                h = residual_layernorm(bias_gelu(h W_iᵀ, b_i) W_outᵀ, h, b_out)
+
+The products are torch's (cuBLAS), everything between them is one kernel. The launches depend on the shapes of
+the batch's tensors only: with `pack`'s ``tokens``, ``sequences`` and ``tiles`` fixed, a CUDA graph of one call
+can be replayed with other texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from embedkit.folder import ModelFolder
+from embedkit.weights import stored_tensors
+
+from .attention_tiles import attention_tiles
+from .bias_gelu import bias_gelu
+from .launch import FLOATS
+from .layernorm import embed_layernorm, residual_layernorm
+from .varlen_attention import varlen_attention
+
+__all__ = ["PackedBatch", "PackedEncoder", "relative_bias", "rotary_tables", "token_positions"]
+
+Integers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """What one forward pass reads; `PackedEncoder.pack` makes it.
+
+    Attributes:
+        input_ids: (tokens,) int32; 0 for the tokens that fill up the batch.
+        positions: (tokens,) int32, rows of the position table; 0 for those tokens.
+        cu_seqlens: (sequences + 1,) int32.
+        tile_map: (tiles, columns) int32, see `attention_tiles`.
+        max_seqlen: tokens of the longest sequence.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    cu_seqlens: Tensor
+    tile_map: Tensor
+    max_seqlen: int
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The tensors of a layer; matrices are (out, in)."""
+
+    query_key_value: tuple[Tensor, Tensor]
+    attention_output: tuple[Tensor, Tensor]
+    attention_norm: tuple[Tensor, Tensor]
+    intermediate: tuple[Tensor, Tensor]
+    output: tuple[Tensor, Tensor]
+    output_norm: tuple[Tensor, Tensor]
+
+
+class PackedEncoder:
+    """The transformer of a model folder on a GPU, in one floating type. It has no gradients."""
+
+    def __init__(
+        self, folder: ModelFolder, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cuda"
+    ) -> None:
+        """Load the weights; those of an int8 folder are multiplied out.
+
+        Raises:
+            FileNotFoundError: no safetensors weights.
+            ValueError: a tensor is missing or has the wrong shape or type, or does not fit ``dtype``.
+        """
+        if dtype not in FLOATS:
+            raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
+        config: dict[str, Any] = folder.config
+        self._heads = int(config["num_attention_heads"])
+        self._hidden_size = folder.hidden_size
+        self._eps = float(config["layer_norm_eps"])
+        self._activation = config["hidden_act"]
+        self._padding = int(config.get("padding_idx", -1))
+        self._max_length = folder.positions
+        self._rotary_value = bool(config.get("rotary_value", False))
+        self.device = torch.device(device)
+        tensors = dict(_loaded(folder, dtype, self.device))
+
+        def pair(name: str) -> tuple[Tensor, Tensor]:
+            return tensors[f"{name}.weight"], tensors[f"{name}.bias"]
+
+        self._word = tensors["embeddings.word_embeddings.weight"]
+        self._position = tensors.get("embeddings.position_embeddings.weight")
+        self._type = tensors.get("embeddings.token_type_embeddings.weight")
+        self._embedding_norm = pair("embeddings.LayerNorm")
+        projected = "embeddings_project.weight" in tensors
+        self._projection = pair("embeddings_project") if projected else None
+        self._bias: Tensor | None = None
+        self._rotary: tuple[Tensor, Tensor] | None = None
+        buckets = tensors.get("encoder.relative_attention_bias.weight")
+        if buckets is not None:
+            table = relative_bias(buckets.float().cpu().numpy(), self._max_length)
+            self._bias = torch.from_numpy(table).to(self.device)
+        if config.get("rotary"):
+            cos, sin = rotary_tables(self._max_length, self._hidden_size // self._heads)
+            self._rotary = torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
+        self._layers = []
+        for number in range(int(config["num_hidden_layers"])):
+            layer = f"encoder.layer.{number}"
+            parts = [pair(f"{layer}.attention.self.{name}") for name in ("query", "key", "value")]
+            weights, biases = zip(*parts, strict=True)
+            self._layers.append(
+                _Layer(
+                    (torch.cat(weights), torch.cat(biases)),
+                    pair(f"{layer}.attention.output.dense"),
+                    pair(f"{layer}.attention.output.LayerNorm"),
+                    pair(f"{layer}.intermediate.dense"),
+                    pair(f"{layer}.output.dense"),
+                    pair(f"{layer}.output.LayerNorm"),
+                )
+            )
+
+    def pack(
+        self,
+        texts: Sequence[npt.ArrayLike],
+        *,
+        tokens: int | None = None,
+        sequences: int | None = None,
+        tiles: int | None = None,
+    ) -> PackedBatch:
+        """Put the token ids of ``texts`` one after another, on the device.
+
+        Args:
+            texts: the ids of each text, special tokens included; may be empty.
+            tokens: fill up to this number of tokens.
+            sequences: fill up to this number of sequences with empty ones.
+            tiles: as of `attention_tiles`.
+
+        Raises:
+            ValueError: for ids outside the vocabulary, a text that is too long, and a batch that does not fit.
+        """
+        rows = [np.asarray(text, dtype=np.int64).reshape(-1) for text in texts]
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        longest = int(lengths.max(initial=0))
+        if longest > self._max_length:
+            raise ValueError(
+                f"a text of {longest} tokens is longer than the model's {self._max_length} positions; cut it"
+            )
+        ids = np.concatenate([np.zeros(0, np.int64), *rows])
+        if len(ids) and not 0 <= ids.min() <= ids.max() < len(self._word):
+            raise ValueError(
+                f"token ids from {ids.min()} to {ids.max()}, the model knows 0 to {len(self._word) - 1}; "
+                "the tokenizer is another model's"
+            )
+        tokens = len(ids) if tokens is None else tokens
+        sequences = len(rows) if sequences is None else sequences
+        if len(ids) > tokens or len(rows) > sequences:
+            raise ValueError(
+                f"{len(rows)} texts of {len(ids)} tokens do not fit {sequences} sequences of {tokens} tokens"
+            )
+        filled = np.zeros((2, tokens), dtype=np.int32)
+        filled[0, : len(ids)] = ids
+        filled[1, : len(ids)] = token_positions(ids, lengths, self._padding)
+        bounds = np.full(sequences + 1, len(ids), dtype=np.int32)
+        bounds[0] = 0
+        bounds[1 : len(rows) + 1] = np.cumsum(lengths)
+        tile_map = attention_tiles(lengths, tokens=tokens, tiles=tiles)
+        input_ids, positions, cu_seqlens, on_device = (
+            torch.from_numpy(array).to(self.device) for array in (filled[0], filled[1], bounds, tile_map)
+        )
+        return PackedBatch(input_ids, positions, cu_seqlens, on_device, longest)
+
+    @torch.inference_mode()
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        """The last hidden states (tokens, hidden_size); those of tokens of no sequence are finite."""
+        hidden = embed_layernorm(
+            batch.input_ids,
+            None if self._position is None else batch.positions,
+            None,
+            self._word,
+            self._position,
+            self._type,
+            *self._embedding_norm,
+            self._eps,
+        )
+        if self._projection is not None:
+            hidden = linear(hidden, *self._projection)
+        for layer in self._layers:
+            hidden = self._run(layer, hidden, batch)
+        return hidden
+
+    def _run(self, layer: _Layer, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        """One layer: (tokens, hidden_size) to the same."""
+        shape = (len(hidden), 3, self._heads, self._hidden_size // self._heads)
+        query, key, value = linear(hidden, *layer.query_key_value).view(shape).unbind(dim=1)
+        context = varlen_attention(
+            query,
+            key,
+            value,
+            batch.cu_seqlens,
+            batch.max_seqlen,
+            bias=self._bias,
+            rotary=self._rotary,
+            rotary_value=self._rotary_value,
+            tile_map=batch.tile_map,
+        ).view(hidden.shape)
+        weight, bias = layer.attention_output
+        hidden = residual_layernorm(
+            linear(context, weight), hidden, *layer.attention_norm, self._eps, x_bias=bias
+        )
+        weight, bias = layer.intermediate
+        if self._activation == "relu":
+            inner = linear(hidden, weight, bias).relu_()
+        else:
+            inner = bias_gelu(linear(hidden, weight), bias, activation=self._activation, inplace=True)
+        weight, bias = layer.output
+        return residual_layernorm(linear(inner, weight), hidden, *layer.output_norm, self._eps, x_bias=bias)
+
+
+def token_positions(ids: npt.NDArray[Any], lengths: npt.NDArray[Any], padding: int) -> Integers:
+    """The position (tokens,) of each token of sequences of ``lengths``, as the core counts.
+
+    With ``padding`` -1 they count from 0. Else the token ``padding`` has position ``padding``, and the others
+    of a sequence count from the one after it, as in fairseq.
+    """
+    counts = ids != padding
+    before = np.concatenate([[0], np.cumsum(counts)])  # of each token, and at the end
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    result = before[1:] - before[starts] + padding
+    return np.where(counts, result, padding).astype(np.int32)
+
+
+def relative_bias(buckets: npt.NDArray[np.float32], positions: int) -> npt.NDArray[np.float32]:
+    """The bias of each head and distance, (heads, 2 positions - 1), from that of T5's 32 buckets (32, heads).
+
+    Keys after the query have buckets 16 to 31. Within each half distances below 8 have their own, and from
+    there on two buckets double the distance, up to the last.
+    """
+    distance = np.arange(1 - positions, positions)
+    n = np.abs(distance)
+    # Integers throughout: 2 log2(n / 8) rounded down is the width in bits of n² / 64, less one.
+    steps = np.frexp((n * n // 64).astype(np.float64))[1] - 1
+    bucket = np.where(n < 8, n, np.minimum(8 + steps, 15)) + 16 * (distance > 0)
+    return np.ascontiguousarray(buckets[bucket].T)
+
+
+def rotary_tables(positions: int, head_size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cosines and sines (positions, head_size / 2) of RoFormer: pair d turns by p · 10000^(−2d / head_size)."""
+    speed = 10000.0 ** (-np.arange(0, head_size, 2) / head_size)
+    angle = np.arange(positions)[:, None] * speed
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def _loaded(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """The transformer's tensors by their names in the core, in ``dtype`` on ``device``."""
+    integers = None
+    for stored, array in stored_tensors(folder):
+        if array.dtype == np.int8:
+            integers = array  # the scale of its rows follows
+            continue
+        name = stored if integers is None else stored.removesuffix("_scale")
+        tensor = torch.tensor(array if integers is None else integers * array[:, None]).to(dtype)
+        integers = None
+        if not tensor.isfinite().all():
+            raise ValueError(f"tensor {name!r} holds values beyond {dtype}; use bfloat16 or float32")
+        yield folder.architecture.core_name(name), tensor.to(device)

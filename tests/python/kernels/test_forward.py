@@ -1,0 +1,43 @@
+"""The forward pass for GPUs: without one under Triton's interpreter, and on one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from embedkit.kernels.forward import relative_bias, token_positions  # noqa: E402
+from triton_harness import INTERPRETED, run_cases  # noqa: E402
+
+CASES = Path(__file__).with_name("forward_cases.py")
+
+
+def test_interpreted() -> None:
+    run_cases(CASES, **INTERPRETED)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu() -> None:
+    run_cases(CASES, TRITON_INTERPRET="0")
+
+
+def test_positions_skip_the_padding() -> None:
+    ids, lengths = np.array([5, 1, 6, 7, 1]), np.array([3, 0, 2])
+    assert token_positions(ids, lengths, 1).tolist() == [2, 1, 3, 2, 1]
+    assert token_positions(ids, lengths, -1).tolist() == [0, 1, 2, 0, 1]
+
+
+def test_relative_bias_has_the_buckets_of_transformers() -> None:
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    number = np.arange(32, dtype=np.float32)
+    table = relative_bias(np.stack([number, -number], axis=1), 600)
+    expected = MPNetEncoder.relative_position_bucket(torch.arange(-599, 600), num_buckets=32)
+    np.testing.assert_array_equal(table[0], expected.numpy())
+    np.testing.assert_array_equal(table[1], -expected.numpy())
