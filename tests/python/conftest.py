@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start ignores it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _WORDS = """
 the a of and to in is it that for was on are as with his they at be this from have or by one had not but
