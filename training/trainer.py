@@ -431,14 +431,20 @@ def _texts(table: Table, fields: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _claim(output: Path, recipe: Recipe) -> None:
-    """Refuse a folder that holds the run of another recipe; else note this one in it."""
+    """Refuse a folder that holds the run of another recipe; else note this one in it.
+
+    A run that failed before its first checkpoint, by a mistyped path say, has nothing to lose and gives way.
+    """
     path, content = output / "recipe.json", json.dumps(recipe.resolved(), indent=2, sort_keys=True) + "\n"
-    if path.is_file():
-        if path.read_text(encoding="utf-8") != content:
-            raise FileExistsError(
-                f"{output} holds a run of another recipe (see recipe.json there); give another output, or remove it"
-            )
-    elif _rank() == 0:
+    if path.is_file() and path.read_text(encoding="utf-8") == content:
+        return
+    if path.is_file() and (
+        (output / "result.json").is_file() or any(output.glob("checkpoints/checkpoint-*"))
+    ):
+        raise FileExistsError(
+            f"{output} holds a run of another recipe (see recipe.json there); give another output, or remove it"
+        )
+    if _rank() == 0:
         _write_whole(path, content)
 
 

@@ -84,6 +84,15 @@ def test_a_run_and_its_end(
     assert message.startswith(f"embedkit-train: {output} holds a run of another recipe")
 
 
+def test_a_corrected_command_takes_the_folder_of_the_failed_one(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(recipe), "-q", "-o", str(tmp_path / "run"), "training.max_steps=1"]
+    assert cli.main([*command, f"model.path={tmp_path / 'nowhere'}"]) == 1
+    assert "nowhere" in capfd.readouterr().err
+    assert cli.main(command) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
