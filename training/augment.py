@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import random
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from .data.files import named_rows
 from .data.readers import read
 
 __all__ = ["WordNet", "augment_wordnet", "read_paraphrases"]
@@ -65,15 +64,17 @@ class WordNet:
         folder = Path(path)
         self._synsets = {
             ("a" if kind == "s" else kind, offset): lemmas.split("|")
-            for kind, offset, lemmas in _rows(folder / "synsets.tsv.gz", ("ss_type", "offset", "lemmas"))
+            for _, (kind, offset, lemmas) in named_rows(
+                folder / "synsets.tsv.gz", ("ss_type", "offset", "lemmas")
+            )
         }
         self._senses: dict[tuple[str, str], tuple[int, str]] = {}
         columns = ("lemma", "pos", "n_tagged_senses", "offsets_in_sense_order")
-        for lemma, part, tagged, offsets in _rows(folder / "index.tsv.gz", columns):
+        for _, (lemma, part, tagged, offsets) in named_rows(folder / "index.tsv.gz", columns):
             self._senses[lemma, part] = (int(tagged), offsets.split("|", 1)[0])
         self._lemmas: dict[str, list[tuple[str, str]]] = {}
         self._forms: dict[tuple[str, str], list[str]] = {}
-        for form, part, lemmas in _rows(folder / "exceptions.tsv.gz", ("form", "pos", "lemmas")):
+        for _, (form, part, lemmas) in named_rows(folder / "exceptions.tsv.gz", ("form", "pos", "lemmas")):
             for lemma in lemmas.split("|"):
                 self._lemmas.setdefault(form, []).append((lemma, part))
                 self._forms.setdefault((lemma, part), []).append(form)
@@ -221,22 +222,3 @@ def _regular(lemma: str, inflection: str) -> str:
     if consonant_y:
         return lemma[:-1] + "ied"
     return lemma + ("d" if lemma.endswith("e") else "ed")
-
-
-def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[list[str]]:
-    """The named columns of a gzipped table without quoting; a field may be empty."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; give the folder of WordNet's tables")
-    number = 1
-    try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-            header = file.readline().rstrip("\n").split("\t")
-            places = [header.index(column) for column in columns]
-            for line in file:
-                number += 1
-                values = line.rstrip("\n").split("\t")
-                yield [values[place] for place in places]
-    except (ValueError, IndexError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(
-            f"{path}:{number}: damaged ({error}); fetch it again, its columns are {', '.join(columns)}"
-        ) from None

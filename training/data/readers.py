@@ -1,19 +1,14 @@
 """Sources of a recipe, read into columns.
 
-Files are UTF-8, plain or gzipped: ``.tsv`` (header row, no quoting), ``.csv`` (RFC 4180), ``.jsonl``,
-``.txt`` (a sentence a line, the column ``text``), and ``.parquet``; or a data set of the `datasets` package.
+A source is files as `embedkit.training.data.files` reads them, or a data set of the `datasets` package.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
-import gzip
-import json
 import math
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from .files import Rows, file_rows
 from .sampler import balanced_fraction
 
 __all__ = ["Column", "Table", "check_source", "read", "root_folder"]
@@ -41,7 +37,6 @@ _KEYS = (
     "balanced_fraction",
     "seed",
 )
-_FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".parquet")
 
 
 class Table:
@@ -166,7 +161,7 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
         if not paths:
             raise ValueError("path is an empty list; name at least one file")
         for path in paths:
-            _collect(_file_rows(base / path), checked, rows)
+            _collect(file_rows(base / path), checked, rows)
     columns = {name: _column(name, values, checked) for name, values in rows.items()}
     table = Table(columns, tuple(checked.labels or ()))
     if not len(table):
@@ -235,10 +230,6 @@ def _checked(spec: Mapping[str, Any]) -> _Spec:
         None if labels is None else {str(label): i for i, label in enumerate(labels)},
         *bounds,
     )
-
-
-Rows = tuple[list[str], str, Iterator[tuple[int, Sequence[Any]]]]
-"""Header, the origin that messages name (file and kind of place), and (line, values) of each row."""
 
 
 def _collect(source: Rows, spec: _Spec, rows: dict[str, list[Any]]) -> None:
@@ -319,132 +310,6 @@ def _column(name: str, values: list[Any], spec: _Spec) -> Column:
     if name == "label" and spec.labels is not None:
         return np.array(values, np.int64)
     return np.array(values, np.float64) if name in ("label", "score") else values
-
-
-def _file_rows(path: Path) -> Rows:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    gzipped = suffixes[-1:] == [".gz"]
-    kind = (suffixes[:-1] if gzipped else suffixes)[-1:]
-    if kind not in [[name] for name in _FORMATS] or (gzipped and kind == [".parquet"]):
-        raise ValueError(
-            f"{path}: unknown kind of file; training reads {', '.join(_FORMATS)} "
-            "(all but .parquet also with .gz)"
-        )
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file. Relative paths start at the data root: set EMBEDKIT_DATA to its folder"
-        )
-    origin = str(path)
-    if kind == [".parquet"]:
-        return _parquet_rows(path)
-    lines = _lines(path, gzipped)
-    if kind == [".txt"]:
-        return ["text"], origin, ((number, (line,)) for number, line in lines if line.strip())
-    if kind == [".jsonl"]:
-        return _json_rows(origin, lines)
-    records = (
-        _csv_records(origin, lines) if kind == [".csv"] else ((n, line.split("\t")) for n, line in lines)
-    )
-    first = next(records, None)
-    if first is None:
-        raise ValueError(f"{path}: the file is empty; its first row must name the columns")
-    header = first[1]
-    for name in header:
-        if header.count(name) > 1:
-            raise ValueError(f"{path}:1: two columns are named {name!r}; rename one")
-    return header, origin, _whole(origin, header, records)
-
-
-def _whole(
-    origin: str, header: list[str], records: Iterable[tuple[int, list[str]]]
-) -> Iterator[tuple[int, list[str]]]:
-    for number, row in records:
-        if len(row) != len(header):
-            raise ValueError(
-                f"{origin}:{number}: {len(row)} columns where the header has {len(header)}; repair the row "
-                "(.tsv knows no quoting: a text holds neither tabs nor line breaks)"
-            )
-        yield number, row
-
-
-def _lines(path: Path, gzipped: bool) -> Iterator[tuple[int, str]]:
-    number = 0
-    try:
-        with gzip.open(path, "rb") if gzipped else open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                text = line.decode("utf-8").removesuffix("\n").removesuffix("\r")
-                yield number, text.removeprefix("\ufeff") if number == 1 else text
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}:{number}: not valid UTF-8 at byte {error.start + 1}; convert the file to UTF-8"
-        ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}:{number + 1}: damaged gzip data ({error}); fetch the file again") from None
-
-
-def _csv_records(origin: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader((line + "\n" for _, line in lines), strict=True)
-    number = 1
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise ValueError(f"{origin}:{number}: not valid CSV ({error}); repair the row") from None
-        if row is None:
-            return
-        if row:
-            yield number, row
-        number = reader.line_num + 1
-
-
-def _json_rows(origin: str, lines: Iterator[tuple[int, str]]) -> Rows:
-    def objects() -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, line in lines:
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{origin}:{number}: not valid JSON ({error}); repair the line") from None
-            if not isinstance(value, dict):
-                raise ValueError(f"{origin}:{number}: not a JSON object; write one object a line")
-            yield number, value
-
-    records = objects()
-    first = next(records, None)
-    if first is None:
-        raise ValueError(f"{origin}: the file is empty")
-    header = list(first[1])
-
-    def rows() -> Iterator[tuple[int, list[Any]]]:
-        yield first[0], list(first[1].values())
-        for number, value in records:
-            missing = next((name for name in header if name not in value), None)
-            if missing is not None:
-                raise ValueError(f"{origin}:{number}: no field {missing!r}, which the first line has; add it")
-            yield number, [value[name] for name in header]
-
-    return header, origin, rows()
-
-
-def _parquet_rows(path: Path) -> Rows:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise ImportError(f"{path}: reading parquet needs pyarrow: pip install pyarrow") from None
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path}: not a parquet file ({error}); fetch it again") from None
-
-    def rows() -> Iterator[tuple[int, Sequence[Any]]]:
-        number = 0
-        for batch in file.iter_batches():
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                number += 1
-                yield number, row
-
-    return list(file.schema_arrow.names), str(path), rows()
 
 
 def _dataset_rows(spec: Mapping[str, Any]) -> Rows:

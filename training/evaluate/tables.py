@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+
+from ..data.files import named_rows
 
 __all__ = ["DATA_VARIABLE", "Data", "Row", "data_folder", "read_table"]
 
@@ -79,7 +77,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
     Args:
         path: ``.tsv`` or ``.tsv.gz``, UTF-8.
-        columns: those that the table must have; it may have more.
+        columns: those that are read; the table may have more.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -87,31 +85,5 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             damaged.
             The file, and the line where there is one, are named.
     """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is not there; expected a table with the columns {', '.join(columns)}"
-        )
-    line = 0
-    try:
-        with _open(path) as file:
-            # QUOTE_NONE: a quotation mark in these files is a character of the text.
-            reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            header = next(reader, [])
-            missing = [column for column in columns if column not in header]
-            if missing:
-                raise ValueError(
-                    f"{path}:1: no column {missing[0]!r}; there are {', '.join(header) or 'none'}"
-                )
-            for fields in reader:
-                line = reader.line_num
-                if len(fields) != len(header):
-                    raise ValueError(f"{path}:{line}: {len(fields)} fields, but the header has {len(header)}")
-                yield Row(header, fields, f"{path}:{line}")
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}: damaged after line {line}: {error}") from error
-
-
-def _open(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return open(path, encoding="utf-8", newline="")
+    for origin, fields in named_rows(path, columns):
+        yield Row(columns, fields, origin)

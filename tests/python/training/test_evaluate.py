@@ -157,7 +157,7 @@ def test_chinese_sets_and_their_splits(tmp_path: Path, monkeypatch: pytest.Monke
         ),
         (lambda r: [r[0], "STSB\tx\tdev\tnan\ta\tb", *r[1:]], r"sts_en\.tsv\.gz:2: score is 'nan'"),
         (lambda r: [r[0], "STSB\tx\tdev\t\ta\tb", *r[1:]], r":2: score is ''"),
-        (lambda r: [r[0], "STSB\tx\tdev\t1\ta", *r[1:]], r":2: 5 fields, but the header has 6"),
+        (lambda r: [r[0], "STSB\tx\tdev\t1\ta", *r[1:]], r":2: 5 columns where the header has 6"),
         (lambda r: [r[0], "STSB\tx\tdev\t1\ta\t ", *r[1:]], r":2: sentence2 is blank"),
         (lambda r: r[:-1], r"1499 pairs of STSB dev, expected 1500"),
         (lambda r: [r[0].replace("score", "points"), *r[1:]], r":1: no column 'score'; there are task, "),
@@ -176,7 +176,7 @@ def test_a_cut_file_and_quotation_marks(tmp_path: Path) -> None:
     row = next(iter(read_table(path, ("a", "b"))))
     assert (row["a"], row["b"], row.origin) == ('"x', 'y"', f"{path}:2")
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(ValueError, match=r"t\.tsv\.gz: damaged after line"):
+    with pytest.raises(ValueError, match=r"t\.tsv\.gz:\d+: damaged gzip"):
         list(read_table(path, ("a",)))
 
 
@@ -186,7 +186,7 @@ def test_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         evaluate.data_folder()
     with pytest.raises(FileNotFoundError, match="nothing"):
         evaluate.data_folder(tmp_path / "nothing")
-    with pytest.raises(FileNotFoundError, match=r"sts_en\.tsv\.gz is not there"):
+    with pytest.raises(FileNotFoundError, match=r"sts_en\.tsv\.gz: no such file"):
         evaluate.sts(Angles(), tmp_path)
 
 
