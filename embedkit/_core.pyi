@@ -2,6 +2,7 @@
 
 from typing import Any, TypedDict
 
+import numpy as np
 import numpy.typing as npt
 
 def active_isa() -> str:
@@ -50,6 +51,73 @@ class Stats(TypedDict):
 
     tokens: int
     truncated: int
+
+class Cancel:
+    """Stops a `tokenize_window` that runs on another thread."""
+
+    def __init__(self) -> None: ...
+    def cancel(self) -> None:
+        """Let it raise RuntimeError within some milliseconds."""
+
+class TokenWindow:
+    """The sequences of token ids of some texts: cut to length, special tokens included.
+
+    Attributes:
+        texts: how many texts.
+        tokens: of all sequences together.
+        truncated: texts that lost tokens.
+        lengths: (sequences,) tokens of each, in the order of the texts.
+        text_of_sequence: (sequences,); with overflow "window" a text may have several, one after another.
+        pool_skip: (sequences,) leading tokens that the pooling leaves out.
+
+    The three arrays are made anew at each access.
+    """
+
+    texts: int
+    tokens: int
+    truncated: int
+    lengths: npt.NDArray[np.int32]
+    text_of_sequence: npt.NDArray[np.int32]
+    pool_skip: npt.NDArray[np.int32]
+    def pack(
+        self,
+        order: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int32],
+        cu_seqlens: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32] | None = None,
+        *,
+        padding_idx: int = -1,
+        vocab_size: int,
+    ) -> int:
+        """Lay the sequences that ``order`` names end to end in memory of the caller, without the GIL.
+
+        Args:
+            order: (n,) rows of `lengths`.
+            ids: filled up with 0.
+            cu_seqlens: (n + 1 or more,) prefix sums of the lengths, filled up with empty sequences.
+            positions: as long as ``ids``: rows of the position table, filled up with 0.
+            padding_idx: the token that takes no position, in models that count as fairseq does; else -1.
+            vocab_size: ids are below it.
+
+        Returns:
+            The number of tokens.
+
+        Raises:
+            ValueError: the batch does not fit, or an id is outside the vocabulary.
+        """
+
+def tokenize_window(
+    texts: list[str], tokenizer: WordPiece, options: dict[str, Any], cancel: Cancel | None = None
+) -> TokenWindow:
+    """Tokenize on the core's threads, without the GIL; ``options`` are those of `Encoder.encode`.
+
+    Without ``cancel`` a Ctrl-C is heard.
+    """
+
+def tokenize_window_ids(
+    ids: list[list[int]], options: dict[str, Any], cancel: Cancel | None = None
+) -> TokenWindow:
+    """`tokenize_window` for content ids that another tokenizer made."""
 
 class Encoder:
     """Tokenize, run the transformer, pool, apply the head."""

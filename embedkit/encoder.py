@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Any, Literal, TypeVar, cast, overload
 
 import numpy as np
@@ -12,7 +13,7 @@ from .arguments import check_device, check_dtype, check_positive, check_truncate
 from .engine import Plan
 from .inputs import as_texts, check_unicode, progress, windows
 from .model import Model
-from .output import NUMPY_DTYPES, checked_ranges, output_width
+from .output import checked_ranges
 
 __all__ = ["Encoder"]
 
@@ -271,7 +272,8 @@ class Encoder(Model):
     ) -> Iterator[Vectors]:
         """Encode a stream of texts in constant memory.
 
-        Texts are read when their block is asked for; an error of the stream passes through.
+        On the core, texts are read when their block is asked for; other backends read up to four blocks ahead.
+        An error of the stream passes through.
 
         Args:
             sentences: the texts; read once.
@@ -297,11 +299,13 @@ class Encoder(Model):
         )
         blocks = windows(iter(sentences), check_positive("block_size", block_size))
 
+        engine = self._engine
+
         def encoded() -> Iterator[Vectors]:
-            first = 0
-            for block in blocks:
-                yield self._engine.run(block, first, plan, self._counts)
-                first += len(block)
+            with closing(engine.encode(blocks, plan, self._counts)) as results:
+                for block in results:
+                    yield block
+                    self._engine  # noqa: B018 (raises where the encoder was closed meanwhile)
 
         return encoded()
 
@@ -367,22 +371,14 @@ class Encoder(Model):
 
     def _encode_all(self, texts: list[str], plan: Plan, show_progress_bar: bool | None) -> Any:
         engine = self._engine
-        of_tokens = plan.options["token_embeddings"]
-        shape = (0 if of_tokens else len(texts), output_width(plan.dtype, plan.width))
-        vectors = np.empty(shape, dtype=NUMPY_DTYPES[plan.dtype])
-        tokens: list[npt.NDArray[np.float32]] = []
-        first = 0
+        out = engine.empty(len(texts), plan)
         with progress(len(texts), show_progress_bar) as advance:
-            for block in windows(texts, _WINDOW if advance is None else _WINDOW_WITH_BAR):
-                result = engine.run(block, first, plan, self._counts)
-                if of_tokens:
-                    tokens += result
-                else:
-                    vectors[first : first + len(block)] = result
-                first += len(block)
-                if advance is not None:
-                    advance(len(block))
-        return tokens if of_tokens else vectors
+            blocks = windows(texts, _WINDOW if advance is None else _WINDOW_WITH_BAR)
+            with closing(engine.encode(blocks, plan, self._counts, out)) as results:
+                for block in results:
+                    if advance is not None:
+                        advance(len(block))
+        return out
 
     def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
         """The ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import threading
 import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,11 +17,11 @@ import numpy.typing as npt
 from . import _core
 from .folder import ModelFolder
 from .inputs import check_unicode, outside_level
-from .output import convert
+from .output import NUMPY_DTYPES, convert, output_width
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import core_head, core_tensors
 
-__all__ = ["Counts", "Engine", "Plan"]
+__all__ = ["CoreEngine", "Counts", "Engine", "Plan"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Plan:
         dtype: of the output.
         ranges: (2, width), for int8 and uint8.
         width: dimensions kept.
+        on_device: leave the results where they are made, as torch tensors.
     """
 
     prompt: str
@@ -37,6 +42,7 @@ class Plan:
     dtype: str
     ranges: npt.NDArray[np.float32] | None
     width: int
+    on_device: bool = False
 
 
 class Counts:
@@ -65,32 +71,33 @@ class Counts:
             )
 
 
-class Engine:
-    """The core with one model in it. Never changes, so that threads and copies share it."""
+class Engine(ABC):
+    """A model folder with its tokenizer; what encodes is a subclass'.
 
-    def __init__(self, folder: ModelFolder, precision: str) -> None:
-        """Load the tokenizer and the weights."""
+    Attributes:
+        folder: the model.
+        precision: what it computes in.
+        tensors: whether results can be left on its device as torch tensors.
+    """
+
+    precision: str
+    tensors = False
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """Load the tokenizer."""
         self.folder = folder
-        self.precision = precision
         self.tokenizer: Tokenizer = load_tokenizer(folder.transformer, lowercase_first=folder.do_lower_case)
         if self.tokenizer.vocab_size > int(folder.config["vocab_size"]):
             raise ValueError(
                 f"{folder.transformer}: the tokenizer has {self.tokenizer.vocab_size} tokens, vocab_size in "
                 f"config.json is {folder.config['vocab_size']}; the files are of different models"
             )
-        self.core = _core.Encoder(
-            folder.config,
-            {
-                folder.architecture.core_name(name): tensor
-                for name, tensor in core_tensors(folder, precision).items()
-            },
-            {"modes": list(folder.pooling.modes)},
-            core_head(folder),
-            precision,
-        )
         self.positions = folder.positions
-        self.folder_length = folder.default_length(self.special_tokens, self.tokenizer.model_max_length)
+
+    @cached_property
+    def folder_length(self) -> int:
         """The folder's own max_length; sentence_bert_config.json outranks the tokenizer."""
+        return self.folder.default_length(self.special_tokens, self.tokenizer.model_max_length)
 
     @property
     def special_tokens(self) -> int:
@@ -104,25 +111,39 @@ class Engine:
         tokens = len(self.tokenizer.prefix_ids) + len(self.tokenizer.encode_batch([prompt])[0])
         return min(tokens, max_length - len(self.tokenizer.suffix_ids))
 
-    def run(self, block: list[str], first: int, plan: Plan, counts: Counts) -> Any:
-        """Encode one window; ``first`` is the index of its first text in the whole input.
+    @abstractmethod
+    def empty(self, texts: int, plan: Plan) -> Any:
+        """What `encode` writes the results of ``texts`` texts to: an array, for token embeddings a list."""
 
-        Returns:
-            (n, width) vectors, or a list of (tokens, hidden_size) for token embeddings.
+    @abstractmethod
+    def encode(
+        self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
+    ) -> Generator[Any, None, None]:
+        """Encode windows of texts.
+
+        Args:
+            blocks: the texts; an error of this iterator passes through.
+            plan: the arguments of the call.
+            counts: takes what was seen.
+            out: from `empty`, for all texts; None for an array of its own for each window.
+
+        Yields:
+            The results of the next window: (n, columns), or a list of (tokens, hidden_size).
         """
-        texts = [plan.prompt + text for text in block] if plan.prompt else block
-        tokenizer, options = self.tokenizer, {**plan.options, "first_text": first}
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What is particular to this engine, for `Encoder.describe`."""
+
+    @contextmanager
+    def named(self, block: list[str], first: int) -> Iterator[None]:
+        """Name the text by its index in the whole input where one of ``block`` is not Unicode."""
         try:
-            if tokenizer.core is not None:
-                result, stats = self.core.encode(texts, tokenizer.core, options)
-            else:
-                result, stats = self.core.encode_ids(tokenizer.encode_batch(texts), options)
+            yield
         except (TypeError, ValueError):
             for index, text in enumerate(block, first):
                 check_unicode(f"texts[{index}]", text)
             raise
-        counts.add(len(block), stats, plan.options["max_length"])
-        return result if plan.options["token_embeddings"] else convert(result, plan.dtype, plan.ranges)
 
     def token_ids(self, texts: list[str], max_length: int) -> list[list[int]]:
         """The ids that the core runs for each text, special tokens included."""
@@ -137,3 +158,60 @@ class Engine:
             ]
             for ids in tokenizer.encode_batch(texts)
         ]
+
+
+class CoreEngine(Engine):
+    """The compiled core with one model in it. Never changes, so that threads and copies share it."""
+
+    def __init__(self, folder: ModelFolder, precision: str) -> None:
+        """Load the tokenizer and the weights."""
+        super().__init__(folder)
+        self.precision = precision
+        self.core = _core.Encoder(
+            folder.config,
+            {
+                folder.architecture.core_name(name): tensor
+                for name, tensor in core_tensors(folder, precision).items()
+            },
+            {"modes": list(folder.pooling.modes)},
+            core_head(folder),
+            precision,
+        )
+
+    def empty(self, texts: int, plan: Plan) -> Any:
+        """As `Engine.empty` says."""
+        if plan.options["token_embeddings"]:
+            return [None] * texts
+        return np.empty((texts, output_width(plan.dtype, plan.width)), dtype=NUMPY_DTYPES[plan.dtype])
+
+    def encode(
+        self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
+    ) -> Generator[Any, None, None]:
+        """As `Engine.encode` says; a window is read when it is asked for."""
+        first = 0
+        for block in blocks:
+            result = self._run(block, first, plan, counts)
+            if out is not None:
+                out[first : first + len(block)] = result
+            first += len(block)
+            yield result
+
+    def _run(self, block: list[str], first: int, plan: Plan, counts: Counts) -> Any:
+        """Encode one window; ``first`` is the index of its first text in the whole input.
+
+        Returns:
+            (n, width) vectors, or a list of (tokens, hidden_size) for token embeddings.
+        """
+        texts = [plan.prompt + text for text in block] if plan.prompt else block
+        tokenizer, options = self.tokenizer, {**plan.options, "first_text": first}
+        with self.named(block, first):
+            if tokenizer.core is not None:
+                result, stats = self.core.encode(texts, tokenizer.core, options)
+            else:
+                result, stats = self.core.encode_ids(tokenizer.encode_batch(texts), options)
+        counts.add(len(block), stats, plan.options["max_length"])
+        return result if plan.options["token_embeddings"] else convert(result, plan.dtype, plan.ranges)
+
+    def describe(self) -> dict[str, Any]:
+        """The instruction set."""
+        return {"isa": self.core.isa}

@@ -22,7 +22,7 @@ from .arguments import (
     check_truncate_dim,
     check_unsupported,
 )
-from .engine import Counts, Engine
+from .engine import CoreEngine, Counts, Engine
 from .folder import BUILTIN, Settings, open_folder
 from .hub import resolve
 from .output import checked_ranges, similarity, similarity_pairwise
@@ -86,7 +86,7 @@ class Model:
         self.truncate_dim = truncate_dim if truncate_dim is not None else folder.truncate_dim
         if self.truncate_dim is not None:
             self.truncate_dim = check_truncate_dim(self.truncate_dim, folder.dimension)
-        self._loaded: Engine | None = Engine(folder, check_precision(precision, folder))
+        self._loaded: Engine | None = CoreEngine(folder, check_precision(precision, folder))
         self.max_seq_length = self._loaded.folder_length if max_length is None else max_length
         self._fingerprint = folder.stamp.fingerprint
         self._counts = Counts()
@@ -160,7 +160,6 @@ class Model:
             "dimension": self.get_embedding_dimension(),
             "precision": engine.precision,
             "device": self.device,
-            "isa": engine.core.isa,
             "threads": self._threads,
             "max_length": self._max_length,
             "on_overflow": self._on_overflow,
@@ -170,6 +169,7 @@ class Model:
             "texts": self._counts.texts,
             "tokens": self._counts.tokens,
             "truncated": self._counts.truncated,
+            **engine.describe(),
         }
 
     def save(
@@ -273,7 +273,7 @@ class Model:
         """Load the model from where it was."""
         self.__dict__.update(state)
         path, precision = state["_loaded"]
-        self._loaded = Engine(open_folder(path or BUILTIN), precision)
+        self._loaded = CoreEngine(open_folder(path or BUILTIN), precision)
         self._counts = Counts()
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <thread>
 
 #include "base/cpu.h"
 #include "base/error.h"
+#include "base/first_error.h"
 #include "encoder/pooling.h"
 
 namespace embedkit {
@@ -18,8 +16,6 @@ namespace {
 
 constexpr size_t kWindowTexts = 8192;
 constexpr size_t kWindowBytes = size_t{8} << 20;
-constexpr size_t kChunkTexts = 32;  // texts that a member tokenizes at a time
-constexpr size_t kChunkBytes = 8192;
 /// Tokens of a full batch: enough rows to amortise a pass over the weights, few enough that a layer's
 /// activations stay in the second-level cache (64 to 256 measured alike).
 constexpr size_t kTokenBudget = 128;
@@ -28,20 +24,9 @@ constexpr size_t kLoneBytes = 512;
 /// Below this many tokens a member the gang works on one batch together.
 constexpr size_t kTeamTokens = 32;
 
-/// A sequence of a window: where its ids are and what it belongs to.
-struct Sequence {
-  size_t text;    // position in the source
-  size_t member;  // whose arena holds the ids
-  size_t offset;
-  size_t length;
-  size_t pool_skip;  // leading tokens left out of the pooling: the prompt, which only a text's first window
-                     // holds
-};
-
 /// What one thread keeps from window to window and from call to call.
 struct ThreadState {
-  WordPiece::Scratch scratch;
-  std::vector<int32_t> content;
+  TokenWindow::Scratch scratch;
   PackedBatch batch;
   Workspace workspace;
 };
@@ -173,12 +158,13 @@ class Run {
  public:
   Run(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options, Delivery& delivery,
       StopToken& stop)
-      : encoder_(encoder), source_(source), options_(options), delivery_(delivery), stop_(stop) {
-    const size_t special = options.prefix_ids.size() + options.suffix_ids.size();
-    require(options.max_length > special, "max_length is ", options.max_length, "; it must exceed the ",
-            special, " special tokens");
-    require(options.threads >= 1, "threads is ", options.threads, "; it must be at least 1");
-    room_ = options.max_length - special;
+      : encoder_(encoder),
+        source_(source),
+        options_(options),
+        delivery_(delivery),
+        stop_(stop),
+        error_(stop) {
+    options.validate();
   }
 
   EncodeStats run() {
@@ -194,28 +180,10 @@ class Run {
   }
 
  private:
-  /// The texts of one chunk, tokenized by one member.
-  struct Chunk {
-    size_t first;
-    size_t count;
-    std::vector<Sequence> sequences;
-    size_t truncated = 0;
-  };
-
   void window(size_t first, size_t texts, size_t bytes) {
-    chunks_.clear();
-    for (size_t i = 0; i < texts;) {
-      Chunk chunk{first + i, 0, {}};
-      for (size_t bytes = 0; i < texts && chunk.count < kChunkTexts && bytes < kChunkBytes;
-           ++i, ++chunk.count)
-        bytes += source_.bytes(first + i);
-      chunks_.push_back(std::move(chunk));
-    }
-    next_chunk_.store(0, std::memory_order_relaxed);
+    window_.begin(source_, options_, first, texts);
     finished_.store(0, std::memory_order_relaxed);
     next_batch_.store(0, std::memory_order_relaxed);
-    arenas_.resize(static_cast<size_t>(options_.threads));
-    for (auto& arena : arenas_) arena.clear();
 
     // More threads than processors do no harm to whole batches, but the gang of a lone text waits for each of
     // them.
@@ -223,108 +191,41 @@ class Run {
     const int threads = lone ? std::min(options_.threads, default_threads()) : options_.threads;
     ThreadPool::shared().run(threads, [&](Member member) {
       StateLease lease;
-      guard([&] {
+      error_.guard([&] {
         lease.take();
-        tokenize(member, *lease);
+        window_.tokenize(source_, options_, member, (*lease).scratch, stop_);
       });
       member.sync();
       if (member.index == 0) {
-        guard([&] { plan(texts, member.count, *lease); });
-        planned_ = !failed_.load(std::memory_order_relaxed);
+        error_.guard([&] { plan(member.count, *lease); });
+        planned_ = !error_.failed();
       }
       member.sync();
       if (!planned_) return;  // the same for all members: one that fails from here on is waited for
       if (team_) {
         encode_together(member);
       } else {
-        guard([&] { encode_batches(*lease); });
+        error_.guard([&] { encode_batches(*lease); });
         wait_for_others(member);
       }
     });
-    if (stop_.interrupted()) throw Interrupted();
-    if (error_) std::rethrow_exception(error_);
+    error_.rethrow();
     delivery_.end_window();
   }
 
-  /// Keeps the first error of any member and stops the others.
-  template <class Body>
-  void guard(Body&& body) {
-    if (failed_.load(std::memory_order_relaxed)) return;
-    try {
-      body();
-    } catch (...) {
-      std::lock_guard lock(mutex_);
-      if (!error_) error_ = std::current_exception();
-      failed_.store(true, std::memory_order_relaxed);
-      stop_.stop();
-    }
-  }
-
-  void tokenize(const Member& member, ThreadState& state) {
-    std::vector<int32_t>& arena = arenas_[static_cast<size_t>(member.index)];
-    const size_t limit =
-        options_.overflow == Overflow::kTruncate && !options_.truncate_left ? room_ + 1 : WordPiece::kNoLimit;
-    for (size_t c; (c = next_chunk_.fetch_add(1, std::memory_order_relaxed)) < chunks_.size();) {
-      if (stop_.poll()) return;
-      Chunk& chunk = chunks_[c];
-      for (size_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
-        state.content.clear();
-        source_.append(i, state.scratch, state.content, limit, stop_);
-        add(i, member, state.content, arena, chunk);
-      }
-    }
-  }
-
-  /// Cuts the content of a text to max_length and stores it with its special tokens.
-  void add(size_t text, const Member& member, const std::vector<int32_t>& content,
-           std::vector<int32_t>& arena, Chunk& chunk) {
-    const auto store = [&](size_t begin, size_t end) {
-      const size_t offset = arena.size();
-      arena.insert(arena.end(), options_.prefix_ids.begin(), options_.prefix_ids.end());
-      arena.insert(arena.end(), content.begin() + static_cast<ptrdiff_t>(begin),
-                   content.begin() + static_cast<ptrdiff_t>(end));
-      arena.insert(arena.end(), options_.suffix_ids.begin(), options_.suffix_ids.end());
-      const bool continues = options_.overflow == Overflow::kWindow && begin > 0;
-      chunk.sequences.push_back({text, static_cast<size_t>(member.index), offset, arena.size() - offset,
-                                 continues ? 0 : options_.pool_skip});
-    };
-    const size_t size = content.size();
-    if (size <= room_) {
-      store(0, size);
-      return;
-    }
-    switch (options_.overflow) {
-      case Overflow::kTruncate:
-        ++chunk.truncated;
-        options_.truncate_left ? store(size - room_, size) : store(0, room_);
-        return;
-      case Overflow::kError:
-        throw InvalidArgument(concat("texts[", options_.first_text + text, "] has ",
-                                     size + options_.max_length - room_, " tokens, more than max_length ",
-                                     options_.max_length,
-                                     "; shorten it, or pass on_overflow=\"truncate\" or \"window\""));
-      case Overflow::kWindow:
-        for (size_t begin = 0; begin < size; begin += room_) store(begin, std::min(begin + room_, size));
-        return;
-    }
-  }
-
   /// Sorts the window's sequences by length, longest first, and cuts the batches.
-  void plan(size_t texts, int members, ThreadState& state) {
-    sequences_.clear();
-    size_t tokens = 0;
-    for (Chunk& chunk : chunks_) {
-      sequences_.insert(sequences_.end(), chunk.sequences.begin(), chunk.sequences.end());
-      stats_.truncated += chunk.truncated;
-    }
-    for (const Sequence& s : sequences_) tokens += s.length;
+  void plan(int members, ThreadState& state) {
+    window_.finish();
+    const std::vector<Sequence>& sequences = window_.sequences();
+    const size_t tokens = window_.tokens();
     stats_.tokens += tokens;
-    delivery_.begin_window(sequences_, texts);
+    stats_.truncated += window_.truncated();
+    delivery_.begin_window(sequences, window_.texts());
 
-    order_.resize(sequences_.size());
+    order_.resize(sequences.size());
     std::iota(order_.begin(), order_.end(), size_t{0});
     std::stable_sort(order_.begin(), order_.end(),
-                     [&](size_t a, size_t b) { return sequences_[a].length > sequences_[b].length; });
+                     [&](size_t a, size_t b) { return sequences[a].length > sequences[b].length; });
     batches_.assign(1, 0);
     const auto count = static_cast<size_t>(members);
     const size_t most = options_.batch_size == 0 ? order_.size() : options_.batch_size;
@@ -343,8 +244,8 @@ class Run {
       const size_t begin = i;
       size_t batch = 0;
       while (i < order_.size() && i - begin < most &&
-             (i == begin || batch + sequences_[order_[i]].length <= budget))
-        batch += sequences_[order_[i++]].length;
+             (i == begin || batch + sequences[order_[i]].length <= budget))
+        batch += sequences[order_[i++]].length;
       left -= batch;
       batches_.push_back(i);
     }
@@ -354,8 +255,8 @@ class Run {
   void gather(size_t b, PackedBatch& batch) const {
     batch.clear();
     for (size_t i = batches_[b]; i < batches_[b + 1]; ++i) {
-      const Sequence& s = sequences_[order_[i]];
-      const int32_t* ids = arenas_[s.member].data() + s.offset;
+      const Sequence& s = window_.sequences()[order_[i]];
+      const int32_t* ids = window_.ids(s);
       batch.ids.insert(batch.ids.end(), ids, ids + s.length);
       batch.cu_seqlens.push_back(batch.ids.size());
       batch.pool_skip.push_back(s.pool_skip);
@@ -368,7 +269,7 @@ class Run {
       gather(b, state.batch);
       encoder_.prepare(state.batch, state.workspace, 1);
       if (!encoder_.forward(state.batch, state.workspace, alone, stop_)) return;
-      delivery_.deliver(order_.data() + batches_[b], sequences_, state.batch, state.workspace);
+      delivery_.deliver(order_.data() + batches_[b], window_.sequences(), state.batch, state.workspace);
     }
   }
 
@@ -385,7 +286,9 @@ class Run {
   void encode_together(const Member& member) {
     if (!encoder_.forward(together_->batch, together_->workspace, member, stop_)) return;
     if (member.index == 0)
-      guard([&] { delivery_.deliver(order_.data(), sequences_, together_->batch, together_->workspace); });
+      error_.guard([&] {
+        delivery_.deliver(order_.data(), window_.sequences(), together_->batch, together_->workspace);
+      });
   }
 
   const Encoder& encoder_;
@@ -393,23 +296,16 @@ class Run {
   const EncodeOptions& options_;
   Delivery& delivery_;
   StopToken& stop_;
-  size_t room_ = 0;  // content tokens of a sequence
   EncodeStats stats_;
 
-  std::vector<Chunk> chunks_;
-  std::atomic<size_t> next_chunk_{0};
-  std::vector<std::vector<int32_t>> arenas_;  // token ids, one arena a member
-  std::vector<Sequence> sequences_;           // in the order of the texts
-  std::vector<size_t> order_;                 // longest first
-  std::vector<size_t> batches_;               // bounds in order_
+  FirstError error_;
+  TokenWindow window_;
+  std::vector<size_t> order_;    // longest first
+  std::vector<size_t> batches_;  // bounds in order_
   std::atomic<size_t> next_batch_{0};
   std::atomic<int> finished_{0};  // members that have no batch left
   bool team_ = false;
   ThreadState* together_ = nullptr;
-
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  std::atomic<bool> failed_{false};
   bool planned_ = false;  // written by member 0 between two syncs
 };
 

@@ -4,8 +4,6 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
-#include <exception>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,53 +14,14 @@
 #include "pipeline/encode.h"
 #include "python/bind.h"
 #include "python/gil.h"
+#include "python/interrupt.h"
+#include "python/options.h"
 #include "python/texts.h"
 
 namespace py = pybind11;
 
 namespace embedkit {
 namespace {
-
-/// Values of a dict by key; a missing key or a wrong type is the caller's error.
-class Options {
- public:
-  Options(const py::dict& dict, const char* name) : dict_(dict), name_(name) {}
-
-  template <typename T>
-  T get(const char* key) const {
-    if (!dict_.contains(key)) throw py::value_error(concat(name_, " lacks '", key, "'"));
-    return convert<T>(key);
-  }
-
-  template <typename T>
-  T get(const char* key, T fallback) const {
-    return dict_.contains(key) ? convert<T>(key) : fallback;
-  }
-
- private:
-  template <typename T>
-  T convert(const char* key) const {
-    try {
-      return dict_[key].cast<T>();
-    } catch (const py::cast_error&) {
-      throw py::type_error(concat(name_, "['", key, "'] is ", std::string(py::str(py::repr(dict_[key])))));
-    }
-  }
-
-  py::dict dict_;
-  const char* name_;
-};
-
-template <typename Value>
-Value choose(const std::string& name, const char* what,
-             std::initializer_list<std::pair<const char*, Value>> known) {
-  std::string names;
-  for (const auto& [key, value] : known) {
-    if (name == key) return value;
-    names += (names.empty() ? "" : ", ") + std::string(key);
-  }
-  throw py::value_error(concat(what, " is '", name, "'; known are ", names));
-}
 
 Activation activation_named(const std::string& name) {
   return choose<Activation>(name, "activation",
@@ -171,47 +130,12 @@ std::unique_ptr<Encoder> make_encoder(const py::dict& config_dict, const py::dic
 
 EncodeOptions options_of(const py::dict& dict) {
   const Options o(dict, "options");
-  EncodeOptions options;
-  options.threads = o.get<int>("threads");
+  EncodeOptions options{tokenize_options_of(dict)};
   options.batch_size = o.get<size_t>("batch_size", 0);
-  options.prefix_ids = o.get<std::vector<int32_t>>("prefix_ids");
-  options.suffix_ids = o.get<std::vector<int32_t>>("suffix_ids");
-  options.max_length = o.get<size_t>("max_length");
-  options.overflow = choose<Overflow>(
-      o.get<std::string>("overflow", "truncate"), "overflow",
-      {{"truncate", Overflow::kTruncate}, {"error", Overflow::kError}, {"window", Overflow::kWindow}});
-  options.truncate_left = choose<bool>(o.get<std::string>("truncation_side", "right"), "truncation_side",
-                                       {{"right", false}, {"left", true}});
-  options.pool_skip = o.get<size_t>("pool_skip", 0);
   options.truncate_dim = o.get<size_t>("truncate_dim", 0);
   options.normalize = o.get<bool>("normalize", false);
-  options.first_text = o.get<size_t>("first_text", 0);
   return options;
 }
-
-/// Asks the interpreter for a pending Ctrl-C, which only the main thread is told; the exception is kept until
-/// `rethrow`.
-class InterruptPoll {
- public:
-  std::function<bool()> callback() {
-    const py::object main = py::module_::import("threading").attr("main_thread")();
-    if (main.attr("ident").cast<unsigned long>() != PyThread_get_thread_ident()) return nullptr;
-    return [this] { return asked(); };
-  }
-  void rethrow() {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  bool asked() {
-    const py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() == 0) return false;
-    error_ = std::make_exception_ptr(py::error_already_set());
-    return true;
-  }
-
-  std::exception_ptr error_;
-};
 
 py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict& dict) {
   const EncodeOptions options = options_of(dict);

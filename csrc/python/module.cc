@@ -8,4 +8,5 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The compiled core of embedkit; use embedkit.Encoder.";
   embedkit::bind_text(m);
   embedkit::bind_encoder(m);
+  embedkit::bind_token_window(m);
 }

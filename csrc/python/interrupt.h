@@ -1,0 +1,34 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <functional>
+
+namespace embedkit {
+
+/// Asks the interpreter for a pending Ctrl-C, which only the main thread is told; the exception is kept until
+/// `rethrow`.
+class InterruptPoll {
+ public:
+  std::function<bool()> callback() {
+    const pybind11::object main = pybind11::module_::import("threading").attr("main_thread")();
+    if (main.attr("ident").cast<unsigned long>() != PyThread_get_thread_ident()) return nullptr;
+    return [this] { return asked(); };
+  }
+  void rethrow() {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  bool asked() {
+    const pybind11::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() == 0) return false;
+    error_ = std::make_exception_ptr(pybind11::error_already_set());
+    return true;
+  }
+
+  std::exception_ptr error_;
+};
+
+}  // namespace embedkit

@@ -1,0 +1,138 @@
+// The binding of the pipeline's first half, for encode stages in Python: embedkit._core.TokenWindow.
+#include "pipeline/token_window.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "python/bind.h"
+#include "python/gil.h"
+#include "python/interrupt.h"
+#include "python/options.h"
+#include "python/texts.h"
+
+namespace py = pybind11;
+
+namespace embedkit {
+
+TokenizeOptions tokenize_options_of(const py::dict& dict) {
+  const Options o(dict, "options");
+  TokenizeOptions options;
+  options.threads = o.get<int>("threads");
+  options.prefix_ids = o.get<std::vector<int32_t>>("prefix_ids");
+  options.suffix_ids = o.get<std::vector<int32_t>>("suffix_ids");
+  options.max_length = o.get<size_t>("max_length");
+  options.overflow = choose<Overflow>(
+      o.get<std::string>("overflow", "truncate"), "overflow",
+      {{"truncate", Overflow::kTruncate}, {"error", Overflow::kError}, {"window", Overflow::kWindow}});
+  options.truncate_left = choose<bool>(o.get<std::string>("truncation_side", "right"), "truncation_side",
+                                       {{"right", false}, {"left", true}});
+  options.pool_skip = o.get<size_t>("pool_skip", 0);
+  options.first_text = o.get<size_t>("first_text", 0);
+  return options;
+}
+
+namespace {
+
+/// Stops a tokenization that runs on another thread, which no Ctrl-C reaches.
+class Cancel {
+ public:
+  void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> cancelled_{false};
+};
+
+std::unique_ptr<TokenWindow> run(const TokenSource& source, const py::dict& dict,
+                                 const std::shared_ptr<Cancel>& cancel) {
+  const TokenizeOptions options = tokenize_options_of(dict);
+  InterruptPoll poll;
+  // A flag may be looked at always; asking the interpreter takes the GIL.
+  StopToken stop = cancel ? StopToken([cancel] { return cancel->cancelled(); }, std::chrono::milliseconds(0))
+                          : StopToken(poll.callback());
+  auto window = std::make_unique<TokenWindow>();
+  try {
+    const GilRelease release;
+    tokenize(source, options, stop, *window);
+  } catch (const Interrupted&) {
+    poll.rethrow();
+    throw;
+  }
+  return window;
+}
+
+template <typename Get>
+py::array_t<int32_t> array_of(const TokenWindow& window, Get&& get) {
+  const std::vector<Sequence>& sequences = window.sequences();
+  py::array_t<int32_t> array(static_cast<py::ssize_t>(sequences.size()));
+  int32_t* out = array.mutable_data();
+  for (const Sequence& s : sequences) *out++ = static_cast<int32_t>(get(s));
+  return array;
+}
+
+/// The memory of an array that is written to; it is never copied.
+std::span<int32_t> writable(const py::array& array, const char* name) {
+  if (!py::isinstance<py::array_t<int32_t>>(array) || array.ndim() != 1 ||
+      (array.flags() & py::array::c_style) == 0 || !array.writeable())
+    throw py::type_error(concat(name, " must be a writable, contiguous int32 array of one dimension"));
+  return {static_cast<int32_t*>(const_cast<void*>(array.data())), static_cast<size_t>(array.size())};
+}
+
+size_t pack_into(const TokenWindow& window, const py::array_t<int64_t, py::array::c_style>& order,
+                 const py::array& ids, const py::array& cu_seqlens, const py::object& positions,
+                 int32_t padding_idx, size_t vocab_size) {
+  if (order.ndim() != 1) throw py::value_error("order must have one dimension");
+  PackTarget target{writable(ids, "ids"), {}, writable(cu_seqlens, "cu_seqlens")};
+  if (!positions.is_none()) target.positions = writable(positions.cast<py::array>(), "positions");
+  const std::span<const int64_t> rows(order.data(), static_cast<size_t>(order.size()));
+  const GilRelease release;
+  return pack(window, rows, padding_idx, vocab_size, target);
+}
+
+}  // namespace
+
+void bind_token_window(py::module_& m) {
+  py::class_<Cancel, std::shared_ptr<Cancel>>(m, "Cancel").def(py::init<>()).def("cancel", &Cancel::cancel);
+  py::class_<TokenWindow>(m, "TokenWindow")
+      .def_property_readonly("texts", &TokenWindow::texts)
+      .def_property_readonly("tokens", &TokenWindow::tokens)
+      .def_property_readonly("truncated", &TokenWindow::truncated)
+      .def_property_readonly("lengths",
+                             [](const TokenWindow& window) {
+                               return array_of(window, [](const Sequence& s) { return s.length; });
+                             })
+      .def_property_readonly("text_of_sequence",
+                             [](const TokenWindow& window) {
+                               return array_of(window, [](const Sequence& s) { return s.text; });
+                             })
+      .def_property_readonly("pool_skip",
+                             [](const TokenWindow& window) {
+                               return array_of(window, [](const Sequence& s) { return s.pool_skip; });
+                             })
+      .def("pack", &pack_into, py::arg("order"), py::arg("ids"), py::arg("cu_seqlens"),
+           py::arg("positions") = py::none(), py::kw_only(), py::arg("padding_idx") = -1,
+           py::arg("vocab_size"));
+  m.def(
+      "tokenize_window",
+      [](const py::list& texts, const WordPiece& tokenizer, const py::dict& options,
+         const std::shared_ptr<Cancel>& cancel) {
+        const Texts views(texts);
+        return run(TextSource(tokenizer, views.views()), options, cancel);
+      },
+      py::arg("texts"), py::arg("tokenizer"), py::arg("options"), py::arg("cancel") = py::none());
+  m.def(
+      "tokenize_window_ids",
+      [](const std::vector<std::vector<int32_t>>& ids, const py::dict& options,
+         const std::shared_ptr<Cancel>& cancel) { return run(IdSource(ids), options, cancel); },
+      py::arg("ids"), py::arg("options"), py::arg("cancel") = py::none());
+}
+
+}  // namespace embedkit

@@ -1,0 +1,245 @@
+"""Texts to vectors through an encode stage: tokenize ‖ encode ‖ deliver.
+
+While the stage encodes a window of texts, the next ones are tokenized on a thread in the background, by the
+core and without the GIL. A window's sequences are sorted by length and cut into batches by the stage; several
+batches are under way at once where the stage wants it, across windows; results are put back in input order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .stage import Batch, Indices, Request, Stage, combine, finish
+
+__all__ = ["Occupancy", "Tokenize", "encode_windows"]
+
+WINDOWS_AHEAD = 2
+"""Windows tokenized, or being so, while an earlier one is encoded."""
+
+Tokenize = Callable[[list[str], int, _core.Cancel | None], _core.TokenWindow]
+"""Tokenizes a window of texts, the first of which has this index in the input."""
+
+
+class Occupancy:
+    """Seconds that each stage was busy, of the seconds that calls took; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        """Start from zero."""
+        self._seconds = dict.fromkeys(("wall", "tokenize", "encode", "deliver"), 0.0)
+        self._lock = threading.Lock()
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Count ``seconds`` of "tokenize", "encode", "deliver", or of the whole call: "wall"."""
+        with self._lock:
+            self._seconds[stage] += seconds
+
+    @contextlib.contextmanager
+    def busy(self, stage: str) -> Iterator[None]:
+        """Count the time that the block takes."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(stage, time.perf_counter() - begin)
+
+    def shares(self) -> dict[str, float]:
+        """``seconds`` that calls took, and the share of it that each stage was busy.
+
+        Calls that overlap count one by one. A stage of several devices may exceed 1.
+        """
+        with self._lock:
+            busy = dict(self._seconds)
+        wall = busy.pop("wall")
+        return {
+            "seconds": round(wall, 3),
+            **{name: round(seconds / wall, 3) if wall else 0.0 for name, seconds in busy.items()},
+        }
+
+
+class _Window:
+    """A tokenized window on its way through the stage."""
+
+    def __init__(
+        self,
+        tokens: _core.TokenWindow,
+        stage: Stage,
+        request: Request,
+        *,
+        batch_size: int,
+        out: Any,
+        first: int,
+    ) -> None:
+        self.tokens = tokens
+        lengths = tokens.lengths
+        order = np.argsort(-lengths, kind="stable")
+        bounds = stage.cut(lengths[order], batch_size)
+        self.batches = [order[begin:end] for begin, end in pairwise(bounds)]
+        self.left = len(self.batches)
+        self._stage, self._request = stage, request
+        self._out, self._first = out, first
+        self.split = len(lengths) != tokens.texts
+        if self.split:
+            # Windows of one text are averaged before anything else is done to the vector.
+            self.request = request.raw(stage.dimension)
+            self._target = np.empty((len(lengths), stage.dimension), dtype=np.float32)
+            self._rows = np.arange(len(lengths))
+        else:
+            self.request, self._target = request, out
+            self._rows = tokens.text_of_sequence.astype(np.int64) + first
+
+    def land(self, batch: Batch, order: Indices) -> None:
+        batch.deliver(self._target, self._rows[order])
+        self.left -= 1
+
+    def result(self, *, normalized: bool) -> Any:
+        if self.split:
+            vectors = combine(self._target, self.tokens, normalized=normalized)
+            self._stage.place(self._out, self._first, finish(vectors, self._request))
+        return self._out[self._first : self._first + self.tokens.texts]
+
+
+def encode_windows(
+    stage: Stage,
+    blocks: Iterator[list[str]],
+    tokenize: Tokenize,
+    request: Request,
+    occupancy: Occupancy,
+    *,
+    batch_size: int = 0,
+    normalized: bool = False,
+    out: Any = None,
+) -> Generator[tuple[Any, _core.TokenWindow], None, None]:
+    """Encode windows of texts.
+
+    ``blocks`` is read by the calling thread, up to `WINDOWS_AHEAD` + 1 windows ahead of what was yielded.
+
+    Args:
+        stage: encodes.
+        blocks: the texts, in windows of bounded size.
+        tokenize: called on a thread in the background, or here for a lone window.
+        request: what is wanted.
+        occupancy: counts.
+        batch_size: most texts of a batch; 0 leaves it to the stage.
+        normalized: whether the model's last module scales to length 1.
+        out: `Stage.empty` for all texts together; None for an array of its own for each window.
+
+    Yields:
+        The results of the next window, in input order, and the window. An error of ``blocks``, of the
+        tokenization or of the stage comes after the results of the windows before it; closing the generator
+        waits for what is under way and drops it.
+    """
+    ahead = _tokenized(blocks, tokenize, occupancy)
+    flying: deque[tuple[Batch, _Window, Indices]] = deque()
+    windows: deque[_Window] = deque()
+    begin = time.perf_counter()
+
+    def land() -> None:
+        batch, window, order = flying[0]
+        occupancy.add("encode", batch.wait())
+        flying.popleft()
+        with occupancy.busy("deliver"):
+            window.land(batch, order)
+
+    def landed() -> Iterator[tuple[Any, _core.TokenWindow]]:
+        nonlocal begin
+        while windows and windows[0].left == 0:
+            window = windows.popleft()
+            with occupancy.busy("deliver"):
+                result = window.result(normalized=normalized)
+            occupancy.add("wall", time.perf_counter() - begin)
+            try:
+                yield result, window.tokens
+            finally:
+                begin = time.perf_counter()
+
+    first = 0
+    failure: Exception | None = None
+    try:
+        try:
+            for tokens in ahead:
+                window = _Window(
+                    tokens,
+                    stage,
+                    request,
+                    batch_size=batch_size,
+                    out=stage.empty(tokens.texts, request) if out is None else out,
+                    first=0 if out is None else first,
+                )
+                first += tokens.texts
+                windows.append(window)
+                for order in window.batches:
+                    while len(flying) > stage.ahead:
+                        land()
+                    yield from landed()
+                    flying.append((stage.submit(tokens, order, window.request), window, order))
+        except Exception as error:
+            failure = error  # the windows before it are whole, or on their way
+        while flying:
+            land()
+            yield from landed()
+        if failure is not None:
+            raise failure
+    finally:
+        ahead.close()
+        for batch, _, _ in flying:  # memory that a device still writes to must not be given away
+            with contextlib.suppress(Exception):
+                batch.wait()
+        occupancy.add("wall", time.perf_counter() - begin)
+
+
+def _tokenized(
+    blocks: Iterator[list[str]], tokenize: Tokenize, occupancy: Occupancy
+) -> Generator[_core.TokenWindow, None, None]:
+    """Tokenize windows of texts ahead of the consumer; a lone window without a thread."""
+
+    def work(block: list[str], first: int, cancel: _core.Cancel | None) -> _core.TokenWindow:
+        with occupancy.busy("tokenize"):
+            return tokenize(block, first, cancel)
+
+    block = next(blocks, None)
+    if block is None:
+        return
+    first, following = 0, None
+    failure: Exception | None = None  # of `blocks`: raised behind the windows that were read
+    try:
+        following = next(blocks, None)
+    except Exception as error:
+        failure = error
+    if following is None:
+        yield work(block, first, None)
+        if failure is not None:
+            raise failure
+        return
+    cancel = _core.Cancel()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="embedkit-tokenize")
+    try:
+        ready: deque[Future[_core.TokenWindow]] = deque()
+        for read in (block, following):
+            ready.append(pool.submit(work, read, first, cancel))
+            first += len(read)
+        while ready:
+            tokens = ready.popleft().result()
+            while following is not None and len(ready) < WINDOWS_AHEAD:
+                try:
+                    following = next(blocks, None)
+                except Exception as error:
+                    failure, following = error, None
+                if following is not None:
+                    ready.append(pool.submit(work, following, first, cancel))
+                    first += len(following)
+            yield tokens
+        if failure is not None:
+            raise failure
+    finally:
+        cancel.cancel()
+        pool.shutdown(wait=True, cancel_futures=True)

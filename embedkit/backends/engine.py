@@ -1,0 +1,84 @@
+"""A loaded model whose encode stage is a backend's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any
+
+from .. import _core
+from ..engine import Counts, Engine, Plan
+from ..folder import ModelFolder
+from .driver import Occupancy, encode_windows
+from .stage import Request, Stage
+
+__all__ = ["StageEngine"]
+
+
+class StageEngine(Engine):
+    """A tokenizer of the core and an encode stage; threads and copies share it."""
+
+    def __init__(self, folder: ModelFolder, open_stage: Callable[[], Stage]) -> None:
+        """Load the tokenizer, then the stage (what is wrong with the folder is then told first)."""
+        super().__init__(folder)
+        self.stage = open_stage()
+        self.precision = str(self.stage.describe()["precision"])
+        self._occupancy = Occupancy()
+
+    def check(self, options: dict[str, Any]) -> None:
+        """Refuse what no stage can do."""
+        if options["token_embeddings"] and options["overflow"] == "window":
+            raise ValueError(
+                'token embeddings and on_overflow="window" exclude each other: a window has no place in the '
+                "text's rows"
+            )
+
+    def empty(self, texts: int, plan: Plan) -> Any:
+        """What `encode` writes the results of all texts to."""
+        return self.stage.empty(texts, _request(plan))
+
+    def encode(
+        self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
+    ) -> Generator[Any, None, None]:
+        """As `Engine.encode` says."""
+        self.check(plan.options)
+
+        def tokenize(block: list[str], first: int, cancel: _core.Cancel | None) -> _core.TokenWindow:
+            texts = [plan.prompt + text for text in block] if plan.prompt else block
+            options = {**plan.options, "first_text": first}
+            with self.named(block, first):
+                if self.tokenizer.core is not None:
+                    return _core.tokenize_window(texts, self.tokenizer.core, options, cancel)
+                return _core.tokenize_window_ids(self.tokenizer.encode_batch(texts), options, cancel)
+
+        results = encode_windows(
+            self.stage,
+            blocks,
+            tokenize,
+            _request(plan),
+            self._occupancy,
+            batch_size=plan.options["batch_size"],
+            normalized=self.folder.normalizes,
+            out=out,
+        )
+        with closing(results):
+            for result, window in results:
+                stats: _core.Stats = {"tokens": window.tokens, "truncated": window.truncated}
+                counts.add(window.texts, stats, plan.options["max_length"])
+                yield result
+
+    def describe(self) -> dict[str, Any]:
+        """The stage's own, and how busy each stage of the pipeline was."""
+        return {**self.stage.describe(), "stages": self._occupancy.shares()}
+
+
+def _request(plan: Plan) -> Request:
+    options = plan.options
+    return Request(
+        width=plan.width,
+        normalize=options["normalize"],
+        dtype=plan.dtype,
+        ranges=plan.ranges,
+        token_embeddings=options["token_embeddings"],
+        on_device=plan.on_device,
+    )
