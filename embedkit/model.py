@@ -25,6 +25,7 @@ from .arguments import (
 from .engine import CoreEngine, Counts, Engine
 from .folder import BUILTIN, Settings, open_folder
 from .hub import resolve
+from .model_card import ModelCardData
 from .output import checked_ranges, similarity, similarity_pairwise
 
 __all__ = ["Model"]
@@ -90,6 +91,7 @@ class Model:
         self.max_seq_length = self._loaded.folder_length if max_length is None else max_length
         self._fingerprint = folder.stamp.fingerprint
         self._counts = Counts()
+        self.model_card_data = ModelCardData(self._name)
 
     def _prompt_text(self, name: str | None) -> str:
         """The text of a prompt, of the default one for None."""
@@ -242,6 +244,10 @@ class Model:
             raise ValueError("this Encoder is closed; make a new one")
         return self._loaded
 
+    def eval(self: _Self) -> _Self:
+        """Return the encoder, which has no training mode; evaluators of sentence-transformers call it."""
+        return self
+
     def close(self) -> None:
         """Free the model's memory; the encoder cannot be used after. Closing twice is allowed."""
         self._loaded = None
@@ -267,7 +273,8 @@ class Model:
         """Everything but the loaded model, which the receiver reads from its folder again."""
         engine = self._engine
         path = None if engine.folder.path == BUILTIN else engine.folder.path
-        return {**self.__dict__, "_loaded": (path, engine.precision), "_counts": None}
+        own = {"_loaded": (path, engine.precision), "_counts": None, "model_card_data": None}
+        return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load the model from where it was."""
@@ -275,6 +282,7 @@ class Model:
         path, precision = state["_loaded"]
         self._loaded = CoreEngine(open_folder(path or BUILTIN), precision)
         self._counts = Counts()
+        self.model_card_data = ModelCardData(self._name)
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Copy the settings and share the loaded model, which never changes."""
@@ -282,6 +290,7 @@ class Model:
         copy.__dict__.update(self.__dict__)
         copy.prompts = dict(self.prompts)
         copy._counts = Counts()
+        copy.model_card_data = ModelCardData(self._name)
         return copy
 
 
