@@ -6,16 +6,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._core import active_isa
+    from .catalog import list_models
     from .encoder import Encoder
     from .index import Index
+    from .vector_search import paraphrase_mining, semantic_search
 
     __version__: str
 
-__all__ = ["Encoder", "Index", "__version__", "active_isa"]
+__all__ = [
+    "Encoder",
+    "Index",
+    "__version__",
+    "active_isa",
+    "list_models",
+    "paraphrase_mining",
+    "semantic_search",
+]
 
 # Imported when first used, so that importing the package costs nothing: a program that only searches loads
 # no encoder, one that only encodes loads no index.
-_HOMES = {"Encoder": "encoder", "Index": "index", "active_isa": "_core"}
+_HOMES = {
+    "Encoder": "encoder",
+    "Index": "index",
+    "active_isa": "_core",
+    "list_models": "catalog",
+    "paraphrase_mining": "vector_search",
+    "semantic_search": "vector_search",
+}
 
 
 def __getattr__(name: str) -> Any:

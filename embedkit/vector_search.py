@@ -1,0 +1,221 @@
+"""Search and paraphrase mining over vectors in memory, as sentence-transformers' utilities of the same names.
+
+Both are a k-nearest-neighbour search by inner product in Faiss, which works through the matrix of scores in blocks
+of fixed size: memory is the vectors and the results, never n².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .arguments import check_positive
+from .index.faiss_index import Float32Array, Int64Array, build_index, import_faiss, resolve_factory
+
+if TYPE_CHECKING:
+    from .encoder import Encoder
+
+__all__ = ["paraphrase_mining", "semantic_search"]
+
+Score = Literal["cosine", "dot"]
+
+# sentence-transformers passes functions; these two of its ``util`` are known by their names.
+_SCORES = {
+    "cosine": "cosine",
+    "dot": "dot",
+    "cos_sim": "cosine",
+    "pytorch_cos_sim": "cosine",
+    "dot_score": "dot",
+}
+_BLOCK_CELLS = 1 << 20  # neighbours of a block of queries
+_BUFFERED_PAIRS = 1 << 20  # fewest pairs that are collected before the best are kept
+
+
+def semantic_search(
+    query_embeddings: Any,
+    corpus_embeddings: Any,
+    *,
+    top_k: int = 10,
+    score_function: Score | Callable[..., Any] = "cosine",
+) -> list[list[dict[str, int | float]]]:
+    """The ``top_k`` rows of the corpus most similar to each query, by exact search.
+
+    `Index` is for what does not fit in memory, is kept on disk, or holds millions of vectors.
+
+    Args:
+        query_embeddings: (n, dim) or (dim,): an array, a torch tensor, or a list of them.
+        corpus_embeddings: (m, dim), likewise.
+        top_k: most results a query.
+        score_function: ``"cosine"``, ``"dot"``, or ``cos_sim`` or ``dot_score`` of sentence-transformers.
+
+    Returns:
+        For each query a list of ``{"corpus_id": row, "score": score}``, best first.
+
+    Raises:
+        ValueError: the shapes do not fit, a value is not finite, or the score is not known.
+        ImportError: Faiss is not installed.
+    """
+    k = check_positive("top_k", top_k)
+    cosine = _check_score(score_function) == "cosine"
+    queries = _matrix("query_embeddings", query_embeddings, cosine)
+    corpus = _matrix("corpus_embeddings", corpus_embeddings, cosine)
+    if not len(queries) or not len(corpus):
+        return [[] for _ in range(len(queries))]
+    if queries.shape[1] != corpus.shape[1]:
+        raise ValueError(
+            f"query_embeddings have {queries.shape[1]} dimensions and corpus_embeddings {corpus.shape[1]}; "
+            "encode both with one model and one truncate_dim"
+        )
+    scores, rows = _exact(corpus)(queries, min(k, len(corpus)))
+    return [
+        [{"corpus_id": row, "score": score} for row, score in zip(line, values, strict=True)]
+        for line, values in zip(rows.tolist(), scores.tolist(), strict=True)
+    ]
+
+
+def paraphrase_mining(
+    model: Encoder,
+    sentences: Sequence[str],
+    *,
+    show_progress_bar: bool = False,
+    batch_size: int | None = None,
+    max_pairs: int = 500_000,
+    top_k: int = 100,
+    score_function: Score | Callable[..., Any] = "cosine",
+    truncate_dim: int | None = None,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    factory: str = "Flat",
+) -> list[list[int | float]]:
+    """The pairs of sentences that are most similar to each other.
+
+    A pair counts when one sentence is among the ``top_k`` nearest of the other.
+
+    Args:
+        model: the encoder.
+        sentences: the texts.
+        show_progress_bar, batch_size, truncate_dim, prompt_name, prompt: as in `Encoder.encode`.
+        max_pairs: most pairs to return: the best ones.
+        top_k: neighbours that are looked at for each sentence.
+        score_function: as in `semantic_search`.
+        factory: the Faiss index that finds the neighbours: ``"Flat"`` compares all with all; ``"auto"`` is an
+            inverted file from 20,000 sentences on, much faster on many and missing a few pairs; or a string
+            that `Index.build` takes.
+
+    Returns:
+        ``[score, i, j]`` with i < j, positions in ``sentences``; best first.
+
+    Raises:
+        ValueError: an argument is out of range or not known.
+        ImportError: Faiss is not installed.
+    """
+    k, most = check_positive("top_k", top_k), check_positive("max_pairs", max_pairs)
+    cosine = _check_score(score_function) == "cosine"
+    texts = list(sentences)
+    if len(texts) < 2:
+        return []
+    vectors = model.encode(
+        texts,
+        batch_size=batch_size,
+        show_progress_bar=show_progress_bar,
+        truncate_dim=truncate_dim,
+        prompt_name=prompt_name,
+        prompt=prompt,
+    )
+    vectors = _matrix("the vectors of the sentences", vectors, cosine)
+    resolved = resolve_factory(factory, len(vectors))
+    if resolved == "Flat":
+        search = _exact(vectors)
+    else:
+        search = build_index(resolved, vectors, threads=None, progress=lambda *_: None).search
+    pairs = _Pairs(len(vectors), most)
+    wanted = min(k + 1, len(vectors))  # a sentence is its own neighbour
+    rows = max(1, _BLOCK_CELLS // wanted)
+    for first in range(0, len(vectors), rows):
+        pairs.add(first, *search(vectors[first : first + rows], wanted), k)
+    return pairs.best()
+
+
+class _Pairs:
+    """The best ``most`` pairs of ``n`` sentences seen so far, each once."""
+
+    def __init__(self, n: int, most: int) -> None:
+        self._n, self._most = n, most
+        self._keys: list[Int64Array] = []  # i * n + j for i < j
+        self._scores: list[Float32Array] = []
+        self._held = 0
+
+    def add(self, first: int, scores: Float32Array, columns: Int64Array, k: int) -> None:
+        """Take the neighbours (rows, k + 1) of the sentences from ``first`` on."""
+        rows = np.arange(first, first + len(columns))[:, None]
+        others = (columns != rows) & (columns >= 0)  # -1 where an index found fewer
+        # Among many copies of a sentence it may not be its own neighbour: then one of k + 1 is too many.
+        others &= np.cumsum(others, axis=1) <= k
+        keys = np.minimum(rows, columns) * self._n + np.maximum(rows, columns)
+        self._keys.append(keys[others])
+        self._scores.append(scores[others])
+        self._held += int(others.sum())
+        if self._held > max(_BUFFERED_PAIRS, 2 * self._most):
+            self._prune()
+
+    def _prune(self) -> None:
+        keys, at = np.unique(np.concatenate(self._keys), return_index=True)
+        scores = np.concatenate(self._scores)[at]
+        if len(keys) > self._most:
+            best = np.argpartition(-scores, self._most - 1)[: self._most]
+            keys, scores = keys[best], scores[best]
+        self._keys, self._scores, self._held = [keys], [scores], len(keys)
+
+    def best(self) -> list[list[int | float]]:
+        """``[score, i, j]``, best first; equal scores in the order of i and j."""
+        self._prune()
+        keys, scores = self._keys[0], self._scores[0]
+        order = np.lexsort((keys, -scores))
+        left, right = np.divmod(keys[order], self._n)
+        return [list(pair) for pair in zip(scores[order].tolist(), left.tolist(), right.tolist(), strict=True)]
+
+
+def _exact(corpus: Float32Array) -> Callable[[Float32Array, int], tuple[Float32Array, Int64Array]]:
+    """Exact search in ``corpus`` without a copy of it."""
+    faiss = import_faiss()
+
+    def search(queries: Float32Array, k: int) -> tuple[Float32Array, Int64Array]:
+        scores, rows = faiss.knn(queries, corpus, k, metric=faiss.METRIC_INNER_PRODUCT)
+        return scores, rows
+
+    return search
+
+
+def _check_score(score_function: Any) -> str:
+    name = getattr(score_function, "__name__", score_function)
+    known = _SCORES.get(name) if isinstance(name, str) else None
+    if known is None:
+        raise ValueError(
+            f"score_function={score_function!r} is not known; known are 'cosine' and 'dot', "
+            "and cos_sim and dot_score of sentence-transformers"
+        )
+    return known
+
+
+def _matrix(name: str, values: Any, normalise: bool) -> Float32Array:
+    """``values`` as (n, dim) float32 in C order, each row of length 1 if asked."""
+    if hasattr(values, "detach"):  # torch, from any device and in any of its types
+        values = values.detach().cpu().float().numpy()
+    elif isinstance(values, list | tuple) and values and hasattr(values[0], "detach"):
+        values = [row.detach().cpu().float().numpy() for row in values]
+    array: npt.NDArray[Any] = np.ascontiguousarray(values, np.float32)
+    if array.size == 0:
+        return np.empty((0, 0), np.float32)
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim != 2:
+        raise ValueError(f"{name}: the shape is {array.shape}, expected (n, dim)")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name}: row {int(np.argwhere(~np.isfinite(array))[0][0])} holds NaN or infinity")
+    if normalise:
+        norms = np.linalg.norm(array, axis=1, keepdims=True)
+        array = array / np.maximum(norms, np.finfo(np.float32).tiny)
+    return array
