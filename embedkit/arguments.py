@@ -95,7 +95,8 @@ def check_precision(precision: Any, folder: ModelFolder) -> str:
     if precision == "fp32" and folder.precision == "int8":
         raise ValueError(
             f"precision='fp32': {folder.path} holds int8 weights, the fp32 ones are not in it; "
-            "use precision='auto', or the fp32 model it was made from"
+            "use precision='auto', or the fp32 model it was made from "
+            "(embedkit-model convert --precision fp32 writes what the int8 weights stand for)"
         )
     return str(precision)
 

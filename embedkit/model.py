@@ -175,7 +175,12 @@ class Model:
         }
 
     def save(
-        self, folder: str | os.PathLike[str], precision: str = "auto", *, ranges: npt.ArrayLike | None = None
+        self,
+        folder: str | os.PathLike[str],
+        precision: str = "auto",
+        *,
+        ranges: npt.ArrayLike | None = None,
+        dequantise: bool = False,
     ) -> None:
         """Write the model, with the settings of this encoder, to a new folder.
 
@@ -185,20 +190,26 @@ class Model:
             folder: where to; must not exist or be empty. It appears whole or not at all.
             precision: ``"fp32"``, ``"int8"``, or ``"auto"`` for that of this encoder.
             ranges: (2, dimension) minima and maxima of typical vectors, kept for int8 and uint8 embeddings.
+            dequantise: let ``"fp32"`` of an int8 folder be the float32 weights that its int8 ones stand for,
+                for programs that know no int8: a model of its own, with a fingerprint of its own.
 
         Raises:
             FileExistsError: the folder exists and is not empty.
-            ValueError: fp32 is asked of int8 weights, or the ranges do not fit.
+            ValueError: fp32 is asked of int8 weights without ``dequantise``, or the ranges do not fit.
         """
         from .saving import write_folder
 
         engine = self._engine
         width = self.get_embedding_dimension()
         kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
+        if precision == "auto":
+            precision = engine.precision
+        elif not (dequantise and precision == "fp32"):
+            precision = check_precision(precision, engine.folder)
         write_folder(
             engine.folder,
             Path(folder),
-            precision=engine.precision if precision == "auto" else check_precision(precision, engine.folder),
+            precision=precision,
             settings=Settings(self.prompts, self.default_prompt_name, self._max_length, self.truncate_dim),
             similarity_fn_name=self.similarity_fn_name,
             ranges=kept,

@@ -169,13 +169,16 @@ def _write_weights(
     path = inner / WEIGHTS_FILES[precision]
     save_file(tensors, path, metadata={"format": "pt"})
     shutil.copymode(inner / "config.json", path)  # save_file makes files that only their owner can read
-    source = source_weights_hash(folder)
+    stored = hash_tensors(tensors.items())
+    # fp32 weights out of int8 ones are not those that the int8 ones were made from.
+    dequantised = folder.precision == "int8" and precision == "fp32"
+    source = stored if dequantised else source_weights_hash(folder)
     metadata: dict[str, Any] = {
         "format": FORMAT,
         "precision": precision,
         "fingerprint": fingerprint(folder, source, settings),
         "source_weights": source,
-        "stored_weights": hash_tensors(tensors.items()),
+        "stored_weights": stored,
     }
     if ranges is not None:
         metadata["embedding_ranges"] = [[float(value) for value in row] for row in ranges]

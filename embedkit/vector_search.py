@@ -175,7 +175,9 @@ class _Pairs:
         keys, scores = self._keys[0], self._scores[0]
         order = np.lexsort((keys, -scores))
         left, right = np.divmod(keys[order], self._n)
-        return [list(pair) for pair in zip(scores[order].tolist(), left.tolist(), right.tolist(), strict=True)]
+        return [
+            list(pair) for pair in zip(scores[order].tolist(), left.tolist(), right.tolist(), strict=True)
+        ]
 
 
 def _exact(corpus: Float32Array) -> Callable[[Float32Array, int], tuple[Float32Array, Int64Array]]:

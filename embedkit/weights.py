@@ -19,7 +19,7 @@ from .json_file import present, read_json
 from .modules import Dense
 from .safetensors_file import SafetensorsFile
 
-__all__ = ["WEIGHTS_FILES", "core_head", "core_tensors", "quantise", "stored_tensors"]
+__all__ = ["WEIGHTS_FILES", "core_head", "core_tensors", "dequantise", "quantise", "stored_tensors"]
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +49,7 @@ def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
 
 
 def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
-    """The tensors that ``_core.Encoder`` takes for ``precision``: an fp32 folder is quantised for int8.
+    """The tensors that ``_core.Encoder`` takes for ``precision``, from those of the folder.
 
     The core packs the matrices of the layers into memory of its own and keeps every other array as it is:
     those are copied here. A view would die with the file: cut short by ``rsync --inplace``, say, it ends the
@@ -57,7 +57,8 @@ def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
     """
     tensors = stored_tensors(folder)
     if precision != folder.precision:
-        tensors = quantise(folder.architecture.tensor_specs(folder.config), tensors)
+        specs = folder.architecture.tensor_specs(folder.config)
+        tensors = quantise(specs, tensors) if precision == "int8" else dequantise(tensors)
     layers = folder.architecture.layers
     return {
         name: tensor if tensor.ndim == 2 and name.startswith(layers) else _private(tensor)
@@ -84,6 +85,16 @@ def quantise(
         rounded = np.rint(tensor / divisor[:, None])
         yield name, np.clip(rounded, -127, 127, out=rounded).astype(np.int8)
         yield f"{name}_scale", scale
+
+
+def dequantise(tensors: Iterator[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
+    """The float32 weights that int8 ones stand for, without scales: ``int8 * scale[:, None]``."""
+    for name, tensor in tensors:
+        if tensor.dtype != np.int8:
+            yield name, tensor
+            continue
+        _, scale = next(tensors)  # `stored_tensors` gives it next
+        yield name, tensor.astype(np.float32) * scale[:, None]
 
 
 def core_head(folder: ModelFolder) -> list[dict[str, Any]]:
