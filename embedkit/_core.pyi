@@ -20,8 +20,24 @@ def available_isas() -> list[str]:
 def default_threads() -> int:
     """How many threads the CPU affinity and the cgroup quota of this process allow."""
 
-def measure_peak(precision: str, seconds: float = 0.2) -> float:
-    """GOP/s that one thread reaches on registers alone: the ceiling of the kernels for "fp32" or "int8"."""
+def measure_peak(precision: str, seconds: float = 0.2, isa: str = "") -> float:
+    """GOP/s that one thread reaches on registers alone: the ceiling of the kernels for "fp32" or "int8".
+
+    ``isa`` is one of `available_isas`, by default `active_isa`.
+    """
+
+def measure_kernel(
+    operation: str, rows: int, columns: int, out_features: int = 0, isa: str = "", seconds: float = 0.2
+) -> float:
+    """Seconds of the fastest call of one kernel on one thread, its operands in the cache.
+
+    Args:
+        operation: "int8_linear", "fp32_linear" (rows, columns) to (rows, out_features); "attention", a
+            sequence of ``rows`` tokens and a head of ``columns`` values; "rotate", "quantise", "gelu" and
+            "layer_norm" (both with their quantised result) on (rows, columns); "copy", of as many floats.
+        isa: one of `available_isas`, by default `active_isa`.
+        seconds: how long to repeat.
+    """
 
 class WordPiece:
     """BERT normalisation and WordPiece."""

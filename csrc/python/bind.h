@@ -7,5 +7,6 @@ namespace embedkit {
 void bind_text(pybind11::module_& m);
 void bind_encoder(pybind11::module_& m);
 void bind_token_window(pybind11::module_& m);
+void bind_kernels(pybind11::module_& m);
 
 }  // namespace embedkit

@@ -3,7 +3,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -181,23 +180,6 @@ py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict&
   return py::make_tuple(result, counts);
 }
 
-double measure_peak(const std::string& precision, double seconds) {
-  const bool int8 =
-      choose<Precision>(precision, "precision", {{"fp32", Precision::kFp32}, {"int8", Precision::kInt8}}) ==
-      Precision::kInt8;
-  const Kernels& kernels = kernels_for(active_isa());
-  const GilRelease release;
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  double best = 0;
-  do {
-    const auto begin = Clock::now();
-    const double products = int8 ? kernels.spin_int8(100000) : kernels.spin_fp32(100000);
-    best = std::max(best, 2e-9 * products / std::chrono::duration<double>(Clock::now() - begin).count());
-  } while (std::chrono::duration<double>(Clock::now() - start).count() < seconds);
-  return best;
-}
-
 }  // namespace
 
 void bind_encoder(py::module_& m) {
@@ -208,7 +190,6 @@ void bind_encoder(py::module_& m) {
     return names;
   });
   m.def("default_threads", &default_threads);
-  m.def("measure_peak", &measure_peak, py::arg("precision"), py::arg("seconds") = 0.2);
   py::class_<Encoder>(m, "Encoder")
       .def(py::init(&make_encoder), py::arg("config"), py::arg("tensors"), py::arg("pooling"),
            py::arg("head"), py::arg("precision"))

@@ -1,0 +1,215 @@
+// Times single kernels, for benchmarks/kernels.py: how close each comes to what its instruction set can do.
+#include "kernels/kernels.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/aligned.h"
+#include "base/error.h"
+#include "python/bind.h"
+#include "python/gil.h"
+
+namespace py = pybind11;
+
+namespace embedkit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Those of `name`, or of `active_isa()` where it is empty.
+const Kernels& kernels_named(const std::string& name) {
+  if (name.empty()) return kernels_for(active_isa());
+  std::string known;
+  for (const Isa isa : available_isas()) {
+    if (isa_name(isa) == name) return kernels_for(isa);
+    known += (known.empty() ? "" : ", ") + std::string(isa_name(isa));
+  }
+  throw py::value_error(concat("isa is '", name, "'; this machine has ", known));
+}
+
+/// rows x columns values in -2..2, with the slack that kernels may read. They only have to be ordinary.
+AlignedBuffer<float> values(size_t rows, size_t ld) {
+  AlignedBuffer<float> data((rows + Kernels::kSlackRows) * ld + Kernels::kSlack);
+  uint32_t state = 1;
+  for (size_t i = 0; i < data.size(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    data[i] = static_cast<float>(state >> 8) * (4.0f / (1u << 24)) - 2.0f;
+  }
+  return data;
+}
+
+/// What one kernel reads and writes. `reset` is called before every timed call: a kernel that works in place
+/// would otherwise run into numbers that are slower than ordinary ones.
+struct Case {
+  std::function<void()> reset = [] {};
+  std::function<void()> call;
+};
+
+class Operands {
+ public:
+  Operands(const Kernels& kernels, size_t rows, size_t columns, size_t out_features)
+      : kernels_(kernels),
+        rows_(rows),
+        columns_(columns),
+        out_features_(out_features),
+        ld_(round_up(std::max(columns, out_features), 64) + 16),
+        x_(values(rows, ld_)),
+        source_(values(rows, ld_)),
+        y_(values(rows, ld_)) {}
+
+  Case of(const std::string& operation) {
+    const auto restore = [this] { std::memcpy(x_.data(), source_.data(), x_.size() * sizeof(float)); };
+    if (operation == "copy") return {[] {}, restore};
+    if (operation == "int8_linear") return int8_linear();
+    if (operation == "fp32_linear") return fp32_linear();
+    if (operation == "attention") return attention();
+    if (operation == "rotate") return rotate(restore);
+    if (operation == "quantise") {
+      quantised();
+      return {[] {}, [this] { kernels_.quantise(source_.data(), ld_, rows_, columns_, quantised_); }};
+    }
+    if (operation == "gelu") {
+      quantised();
+      return {restore,
+              [this] { kernels_.activate(Activation::kGelu, x_.data(), ld_, rows_, columns_, &quantised_); }};
+    }
+    if (operation == "layer_norm") {
+      quantised();
+      return {restore, [this] {
+                kernels_.add_layer_norm(x_.data(), ld_, y_.data(), ld_, rows_, columns_, source_.data(),
+                                        source_.data(), 1e-12f, &quantised_);
+              }};
+    }
+    throw py::value_error(concat("operation is '", operation,
+                                 "'; known are int8_linear, fp32_linear, attention, rotate, quantise, gelu, "
+                                 "layer_norm, copy"));
+  }
+
+ private:
+  void quantised() {
+    const size_t stride = round_up(columns_, kernels_.quantised_group) * kernels_.quantised_bytes + 64;
+    bytes_.reset(rows_ * stride);
+    scale_.reset(rows_);
+    lowest_.reset(rows_);
+    quantised_ = {bytes_.data(), stride, scale_.data(), lowest_.data()};
+    kernels_.quantise(source_.data(), ld_, rows_, columns_, quantised_);
+  }
+
+  PackedLinear packed(size_t bytes) {
+    packed_.reset(bytes);
+    per_output_ = values(1, round_up(out_features_, kernels_.panel));
+    return {columns_,           out_features_,      packed_.data(),
+            per_output_.data(), per_output_.data(), per_output_.data()};
+  }
+
+  size_t panels() const { return (out_features_ + kernels_.panel - 1) / kernels_.panel; }
+
+  Case int8_linear() {
+    quantised();
+    linear_ = packed(kernels_.packed_int8_bytes(out_features_, columns_));
+    std::vector<int8_t> weights(out_features_ * columns_);
+    for (size_t i = 0; i < weights.size(); ++i)
+      weights[i] = static_cast<int8_t>(static_cast<int>(i * 7919 % 255) - 127);
+    kernels_.pack_int8(weights.data(), out_features_, columns_, packed_.data());
+    widen_output();
+    return {[] {},
+            [this] { kernels_.linear_int8(quantised_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
+  }
+
+  Case fp32_linear() {
+    linear_ = packed(kernels_.packed_fp32_bytes(out_features_, columns_));
+    const AlignedBuffer<float> weights = values(out_features_, columns_);
+    kernels_.pack_fp32(weights.data(), out_features_, columns_, packed_.data());
+    widen_output();
+    return {[] {},
+            [this] {
+              kernels_.linear_fp32(source_.data(), ld_, rows_, linear_, 0, panels(), out_.data(), ld_out_);
+            }};
+  }
+
+  /// One sequence of `rows` tokens and one head of `columns` values.
+  Case attention() {
+    value_ = values(rows_, ld_);
+    out_ = values(rows_, ld_);
+    scratch_.reset(kernels_.attention_scratch(rows_, columns_));
+    const AttentionTask task{x_.data(),   y_.data(), value_.data(),  ld_, rows_, columns_,
+                             out_.data(), ld_,       scratch_.data()};
+    return {[] {}, [this, task] { kernels_.attention(task); }};
+  }
+
+  Case rotate(const std::function<void()>& restore) {
+    table_ = values(rows_, 2 * columns_);
+    return {restore, [this] { kernels_.rotate(x_.data(), ld_, rows_, columns_, table_.data()); }};
+  }
+
+  void widen_output() {
+    ld_out_ = round_up(out_features_, kernels_.panel) + 16;
+    out_ = values(rows_, ld_out_);
+  }
+
+  const Kernels& kernels_;
+  size_t rows_, columns_, out_features_, ld_, ld_out_ = 0;
+  AlignedBuffer<float> x_, source_, y_, value_, out_, scratch_, table_, per_output_, scale_, lowest_;
+  AlignedBuffer<uint8_t> bytes_, packed_;
+  QuantisedRows quantised_{};
+  PackedLinear linear_{};
+};
+
+double measure_kernel(const std::string& operation, size_t rows, size_t columns, size_t out_features,
+                      const std::string& isa, double seconds) {
+  // What a benchmark could sensibly ask for; beyond it the sizes of the operands would have to be checked.
+  constexpr size_t kMost = size_t{1} << 20;
+  if (rows == 0 || columns == 0 || rows > kMost || columns > kMost || out_features > kMost)
+    throw py::value_error("rows and columns must be 1 to 2^20, out_features at most that");
+  const bool product = operation == "int8_linear" || operation == "fp32_linear";
+  if (product != (out_features > 0)) throw py::value_error("out_features belongs to the products");
+  if (operation == "rotate" && columns % 2 != 0)
+    throw py::value_error("rotate turns pairs: give even columns");
+  Operands operands(kernels_named(isa), rows, columns, out_features);
+  const Case one = operands.of(operation);
+  const GilRelease release;
+  double best = std::numeric_limits<double>::infinity();
+  const Clock::time_point start = Clock::now();
+  do {
+    one.reset();
+    const Clock::time_point begin = Clock::now();
+    one.call();
+    best = std::min(best, seconds_since(begin));
+  } while (seconds_since(start) < seconds);
+  return best;
+}
+
+double measure_peak(const std::string& precision, double seconds, const std::string& isa) {
+  const bool int8 = precision == "int8";
+  if (!int8 && precision != "fp32")
+    throw py::value_error(concat("precision is '", precision, "'; known are fp32, int8"));
+  const Kernels& kernels = kernels_named(isa);
+  const GilRelease release;
+  const Clock::time_point start = Clock::now();
+  double best = 0;
+  do {
+    const Clock::time_point begin = Clock::now();
+    const double products = int8 ? kernels.spin_int8(100000) : kernels.spin_fp32(100000);
+    best = std::max(best, 2e-9 * products / seconds_since(begin));
+  } while (seconds_since(start) < seconds);
+  return best;
+}
+
+}  // namespace
+
+void bind_kernels(py::module_& m) {
+  m.def("measure_peak", &measure_peak, py::arg("precision"), py::arg("seconds") = 0.2, py::arg("isa") = "");
+  m.def("measure_kernel", &measure_kernel, py::arg("operation"), py::arg("rows"), py::arg("columns"),
+        py::arg("out_features") = 0, py::arg("isa") = "", py::arg("seconds") = 0.2);
+}
+
+}  // namespace embedkit
