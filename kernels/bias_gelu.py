@@ -12,13 +12,12 @@ import triton
 from torch import Tensor
 
 from .bias_gelu_triton import forward
+from .blocks import blocks, capability_of
 from .launch import check_tensors, device_of
 
 __all__ = ["Gelu", "bias_gelu"]
 
 Gelu = Literal["gelu", "gelu_new"]
-
-_BLOCKS = {"BLOCK_T": 4, "BLOCK_I": 512, "num_warps": 4}
 
 
 def bias_gelu(x: Tensor, bias: Tensor, *, activation: Gelu = "gelu", inplace: bool = False) -> Tensor:
@@ -48,10 +47,11 @@ def bias_gelu(x: Tensor, bias: Tensor, *, activation: Gelu = "gelu", inplace: bo
     check_tensors(x=x, bias=bias, instead="torch.nn.functional.gelu")
     result = x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() > 0:
-        strips = triton.cdiv(size, _BLOCKS["BLOCK_I"])
+        options = blocks("bias_gelu", capability_of(x.device))
+        strips = triton.cdiv(size, options["BLOCK_I"])
         with device_of(x):
-            forward[(triton.cdiv(tokens, _BLOCKS["BLOCK_T"]) * strips,)](
+            forward[(triton.cdiv(tokens, options["BLOCK_T"]) * strips,)](
                 x.contiguous(), bias.contiguous(), result, tokens,
-                SIZE=size, NEW=activation == "gelu_new", **_BLOCKS,
+                SIZE=size, NEW=activation == "gelu_new", **options,
             )  # fmt: skip
     return result

@@ -15,7 +15,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["forward"]
+__all__ = ["forward", "gelu"]
+
+
+@triton.jit
+def gelu(x, NEW: tl.constexpr):
+    """Of float32 values; NEW: gelu_new."""
+    if NEW:
+        y = x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+    return y
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -34,8 +44,4 @@ def forward(
     offsets = rows.to(tl.int64)[:, None] * SIZE + column[None, :]  # tokens · SIZE may pass 2³¹
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     x += tl.load(bias_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)[None, :]
-    if NEW:
-        y = x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-    else:
-        y = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
-    tl.store(out_ptr + offsets, y.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + offsets, gelu(x, NEW).to(out_ptr.dtype.element_ty), mask=mask)

@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-__all__ = ["FLOATS", "INTEGERS", "check_tensors", "device_of", "row_blocks", "warps"]
+__all__ = ["FLOATS", "INTEGERS", "check_tensors", "device_of", "warps"]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64)
@@ -24,12 +24,6 @@ def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
 def warps(width: int) -> int:
     """Warps of a program that holds rows of ``width`` values in registers."""
     return 4 if width <= 2048 else 8 if width <= 4096 else 16
-
-
-def row_blocks(width: int) -> dict[str, int]:
-    """BLOCK_T rows of BLOCK_H values a program, and its warps: 2048 values, or one row."""
-    block = max(16, triton.next_power_of_2(width))
-    return {"BLOCK_T": max(1, 2048 // block), "BLOCK_H": block, "num_warps": warps(block)}
 
 
 def check_tensors(

@@ -3,8 +3,8 @@
     embed_layernorm      y_t = norm(word[id_t] + position[p_t] + type[τ_t])
     residual_layernorm   y_t = norm(x_t + x_bias + residual_t)
 
-How it is done stands above the kernels in `layernorm_triton`. This file checks, chooses block shapes and
-launches. Forward only.
+Both write the row in 8 bits as well where a `quantized_linear` comes next. How it is done stands above the
+kernels in `layernorm_triton`. This file checks, chooses block shapes and launches. Forward only.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import torch
 import triton
 from torch import Tensor
 
-from .launch import INTEGERS, check_tensors, device_of, row_blocks
+from .blocks import blocks, capability_of
+from .launch import INTEGERS, check_tensors, device_of, warps
 from .layernorm_triton import embed
 from .layernorm_triton import residual as residual_kernel
+from .quantize import QuantizedRows
 
-__all__ = ["MAX_HIDDEN_SIZE", "embed_layernorm", "residual_layernorm"]
+__all__ = ["MAX_HIDDEN_SIZE", "embed_layernorm", "residual_layernorm", "row_blocks"]
 
 MAX_HIDDEN_SIZE = 8192
 """A row is held in the registers of one program."""
@@ -33,6 +35,8 @@ def embed_layernorm(
     weight: Tensor,
     bias: Tensor,
     eps: float,
+    *,
+    quantized: QuantizedRows | None = None,
 ) -> Tensor:
     """The sum of each token's embeddings, and its layer norm; sums are float32.
 
@@ -46,6 +50,7 @@ def embed_layernorm(
         type: (types, H); None for models without token types.
         weight, bias: (H,), of the layer norm.
         eps: added to the variance.
+        quantized: (tokens, H), in rows; takes the result in 8 bits.
 
     Returns:
         (tokens, H), of the type of ``word``.
@@ -71,23 +76,27 @@ def embed_layernorm(
         if table is not None and (table.ndim != 2 or table.shape[1] != size):
             raise ValueError(f"{name} must be (rows, {size}) as word has it, not {tuple(table.shape)}")
     _check_norm(size, weight, bias, eps)
+    _check_quantized(tokens, size, quantized)
     check_tensors(
         word=word, position=position, type=type, weight=weight, bias=bias,
-        others={"input_ids": input_ids, "positions": positions, "token_types": token_types},
+        others={
+            "input_ids": input_ids, "positions": positions, "token_types": token_types,
+            **_tensors_of(quantized),
+        },
         instead="torch.nn.functional",
     )  # fmt: skip
     result = torch.empty(tokens, size, dtype=word.dtype, device=word.device)
-    blocks = row_blocks(size)
+    options = row_blocks(size, capability_of(word.device))
     if tokens > 0:
         with device_of(word):
-            embed[(triton.cdiv(tokens, blocks["BLOCK_T"]),)](
+            embed[(triton.cdiv(tokens, options["BLOCK_T"]),)](
                 *(
                     None if x is None else x.contiguous()
                     for x in (input_ids, positions, token_types, word, position, type, weight, bias)
                 ),
-                result, tokens, eps,
+                result, *_tensors_of(quantized).values(), tokens, eps,
                 H=size, POSITION=position is not None, TYPE=type is not None,
-                TYPE_IDS=token_types is not None, **blocks,
+                TYPE_IDS=token_types is not None, QUANTIZE=_products(quantized), **options,
             )  # fmt: skip
     return result
 
@@ -99,6 +108,8 @@ def residual_layernorm(
     bias: Tensor,
     eps: float,
     x_bias: Tensor | None = None,
+    *,
+    quantized: QuantizedRows | None = None,
 ) -> Tensor:
     """The layer norm of ``x + x_bias + residual``; sums are float32.
 
@@ -108,6 +119,7 @@ def residual_layernorm(
         weight, bias: (H,), of the layer norm.
         eps: added to the variance.
         x_bias: (H,), of the projection that ``x`` comes from.
+        quantized: (tokens, H), in rows; takes the result in 8 bits.
 
     Returns:
         (tokens, H), of the type of ``x``.
@@ -123,19 +135,53 @@ def residual_layernorm(
     _check_norm(size, weight, bias, eps)
     if x_bias is not None and x_bias.shape != (size,):
         raise ValueError(f"x_bias must be ({size},), not {tuple(x_bias.shape)}")
+    _check_quantized(tokens, size, quantized)
     check_tensors(
-        x=x, residual=residual, weight=weight, bias=bias, x_bias=x_bias, instead="torch.nn.functional"
-    )
+        x=x, residual=residual, weight=weight, bias=bias, x_bias=x_bias,
+        others=_tensors_of(quantized), instead="torch.nn.functional",
+    )  # fmt: skip
     result = torch.empty(tokens, size, dtype=x.dtype, device=x.device)
-    blocks = row_blocks(size)
+    options = row_blocks(size, capability_of(x.device))
     if tokens > 0:
         with device_of(x):
-            residual_kernel[(triton.cdiv(tokens, blocks["BLOCK_T"]),)](
+            residual_kernel[(triton.cdiv(tokens, options["BLOCK_T"]),)](
                 x.contiguous(), residual.contiguous(), None if x_bias is None else x_bias.contiguous(),
-                weight.contiguous(), bias.contiguous(), result, tokens, eps,
-                H=size, X_BIAS=x_bias is not None, **blocks,
+                weight.contiguous(), bias.contiguous(), result, *_tensors_of(quantized).values(), tokens, eps,
+                H=size, X_BIAS=x_bias is not None, QUANTIZE=_products(quantized), **options,
             )  # fmt: skip
     return result
+
+
+def row_blocks(width: int, capability: int) -> dict[str, int]:
+    """BLOCK_T rows of BLOCK_H values a program, and its warps."""
+    block = max(16, triton.next_power_of_2(width))
+    table = blocks("layernorm", capability, num_warps=warps(block))
+    return {"BLOCK_T": max(1, table.pop("VALUES") // block), "BLOCK_H": block, **table}
+
+
+def _tensors_of(quantized: QuantizedRows | None) -> dict[str, Tensor | None]:
+    """The three tensors that a kernel fills, or none."""
+    if quantized is None:
+        return dict.fromkeys(("quantized.values", "quantized.scale", "quantized.shift"))
+    return {
+        "quantized.values": quantized.values,
+        "quantized.scale": quantized.scale,
+        "quantized.shift": quantized.shift,
+    }
+
+
+def _products(quantized: QuantizedRows | None) -> str:
+    """How the kernel names what it writes besides."""
+    return "" if quantized is None else quantized.products
+
+
+def _check_quantized(tokens: int, size: int, quantized: QuantizedRows | None) -> None:
+    """Raise a ValueError for memory that does not fit (tokens, size)."""
+    if quantized is not None and (quantized.values.shape != (tokens, size) or quantized.groups):
+        raise ValueError(
+            f"quantized must be rows ({tokens}, {size}), not {tuple(quantized.values.shape)}"
+            + (" in groups" if quantized.groups else "")
+        )
 
 
 def _check_norm(size: int, weight: Tensor, bias: Tensor, eps: float) -> None:

@@ -16,14 +16,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .quantize_triton import quantize_and_store_rows
+
 __all__ = ["embed", "residual"]
 
 
 @triton.jit
 def _normalize_and_store(
-    x, out_ptr, weight_ptr, bias_ptr, rows, tokens, eps, H: tl.constexpr, BLOCK_H: tl.constexpr
-):
-    """Write the layer norm of ``x`` (R, BLOCK_H) float32, zero beyond column H, to the rows of ``out``."""
+    x, out_ptr, q_ptr, scale_ptr, shift_ptr, weight_ptr, bias_ptr, rows, tokens, eps,
+    H: tl.constexpr, BLOCK_H: tl.constexpr, QUANTIZE: tl.constexpr,
+):  # fmt: skip
+    """Write the layer norm of ``x`` (R, BLOCK_H) float32, zero beyond column H, to the rows of ``out``.
+
+    QUANTIZE: "", or "fp8" or "int8" to write the rows of ``q``, ``scale`` and ``shift`` as well.
+    """
     column = tl.arange(0, BLOCK_H)
     mean = tl.sum(x, axis=1) / H
     x = tl.where((column < H)[None, :], x - mean[:, None], 0.0)
@@ -34,14 +40,16 @@ def _normalize_and_store(
     offsets = rows.to(tl.int64)[:, None] * H + column[None, :]
     mask = (rows < tokens)[:, None] & (column < H)[None, :]
     tl.store(out_ptr + offsets, x.to(out_ptr.dtype.element_ty), mask=mask)
+    if QUANTIZE != "":
+        quantize_and_store_rows(x, q_ptr, scale_ptr, shift_ptr, rows, tokens, H, BLOCK_H, QUANTIZE)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def embed(
     ids_ptr, positions_ptr, types_ptr, word_ptr, position_ptr, type_ptr, weight_ptr, bias_ptr, out_ptr,
-    tokens, eps,
+    q_ptr, scale_ptr, shift_ptr, tokens, eps,
     H: tl.constexpr, POSITION: tl.constexpr, TYPE: tl.constexpr, TYPE_IDS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    QUANTIZE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_T tokens a program. Tables have rows of H values, one after another.
 
@@ -62,13 +70,16 @@ def embed(
             x += tl.load(type_ptr + ids[:, None] * H + column[None, :], mask=mask, other=0.0).to(tl.float32)
         else:
             x += tl.load(type_ptr + column, mask=column < H, other=0.0).to(tl.float32)[None, :]
-    _normalize_and_store(x, out_ptr, weight_ptr, bias_ptr, rows, tokens, eps, H, BLOCK_H)
+    _normalize_and_store(
+        x, out_ptr, q_ptr, scale_ptr, shift_ptr, weight_ptr, bias_ptr, rows, tokens, eps, H, BLOCK_H, QUANTIZE
+    )
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def residual(
-    x_ptr, residual_ptr, x_bias_ptr, weight_ptr, bias_ptr, out_ptr, tokens, eps,
-    H: tl.constexpr, X_BIAS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    x_ptr, residual_ptr, x_bias_ptr, weight_ptr, bias_ptr, out_ptr,
+    q_ptr, scale_ptr, shift_ptr, tokens, eps,
+    H: tl.constexpr, X_BIAS: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_T tokens a program. x, residual and out have rows of H values; out may be one of them."""
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -79,4 +90,6 @@ def residual(
     x += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     if X_BIAS:
         x += tl.load(x_bias_ptr + column, mask=column < H, other=0.0).to(tl.float32)[None, :]
-    _normalize_and_store(x, out_ptr, weight_ptr, bias_ptr, rows, tokens, eps, H, BLOCK_H)
+    _normalize_and_store(
+        x, out_ptr, q_ptr, scale_ptr, shift_ptr, weight_ptr, bias_ptr, rows, tokens, eps, H, BLOCK_H, QUANTIZE
+    )

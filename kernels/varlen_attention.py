@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from .attention_tiles import BLOCK, HEADER, attention_tiles
+from .blocks import blocks, capability_of
 from .launch import INTEGERS, check_tensors, device_of
 from .varlen_attention_triton import forward
 
@@ -85,13 +86,16 @@ def varlen_attention(
             MAX_DISTANCE=0 if bias is None else (bias.shape[1] + 1) // 2,
             ROTARY=rotary is not None, ROTARY_VALUE=rotary_value,
             **_options(
-                size, query.element_size(), bias is None and rotary is None, tile_map.shape[1] - HEADER
+                size, query.element_size(), bias is None and rotary is None, tile_map.shape[1] - HEADER,
+                capability_of(query.device),
             ),
         )  # fmt: skip
     return result
 
 
-def _options(head_size: int, element_size: int, plain: bool, block: int = BLOCK) -> dict[str, Any]:
+def _options(
+    head_size: int, element_size: int, plain: bool, block: int = BLOCK, capability: int = 80
+) -> dict[str, Any]:
     """The compile-time arguments of `forward` that follow from the shapes; ``plain``: no bias, no rotary."""
     block_d = max(16, triton.next_power_of_2(head_size))
     options: dict[str, Any] = {
@@ -109,7 +113,7 @@ def _options(head_size: int, element_size: int, plain: bool, block: int = BLOCK)
         return {**options, "BLOCK_N": 32 if narrow else 16, "num_warps": warps, "num_stages": 1}
     keys = 64 if plain and block_d <= 32 else 32
     warps = 8 if block * max(block_d, 64) > 4096 else 4
-    return {**options, "BLOCK_N": keys, "num_warps": warps, "num_stages": 2}
+    return options | blocks("varlen_attention", capability, BLOCK_N=keys, num_warps=warps)
 
 
 def _check(

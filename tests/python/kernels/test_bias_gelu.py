@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from embedkit.kernels import bias_gelu as host  # noqa: E402
 from embedkit.kernels import bias_gelu_triton as kernels  # noqa: E402
+from embedkit.kernels.blocks import blocks  # noqa: E402
 from triton_harness import INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
 
 CASES = Path(__file__).with_name("bias_gelu_cases.py")
@@ -34,7 +34,7 @@ def test_compiles_without_a_spill(
     *, capability: int, new: bool, size: int, dtype: str, tmp_path: Path, record_property: Any
 ) -> None:
     types = dict.fromkeys(("x_ptr", "bias_ptr", "out_ptr"), f"*{dtype}") | {"tokens": "i32"}
-    constants = {"SIZE": size, "NEW": new, **host._BLOCKS}
+    constants = {"SIZE": size, "NEW": new, **blocks("bias_gelu", capability)}
     code = compiled(kernels.forward, types, constants, capability)
     check_usage(code, tmp_path, record_property)
     assert "ld.global.v4.b32" in code.asm["ptx"], "rows are not read 16 bytes at a time"

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from embedkit.kernels import layernorm_triton as kernels  # noqa: E402
-from embedkit.kernels.launch import row_blocks  # noqa: E402
+from embedkit.kernels.layernorm import row_blocks  # noqa: E402
 from triton_harness import INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
 
 CASES = Path(__file__).with_name("layernorm_cases.py")
@@ -35,7 +35,7 @@ def test_residual_compiles_without_a_spill(
 ) -> None:
     names = ("x_ptr", "residual_ptr", "x_bias_ptr", "weight_ptr", "bias_ptr", "out_ptr")
     types = {**dict.fromkeys(names, f"*{dtype}"), "tokens": "i32", "eps": "fp32"}
-    constants = {"H": size, "X_BIAS": True, **row_blocks(size)}
+    constants = {"H": size, "X_BIAS": True, "QUANTIZE": "", **row_blocks(size, capability)}
     code = compiled(kernels.residual, types, constants, capability)
     check_usage(code, tmp_path, record_property)
     assert "ld.global.v4.b32" in code.asm["ptx"], "rows are not read 16 bytes at a time"
@@ -49,5 +49,6 @@ def test_embed_compiles_without_a_spill(
     types = dict.fromkeys(("ids_ptr", "positions_ptr", "types_ptr"), "*i32")
     names = ("word_ptr", "position_ptr", "type_ptr", "weight_ptr", "bias_ptr", "out_ptr")
     types |= {**dict.fromkeys(names, f"*{dtype}"), "tokens": "i32", "eps": "fp32"}
-    constants = {"H": size, "POSITION": True, "TYPE": True, "TYPE_IDS": True, **row_blocks(size)}
+    constants = {"H": size, "POSITION": True, "TYPE": True, "TYPE_IDS": True, "QUANTIZE": ""}
+    constants |= row_blocks(size, capability)
     check_usage(compiled(kernels.embed, types, constants, capability), tmp_path, record_property)

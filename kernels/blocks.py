@@ -1,0 +1,79 @@
+"""How much one program of each kernel takes, by GPU: the one place that a measurement changes.
+
+The entries are reasoned, not yet measured on a GPU; ``benchmarks/kernels.py --device cuda --tune`` prints the
+fastest of a grid around each. What follows from a shape alone (a row that must fit the registers) is computed
+where the kernel is launched and given to `blocks`.
+
+* ``bias_gelu``, ``layernorm``: 16 values a thread are two loads of 16 bytes of 16-bit values under way, and
+  leave 2048 / (4 · 32) threads room for 16 programs a multiprocessor.
+* ``varlen_attention``: 64 tokens a tile is the least that a warp group of sm_90 multiplies, and four 16-token
+  texts; the number of keys at a time is what nothing is spilled with.
+* ``quantized_linear``: a tile of 128 x 128 results does 64 operations for each byte it loads, which the L2 cache
+  of every GPU here keeps up with. Three stages of (128 + 128) x 128 bytes are the 96 KiB that sm_86 and sm_89
+  have; sm_90 has room for four and two programs' accumulators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import triton
+
+__all__ = ["blocks", "capability_of", "multiprocessors", "override"]
+
+_TABLE: dict[str, dict[int, dict[str, int]]] = {
+    "bias_gelu": {80: {"BLOCK_T": 4, "BLOCK_I": 512, "num_warps": 4}},
+    "layernorm": {80: {"VALUES": 2048}},
+    "varlen_attention": {80: {"num_stages": 2}},
+    "quantized_linear": {
+        80: {"BLOCK_N": 128, "BLOCK_K": 128, "num_stages": 3},
+        90: {"BLOCK_N": 128, "BLOCK_K": 128, "num_stages": 4},
+    },
+}
+_overrides: dict[str, dict[str, int]] = {}
+
+
+def blocks(kernel: str, capability: int, **computed: int) -> dict[str, int]:
+    """The block sizes of ``kernel`` for a GPU: ``computed``, then the table's, then those of `override`.
+
+    Args:
+        kernel: a name of the table.
+        capability: ten times the compute capability, such as 90; the entry of the greatest one not above it
+            counts.
+        computed: what the launcher derived from shapes.
+    """
+    entries = _TABLE[kernel]
+    known = [entry for entry in entries if entry <= capability]
+    return {**computed, **entries[max(known) if known else min(entries)], **_overrides.get(kernel, {})}
+
+
+@contextmanager
+def override(kernel: str, values: Mapping[str, int]) -> Iterator[None]:
+    """Within the block ``kernel`` takes ``values``: how a benchmark tries others. Not for several threads."""
+    if kernel not in _TABLE:
+        raise ValueError(f"no kernel {kernel!r} in the table; there are {', '.join(_TABLE)}")
+    before = _overrides.pop(kernel, None)
+    _overrides[kernel] = dict(values)
+    try:
+        yield
+    finally:
+        del _overrides[kernel]
+        if before is not None:
+            _overrides[kernel] = before
+
+
+def capability_of(device: torch.device) -> int:
+    """Ten times the compute capability of a GPU; 80 for what the interpreter runs on."""
+    if device.type != "cuda" or triton.knobs.runtime.interpret:
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many programs a GPU runs side by side at least; 1 for what the interpreter runs on."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

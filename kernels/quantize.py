@@ -1,0 +1,97 @@
+"""Rows in 8 bits with their scales: what `embedkit.kernels.quantized_linear` multiplies.
+
+    int8    x ≈ scale · q + shift     scale = (max − min) / 255      shift = min + 128 · scale      a row
+    fp8     x ≈ scale · q             scale = max |x| / 448 (e4m3's greatest number)                a row
+    in groups of 128 columns: x ≈ scale · q      scale = max |x| / 127 or / 448             a row and group
+
+Layer norms write rows (`embedkit.kernels.layernorm`), the product before a GELU writes groups. A layer norm's
+row reaches further to one side than to the other, so 8 bits between its ends are worth nearly one bit more than
+8 bits around zero, and the shift costs one multiplication a result. A group's range is its own columns', which
+is worth more than a shift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+from torch import Tensor
+
+__all__ = ["GROUP", "TYPES", "Products", "QuantizedRows", "QuantizedWeight", "quantize_weight"]
+
+Products = Literal["fp8", "int8"]
+GROUP = 128
+"""Columns that share a scale where a row is quantised in groups."""
+TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+_LARGEST = {"fp8": 448.0, "int8": 127.0}
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Activations in 8 bits.
+
+    Attributes:
+        products: "fp8" or "int8".
+        values: (tokens, K) float8_e4m3fn or int8.
+        scale: (tokens,) or, in groups, (tokens, ⌈K / 128⌉), float32.
+        shift: (tokens,) float32; None for fp8 and in groups.
+    """
+
+    products: Products
+    values: Tensor
+    scale: Tensor
+    shift: Tensor | None
+
+    @classmethod
+    def empty(
+        cls, tokens: int, size: int, products: Products, device: torch.device, *, groups: bool = False
+    ) -> QuantizedRows:
+        """Memory for a kernel to fill."""
+        if products not in TYPES:
+            raise ValueError(f"products {products!r} are not known; known are fp8, int8")
+        shape = (tokens, triton.cdiv(size, GROUP)) if groups else (tokens,)
+        shifted = products == "int8" and not groups
+        return cls(
+            products,
+            torch.empty(tokens, size, dtype=TYPES[products], device=device),
+            torch.empty(shape, dtype=torch.float32, device=device),
+            torch.empty(tokens, dtype=torch.float32, device=device) if shifted else None,
+        )
+
+    @property
+    def groups(self) -> bool:
+        """Whether each 128 columns have their own scale."""
+        return self.scale.ndim == 2
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """The matrix of a projection in 8 bits: W ≈ scale · q for each output.
+
+    Attributes:
+        products: "fp8" or "int8".
+        values: (N, K) float8_e4m3fn or int8.
+        scale: (N,) float32.
+        sums: (N,) float32, the sum of each row of scale · q: what a shift of the activations is multiplied by.
+    """
+
+    products: Products
+    values: Tensor
+    scale: Tensor
+    sums: Tensor
+
+
+def quantize_weight(weight: Tensor, products: Products) -> QuantizedWeight:
+    """``weight`` (N, K) in 8 bits, each output with the scale of its greatest magnitude."""
+    if weight.ndim != 2 or not weight.is_floating_point():
+        raise ValueError(f"weight must be floating (N, K), not {weight.dtype} {tuple(weight.shape)}")
+    if products not in TYPES:
+        raise ValueError(f"products {products!r} are not known; known are fp8, int8")
+    exact = weight.float()
+    scale = exact.abs().amax(dim=1) / _LARGEST[products]
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scaled = exact / scale[:, None]
+    values = (scaled.round() if products == "int8" else scaled).to(TYPES[products])
+    return QuantizedWeight(products, values, scale, scale * values.float().sum(dim=1))

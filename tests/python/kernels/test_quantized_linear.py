@@ -1,0 +1,103 @@
+"""The 8-bit products: their arithmetic without a GPU, their machine code for several GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from embedkit.kernels import layernorm_triton, quantized_linear_triton  # noqa: E402
+from embedkit.kernels import quantized_linear as host  # noqa: E402
+from embedkit.kernels.blocks import blocks, override  # noqa: E402
+from embedkit.kernels.layernorm import row_blocks  # noqa: E402
+from triton_harness import INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
+
+CASES = Path(__file__).with_name("quantized_linear_cases.py")
+
+
+def test_interpreted() -> None:
+    run_cases(CASES, **INTERPRETED)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu() -> None:
+    run_cases(CASES, TRITON_INTERPRET="0")
+
+
+# The first tensor cores for e4m3 are those of sm_89.
+TARGETS = [("int8", 80), ("int8", 86), ("int8", 89), ("int8", 90), ("fp8", 89), ("fp8", 90)]
+# Outputs, inputs, groups in, groups out: query, key and value; the two of the feed-forward part; odd sizes.
+SHAPES = [(1152, 384, False, False), (1536, 384, False, True), (384, 1536, True, False)]
+
+
+@pytest.mark.parametrize(("products", "capability"), TARGETS)
+@pytest.mark.parametrize("shape", SHAPES, ids=["plain", "to-groups", "from-groups"])
+@pytest.mark.parametrize("tokens", [16, 16384], ids=["few", "many"])
+def test_compiles_without_a_spill(
+    *,
+    products: str,
+    capability: int,
+    shape: tuple[int, int, bool, bool],
+    tokens: int,
+    tmp_path: Path,
+    record_property: Any,
+) -> None:
+    outputs, inputs, grouped, quantize = shape
+    eight = "*i8" if products == "int8" else "*fp8e4nv"
+    types = {
+        "x_ptr": eight, "x_scale_ptr": "*fp32", "weight_ptr": eight, "weight_scale_ptr": "*fp32",
+        "weight_sums_ptr": "*fp32", "bias_ptr": "*bf16", "tokens": "i32",
+        "out_ptr": eight if quantize else "*bf16",
+    }  # fmt: skip
+    types |= {"out_scale_ptr": "*fp32"} if quantize else {}
+    shift = products == "int8" and not grouped
+    types |= {"x_shift_ptr": "*fp32"} if shift else {}
+    constants = host._options(tokens, outputs, capability, programs=132)
+    constants |= {
+        "N": outputs, "K": inputs, "PRODUCTS": products, "GROUPS": grouped, "SHIFT": shift, "BIAS": True,
+        "ACTIVATION": "gelu" if quantize else "identity", "QUANTIZE": quantize,
+    }  # fmt: skip
+    code = compiled(quantized_linear_triton.forward, types, constants, capability)
+    check_usage(code, tmp_path, record_property, capability)
+    instruction = "wgmma.mma_async" if capability == 90 else "mma.sync"
+    assert instruction in code.asm["ptx"], "the tensor cores are not used"
+
+
+@pytest.mark.parametrize(("products", "capability"), TARGETS)
+def test_layer_norms_compile_without_a_spill(
+    products: str, capability: int, tmp_path: Path, record_property: Any
+) -> None:
+    names = ("x_ptr", "residual_ptr", "x_bias_ptr", "weight_ptr", "bias_ptr", "out_ptr")
+    types = {**dict.fromkeys(names, "*bf16"), "tokens": "i32", "eps": "fp32", "scale_ptr": "*fp32"}
+    types |= {"q_ptr": "*i8", "shift_ptr": "*fp32"} if products == "int8" else {"q_ptr": "*fp8e4nv"}
+    constants = {"H": 384, "X_BIAS": True, "QUANTIZE": products, **row_blocks(384, capability)}
+    check_usage(compiled(layernorm_triton.residual, types, constants, capability), tmp_path, record_property)
+
+
+def test_the_table_of_blocks() -> None:
+    assert blocks("quantized_linear", 86) == blocks("quantized_linear", 80)
+    assert blocks("quantized_linear", 90)["num_stages"] > blocks("quantized_linear", 89)["num_stages"]
+    assert blocks("layernorm", 70, num_warps=4) == {"VALUES": 2048, "num_warps": 4}
+    with override("layernorm", {"num_warps": 2}), override("layernorm", {"VALUES": 1024}):
+        assert blocks("layernorm", 90, num_warps=4) == {"VALUES": 1024, "num_warps": 4}
+    assert blocks("layernorm", 90, num_warps=4)["num_warps"] == 4
+    with pytest.raises(ValueError, match="no kernel 'softmax'"), override("softmax", {}):
+        pass
+
+
+def test_a_gpu_without_the_tensor_cores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "capability_of", lambda _: 80)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an A100")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    host.check_products("int8", torch.device("cuda"))
+    with pytest.raises(
+        ValueError, match=r"need compute capability 8\.9; an A100 has 8\.0\. Use int8 or none"
+    ):
+        host.check_products("fp8", torch.device("cuda"))
+    with pytest.raises(ValueError, match="'int4' are not known"):
+        host.check_products("int4", torch.device("cuda"))
