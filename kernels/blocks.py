@@ -6,6 +6,8 @@ where the kernel is launched and given to `blocks`.
 
 * ``bias_gelu``, ``layernorm``: 16 values a thread are two loads of 16 bytes of 16-bit values under way, and
   leave 2048 / (4 · 32) threads room for 16 programs a multiprocessor.
+* ``pool_project_normalize``: 8192 values in 128 threads are 64 registers of sums, and up to 16 tokens under way:
+  a text of 16 tokens is read in one pass.
 * ``varlen_attention``: 64 tokens a tile is the least that a warp group of sm_90 multiplies, and four 16-token
   texts; the number of keys at a time is what nothing is spilled with.
 * ``quantized_linear``: a tile of 128 x 128 results does 64 operations for each byte it loads, which the L2 cache
@@ -26,6 +28,7 @@ __all__ = ["blocks", "capability_of", "multiprocessors", "override"]
 _TABLE: dict[str, dict[int, dict[str, int]]] = {
     "bias_gelu": {80: {"BLOCK_T": 4, "BLOCK_I": 512, "num_warps": 4}},
     "layernorm": {80: {"VALUES": 2048}},
+    "pool_project_normalize": {80: {"VALUES": 8192}},
     "varlen_attention": {80: {"num_stages": 2}},
     "quantized_linear": {
         80: {"BLOCK_N": 128, "BLOCK_K": 128, "num_stages": 3},

@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from .blocks import blocks, capability_of
 from .launch import INTEGERS, check_tensors, device_of, warps
 from .pool_project_normalize_triton import backward_head, backward_tokens, forward
 
@@ -40,10 +41,11 @@ _OUTPUTS = {
 }
 
 
-def _blocks(width: int, pooling: str = "mean") -> dict[str, int]:
-    """BLOCK_T and BLOCK_H for rows of ``width``: 8192 values a program, 4096 where each has an index."""
+def _blocks(width: int, pooling: str = "mean", capability: int = 80) -> dict[str, int]:
+    """BLOCK_T and BLOCK_H for rows of ``width``: half as many values a program where each has an index."""
     block = max(16, triton.next_power_of_2(width))
-    return {"BLOCK_T": max(1, min(16, (8192 if pooling == "mean" else 4096) // block)), "BLOCK_H": block}
+    values = blocks("pool_project_normalize", capability)["VALUES"] // (1 if pooling == "mean" else 2)
+    return {"BLOCK_T": max(1, min(16, values // block)), "BLOCK_H": block}
 
 
 def pool_project_normalize(
@@ -154,7 +156,10 @@ def _launch(
             hidden, bounds, mask, weight, bias, None if ranges is None else ranges.contiguous(),
             result, pooled, count, index, norm, tickets, texts, padded,
             STRIDE_TOKEN=hidden.stride(0),
-            **_options(size, dimension, weight, layout, pooling, activation, normalize, output),
+            **_options(
+                size, dimension, weight, layout, pooling, activation, normalize, output,
+                capability_of(hidden.device),
+            ),
             BIAS=bias is not None, SAVE=save,
         )  # fmt: skip
     return result, pooled, count, index, norm
@@ -169,6 +174,7 @@ def _options(
     activation: str,
     normalize: bool,
     output: str,
+    capability: int = 80,
 ) -> dict[str, Any]:
     """The compile-time arguments of `forward` but STRIDE_TOKEN, BIAS and SAVE."""
     block = max(16, triton.next_power_of_2(dimension))
@@ -191,7 +197,7 @@ def _options(
         "WIDEN": bool(triton.knobs.runtime.interpret),
         "num_warps": warps(max(size, 4 * block if weight is not None else 0)),
         "num_stages": 2,
-        **_blocks(size, pooling),
+        **_blocks(size, pooling, capability),
     }
 
 
@@ -251,7 +257,8 @@ class _Fused(torch.autograd.Function):
                 if grad_hidden.numel() > 0:
                     backward_tokens[(programs,)](
                         grad, bounds, mask, count, index, grad_hidden, texts, padded, shape[0],
-                        H=shape[1], LAYOUT=layout, POOLING=pooling, **_blocks(shape[1]),
+                        H=shape[1], LAYOUT=layout, POOLING=pooling,
+                        **_blocks(shape[1], capability=capability_of(grad.device)),
                         num_warps=warps(shape[1]),
                     )  # fmt: skip
         return grad_hidden, grad_weight, grad_bias, None, None, None

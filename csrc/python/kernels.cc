@@ -68,7 +68,8 @@ class Operands {
 
   Case of(const std::string& operation) {
     const auto restore = [this] { std::memcpy(x_.data(), source_.data(), x_.size() * sizeof(float)); };
-    if (operation == "copy") return {[] {}, restore};
+    if (operation == "copy")
+      return {[] {}, [this] { std::memcpy(x_.data(), source_.data(), rows_ * columns_ * sizeof(float)); }};
     if (operation == "int8_linear") return int8_linear();
     if (operation == "fp32_linear") return fp32_linear();
     if (operation == "attention") return attention();

@@ -1,0 +1,265 @@
+"""Each kernel alone: its speed, and the share of what the processor or the GPU could do at most.
+
+    python benchmarks/kernels.py --device cpu  [--op int8_linear,gelu] [--json OUT.json]
+    python benchmarks/kernels.py --device cuda [--op varlen_attention] [--tune] [--json OUT.json]
+
+On a CPU every instruction set that the machine has is measured (or those of EMBEDKIT_ISA), on one thread with
+the operands in the cache: products and attention against the measured ceiling of the instruction set's
+multiply-adds, the others against a copy of as many floats.
+
+On a GPU every kernel is first compared with torch in float32, then timed in a CUDA graph beside the unfused torch
+sequence and torch.compile, against the roofline: the bytes it must move at the bandwidth of a large copy, or its
+operations at the rate of a large product, whichever takes longer. ``--tune`` tries the block sizes around those
+of `embedkit.kernels.blocks` and prints the best. ``--dry-run`` runs all of it but the clock on tiny sizes under
+Triton's interpreter, for machines without a GPU.
+"""
+
+import argparse
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import common
+
+#: Operation: shapes (rows, columns, out_features), and what one row and column costs: operations, or bytes.
+CPU_OPS: dict[str, list[tuple[int, int, int]]] = {
+    "int8_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
+    "fp32_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
+    "attention": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
+    "gelu": [(128, 1536, 0)],
+    "layer_norm": [(128, 384, 0)],
+    "quantise": [(128, 384, 0)],
+    "rotate": [(128, 32, 0)],
+}
+GPU_OPS = (
+    "pool_project_normalize",
+    "varlen_attention",
+    "embed_layernorm",
+    "residual_layernorm",
+    "bias_gelu",
+    "quantized_linear",
+)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--op", help="operations, separated by commas (default: all)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="CPU: of each measurement (default: 0.3)")
+    parser.add_argument(
+        "--tokens", type=int, default=131072, help="GPU: tokens of the batch (default: 131072)"
+    )
+    parser.add_argument("--length", type=int, default=16, help="GPU: tokens of each text (default: 16)")
+    parser.add_argument("--hidden", type=int, default=384)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--inner", type=int, default=1536)
+    parser.add_argument("--dimension", type=int, default=128, help="of the projection (default: 128)")
+    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="bfloat16")
+    parser.add_argument("--no-compile", action="store_true", help="GPU: leave torch.compile out")
+    parser.add_argument("--tune", action="store_true", help="GPU: print the best block sizes of a grid")
+    parser.add_argument("--dry-run", action="store_true", help="GPU: tiny sizes, checked but not timed")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    return parser.parse_args()
+
+
+def chosen(given: str | None, known: tuple[str, ...]) -> list[str]:
+    """The operations of ``--op``."""
+    names = list(known) if given is None else given.split(",")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SystemExit(f"--op: no operation {unknown[0]!r} on this device; there are {', '.join(known)}")
+    return names
+
+
+def cpu_work(operation: str, shape: tuple[int, int, int], eight: int) -> tuple[str, float]:
+    """What one call does: ("int8" or "fp32", operations) or ("copy", bytes read and written).
+
+    Args:
+        operation: a key of CPU_OPS.
+        shape: one of its entries.
+        eight: bytes of a quantised activation.
+    """
+    rows, columns, outputs = shape
+    if operation.endswith("_linear"):
+        return operation.removesuffix("_linear"), 2.0 * rows * columns * outputs
+    if operation == "attention":
+        return "fp32", 4.0 * rows * rows * columns
+    of_each = {"gelu": 4 + eight, "layer_norm": 12 + eight, "quantise": 4 + eight, "rotate": 16}
+    return "copy", float(rows * columns * of_each[operation])
+
+
+def measure_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each operation, shape and instruction set."""
+    from embedkit import _core
+
+    forced = os.environ.get("EMBEDKIT_ISA")
+    rows = []
+    for isa in [_core.active_isa()] if forced else reversed(_core.available_isas()):
+        # Products of 16-bit weights: that is how AVX2 avoids the saturation of its 8-bit instruction.
+        eight = 2 if isa == "avx2" else 1
+        for operation in chosen(options.op, tuple(CPU_OPS)):
+            for shape in CPU_OPS[operation]:
+                kind, work = cpu_work(operation, shape, eight)
+                # The ceiling beside each figure, not once: a slow spell of the machine falls on both.
+                if kind == "copy":
+                    copied = _core.measure_kernel("copy", *shape[:2], 0, isa, options.seconds / 3)
+                    ceiling = 8.0 * shape[0] * shape[1] / copied
+                else:
+                    ceiling = 1e9 * _core.measure_peak(kind, options.seconds / 3, isa)
+                taken = _core.measure_kernel(operation, *shape, isa, options.seconds)
+                rows.append(
+                    {
+                        "isa": isa,
+                        "op": operation,
+                        "shape": " x ".join(map(str, shape[:2])) + (f" -> {shape[2]}" if shape[2] else ""),
+                        "us": round(taken * 1e6, 2),
+                        "unit": "GB/s" if kind == "copy" else "GOP/s",
+                        "rate": round(work / taken / 1e9, 1),
+                        "ceiling": round(ceiling / 1e9, 1),
+                        "share_of_ceiling": round(work / taken / ceiling, 4),
+                    }
+                )
+    return rows
+
+
+def show_cpu(rows: list[dict[str, Any]]) -> str:
+    """The table of one thread."""
+    return common.table(
+        ["instruction set", "operation", "shape", "us", "rate", "ceiling", "of the ceiling"],
+        [
+            [
+                row["isa"],
+                row["op"],
+                row["shape"],
+                row["us"],
+                f"{row['rate']} {row['unit']}",
+                f"{row['ceiling']} {row['unit']}",
+                f"{row['share_of_ceiling']:.0%}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def measure_gpu(options: argparse.Namespace) -> dict[str, Any]:
+    """Checks, times and compares every kernel; what `show_gpu` prints."""
+    if options.dry_run:
+        # Before triton is imported: it chooses its interpreter then.
+        os.environ["TRITON_INTERPRET"] = "1"
+        options.tokens, options.length, options.hidden, options.heads = 48, 6, 32, 2
+        options.inner, options.dimension = 64, 16
+    import torch
+
+    if not options.dry_run and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device; --dry-run checks the kernels without one")
+    if options.tokens % options.length:
+        raise SystemExit(f"--tokens {options.tokens} is no multiple of --length {options.length}")
+    import kernels_gpu
+
+    names = chosen(options.op, GPU_OPS)
+    sizes = kernels_gpu.Sizes(
+        options.tokens, options.length, options.hidden, options.heads, options.inner, options.dimension,
+        "float32" if options.dry_run else options.dtype, "cpu" if options.dry_run else "cuda",
+    )  # fmt: skip
+    products: tuple[str, ...] = ("int8",)
+    if options.dry_run or torch.cuda.get_device_capability() >= (8, 9):
+        products = ("int8", "fp8")
+    ceiling = {} if options.dry_run else kernels_gpu.ceilings(sizes.dtype, products)
+    rows, tuned = [], []
+    compiled = not options.dry_run and not options.no_compile
+    for case in kernels_gpu.cases(sizes, compiled=compiled, products=products):
+        if case.op not in names:
+            continue
+        expected = case.expected()
+        times: dict[str, float] = {}
+        for form, run in case.forms.items():
+            result = run()
+            wrong = None if "sums only" in form else kernels_gpu.error(result, expected)
+            if options.dry_run:
+                start = time.perf_counter()
+                run()
+                times[form] = time.perf_counter() - start
+            else:
+                times[form] = kernels_gpu.seconds(run)
+            rows.append(
+                {
+                    "op": case.op,
+                    "shape": case.shape,
+                    "form": form,
+                    "error": None if wrong is None else float(f"{wrong:.2g}"),
+                    **kernels_gpu.rates(case, times[form], ceiling),
+                    "embedkit_is_faster": round(times[form] / times["embedkit"], 3),
+                }
+            )
+        if options.tune and not options.dry_run:
+            found = kernels_gpu.tune(case)
+            best = [{"us": round(t * 1e6, 2), **choice} for t, choice in found[:3]]
+            tuned.append(
+                {"op": case.op, "shape": case.shape, "default_us": rows[-len(times)]["us"], "best": best}
+            )
+        if not options.dry_run:
+            torch.cuda.empty_cache()
+    device = "the interpreter, not timed" if options.dry_run else torch.cuda.get_device_name()
+    return {
+        "device": device,
+        "sizes": asdict(sizes),
+        "ceilings": {name: round(value / 1e9, 1) for name, value in ceiling.items()},
+        "rows": rows,
+        "tuned": tuned,
+    }
+
+
+def show_gpu(result: dict[str, Any]) -> str:
+    """The table, the ceilings that the shares refer to, and the best block sizes."""
+    lines = [f"{result['device']}; " + ", ".join(f"{k} {v:,.0f} G/s" for k, v in result["ceilings"].items())]
+    timed = bool(result["ceilings"])
+    rows = []
+    for row in result["rows"]:
+        cells = [row["op"], row["shape"], row["form"], "-" if row["error"] is None else f"{row['error']:.1e}"]
+        if timed:
+            share = f"{row['share_of_roofline']:.0%} ({row['bound']})"
+            cells += [
+                row["us"],
+                row["gb_per_s"],
+                row["tflop_per_s"],
+                share,
+                f"{row['embedkit_is_faster']:.2f} x",
+            ]
+        rows.append(cells)
+    headers = ["operation", "shape", "form", "relative error"]
+    headers += ["us", "GB/s", "TFLOP/s", "of the roofline", "embedkit is faster"] if timed else []
+    lines.append(common.table(headers, rows))
+    for one in result["tuned"]:
+        best = "; ".join(str(choice) for choice in one["best"])
+        lines.append(f"{one['op']} ({one['shape']}): {one['default_us']} us now, best: {best}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    options = arguments()
+    machine = common.machine_info()
+    packages = ["embedkit", "numpy"] + (["torch", "triton"] if options.device == "cuda" else [])
+    found = common.versions(packages)
+    print(common.show_machine(machine, found))
+    if options.device == "cpu":
+        rows = measure_cpu(options)
+        content: dict[str, Any] = {"threads": 1, "rows": rows}
+        print(show_cpu(rows))
+    else:
+        content = measure_gpu(options)
+        print(show_gpu(content))
+    if options.json:
+        result = common.report(
+            f"kernels-{options.device}", machine=machine, versions=found, dry_run=options.dry_run, **content
+        )
+        common.write_json(options.json, result)
+
+
+if __name__ == "__main__":
+    main()

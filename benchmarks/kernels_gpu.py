@@ -1,0 +1,411 @@
+"""The Triton kernels' part of kernels.py: what each reads and does, its rivals, and how a GPU is timed."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from embedkit.kernels.attention_tiles import attention_tiles
+from embedkit.kernels.bias_gelu import bias_gelu
+from embedkit.kernels.blocks import override
+from embedkit.kernels.layernorm import embed_layernorm, residual_layernorm
+from embedkit.kernels.pool_project_normalize import pool_project_normalize
+from embedkit.kernels.quantize import QuantizedRows, quantize_weight
+from embedkit.kernels.quantized_linear import quantized_linear, quantized_linear_groups
+from embedkit.kernels.varlen_attention import varlen_attention
+from torch import Tensor
+from torch.nn import functional
+
+#: The block sizes that `--tune` tries, by the names of `embedkit.kernels.blocks`.
+GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
+    "bias_gelu": {"BLOCK_T": (1, 2, 4, 8), "BLOCK_I": (256, 512, 1024, 2048), "num_warps": (2, 4, 8)},
+    "layernorm": {"VALUES": (512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8)},
+    "pool_project_normalize": {"VALUES": (1024, 2048, 4096, 8192, 16384)},
+    "varlen_attention": {"BLOCK_N": (16, 32, 64), "num_warps": (2, 4, 8), "num_stages": (1, 2, 3)},
+    "quantized_linear": {"BLOCK_M": (64, 128, 256), "num_warps": (4, 8), "num_stages": (2, 3, 4, 5)},
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: a packed batch of texts of one length, and a model's widths."""
+
+    tokens: int
+    length: int
+    hidden: int
+    heads: int
+    inner: int
+    dimension: int
+    dtype: str
+    device: str
+
+    @property
+    def texts(self) -> int:
+        """How many texts the batch has."""
+        return self.tokens // self.length
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on one shape.
+
+    Attributes:
+        op: its name, that of the kernel.
+        shape: for the table.
+        table: its name in `embedkit.kernels.blocks`.
+        forms: who does it; the first is embedkit's. All give the same.
+        expected: the result in float32.
+        bytes: each operand read once, each result written once.
+        flops: 2 for a multiplication and an addition, of the products alone.
+        unit: whose rate bounds them: a dtype's name, "fp8" or "int8".
+    """
+
+    op: str
+    shape: str
+    table: str
+    forms: dict[str, Callable[[], Any]]
+    expected: Callable[[], Tensor]
+    bytes: int
+    flops: int = 0
+    unit: str = ""
+
+
+def _size(*tensors: Tensor | None) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+class Operands:
+    """Random tensors of the sizes, the same for every operation that asks for the same."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.dtype = getattr(torch, sizes.dtype)
+        self._generator = torch.Generator(sizes.device).manual_seed(0)
+
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normally distributed values in the model's type."""
+        values = torch.randn(shape, generator=self._generator, device=self.sizes.device)
+        return (values * scale).to(self.dtype)
+
+    def ids(self, count: int, below: int) -> Tensor:
+        """Row numbers (count,) int32."""
+        numbers = torch.randint(below, (count,), generator=self._generator, device=self.sizes.device)
+        return numbers.to(torch.int32)
+
+
+def cases(sizes: Sizes, *, compiled: bool, products: tuple[str, ...]) -> Iterator[Case]:
+    """Every operation, one after another so that only one holds memory.
+
+    Args:
+        sizes: what is measured.
+        compiled: whether torch.compile is a rival.
+        products: "int8" and "fp8" as far as the GPU multiplies them.
+    """
+    compile_: Callable[[Any], Any] = (
+        (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else lambda f: f
+    )
+
+    def rivals(name: str, function: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+        return {name: function} | ({"torch.compile": compile_(function)} if compiled else {})
+
+    yield from _pooling(sizes, rivals)
+    yield from _attention(sizes, rivals)
+    yield from _rows(sizes, rivals)
+    for kind in products:
+        yield from _products(sizes, rivals, kind)
+
+
+Rivals = Callable[[str, Callable[[], Any]], dict[str, Callable[[], Any]]]
+
+
+def _pooling(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
+    make = Operands(sizes)
+    hidden = make.normal(sizes.tokens, sizes.hidden)
+    weight = make.normal(sizes.dimension, sizes.hidden, scale=sizes.hidden**-0.5)
+    bounds = torch.arange(0, sizes.tokens + 1, sizes.length, dtype=torch.int32, device=sizes.device)
+    mask = torch.ones(sizes.texts, sizes.length, 1, dtype=hidden.dtype, device=sizes.device)
+    padded = hidden.view(sizes.texts, sizes.length, sizes.hidden)
+
+    def head(pooled: Tensor, matrix: Tensor) -> Tensor:
+        return functional.normalize(functional.linear(pooled, matrix), dim=-1)
+
+    def unfused() -> Tensor:
+        # As sentence-transformers has it: mask, sum, count, divide, project, normalise.
+        pooled = (padded * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+        return head(pooled, weight)
+
+    yield Case(
+        "pool_project_normalize",
+        f"{sizes.texts} texts of {sizes.length} x {sizes.hidden} -> {sizes.dimension}",
+        "pool_project_normalize",
+        {
+            "embedkit": lambda: pool_project_normalize(hidden, bounds, weight=weight.T, normalize=True),
+            **rivals("torch", unfused),
+        },
+        lambda: head(padded.float().mean(1), weight.float()),
+        _size(hidden, weight, bounds) + 4 * sizes.texts * sizes.dimension,
+        2 * sizes.texts * sizes.hidden * sizes.dimension,
+        sizes.dtype,
+    )
+
+
+def _attention(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
+    make = Operands(sizes)
+    size = sizes.hidden // sizes.heads
+    packed = make.normal(sizes.tokens, 3, sizes.heads, size)
+    query, key, value = packed.unbind(1)
+    bounds = torch.arange(0, sizes.tokens + 1, sizes.length, dtype=torch.int32, device=sizes.device)
+    tiles = torch.from_numpy(attention_tiles([sizes.length] * sizes.texts)).to(sizes.device)
+    table = make.normal(sizes.heads, 2 * sizes.length - 1).float()
+    place = torch.arange(sizes.length, device=sizes.device)
+    square = table[:, place[None] - place[:, None] + sizes.length - 1]
+
+    def sdpa(mask: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        rows = packed if dtype is None else packed.to(dtype)
+        q, k, v = rows.view(sizes.texts, sizes.length, 3, sizes.heads, size).permute(2, 0, 3, 1, 4)
+        mask = None if mask is None else mask.to(rows.dtype)[None]
+        result = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return result.transpose(1, 2).reshape(sizes.tokens, sizes.heads, size)
+
+    for name, bias in (("", None), (", relative bias", table)):
+        mask = None if bias is None else square
+        yield Case(
+            "varlen_attention",
+            f"{sizes.texts} texts of {sizes.length}, {sizes.heads} heads of {size}{name}",
+            "varlen_attention",
+            {
+                "embedkit": lambda bias=bias: varlen_attention(
+                    query, key, value, bounds, sizes.length, bias=bias, tile_map=tiles
+                ),
+                # Equal lengths: nothing is padded, which flatters it.
+                **rivals("torch sdpa", lambda mask=mask: sdpa(mask)),
+            },
+            lambda mask=mask: sdpa(mask, torch.float32),
+            _size(packed, bias) + _size(query),
+            4 * sizes.tokens * sizes.length * sizes.hidden,
+            sizes.dtype,
+        )
+
+
+def _rows(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
+    make = Operands(sizes)
+    hidden, tokens = sizes.hidden, sizes.tokens
+    weight, bias, added = (make.normal(hidden) for _ in range(3))
+
+    def norm(x: Tensor) -> Tensor:
+        return functional.layer_norm(x, (hidden,), weight.to(x.dtype), bias.to(x.dtype), 1e-12)
+
+    word, position, kinds = make.normal(30522, hidden), make.normal(512, hidden), make.normal(2, hidden)
+    ids, places = make.ids(tokens, 30522), make.ids(tokens, sizes.length)
+
+    def embedded(dtype: torch.dtype) -> Tensor:
+        return norm(word[ids].to(dtype) + position[places].to(dtype) + kinds[0].to(dtype))
+
+    result = tokens * hidden * word.element_size()
+    yield Case(
+        "embed_layernorm",
+        f"{tokens} x {hidden}",
+        "layernorm",
+        {
+            "embedkit": lambda: embed_layernorm(
+                ids, places, None, word, position, kinds, weight, bias, 1e-12
+            ),
+            **rivals("torch", lambda: embedded(word.dtype)),
+        },
+        lambda: embedded(torch.float32),
+        _size(ids, places) + 2 * result,  # a row of the vocabulary for each token; the other tables stay near
+    )
+    x, residual = make.normal(tokens, hidden), make.normal(tokens, hidden)
+    yield Case(
+        "residual_layernorm",
+        f"{tokens} x {hidden}",
+        "layernorm",
+        {
+            "embedkit": lambda: residual_layernorm(x, residual, weight, bias, 1e-12, added),
+            **rivals("torch", lambda: norm(x + added + residual)),
+        },
+        lambda: norm(x.float() + added.float() + residual.float()),
+        3 * result,
+    )
+    inner = make.normal(tokens, sizes.inner)
+    inner_bias = make.normal(sizes.inner)
+    yield Case(
+        "bias_gelu",
+        f"{tokens} x {sizes.inner}",
+        "bias_gelu",
+        {
+            "embedkit": lambda: bias_gelu(inner, inner_bias),
+            **rivals("torch", lambda: functional.gelu(inner + inner_bias)),
+        },
+        lambda: functional.gelu(inner.float() + inner_bias.float()),
+        2 * _size(inner),
+    )
+
+
+def _products(sizes: Sizes, rivals: Rivals, kind: Any) -> Iterator[Case]:
+    make = Operands(sizes)
+    tokens, hidden, inner = sizes.tokens, sizes.hidden, sizes.inner
+    x = make.normal(tokens, hidden)
+    ones, zeros = torch.ones_like(x[0]), torch.zeros_like(x[0])
+    rows = QuantizedRows.empty(tokens, hidden, kind, x.device)
+    x = residual_layernorm(x, torch.zeros_like(x), ones, zeros, 1e-12, quantized=rows)
+
+    for outputs, grouped in ((3 * hidden, False), (inner, True)):
+        matrix = make.normal(outputs, hidden, scale=hidden**-0.5)
+        bias = make.normal(outputs)
+        weight = quantize_weight(matrix, kind)
+        yield Case(
+            "quantized_linear",
+            f"{kind}, {tokens} x {hidden} -> {outputs}" + (", GELU, to 8 bits" if grouped else ""),
+            "quantized_linear",
+            {
+                "embedkit": lambda w=weight, b=bias, g=grouped: (
+                    quantized_linear_groups(rows, w, b, activation="gelu")
+                    if g
+                    else quantized_linear(rows, w, b, dtype=x.dtype)
+                ),
+                **rivals(
+                    f"torch {sizes.dtype}",
+                    lambda m=matrix, b=bias, g=grouped: (
+                        functional.gelu(functional.linear(x, m, b)) if g else functional.linear(x, m, b)
+                    ),
+                ),
+                **_library_product(rows, weight, bias, kind, activation=grouped),
+            },
+            lambda m=matrix, b=bias, g=grouped: (
+                functional.gelu(functional.linear(x.float(), m.float(), b.float()))
+                if g
+                else functional.linear(x.float(), m.float(), b.float())
+            ),
+            _size(rows.values, rows.scale, weight.values)
+            + tokens * outputs * (1 if grouped else x.element_size()),
+            2 * tokens * hidden * outputs,
+            kind,
+        )
+    matrix = make.normal(hidden, inner, scale=inner**-0.5)
+    groups = quantized_linear_groups(rows, quantize_weight(matrix.T.contiguous(), kind), activation="gelu")
+    plain = functional.gelu(functional.linear(x, matrix.T))
+    weight = quantize_weight(matrix, kind)
+    yield Case(
+        "quantized_linear",
+        f"{kind}, {tokens} x {inner} in groups -> {hidden}",
+        "quantized_linear",
+        {
+            "embedkit": lambda: quantized_linear(groups, weight, dtype=x.dtype),
+            **rivals(f"torch {sizes.dtype}", lambda: functional.linear(plain, matrix)),
+        },
+        lambda: functional.linear(plain.float(), matrix.float()),
+        _size(groups.values, groups.scale, weight.values) + tokens * hidden * x.element_size(),
+        2 * tokens * hidden * inner,
+        kind,
+    )
+
+
+def _library_product(
+    rows: QuantizedRows, weight: Any, bias: Tensor, kind: str, *, activation: bool
+) -> dict[str, Callable[[], Any]]:
+    """torch's own 8-bit product of the same rows, where it has one; without a shift, so not as near."""
+    if not rows.values.is_cuda or activation:
+        return {}
+    if kind == "fp8":
+        scale, scales = rows.scale[:, None], weight.scale[None]
+        return {
+            "torch._scaled_mm": lambda: torch._scaled_mm(
+                rows.values, weight.values.T, scale, scales, bias=bias, out_dtype=bias.dtype,
+                use_fast_accum=False,
+            )
+        }  # fmt: skip
+    return {"torch._int_mm, sums only": lambda: torch._int_mm(rows.values, weight.values.T)}
+
+
+def error(result: Any, expected: Tensor) -> float:
+    """‖result − expected‖ / ‖expected‖."""
+    if isinstance(result, QuantizedRows):
+        scale = result.scale.repeat_interleave(128, dim=1)[:, : result.values.shape[1]]
+        result = result.values.float() * scale
+    return float((result.float() - expected).norm() / expected.norm())
+
+
+def seconds(run: Callable[[], Any], *, calls: int = 10, rounds: int = 15) -> float:
+    """The median time of one call on a GPU: ``calls`` of them in one CUDA graph, so that no launch is counted."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            run()
+    taken = []
+    for _ in range(rounds + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        taken.append(start.elapsed_time(end) / 1000 / calls)
+    return statistics.median(taken[2:])
+
+
+def _copy_rate() -> float:
+    """Bytes/s, read and written, of a copy that no cache holds."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source))
+
+
+def ceilings(dtype: str, products: tuple[str, ...]) -> dict[str, float]:
+    """Measured on the GPU: "copy" in bytes/s (read and written), and a large product in operations/s by type."""
+    found = {"copy": _copy_rate()}
+    side = 8192
+    a, b = (torch.randn(side, side, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+    found[dtype] = 2 * side**3 / seconds(lambda: a @ b, calls=4)
+    if "int8" in products:
+        x, w = (torch.randint(-128, 128, (side, side), dtype=torch.int8, device="cuda") for _ in range(2))
+        found["int8"] = 2 * side**3 / seconds(lambda: torch._int_mm(x, w.T), calls=4)
+    if "fp8" in products:
+        x, w = (t.to(torch.float8_e4m3fn) for t in (a, b))
+        one = torch.ones((), device="cuda")
+        run = lambda: torch._scaled_mm(x, w.T, one, one, out_dtype=torch.bfloat16)  # noqa: E731
+        found["fp8"] = 2 * side**3 / seconds(run, calls=4)
+    return found
+
+
+def tune(case: Case) -> list[tuple[float, dict[str, int]]]:
+    """Seconds of embedkit's form with each of the grid's block sizes that the GPU can run, fastest first.
+
+    The first entry of what comes back is the best; blocks that do not fit the GPU are left out.
+    """
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources
+
+    grid = GRIDS[case.table]
+    found = []
+    for values in itertools.product(*grid.values()):
+        choice = dict(zip(grid, values, strict=True))
+        with override(case.table, choice):
+            try:
+                found.append((seconds(case.forms["embedkit"], rounds=5), choice))
+            except (OutOfResources, CompilationError):
+                continue
+    return sorted(found, key=lambda one: one[0])
+
+
+def rates(case: Case, taken: float, ceiling: dict[str, float]) -> dict[str, Any]:
+    """GB/s, TFLOP/s, and the share of the faster of the two bounds that the operation could reach."""
+    floor = case.bytes / ceiling["copy"] if ceiling else math.nan
+    bound = "memory"
+    if ceiling and case.flops and case.flops / ceiling[case.unit] > floor:
+        floor, bound = case.flops / ceiling[case.unit], f"{case.unit} products"
+    return {
+        "us": round(taken * 1e6, 2),
+        "gb_per_s": round(case.bytes / taken / 1e9, 1),
+        "tflop_per_s": round(case.flops / taken / 1e12, 2),
+        "bound": bound if ceiling else None,
+        "share_of_roofline": round(floor / taken, 4) if ceiling else None,
+    }
