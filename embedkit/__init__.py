@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._core import active_isa
     from .catalog import list_models
+    from .cross_encoder import CrossEncoder
     from .encoder import Encoder
     from .index import Index
     from .vector_search import paraphrase_mining, semantic_search
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "CrossEncoder",
     "Encoder",
     "Index",
     "__version__",
@@ -26,6 +28,7 @@ __all__ = [
 # Imported when first used, so that importing the package costs nothing: a program that only searches loads
 # no encoder, one that only encodes loads no index.
 _HOMES = {
+    "CrossEncoder": "cross_encoder",
     "Encoder": "encoder",
     "Index": "index",
     "active_isa": "_core",

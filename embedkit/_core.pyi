@@ -155,5 +155,15 @@ class Encoder:
     def encode(self, texts: list[str], tokenizer: WordPiece, options: dict[str, Any]) -> tuple[Any, Stats]:
         """Vectors (n, dimension) or, with token_embeddings, a list of (tokens, hidden_size)."""
 
+    def encode_pairs(
+        self, first: list[str], second: list[str], tokenizer: WordPiece, options: dict[str, Any]
+    ) -> tuple[Any, Stats]:
+        """`encode` of text i of each list, put together as ``options["pair"]`` says."""
+
+    def encode_id_pairs(
+        self, first: list[list[int]], second: list[list[int]], options: dict[str, Any]
+    ) -> tuple[Any, Stats]:
+        """`encode_pairs` for content ids that another tokenizer made."""
+
     def encode_ids(self, ids: list[list[int]], options: dict[str, Any]) -> tuple[Any, Stats]:
         """`encode` for content ids that another tokenizer made."""

@@ -53,6 +53,8 @@ class Architecture:
         names: part of a tensor's name -> what the core has in its place, replaced in this order.
         layers: what the names of the layers' tensors start with; the layer's number follows.
         tensors: name -> (shape in config keys, quantised); ``{}`` stands for the layer's number.
+        classifier: what ``…ForSequenceClassification`` runs on the first token: a linear layer to hidden_size,
+            its activation (None for the model's own), and the linear layer to the classes.
     """
 
     prefix: str
@@ -60,6 +62,7 @@ class Architecture:
     fixed: Mapping[str, Any]
     layers: str
     tensors: Mapping[str, tuple[tuple[str, ...], bool]]
+    classifier: tuple[str, str | None, str]
     constants: Mapping[str, int] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -193,12 +196,15 @@ _LAYER_TENSORS = {
     **_layer_norm(f"{_LAYER}.output.LayerNorm"),
 }
 
+_CLASSIFICATION_HEAD = ("classifier.dense", "tanh", "classifier.out_proj")
+
 _BERT = Architecture(
     prefix="bert.",
     integers=(*_INTEGERS, "type_vocab_size"),
     fixed={"position_embedding_type": "absolute", **_NO_DECODER},
     layers=_LAYERS,
     tensors={**_EMBEDDINGS, **_TOKEN_TYPES, **_LAYER_TENSORS},
+    classifier=("pooler.dense", "tanh", "classifier"),
 )
 
 _MPNET_NAMES = {
@@ -222,6 +228,7 @@ _MPNET = Architecture(
         ),
         **_stored(_LAYER_TENSORS, _MPNET_NAMES),
     },
+    classifier=_CLASSIFICATION_HEAD,
     constants={"padding_idx": 1},
     names=_MPNET_NAMES,
 )
@@ -232,6 +239,7 @@ _ROBERTA = Architecture(
     fixed={"pad_token_id": 1, **_BERT.fixed},
     layers=_LAYERS,
     tensors=_BERT.tensors,
+    classifier=_CLASSIFICATION_HEAD,
     constants={"padding_idx": 1},
 )
 
@@ -252,6 +260,7 @@ _DISTILBERT = Architecture(
     fixed={},
     layers="transformer.layer.",
     tensors={**_EMBEDDINGS, **_stored(_LAYER_TENSORS, _DISTILBERT_NAMES)},
+    classifier=("pre_classifier", "relu", "classifier"),
     names=_DISTILBERT_NAMES,
     keys={
         "hidden_size": "dim",
@@ -275,6 +284,7 @@ _ROFORMER = Architecture(
         "embeddings_project.bias": (("hidden_size",), False),
         **_LAYER_TENSORS,
     },
+    classifier=("classifier.dense", None, "classifier.out_proj"),
     constants={"rotary": True},
     defaults={"embedding_size": "hidden_size"},
     flags=("rotary_value",),

@@ -21,7 +21,9 @@ from .output import NUMPY_DTYPES, convert, output_width
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import core_head, core_tensors
 
-__all__ = ["CoreEngine", "Counts", "Engine", "Plan"]
+__all__ = ["CoreEngine", "Counts", "Engine", "Plan", "load_core", "tokenizer_of"]
+
+_REMEDY = "on_overflow='window' encodes all of a text, on_overflow='error' refuses it."
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,9 @@ class Plan:
 class Counts:
     """What an encoder has seen; safe to use from several threads."""
 
-    def __init__(self) -> None:
-        """Start from zero."""
+    def __init__(self, what: str = "texts", remedy: str = _REMEDY) -> None:
+        """Start from zero; ``what`` is counted, ``remedy`` is what helps against truncation."""
+        self._what, self._remedy = what, remedy
         self.texts = 0
         self.tokens = 0
         self.truncated = 0
@@ -64,11 +67,29 @@ class Counts:
             self.truncated += stats["truncated"]
         if first:
             warnings.warn(
-                f"{stats['truncated']} of the first {seen} texts are longer than max_length={max_length} "
-                "tokens and were truncated; later ones are only counted, in describe()['truncated']. "
-                "on_overflow='window' encodes all of a text, on_overflow='error' refuses it.",
+                f"{stats['truncated']} of the first {seen} {self._what} are longer than "
+                f"max_length={max_length} tokens and were truncated; later ones are only counted, in "
+                f"describe()['truncated']. {self._remedy}",
                 stacklevel=outside_level(),
             )
+
+
+def tokenizer_of(folder: ModelFolder) -> Tokenizer:
+    """The tokenizer of a model folder, checked against its vocabulary."""
+    tokenizer = load_tokenizer(folder.transformer, lowercase_first=folder.do_lower_case)
+    if tokenizer.vocab_size > int(folder.config["vocab_size"]):
+        raise ValueError(
+            f"{folder.transformer}: the tokenizer has {tokenizer.vocab_size} tokens, vocab_size in "
+            f"config.json is {folder.config['vocab_size']}; the files are of different models"
+        )
+    return tokenizer
+
+
+def load_core(folder: ModelFolder, head: list[dict[str, Any]], precision: str) -> _core.Encoder:
+    """Load the weights; ``head`` is what follows the pooling."""
+    core_name = folder.architecture.core_name
+    tensors = {core_name(name): tensor for name, tensor in core_tensors(folder, precision).items()}
+    return _core.Encoder(folder.config, tensors, {"modes": list(folder.pooling.modes)}, head, precision)
 
 
 class Engine(ABC):
@@ -86,12 +107,7 @@ class Engine(ABC):
     def __init__(self, folder: ModelFolder) -> None:
         """Load the tokenizer."""
         self.folder = folder
-        self.tokenizer: Tokenizer = load_tokenizer(folder.transformer, lowercase_first=folder.do_lower_case)
-        if self.tokenizer.vocab_size > int(folder.config["vocab_size"]):
-            raise ValueError(
-                f"{folder.transformer}: the tokenizer has {self.tokenizer.vocab_size} tokens, vocab_size in "
-                f"config.json is {folder.config['vocab_size']}; the files are of different models"
-            )
+        self.tokenizer = tokenizer_of(folder)
         self.positions = folder.positions
 
     @cached_property
@@ -167,16 +183,7 @@ class CoreEngine(Engine):
         """Load the tokenizer and the weights."""
         super().__init__(folder)
         self.precision = precision
-        self.core = _core.Encoder(
-            folder.config,
-            {
-                folder.architecture.core_name(name): tensor
-                for name, tensor in core_tensors(folder, precision).items()
-            },
-            {"modes": list(folder.pooling.modes)},
-            core_head(folder),
-            precision,
-        )
+        self.core = load_core(folder, core_head(folder), precision)
 
     def empty(self, texts: int, plan: Plan) -> Any:
         """As `Engine.empty` says."""

@@ -28,7 +28,10 @@ __all__ = [
     "ModelFolder",
     "Settings",
     "Stamp",
+    "assemble",
+    "check_folder",
     "open_folder",
+    "read_config",
 ]
 
 BUILTIN = Path(__file__).parent / "models" / "all-MiniLM-L6-v2-int8"
@@ -195,11 +198,40 @@ def open_folder(path: Path) -> ModelFolder:
         FileNotFoundError: the folder or one of its files is missing.
         ValueError: a file is broken, or asks for something that embedkit does not run.
     """
+    check_folder(path)
+    entries = module_entries(path)
+    transformer = entries[0][1]
+    architecture, config, _ = read_config(path, transformer)
+    hidden_size = int(config["hidden_size"])
+    pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
+    head = read_head(entries[2:], hidden_size * len(pooling.modes))
+    folder = assemble(path, transformer, architecture=architecture, config=config, pooling=pooling, head=head)
+    if folder.truncate_dim is not None and folder.truncate_dim > folder.dimension:
+        raise ValueError(
+            f"{path / SETTINGS_FILE}: truncate_dim is {folder.truncate_dim}, the model has {folder.dimension} "
+            "dimensions; correct or remove it"
+        )
+    return folder
+
+
+def check_folder(path: Path) -> None:
+    """Raise FileNotFoundError unless ``path`` is a folder."""
     if not path.is_dir():
         problem = "is a file, not a model folder" if path.exists() else "does not exist"
         raise FileNotFoundError(f"{path} {problem}; give a folder with config.json and model.safetensors")
-    entries = module_entries(path)
-    transformer = entries[0][1]
+
+
+def read_config(path: Path, transformer: Path) -> tuple[Architecture, CoreConfig, dict[str, Any]]:
+    """The architecture, what the core wants to know of it, and all of ``config.json``.
+
+    Args:
+        path: the model folder, for messages.
+        transformer: the folder that holds ``config.json``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is broken, or of a model that the core does not run.
+    """
     config_path = transformer / "config.json"
     if not present(config_path):
         raise FileNotFoundError(f"{config_path} is missing: {path} is no model folder, or not a whole one")
@@ -210,14 +242,23 @@ def open_folder(path: Path) -> ModelFolder:
         raise ValueError(
             f"{config_path}: model_type {model_type!r} is not known; known are {', '.join(ARCHITECTURES)}"
         )
-    config = architecture.core_config(raw, str(config_path))
-    hidden_size = int(config["hidden_size"])
-    pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
-    head = read_head(entries[2:], hidden_size * len(pooling.modes))
+    return architecture, architecture.core_config(raw, str(config_path)), raw
+
+
+def assemble(
+    path: Path,
+    transformer: Path,
+    *,
+    architecture: Architecture,
+    config: CoreConfig,
+    pooling: Pooling,
+    head: tuple[Dense | Normalize, ...] = (),
+) -> ModelFolder:
+    """A folder from its modules, which are checked, and its settings, which are read here."""
     max_seq_length, max_seq_length_path, do_lower_case = _sentence_config(transformer)
     settings = _SentenceConfig(path / SETTINGS_FILE)
     precision, stamp = _metadata(path / METADATA_FILE)
-    folder = ModelFolder(
+    return ModelFolder(
         path=path,
         transformer=transformer,
         architecture=architecture,
@@ -234,12 +275,6 @@ def open_folder(path: Path) -> ModelFolder:
         truncate_dim=settings.truncate_dim(),
         stamp=stamp,
     )
-    if folder.truncate_dim is not None and folder.truncate_dim > folder.dimension:
-        raise ValueError(
-            f"{settings.path}: truncate_dim is {folder.truncate_dim}, the model has {folder.dimension} "
-            "dimensions; correct or remove it"
-        )
-    return folder
 
 
 def _sentence_config(folder: Path) -> tuple[int | None, Path | None, bool]:

@@ -16,6 +16,7 @@ __all__ = [
     "module_entries",
     "read_head",
     "read_pooling",
+    "transformer_entry",
 ]
 
 # sentence-transformers' name -> the core's.
@@ -81,8 +82,38 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
         ValueError: for a kind or an order that embedkit does not run, or a path that leaves the folder.
     """
     path = root / "modules.json"
-    if not present(path):
+    entries = _listed(root, path)
+    if entries is None:
         return [("Transformer", root)]
+    kinds = [kind for kind, _ in entries]
+    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
+        raise ValueError(f"{path}: the modules are {', '.join(kinds) or 'none'}. {_REMEDY}")
+    return entries
+
+
+def transformer_entry(root: Path) -> Path:
+    """The folder of the one Transformer that a cross-encoder is; ``root`` without ``modules.json``.
+
+    Raises:
+        ValueError: the folder has other modules, or a path that leaves it.
+    """
+    path = root / "modules.json"
+    entries = _listed(root, path)
+    if entries is None:
+        return root
+    kinds = [kind for kind, _ in entries]
+    if kinds != ["Transformer"]:
+        raise ValueError(
+            f"{path}: the modules are {', '.join(kinds) or 'none'}; a cross-encoder is one Transformer. "
+            "A sentence encoder is opened with embedkit.Encoder."
+        )
+    return entries[0][1]
+
+
+def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:
+    """The entries of ``modules.json`` whatever their order; None without that file."""
+    if not present(path):
+        return None
     modules = load_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ValueError(f"{path}: expected a list of modules. Fetch the file again.")
@@ -100,9 +131,6 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
         if len(relative) > _MAX_PATH:
             raise ValueError(f"{path}: the path {relative!r:.80}… is too long. Fetch the file again.")
         entries.append((kind, root / parts))
-    kinds = [kind for kind, _ in entries]
-    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
-        raise ValueError(f"{path}: the modules are {', '.join(kinds) or 'none'}. {_REMEDY}")
     return entries
 
 

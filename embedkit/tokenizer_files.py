@@ -13,6 +13,16 @@ __all__ = ["Settings", "added_token", "damaged", "template_ids", "typed"]
 # transformers writes 1e30 for "no limit".
 _NO_LIMIT = 1_000_000_000
 
+# Classes of transformers that give token types without being told by "model_input_names".
+_TYPED_CLASSES = {
+    "BertTokenizer",
+    "ElectraTokenizer",
+    "MobileBertTokenizer",
+    "ConvBertTokenizer",
+    "SqueezeBertTokenizer",
+    "RoFormerTokenizer",
+}
+
 Value = TypeVar("Value")
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -51,6 +61,17 @@ class Settings:
         if side not in ("left", "right"):
             raise damaged(self.path, f'"truncation_side" is {side!r}, neither "left" nor "right"')
         return "left" if side == "left" else "right"
+
+    def uses_token_types(self, default_class: str) -> bool:
+        """Whether transformers hands the model the token types of pairs.
+
+        Args:
+            default_class: of the model, for a folder that names no class.
+        """
+        names = typed(self.values, "model_input_names", list, [], self.path)
+        if names:
+            return "token_type_ids" in names
+        return (self.tokenizer_class or default_class) in _TYPED_CLASSES
 
     def token(self, name: str, default: str | None = None) -> dict[str, Any] | None:
         """An added token, as tokenizer.json writes it, for a role such as "pad_token"."""

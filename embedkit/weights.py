@@ -19,7 +19,15 @@ from .json_file import present, read_json
 from .modules import Dense
 from .safetensors_file import SafetensorsFile
 
-__all__ = ["WEIGHTS_FILES", "core_head", "core_tensors", "dequantise", "quantise", "stored_tensors"]
+__all__ = [
+    "WEIGHTS_FILES",
+    "core_classifier",
+    "core_head",
+    "core_tensors",
+    "dequantise",
+    "quantise",
+    "stored_tensors",
+]
 
 Array = npt.NDArray[Any]
 
@@ -118,6 +126,27 @@ def core_head(folder: ModelFolder) -> list[dict[str, Any]]:
             }
         )
     return head
+
+
+def core_classifier(folder: ModelFolder, classes: int) -> list[dict[str, Any]]:
+    """The head of a sequence classifier as ``_core.Encoder`` takes it after pooling the first token.
+
+    Raises:
+        FileNotFoundError: no safetensors weights.
+        ValueError: a tensor is missing or has the wrong shape or type, or a value that is not finite.
+    """
+    source, hidden = _Source(folder), folder.hidden_size
+    inner, activation, outer = folder.architecture.classifier
+    layers = ((inner, hidden, activation or folder.config["hidden_act"]), (outer, classes, "identity"))
+    return [
+        {
+            "type": "dense",
+            "weight": _private(source.read(f"{name}.weight", (rows, hidden), "float")),
+            "bias": _private(source.read(f"{name}.bias", (rows,), "float")),
+            "activation": function,
+        }
+        for name, rows, function in layers
+    ]
 
 
 def _missing(path: Path, folder: Path) -> FileNotFoundError:

@@ -38,6 +38,8 @@ struct EncoderConfig {
 
   /// Throws InvalidArgument for a shape that no kernel can run.
   void validate() const;
+  /// Features of a token's embedding, before the projection if there is one.
+  size_t embedding_width() const { return embedding_size > 0 ? embedding_size : hidden_size; }
   /// Tokens that a sequence may have.
   size_t positions() const {
     return max_position_embeddings - static_cast<size_t>(static_cast<int64_t>(padding_idx) + 1);

@@ -80,6 +80,10 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
     require(id >= 0 && static_cast<size_t>(id) < weights_.words.size(), "token id ", id,
             " is outside the model's table of ", weights_.words.size(),
             " tokens; the tokenizer is another model's");
+  for (int32_t type : batch.token_types)
+    require(type >= 0 && static_cast<size_t>(type) < std::max<size_t>(config_.type_vocab_size, 1),
+            "token type ", type, " is outside the model's table of ", config_.type_vocab_size,
+            " types; the tokenizer is another model's");
   size_t longest = 0;
   for (size_t s = 0; s < batch.sequences(); ++s) longest = std::max(longest, batch.length(s));
   require(longest <= config_.positions(), "a sequence of ", longest, " tokens is longer than the model's ",
@@ -111,7 +115,7 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
 }
 
 void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, size_t begin, size_t end) const {
-  const AlignedBuffer<float>& type = weights_.token_type;
+  const size_t width = config_.embedding_width();
   size_t sequence =
       static_cast<size_t>(std::upper_bound(batch.cu_seqlens.begin(), batch.cu_seqlens.end(), begin) -
                           batch.cu_seqlens.begin() - 1);
@@ -123,7 +127,8 @@ void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, size_t begin, 
     for (; t >= batch.cu_seqlens[sequence + 1]; ++sequence) position = padding;
     const int32_t id = batch.ids[t];
     float* row = out.row(t);
-    std::copy_n(type.data(), type.size(), row);
+    const size_t type = batch.token_types.empty() ? 0 : static_cast<size_t>(batch.token_types[t]);
+    std::copy_n(weights_.token_types.data() + type * width, width, row);
     weights_.words.add(kernels_, static_cast<size_t>(id), row);
     if (weights_.positions)
       weights_.positions->add(kernels_, static_cast<size_t>(id == padding ? padding : ++position), row);
@@ -139,7 +144,7 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Member& member
   Rows& embedded = projected ? w.embedded_ : w.hidden_;
   add_embeddings(batch, embedded, begin, end);
   kernels_.add_layer_norm(embedded.row(begin), embedded.ld, nullptr, 0, end - begin,
-                          weights_.token_type.size(), weights_.embedding_norm.weight(),
+                          config_.embedding_width(), weights_.embedding_norm.weight(),
                           weights_.embedding_norm.bias(), config_.layer_norm_eps,
                           int8 && !projected ? &quantised : nullptr);
   member.sync();

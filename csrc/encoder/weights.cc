@@ -221,13 +221,13 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
   config.validate();
   const Reader reader(tensors, config.precision);
   const size_t hidden = config.hidden_size;
-  const size_t embedded = config.embedding_size > 0 ? config.embedding_size : hidden;
-  AlignedBuffer<float> token_type(embedded);
-  std::fill_n(token_type.data(), embedded, 0.0f);
+  const size_t embedded = config.embedding_width();
+  AlignedBuffer<float> token_types(checked_mul(std::max<size_t>(config.type_vocab_size, 1), embedded));
+  std::fill_n(token_types.data(), token_types.size(), 0.0f);
   if (config.type_vocab_size > 0) {
     const Tensor types =
         reader.floats("embeddings.token_type_embeddings.weight", {config.type_vocab_size, embedded});
-    std::copy_n(static_cast<const float*>(types.data), embedded, token_type.data());
+    std::copy_n(static_cast<const float*>(types.data), token_types.size(), token_types.data());
   }
   RelativeBias relative_bias;
   if (config.relative_attention_num_buckets > 0)
@@ -238,7 +238,7 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
   Weights weights{
       reader.table("embeddings.word_embeddings", config.vocab_size, embedded),
       {},
-      std::move(token_type),
+      std::move(token_types),
       reader.norm("embeddings.LayerNorm", embedded),
       {},
       std::move(relative_bias),

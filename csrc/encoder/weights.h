@@ -108,7 +108,7 @@ struct Layer {
 struct Weights {
   EmbeddingTable words;
   std::optional<EmbeddingTable> positions;  ///< unless they are rotary
-  AlignedBuffer<float> token_type;          ///< of type 0; zero if the model has none
+  AlignedBuffer<float> token_types;         ///< (types, columns of `words`); a row of zeros if there are none
   LayerNorm embedding_norm;
   std::optional<Linear> projection;  ///< embedding_size -> hidden_size, in fp32
   RelativeBias relative_bias;

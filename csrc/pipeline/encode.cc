@@ -260,7 +260,21 @@ class Run {
       batch.ids.insert(batch.ids.end(), ids, ids + s.length);
       batch.cu_seqlens.push_back(batch.ids.size());
       batch.pool_skip.push_back(s.pool_skip);
+      if (options_.pair && options_.pair->typed) gather_types(s, batch.token_types);
     }
+  }
+
+  void gather_types(const Sequence& s, std::vector<int32_t>& types) const {
+    const PairTemplate& pair = *options_.pair;
+    const auto put = [&](const std::vector<int32_t>& fixed) {
+      types.insert(types.end(), fixed.begin(), fixed.end());
+    };
+    const size_t fixed = pair.prefix_types.size() + pair.between_types.size() + pair.suffix_types.size();
+    put(pair.prefix_types);
+    types.insert(types.end(), s.first, pair.first_type);
+    put(pair.between_types);
+    types.insert(types.end(), s.length - fixed - s.first, pair.second_type);
+    put(pair.suffix_types);
   }
 
   void encode_batches(ThreadState& state) {

@@ -1,6 +1,7 @@
 #include "pipeline/token_window.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/first_error.h"
@@ -12,17 +13,40 @@ constexpr size_t kChunkTexts = 32;
 constexpr size_t kChunkBytes = 8192;
 
 /// Content tokens of a sequence.
-size_t room(const TokenizeOptions& options) {
-  return options.max_length - options.prefix_ids.size() - options.suffix_ids.size();
+size_t room(const TokenizeOptions& options) { return options.max_length - options.special_tokens(); }
+
+/// Ids that a source need not go beyond.
+size_t limit(const TokenizeOptions& options) {
+  return options.overflow == Overflow::kTruncate && !options.truncate_left ? room(options) + 1
+                                                                           : WordPiece::kNoLimit;
+}
+
+/// How many tokens of each text of a pair are kept: `truncation="longest_first"` of the `tokenizers` package,
+/// whose odd token goes to the longer text (to the second if both are equally long).
+std::pair<size_t, size_t> fit_pair(size_t first, size_t second, size_t room) {
+  if (first + second <= room) return {first, second};
+  const size_t shorter = std::min({first, second, room / 2});
+  return first > second ? std::pair{room - shorter, shorter} : std::pair{shorter, room - shorter};
 }
 
 }  // namespace
 
 void TokenizeOptions::validate() const {
-  const size_t special = prefix_ids.size() + suffix_ids.size();
+  const size_t special = special_tokens();
   require(max_length > special, "max_length is ", max_length, "; it must exceed the ", special,
           " special tokens");
   require(threads >= 1, "threads is ", threads, "; it must be at least 1");
+  if (!pair) return;
+  require(overflow == Overflow::kTruncate && pool_skip == 0,
+          "a pair of texts that is too long can only be truncated");
+  require(!pair->typed || (pair->prefix_types.size() == prefix_ids.size() &&
+                           pair->between_types.size() == pair->between_ids.size() &&
+                           pair->suffix_types.size() == suffix_ids.size()),
+          "the pair template has not one token type for each of its ids");
+}
+
+size_t TokenizeOptions::special_tokens() const {
+  return prefix_ids.size() + suffix_ids.size() + (pair ? pair->between_ids.size() : 0);
 }
 
 void TokenWindow::begin(const TokenSource& source, const TokenizeOptions& options, size_t first,
@@ -42,16 +66,15 @@ void TokenWindow::begin(const TokenSource& source, const TokenizeOptions& option
 
 void TokenWindow::tokenize(const TokenSource& source, const TokenizeOptions& options, const Member& member,
                            Scratch& scratch, StopToken& stop) {
-  const size_t limit = options.overflow == Overflow::kTruncate && !options.truncate_left
-                           ? room(options) + 1
-                           : WordPiece::kNoLimit;
+  const auto index = static_cast<size_t>(member.index);
   for (size_t c; (c = next_chunk_.fetch_add(1, std::memory_order_relaxed)) < chunks_.size();) {
     if (stop.poll()) return;
     Chunk& chunk = chunks_[c];
     for (size_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
       scratch.content.clear();
-      source.append(i, scratch.words, scratch.content, limit, stop);
-      add(i, static_cast<size_t>(member.index), scratch.content, options, chunk);
+      source.append(i, scratch.words, scratch.content, limit(options), stop);
+      options.pair ? add_pair(source, i, index, scratch, options, chunk, stop)
+                   : add(i, index, scratch.content, options, chunk);
     }
   }
 }
@@ -90,6 +113,40 @@ void TokenWindow::add(size_t text, size_t member, const std::vector<int32_t>& co
       for (size_t begin = 0; begin < size; begin += most) store(begin, std::min(begin + most, size));
       return;
   }
+}
+
+/// Takes the second text of a pair, cuts both to max_length and stores them with their special tokens.
+void TokenWindow::add_pair(const TokenSource& source, size_t text, size_t member, Scratch& scratch,
+                           const TokenizeOptions& options, Chunk& chunk, StopToken& stop) {
+  std::vector<int32_t>& content = scratch.content;
+  const size_t most = room(options);
+  size_t first = content.size();
+  source.append_second(text, scratch.words, content, limit(options), stop);
+  if (most % 2 == 1 && limit(options) != WordPiece::kNoLimit && first > most &&
+      content.size() - first > most) {
+    // The tokens of both were counted up to the limit only, and which is longer decides on the odd one.
+    content.clear();
+    source.append(text, scratch.words, content, WordPiece::kNoLimit, stop);
+    first = content.size();
+    source.append_second(text, scratch.words, content, WordPiece::kNoLimit, stop);
+  }
+  const size_t second = content.size() - first;
+  const auto [kept_first, kept_second] = fit_pair(first, second, most);
+  chunk.truncated += kept_first + kept_second < first + second;
+  std::vector<int32_t>& arena = arenas_[member];
+  const size_t offset = arena.size();
+  const auto put = [&](const std::vector<int32_t>& ids, size_t begin, size_t count) {
+    const auto from = ids.begin() + static_cast<ptrdiff_t>(begin);
+    arena.insert(arena.end(), from, from + static_cast<ptrdiff_t>(count));
+  };
+  const bool left = options.truncate_left;
+  const PairTemplate& pair = *options.pair;
+  put(options.prefix_ids, 0, options.prefix_ids.size());
+  put(content, left ? first - kept_first : 0, kept_first);
+  put(pair.between_ids, 0, pair.between_ids.size());
+  put(content, left ? content.size() - kept_second : first, kept_second);
+  put(options.suffix_ids, 0, options.suffix_ids.size());
+  chunk.sequences.push_back({text, member, offset, arena.size() - offset, 0, kept_first});
 }
 
 void TokenWindow::finish() {

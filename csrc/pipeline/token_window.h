@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,18 @@ namespace embedkit {
 
 enum class Overflow { kTruncate, kError, kWindow };
 
+/// What stands between the two texts of a pair (prefix_ids and suffix_ids go around both), and the token
+/// types.
+struct PairTemplate {
+  std::vector<int32_t> between_ids;
+  bool typed = false;                 ///< whether the model is told the types; else all are 0
+  std::vector<int32_t> prefix_types;  ///< as many as prefix_ids, and so on
+  std::vector<int32_t> between_types;
+  std::vector<int32_t> suffix_types;
+  int32_t first_type = 0;  ///< of the first text's tokens
+  int32_t second_type = 0;
+};
+
 struct TokenizeOptions {
   int threads = 1;
   std::vector<int32_t> prefix_ids;
@@ -28,7 +41,12 @@ struct TokenizeOptions {
   bool truncate_left = false;  ///< keep the end of a text that is too long
   size_t pool_skip = 0;        ///< leading tokens left out of the pooling
   size_t first_text = 0;       ///< the caller's index of text 0, for messages
+  /// Each text is a pair. One that is too long loses tokens as "longest_first" says: the shorter text is kept
+  /// whole where it fits into half of the room, else each gets half of it.
+  std::optional<PairTemplate> pair;
 
+  /// Around a text or a pair.
+  size_t special_tokens() const;
   /// Throws InvalidArgument for what no text could be encoded with.
   void validate() const;
 };
@@ -44,6 +62,8 @@ class TokenSource {
   /// Thread-safe.
   virtual void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
                       StopToken& stop) const = 0;
+  /// The same for the second text of pair i; sources of single texts have none.
+  virtual void append_second(size_t, WordPiece::Scratch&, std::vector<int32_t>&, size_t, StopToken&) const {}
 };
 
 class TextSource final : public TokenSource {
@@ -75,6 +95,26 @@ class IdSource final : public TokenSource {
   const std::vector<std::vector<int32_t>>& ids_;
 };
 
+/// Pair i is text i of one source and text i of another, which must have as many.
+class PairSource final : public TokenSource {
+ public:
+  PairSource(const TokenSource& first, const TokenSource& second) : first_(first), second_(second) {}
+  size_t size() const override { return first_.size(); }
+  size_t bytes(size_t i) const override { return first_.bytes(i) + second_.bytes(i); }
+  void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+              StopToken& stop) const override {
+    first_.append(i, scratch, ids, limit, stop);
+  }
+  void append_second(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+                     StopToken& stop) const override {
+    second_.append(i, scratch, ids, limit, stop);
+  }
+
+ private:
+  const TokenSource& first_;
+  const TokenSource& second_;
+};
+
 /// A sequence of a window: where its ids are and what it belongs to.
 struct Sequence {
   size_t text;    ///< position in the source
@@ -83,6 +123,7 @@ struct Sequence {
   size_t length;
   size_t pool_skip;  ///< leading tokens left out of the pooling: the prompt, which only a text's first window
                      ///< holds
+  size_t first = 0;  ///< content tokens of a pair's first text
 };
 
 /// The sequences of some texts of a source.
@@ -122,6 +163,8 @@ class TokenWindow {
 
   void add(size_t text, size_t member, const std::vector<int32_t>& content, const TokenizeOptions& options,
            Chunk& chunk);
+  void add_pair(const TokenSource& source, size_t text, size_t member, Scratch& scratch,
+                const TokenizeOptions& options, Chunk& chunk, StopToken& stop);
 
   std::vector<Chunk> chunks_;
   std::atomic<size_t> next_chunk_{0};

@@ -180,6 +180,14 @@ py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict&
   return py::make_tuple(result, counts);
 }
 
+py::tuple run_pairs(const Encoder& encoder, const TokenSource& first, const TokenSource& second,
+                    const py::dict& options) {
+  require(options.contains("pair"), "the options of pairs lack 'pair'");
+  require(first.size() == second.size(), first.size(), " first texts and ", second.size(),
+          " second ones are no pairs");
+  return run(encoder, PairSource(first, second), options);
+}
+
 }  // namespace
 
 void bind_encoder(py::module_& m) {
@@ -201,6 +209,19 @@ void bind_encoder(py::module_& m) {
               const py::dict& options) {
              const Texts views(texts);
              return run(encoder, TextSource(tokenizer, views.views()), options);
+           })
+      .def("encode_pairs",
+           [](const Encoder& encoder, const py::list& first, const py::list& second,
+              const WordPiece& tokenizer, const py::dict& options) {
+             const Texts a(first, "first");
+             const Texts b(second, "second");
+             return run_pairs(encoder, TextSource(tokenizer, a.views()), TextSource(tokenizer, b.views()),
+                              options);
+           })
+      .def("encode_id_pairs",
+           [](const Encoder& encoder, const std::vector<std::vector<int32_t>>& first,
+              const std::vector<std::vector<int32_t>>& second, const py::dict& options) {
+             return run_pairs(encoder, IdSource(first), IdSource(second), options);
            })
       .def("encode_ids", [](const Encoder& encoder, const std::vector<std::vector<int32_t>>& ids,
                             const py::dict& options) { return run(encoder, IdSource(ids), options); });

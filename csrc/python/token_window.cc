@@ -36,6 +36,18 @@ TokenizeOptions tokenize_options_of(const py::dict& dict) {
                                        {{"right", false}, {"left", true}});
   options.pool_skip = o.get<size_t>("pool_skip", 0);
   options.first_text = o.get<size_t>("first_text", 0);
+  if (dict.contains("pair")) {
+    const Options p(o.get<py::dict>("pair"), "options['pair']");
+    options.pair = PairTemplate{
+        .between_ids = p.get<std::vector<int32_t>>("between_ids"),
+        .typed = p.get<bool>("typed"),
+        .prefix_types = p.get<std::vector<int32_t>>("prefix_types"),
+        .between_types = p.get<std::vector<int32_t>>("between_types"),
+        .suffix_types = p.get<std::vector<int32_t>>("suffix_types"),
+        .first_type = p.get<int32_t>("first_type"),
+        .second_type = p.get<int32_t>("second_type"),
+    };
+  }
   return options;
 }
 

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.inputs import check_unicode
+from embedkit.pair_template import PairTemplate, fit_pair, read_pair_template
 from embedkit.tokenizer import load_tokenizer
-
-from .template import PairTemplate, fit_pair, read_pair_template
 
 __all__ = ["TextStore"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.json_file import present, read_json
-from embedkit.tokenizer import Tokenizer
-from embedkit.tokenizer_files import damaged
+from .json_file import present, read_json
+from .tokenizer import Tokenizer
+from .tokenizer_files import damaged
 
 __all__ = ["PairTemplate", "fit_pair", "read_pair_template"]
 

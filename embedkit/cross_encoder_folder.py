@@ -1,0 +1,105 @@
+"""Reads the folder of a cross-encoder: a transformer with a classifier on its first token.
+
+The format is that of ``transformers.AutoModelForSequenceClassification`` and of sentence-transformers'
+``CrossEncoder``, any version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
+from .json_file import present, read_json
+from .modules import Pooling, transformer_entry
+from .tokenizer_files import Settings
+
+__all__ = ["CrossEncoderFolder", "open_cross_encoder"]
+
+_MAX_LABELS = 100_000
+_ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+_TOKENIZER_CLASSES = {"bert": "BertTokenizer", "roformer": "RoFormerTokenizer"}
+
+
+@dataclass(frozen=True)
+class CrossEncoderFolder:
+    """The folder of a cross-encoder, checked, without its weights.
+
+    Attributes:
+        model: the transformer, which pools the first token.
+        labels: names of the classes in the order of the logits; one for a regression.
+        activation: what the folder's author applies to the logits, ``"identity"`` or ``"sigmoid"``.
+        token_types: whether the model is told which text a token is of.
+    """
+
+    model: ModelFolder
+    labels: tuple[str, ...]
+    activation: str
+    token_types: bool
+
+
+def open_cross_encoder(path: Path) -> CrossEncoderFolder:
+    """Read the folder of a cross-encoder; opens no weights.
+
+    Raises:
+        FileNotFoundError: the folder or one of its files is missing.
+        ValueError: a file is broken, asks for something that embedkit does not run, or the folder holds
+            another kind of model.
+    """
+    check_folder(path)
+    transformer = transformer_entry(path)
+    architecture, config, raw = read_config(path, transformer)
+    where = transformer / "config.json"
+    kinds = raw.get("architectures")
+    if isinstance(kinds, list) and not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        raise ValueError(
+            f"{where}: architectures is {kinds!r:.80}, no ...ForSequenceClassification: the folder holds no "
+            "cross-encoder. A sentence encoder is opened with embedkit.Encoder."
+        )
+    labels = _labels(raw, where)
+    typed = Settings(transformer).uses_token_types(_TOKENIZER_CLASSES.get(str(raw["model_type"]), ""))
+    return CrossEncoderFolder(
+        model=assemble(
+            path, transformer, architecture=architecture, config=config, pooling=Pooling(("cls",))
+        ),
+        labels=labels,
+        activation=_activation(path, raw, where) or ("sigmoid" if len(labels) == 1 else "identity"),
+        token_types=typed and int(config.get("type_vocab_size", 0)) > 1,
+    )
+
+
+def _labels(raw: Mapping[str, Any], where: Path) -> tuple[str, ...]:
+    """The names of ``id2label``; transformers leaves it out where it has two classes without names."""
+    names = raw.get("id2label")
+    if names is None:
+        count = raw.get("num_labels", 2)
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_LABELS:
+            raise ValueError(f"{where}: num_labels must be an integer from 1 to {_MAX_LABELS}, not {count!r}")
+        return tuple(f"LABEL_{i}" for i in range(count))
+    if not isinstance(names, dict) or set(names) != {str(i) for i in range(len(names))} or not names:
+        raise ValueError(f"{where}: id2label must name the classes 0, 1, …, not {names!r:.80}")
+    return tuple(str(names[str(i)]) for i in range(len(names)))
+
+
+def _activation(path: Path, raw: Mapping[str, Any], where: Path) -> str | None:
+    """The activation that one of three places names, in the order of sentence-transformers."""
+    settings_path = path / SETTINGS_FILE
+    settings = read_json(settings_path) if present(settings_path) else {}
+    section = raw.get("sentence_transformers")
+    for name, file in (
+        (settings.get("activation_fn"), settings_path),
+        (section.get("activation_fn") if isinstance(section, dict) else None, where),
+        (raw.get("sbert_ce_default_activation_function"), where),
+    ):
+        if name is None:
+            continue
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
+            known = ", ".join(_ACTIVATIONS)
+            raise ValueError(f"{file}: the activation {name!r:.80} is not known; known are {known}")
+        return _ACTIVATIONS[name]
+    return None
