@@ -7,14 +7,18 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from embedkit import CrossEncoder
+from embedkit.cross_encoder_folder import open_cross_encoder
+
 from ..data.readers import Table
 from ..model import TOKENIZER_FILES, ModelOptions, transformer_folder
-from .cross_encoder import PairClassifier
+from .cross_encoder import PairClassifier, probabilities
 
 __all__ = ["teacher_outputs"]
 
@@ -24,6 +28,8 @@ _CHUNK = 4096  # pairs in a file: what a stopped run loses at most
 
 def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> npt.NDArray[np.float32]:
     """`PairClassifier.predict` of a teacher for ``text1`` and ``text2`` of a table: (n, classes).
+
+    The compiled core runs the teacher where it can, torch any other.
 
     The outputs lie in a folder of ``cache`` whose name hashes the teacher's files, ``max_length`` and the texts, as
     one file for 4,096 pairs, so that a stopped run goes on and other runs find them. Processes of a distributed run
@@ -49,16 +55,60 @@ def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> np
     return np.concatenate([np.load(file) for file in files])
 
 
-def _load(path: str, table: Table, max_length: int) -> PairClassifier:
-    teacher = PairClassifier.load(ModelOptions(path, max_length=max_length))
-    expected = list(table.labels) or ["score"]
-    if teacher.labels != expected and (table.labels or len(teacher.labels) > 1):
+class _Teacher(Protocol):
+    @property
+    def labels(self) -> Sequence[str]: ...
+
+    def predict(self, texts1: Sequence[str], texts2: Sequence[str], /) -> npt.NDArray[np.float32]: ...
+
+
+class _CoreTeacher:
+    """A teacher on embedkit's compiled core, which is faster than torch on a processor."""
+
+    def __init__(self, folder: Path, max_length: int) -> None:
+        self._model = CrossEncoder(
+            folder,
+            precision="fp32",
+            max_length=max_length,
+            activation_fn="identity",
+            threads=torch.get_num_threads(),
+        )
+        self.labels = self._model.labels
+
+    def predict(self, texts1: Sequence[str], texts2: Sequence[str], /) -> npt.NDArray[np.float32]:
+        logits = self._model.predict(list(zip(texts1, texts2, strict=True)))
+        found: npt.NDArray[np.float32] = probabilities(
+            torch.from_numpy(logits.reshape(len(texts1), len(self.labels)))
+        ).numpy()
+        return found
+
+
+def _load(path: str, table: Table, max_length: int) -> _Teacher:
+    folder = transformer_folder(path)
+    teacher: _Teacher
+    if not torch.cuda.is_available() and _runs_in_core(folder):
+        teacher = _CoreTeacher(folder, max_length)
+    else:
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        teacher = PairClassifier.load(ModelOptions(path, max_length=max_length)).to(device).eval()
+    expected, found = list(table.labels) or ["score"], list(teacher.labels)
+    if found != expected and (table.labels or len(found) > 1):
         raise ValueError(
-            f"the teacher {path} was trained on the classes {', '.join(teacher.labels)}, and the data have "
+            f"the teacher {path} was trained on the classes {', '.join(found)}, and the data have "
             f"{', '.join(expected)}; give a teacher of the same classes in the same order"
         )
-    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    return teacher.to(device).eval()
+    return teacher
+
+
+def _runs_in_core(folder: Path) -> bool:
+    """Whether the core runs this teacher as `PairClassifier` does: any other is torch's, its errors included."""
+    try:
+        opened = open_cross_encoder(folder)
+    except ValueError as error:
+        _LOG.info("torch runs the teacher %s: %s", folder, error)
+        return False
+    # PairClassifier gives a model that has token types those of the template, whatever the tokenizer's settings say.
+    return opened.token_types or int(opened.model.config.get("type_vocab_size", 0)) <= 1
 
 
 def _key(folder: Path, first: Sequence[str], second: Sequence[str], max_length: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from objective_fixtures import (  # noqa: E402
     write_nli,
     write_sts,
 )
+
+from embedkit import CrossEncoder  # noqa: E402
 
 RANDOM = np.random.default_rng(0)
 LOGITS = RANDOM.normal(size=(5, 3))
@@ -124,15 +127,15 @@ def test_teachers_are_asked_once_and_a_stopped_run_goes_on(
     )
     monkeypatch.setattr(teachers_module, "_CHUNK", 8)
     asked: list[int] = []
-    predict = PairClassifier.predict
+    predict = CrossEncoder.predict
 
-    def stopped(self: Any, first: list[str], second: list[str]) -> Any:
+    def stopped(self: Any, pairs: list[tuple[str, str]]) -> Any:
         if len(asked) == 1:
             raise KeyboardInterrupt
-        asked.append(len(first))
-        return predict(self, first, second)
+        asked.append(len(pairs))
+        return predict(self, pairs)
 
-    monkeypatch.setattr(PairClassifier, "predict", stopped)
+    monkeypatch.setattr(CrossEncoder, "predict", stopped)
     with pytest.raises(KeyboardInterrupt):
         teacher_outputs(str(path), table, 32, tmp_path / "cache")
     asked[0:1] = [0, 0]
@@ -144,6 +147,21 @@ def test_teachers_are_asked_once_and_a_stopped_run_goes_on(
     teacher_outputs(str(path), table, 31, tmp_path / "cache")
     teacher_outputs(str(path), table.select(range(8)), 32, tmp_path / "cache")
     assert asked == [0, 0, 8, 4, 8, 8, 4, 8]
+
+
+def test_torch_runs_the_teachers_that_the_core_does_not(
+    make_model: Callable[..., Path], tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_teacher(make_model(), tmp_path / "teacher", NLI)
+    settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["model_input_names"] = ["input_ids", "attention_mask"]  # which the core obeys
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    monkeypatch.setattr(CrossEncoder, "predict", None)
+    found = teacher_outputs(str(path), table, 32, tmp_path / "cache")
+    expected = PairClassifier.load(ModelOptions(str(path), max_length=32)).predict(
+        table.texts("text1"), table.texts("text2")
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_a_teacher_of_other_classes_is_refused(
