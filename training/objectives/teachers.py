@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -32,8 +33,8 @@ def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> np
     The compiled core runs the teacher where it can, torch any other.
 
     The outputs lie in a folder of ``cache`` whose name hashes the teacher's files, ``max_length`` and the texts, as
-    one file for 4,096 pairs, so that a stopped run goes on and other runs find them. Processes of a distributed run
-    begin at different files and take over what is there.
+    one file for 4,096 pairs, so that a stopped run goes on and other runs find them. Each process begins at a
+    random file and takes over what is there, so that those of a distributed run, or of a table, share the work.
 
     Raises:
         FileNotFoundError: the teacher is not there.
@@ -46,7 +47,7 @@ def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> np
     files = [folder / f"{start:09d}.npy" for start in starts]
     if not all(file.is_file() for file in files):
         teacher = _load(path, table, max_length)
-        ahead = len(files) * int(os.environ.get("RANK", "0")) // int(os.environ.get("WORLD_SIZE", "1"))
+        ahead = random.SystemRandom().randrange(len(files))  # seeds are the same in all processes
         for number in [*range(ahead, len(files)), *range(ahead)]:
             if not files[number].is_file():
                 part = slice(starts[number], starts[number] + _CHUNK)

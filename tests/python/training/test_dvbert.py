@@ -127,10 +127,11 @@ def test_teachers_are_asked_once_and_a_stopped_run_goes_on(
     )
     monkeypatch.setattr(teachers_module, "_CHUNK", 8)
     asked: list[int] = []
+    whole = False
     predict = CrossEncoder.predict
 
     def stopped(self: Any, pairs: list[tuple[str, str]]) -> Any:
-        if len(asked) == 1:
+        if asked and not whole:
             raise KeyboardInterrupt
         asked.append(len(pairs))
         return predict(self, pairs)
@@ -138,15 +139,15 @@ def test_teachers_are_asked_once_and_a_stopped_run_goes_on(
     monkeypatch.setattr(CrossEncoder, "predict", stopped)
     with pytest.raises(KeyboardInterrupt):
         teacher_outputs(str(path), table, 32, tmp_path / "cache")
-    asked[0:1] = [0, 0]
+    whole = True
     found = teacher_outputs(str(path), table, 32, tmp_path / "cache")
-    assert asked == [0, 0, 8, 4]
+    assert sorted(asked) == [4, 8, 8]
     np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_array_equal(teacher_outputs(str(path), table, 32, tmp_path / "cache"), found)
-    assert asked == [0, 0, 8, 4]
+    assert len(asked) == 3
     teacher_outputs(str(path), table, 31, tmp_path / "cache")
     teacher_outputs(str(path), table.select(range(8)), 32, tmp_path / "cache")
-    assert asked == [0, 0, 8, 4, 8, 8, 4, 8]
+    assert sorted(asked[3:]) == [4, 8, 8, 8]
 
 
 def test_torch_runs_the_teachers_that_the_core_does_not(
