@@ -1,0 +1,96 @@
+"""LlamaIndex: an embedding model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+try:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+    from llama_index.core.bridge.pydantic import Field, PrivateAttr
+except ImportError as error:
+    raise ImportError(
+        "EmbedkitEmbedding needs llama-index-core: pip install 'embedkit[llama-index]'"
+    ) from error
+
+from embedkit.encoder import Encoder
+from embedkit.integrations.opening import check_options, open_encoder
+
+__all__ = ["EmbedkitEmbedding"]
+
+Vector = list[float]
+
+
+class EmbedkitEmbedding(BaseEmbedding):
+    """LlamaIndex' `BaseEmbedding` over an `Encoder`.
+
+    Texts get the model's prompt "document", queries its prompt "query".
+
+    Args:
+        model: as in `Encoder`: a name or a folder, or None for the built-in model.
+        options: further arguments of `Encoder`, e.g. ``{"precision": "int8"}``.
+        normalize_embeddings: scale every vector to length 1.
+        embed_batch_size: texts that LlamaIndex hands over at once, at most 2,048. The core cuts its batches by
+            itself and is the faster the more texts it sees.
+        settings: the other fields of `BaseEmbedding` (callback_manager, embeddings_cache, …).
+    """
+
+    model: str | None = Field(default=None, description="Model folder or Hub id; None: the built-in model.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of Encoder.")
+    normalize_embeddings: bool = Field(default=False, description="Scale every vector to length 1.")
+    _encoder: Any = PrivateAttr()
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        normalize_embeddings: bool = False,
+        embed_batch_size: int = 1024,
+        **settings: Any,
+    ) -> None:
+        """Open the model."""
+        given = dict(options or {})
+        name = check_options(model, given)
+        encoder = open_encoder(name, given)
+        settings.setdefault("model_name", encoder.describe()["model"])
+        super().__init__(
+            model=name,
+            options=given,
+            normalize_embeddings=normalize_embeddings,
+            embed_batch_size=embed_batch_size,
+            **settings,
+        )
+        self._encoder = encoder
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that LlamaIndex writes down."""
+        return "EmbedkitEmbedding"
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder; shared by all embeddings of the same model and options."""
+        return cast(Encoder, self._encoder)
+
+    def _get_query_embedding(self, query: str) -> Vector:
+        vector = self.encoder.encode_query(query, normalize_embeddings=self.normalize_embeddings)
+        return cast(Vector, vector.tolist())
+
+    def _get_text_embedding(self, text: str) -> Vector:
+        return self._get_text_embeddings([text])[0]
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[Vector]:
+        vectors = self.encoder.encode_document(texts, normalize_embeddings=self.normalize_embeddings)
+        return cast(list[Vector], vectors.tolist())
+
+    async def _aget_query_embedding(self, query: str) -> Vector:
+        return await asyncio.to_thread(self._get_query_embedding, query)
+
+    async def _aget_text_embedding(self, text: str) -> Vector:
+        return await asyncio.to_thread(self._get_text_embedding, text)
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[Vector]:
+        return await asyncio.to_thread(self._get_text_embeddings, texts)

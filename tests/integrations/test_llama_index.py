@@ -1,0 +1,110 @@
+"""`EmbedkitEmbedding` in LlamaIndex: an index over it, ingestion, cache, serialisation, both ways of calling."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core import Settings, VectorStoreIndex
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.schema import CBEventType
+from llama_index.core.callbacks.simple_llm_handler import SimpleLLMHandler
+from llama_index.core.embeddings.utils import resolve_embed_model
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.schema import MetadataMode, QueryBundle, TextNode
+from llama_index.core.storage.kvstore import SimpleKVStore
+
+from embedkit import Encoder
+from embedkit.integrations.llama_index import EmbedkitEmbedding
+
+TEXTS = ["Boil the lentils for half an hour.", "Restart the server after the update."]
+PROMPTS = {"prompts": {"query": "question: ", "document": "answer: "}, "truncate_dim": 24}
+
+
+def test_every_way_of_embedding_gives_the_encoders_vectors() -> None:
+    embedding = EmbedkitEmbedding(options=PROMPTS, embed_batch_size=2)
+    encoder = Encoder(**PROMPTS)
+    query = encoder.encode_query("what to cook").tolist()
+    texts = encoder.encode_document([*TEXTS, "a third"]).tolist()
+    assert embedding.get_query_embedding("what to cook") == query
+    assert embedding.get_text_embedding(TEXTS[0]) == texts[0]
+    assert embedding.get_text_embedding_batch([*TEXTS, "a third"]) == texts
+    assert embedding.get_agg_embedding_from_queries(["what to cook"]) == pytest.approx(query)
+
+    async def calls() -> list[Any]:
+        return [
+            await embedding.aget_query_embedding("what to cook"),
+            await embedding.aget_text_embedding(TEXTS[0]),
+            await embedding.aget_text_embedding_batch([*TEXTS, "a third"]),
+        ]
+
+    assert asyncio.run(calls()) == [query, texts[0], texts]
+
+
+def test_an_index_finds_by_meaning() -> None:
+    nodes = [TextNode(text=text, id_=str(i)) for i, text in enumerate(TEXTS)]
+    index = VectorStoreIndex(nodes, embed_model=EmbedkitEmbedding())
+    found = index.as_retriever(similarity_top_k=1).retrieve(QueryBundle("what to cook"))
+    assert [hit.node.node_id for hit in found] == ["0"]
+
+
+def test_ingestion_gives_nodes_their_vectors() -> None:
+    embedding = EmbedkitEmbedding()
+    nodes = [TextNode(text=text, metadata={"page": i}) for i, text in enumerate(TEXTS)]
+    done = IngestionPipeline(transformations=[embedding]).run(nodes=nodes)
+    expected = Encoder().encode([node.get_content(MetadataMode.EMBED) for node in nodes]).tolist()
+    assert [node.embedding for node in done] == expected
+
+
+def test_it_is_written_down_and_read_back(tmp_path: Path) -> None:
+    Encoder().save(tmp_path / "model")
+    embedding = EmbedkitEmbedding(tmp_path / "model", options=PROMPTS, normalize_embeddings=True)
+    query = embedding.get_query_embedding("a")
+    for copy in (
+        EmbedkitEmbedding.from_json(embedding.to_json()),
+        EmbedkitEmbedding.from_dict(embedding.to_dict()),
+        pickle.loads(pickle.dumps(embedding)),
+        embedding.model_copy(),
+    ):
+        assert copy.get_query_embedding("a") == query
+        assert copy.normalize_embeddings and copy.model == str(tmp_path / "model")
+    assert EmbedkitEmbedding.from_dict(embedding.to_dict()).encoder is embedding.encoder
+    assert EmbedkitEmbedding(options=PROMPTS).encoder is not embedding.encoder
+
+
+def test_settings_cache_and_callbacks_of_llama_index() -> None:
+    cache = SimpleKVStore()
+    handler = SimpleLLMHandler()
+    started: list[CBEventType] = []
+    handler.on_event_start = lambda kind, *_, **__: started.append(kind) or ""  # type: ignore[assignment, func-returns-value]
+    embedding = EmbedkitEmbedding(embeddings_cache=cache, callback_manager=CallbackManager([handler]))
+    first = embedding.get_text_embedding_batch(TEXTS)
+    assert embedding.get_text_embedding_batch(TEXTS) == first
+    assert embedding.encoder.describe()["texts"] >= 2
+    assert set(cache.get_all(collection="embeddings")) == set(TEXTS)
+    assert CBEventType.EMBEDDING in started
+    assert resolve_embed_model(embedding) is embedding
+    before = Settings._embed_model
+    try:
+        Settings.embed_model = embedding
+        assert Settings.embed_model is embedding
+    finally:
+        Settings._embed_model = before
+
+
+def test_it_is_a_base_embedding_with_a_name() -> None:
+    embedding = EmbedkitEmbedding()
+    assert isinstance(embedding, BaseEmbedding)
+    assert embedding.model_name == "all-MiniLM-L6-v2-int8"
+    assert embedding.to_payload()["class_name"] == "EmbedkitEmbedding"
+
+
+def test_what_cannot_be_written_down_is_refused() -> None:
+    with pytest.raises(TypeError, match="model must be a name or a folder, not Encoder"):
+        EmbedkitEmbedding(Encoder())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cannot be written down as JSON"):
+        EmbedkitEmbedding(options={"prompts": {1j}})
