@@ -1,0 +1,123 @@
+"""ChromaDB: an embedding function."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+import numpy as np
+
+try:
+    from chromadb.api.types import Documents, EmbeddingFunction, Embeddings, Space
+    from chromadb.utils.embedding_functions import register_embedding_function
+except ImportError as error:
+    raise ImportError("EmbedkitEmbeddingFunction needs chromadb: pip install 'embedkit[chroma]'") from error
+
+from embedkit.encoder import Encoder
+from embedkit.integrations.opening import check_options, open_encoder
+
+__all__ = ["EmbedkitEmbeddingFunction"]
+
+_SPACES: dict[str, Space] = {"cosine": "cosine", "dot": "ip", "euclidean": "l2"}
+# What the vectors of a collection depend on.
+_VECTORS = (
+    "fingerprint",
+    "normalize_embeddings",
+    "truncate_dim",
+    "max_length",
+    "on_overflow",
+    "prompts",
+    "default_prompt_name",
+)
+
+
+@register_embedding_function  # so that a client finds it by its name when it opens a collection again
+class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
+    """Chroma's `EmbeddingFunction` over an `Encoder`.
+
+    Documents get the model's prompt "document", queries its prompt "query". A collection remembers the model
+    and the options, and opens them again once this module is imported.
+
+    Args:
+        model: as in `Encoder`: a name or a folder, or None for the built-in model.
+        normalize_embeddings: scale every vector to length 1.
+        options: further arguments of `Encoder`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        normalize_embeddings: bool = False,
+        **options: Any,
+    ) -> None:
+        """Open the model."""
+        self._model = check_options(model, options)
+        self._options = options
+        self._normalize = normalize_embeddings
+        self.encoder: Encoder = open_encoder(self._model, options)
+
+    def __call__(self, input: Documents) -> Embeddings:
+        """The vectors of documents."""
+        vectors = self.encoder.encode_document(list(input), normalize_embeddings=self._normalize)
+        return cast(Embeddings, [np.asarray(vector, np.float32) for vector in vectors])
+
+    def embed_query(self, input: Documents) -> Embeddings:
+        """The vectors of queries."""
+        vectors = self.encoder.encode_query(list(input), normalize_embeddings=self._normalize)
+        return cast(Embeddings, [np.asarray(vector, np.float32) for vector in vectors])
+
+    @staticmethod
+    def name() -> str:
+        """The name under which Chroma knows it."""
+        return "embedkit"
+
+    def default_space(self) -> Space:
+        """The space of a collection that names none: that of the model's similarity."""
+        return _SPACES.get(self.encoder.similarity_fn_name, "l2")
+
+    def max_tokens(self) -> int:
+        """Tokens a text may have."""
+        return self.encoder.max_seq_length
+
+    def get_config(self) -> dict[str, Any]:
+        """What Chroma writes down with a collection."""
+        return {
+            "model": self._model,
+            "fingerprint": self.encoder.fingerprint,
+            "normalize_embeddings": self._normalize,
+            "options": dict(self._options),
+        }
+
+    @staticmethod
+    def build_from_config(config: dict[str, Any]) -> EmbedkitEmbeddingFunction:
+        """The function that `get_config` described; ValueError if its model is another one by now."""
+        EmbedkitEmbeddingFunction.validate_config(config)
+        made = EmbedkitEmbeddingFunction(config["model"], config["normalize_embeddings"], **config["options"])
+        if made.encoder.fingerprint != config["fingerprint"]:
+            raise ValueError(
+                f"the model {made.encoder.describe()['model']!r} is not the one that made the vectors of the "
+                f"collection: its fingerprint is {made.encoder.fingerprint[:12]}…, and the collection's "
+                f"{config['fingerprint'][:12]}…; put that model back, or make a new collection"
+            )
+        return made
+
+    @staticmethod
+    def validate_config(config: dict[str, Any]) -> None:
+        """Refuse what `get_config` does not write."""
+        types = {"model": (str, type(None)), "fingerprint": str, "normalize_embeddings": bool, "options": dict}
+        for key, kind in types.items():
+            if key not in config or not isinstance(config[key], kind):
+                raise ValueError(
+                    f"the configuration of the embedding function 'embedkit' has {config.get(key)!r} for {key!r}; "
+                    "take it from get_config()"
+                )
+
+    def validate_config_update(self, old_config: dict[str, Any], new_config: dict[str, Any]) -> None:
+        """Accept another place of the model and settings of speed; refuse what changes the vectors."""
+        old, new = ({**config, **config["options"]} for config in (old_config, new_config))
+        for key in _VECTORS:
+            if old.get(key) != new.get(key):
+                raise ValueError(
+                    f"{key} cannot be changed: the collection holds vectors that were made with the former "
+                    "one; make a new collection"
+                )
