@@ -104,7 +104,12 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
     @staticmethod
     def validate_config(config: dict[str, Any]) -> None:
         """Refuse what `get_config` does not write."""
-        types = {"model": (str, type(None)), "fingerprint": str, "normalize_embeddings": bool, "options": dict}
+        types = {
+            "model": (str, type(None)),
+            "fingerprint": str,
+            "normalize_embeddings": bool,
+            "options": dict,
+        }
         for key, kind in types.items():
             if key not in config or not isinstance(config[key], kind):
                 raise ValueError(

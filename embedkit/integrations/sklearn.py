@@ -103,7 +103,7 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
     @property
     def _n_features_out(self) -> int:
         """What `get_feature_names_out` counts to."""
-        return self.n_features_out_
+        return int(self.n_features_out_)
 
     def __sklearn_tags__(self) -> Tags:
         """Say that the input is text."""

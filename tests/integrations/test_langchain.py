@@ -35,7 +35,9 @@ def test_vectors_are_the_encoders() -> None:
     embeddings = EmbedkitEmbeddings(encoder, normalize_embeddings=True)
     assert embeddings.embed_query("a") == encoder.encode("question: a", normalize_embeddings=True).tolist()
     vectors = embeddings.embed_documents(["a", "b"])
-    np.testing.assert_array_equal(vectors, encoder.encode(["answer: a", "answer: b"], normalize_embeddings=True))
+    np.testing.assert_array_equal(
+        vectors, encoder.encode(["answer: a", "answer: b"], normalize_embeddings=True)
+    )
     assert embeddings.embed_documents([]) == []
     with pytest.raises(ValueError, match="truncate_dim is a matter of the Encoder"):
         EmbedkitEmbeddings(encoder, truncate_dim=3)

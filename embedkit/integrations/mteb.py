@@ -1,0 +1,127 @@
+"""MTEB: an encoder for its tasks.
+
+>>> import mteb
+>>> from embedkit.integrations.mteb import MTEBEncoder
+>>> mteb.evaluate(MTEBEncoder("sentence-transformers/all-mpnet-base-v2"), mteb.get_tasks(["STSBenchmark"]))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    from mteb.models import ModelMeta
+    from mteb.models.abs_encoder import AbsEncoder
+    from mteb.models.model_meta import ScoringFunction
+except ImportError as error:
+    raise ImportError("MTEBEncoder needs mteb 2 or newer: pip install 'embedkit[mteb]'") from error
+
+from embedkit.encoder import Encoder
+
+if TYPE_CHECKING:
+    from mteb.abstasks.task_metadata import TaskMetadata
+    from mteb.types import PromptType
+
+__all__ = ["MTEBEncoder"]
+
+# What MTEB computes by itself; for the others it asks the encoder.
+_SCORING = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
+
+
+class MTEBEncoder(AbsEncoder):
+    """MTEB's encoder protocol over an `Encoder`.
+
+    Results are kept by MTEB under the model's name and, as its revision, its fingerprint and precision: another
+    model in the same folder, or the same one in int8, never gets the results of the first.
+
+    Args:
+        model: as in `Encoder`, or an `Encoder`.
+        revision: of the model on the Hub.
+        device: as in `Encoder`.
+        prompts: what is put before the texts of a task, by name: ``"STSBenchmark-query"`` (task and prompt
+            type), ``"STSBenchmark"``, ``"Retrieval-query"`` (type of task and prompt type), ``"Retrieval"``,
+            ``"query"``; the first of them that exists is used. They outrank those of the model.
+        options: further arguments of `Encoder`.
+
+    Attributes:
+        model: the `Encoder`.
+        model_prompts: those given and those of the model.
+        mteb_model_meta: what MTEB writes down of the model.
+
+    Raises:
+        KeyError: a name of ``prompts`` is neither a task, a type of task, nor a prompt type.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Encoder | None = None,
+        revision: str | None = None,
+        *,
+        device: str | None = None,
+        prompts: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Open the model."""
+        if isinstance(model, Encoder):
+            given = {"revision": revision, "device": device, **options}
+            for name, value in given.items():
+                if value is not None:
+                    raise ValueError(f"{name} is a matter of the Encoder that was given; set it there")
+            self.model = model
+        else:
+            self.model = Encoder(model, revision=revision, device=device or "auto", **options)
+        chosen = self.validate_task_to_prompt_name(dict(prompts or {})) or {}
+        self.model_prompts = {**self.model.prompts, **chosen}
+        self.mteb_model_meta = _meta(self.model)
+
+    def encode(
+        self,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        task_metadata: TaskMetadata,
+        hf_split: str,
+        hf_subset: str,
+        prompt_type: PromptType | None = None,
+        **kwargs: Any,
+    ) -> npt.NDArray[Any]:
+        """The vectors (n, dim) of the texts of all batches, in their order.
+
+        Args:
+            inputs: batches, each with its texts under ``"text"``.
+            task_metadata: the task, which decides on the prompt.
+            hf_split, hf_subset: which part of the task's data it is; of no consequence here.
+            prompt_type: query, document or None.
+            kwargs: ``show_progress_bar`` and ``precision`` (of the vectors, as `Encoder.encode` has it);
+                ``batch_size`` is left to the core, and would change no vector.
+        """
+        texts = [text for batch in inputs for text in batch["text"]]
+        name = self.get_prompt_name(task_metadata, prompt_type)
+        vectors: npt.NDArray[Any] = self.model.encode(
+            texts,
+            prompt=None if name is None else self.model_prompts[name],
+            show_progress_bar=kwargs.get("show_progress_bar", False),
+            output_dtype=kwargs.get("precision"),
+        )
+        return vectors if texts else np.empty((0, self.model.get_embedding_dimension()), np.float32)
+
+
+def _meta(encoder: Encoder) -> ModelMeta:
+    described = encoder.describe()
+    name = str(described["model"])
+    if os.path.exists(name) or "/" not in name:  # MTEB wants organisation/model
+        name = f"embedkit/{os.path.basename(os.path.normpath(name))}"
+    return ModelMeta.create_empty(
+        overwrites={
+            "name": name,
+            "revision": f"{described['fingerprint'][:16]}-{described['precision']}",
+            "embed_dim": described["dimension"],
+            "max_tokens": described["max_length"],
+            "similarity_fn_name": _SCORING.get(described["similarity"]),
+            "open_weights": True,
+        }
+    )

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# run.sh [NAME...]: the tests of the adapters NAME (default: all), each in a fresh environment that holds the wheel
+# with the extra NAME, and so the real host package. NAME.txt beside this file lists what only its tests need.
+#
+#   WHEEL=FILE   a wheel to test; default: one is built from the checkout
+#   VENVS=DIR    keep the environments there, and reuse them; default: a temporary folder
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+venvs=${VENVS:-$work}
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTEST_ADDOPTS="-p no:cacheprovider ${PYTEST_ADDOPTS:-}"
+# A test needs nothing from outside, and sends nothing there.
+export HF_HUB_OFFLINE=1 ANONYMIZED_TELEMETRY=False HAYSTACK_TELEMETRY_ENABLED=False LANGCHAIN_TRACING_V2=false
+
+if [ $# -eq 0 ]; then
+  set -- sklearn langchain llama-index haystack chroma mteb
+fi
+if [ -z "${WHEEL:-}" ]; then
+  python3 -m pip wheel -q --no-deps -w "$work/wheel" "$root"
+  WHEEL=$(echo "$work"/wheel/embedkit-*.whl)
+fi
+WHEEL=$(realpath "$WHEEL")
+
+for name in "$@"; do
+  begin=$SECONDS
+  requirements=$here/$name.txt
+  if [ ! -f "$requirements" ]; then
+    echo "run.sh: there is no adapter $name" >&2
+    exit 2
+  fi
+  python=$venvs/$name/bin/python
+  [ -x "$python" ] || python3 -m venv "$venvs/$name"
+  "$python" -m pip install -q -c "$root/constraints.txt" "$WHEEL[cpu,$name]" -r "$requirements"
+  "$python" -m pip install -q --no-deps --force-reinstall "$WHEEL"
+  installed=$((SECONDS - begin))
+  options=()
+  if [ "$name" = langchain ]; then  # its standard suites are asynchronous in part
+    options=(-o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function)
+  fi
+  # Elsewhere: the checkout must not stand in for what the wheel lacks.
+  (cd "$work" && "$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" "${options[@]}" \
+    "$here/test_${name//-/_}.py")
+  echo "$name: installed in $installed s, tested in $((SECONDS - begin - installed)) s"
+  [ -n "${VENVS:-}" ] || rm -rf "${venvs:?}/$name"
+done
