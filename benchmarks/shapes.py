@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,61 @@ def flops_per_token(folder: Path) -> float:
     config = json.loads((folder / "config.json").read_text())
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     return 2.0 * (4 * hidden**2 + 2 * hidden * inner) * config["num_hidden_layers"]
+
+
+def flops(folder: Path, lengths: Sequence[int]) -> float:
+    """Operations of all products of texts of ``lengths`` tokens, those of attention (4·H·n² a layer) as well."""
+    config = json.loads((folder / "config.json").read_text())
+    attention = 4.0 * config["hidden_size"] * config["num_hidden_layers"] * sum(n * n for n in lengths)
+    return flops_per_token(folder) * sum(lengths) + attention
+
+
+def hidden_size(folder: Path) -> int:
+    """Width of the transformer, and of its vectors without a projection."""
+    return int(json.loads((folder / "config.json").read_text())["hidden_size"])
+
+
+def parameters(folder: Path) -> int:
+    """How many numbers the folder's safetensors files hold, a pooler that no sentence encoder uses left out."""
+    from safetensors import safe_open
+
+    count = 0
+    for file in sorted(folder.rglob("*.safetensors")):
+        with safe_open(file, framework="numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - safe_open has no iteration
+                if not name.startswith("pooler."):
+                    count += int(np.prod(tensors.get_slice(name).get_shape()))
+    return count
+
+
+def project(source: Path, dimension: int, folder: Path) -> Path:
+    """A copy of a model folder with a random projection to ``dimension`` behind its pooling; returns its path."""
+    from safetensors.numpy import save_file
+
+    target = folder / f"{source.name}-{dimension}"
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    hidden = hidden_size(source)
+    dense = target / "2_Dense"
+    dense.mkdir(exist_ok=True)
+    options = {
+        "in_features": hidden,
+        "out_features": dimension,
+        "bias": True,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    (dense / "config.json").write_text(json.dumps(options, indent=1))
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((dimension, hidden), dtype=np.float32) * np.float32(hidden**-0.5)
+    tensors = {"linear.weight": weight, "linear.bias": np.zeros(dimension, dtype=np.float32)}
+    save_file(tensors, dense / "model.safetensors", metadata={"format": "pt"})
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Normalize": "Normalize"}
+    (target / "3_Normalize").mkdir(exist_ok=True)
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (target / "modules.json").write_text(json.dumps(entries, indent=1))
+    return target
 
 
 def describe(folder: Path) -> str:

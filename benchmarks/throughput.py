@@ -1,11 +1,14 @@
 """Sentences and tokens per second of `embedkit.Encoder.encode`, beside every installed peer.
 
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --threads 2 --json OUT.json --plot OUT.png
+    python benchmarks/throughput.py TEXTS.txt --model FOLDER --device cuda [--lengths 128]
+    python benchmarks/throughput.py TEXTS.txt --model FOLDER --table hpd
 
 All candidates get the same distinct texts, the same CPUs and the same number of threads; their runs
 alternate; tokenization is counted. Each peer first looks for its best batch size on a part of the texts.
 Beside the speed stand the mean cosine to the fp32 reference and the share of what the processor could do
-at most.
+at most. On a GPU (``gpu.py``) encoding alone, its share of the GPU's peak and the latency of one query are measured
+as well. ``--table hpd`` (``hpd.py``) prints the sizes, dimensions and speeds of HPD's Table 1 for this machine.
 """
 
 import argparse
@@ -18,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import common
+import gpu
+import hpd
+import lengths
 import numpy as np
 import shapes
 from peers import choose, peer_class
@@ -32,6 +38,11 @@ def arguments() -> argparse.Namespace:
     )
     common.add_text_arguments(parser, default_limit=2048)
     parser.add_argument("--model", type=Path, required=True, help="model folder with fp32 weights")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--lengths", help="cut the texts to these tokens each: 128, or 8-256 for a mixture")
+    parser.add_argument("--table", choices=["hpd"], help="measure the models of a table instead of one")
+    parser.add_argument("--rows", help="--table: only these models, separated by commas")
+    parser.add_argument("--mpnet", type=Path, help="--table hpd: real all-mpnet-base-v2 weights")
     parser.add_argument(
         "--shape",
         help="measure random weights of this shape instead of the folder's, with the folder's tokenizer: "
@@ -97,10 +108,10 @@ def best_setting(
 
 def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[str]) -> dict[str, Any]:
     """Runs every candidate and returns the result to print, draw and write."""
-    ids = Tokenizer(model)(texts)
-    tokens = sum(map(len, ids))
-    histogram = common.length_histogram([len(row) for row in ids])
-    chosen, left_out = choose(options.peers)
+    counts = [len(row) for row in Tokenizer(model)(texts)]
+    tokens = sum(counts)
+    histogram = common.length_histogram(counts)
+    chosen, left_out = choose(options.peers, options.device)
     packages = sorted({p for key in chosen for p in peer_class(key).packages} | {"numpy"})
     machine, found = common.machine_info(), common.versions(packages)
     cpus = machine["cpus_usable"][: options.threads]
@@ -133,12 +144,19 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
         runs = {key: (lambda w=w, b=best[key][0].batch: w.run(b)) for key, w in workers.items()}
         seconds = common.alternate(runs, options.rounds)
         vectors = {key: worker.vectors() for key, worker in workers.items()}
-    peaks = ceiling(options.threads)
-
-    reference = next(
-        (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
-    )
+        on_gpu: dict[str, dict[str, Any]] = {}
+        if options.device == "cuda":
+            batches = {key: best[key][0].batch for key in workers}
+            on_gpu = gpu.measure(workers, batches, texts, counts, options.rounds)
+    peaks = ceiling(options.threads) if options.device == "cpu" else gpu.ceiling()
     flops = shapes.flops_per_token(model)
+    if options.device == "cuda":
+        reference, vectors = gpu.reference(model, texts, vectors, options.threads)
+        gpu.add_utilisation(on_gpu, shapes.flops(model, counts) / tokens, peaks)
+    else:
+        reference = next(
+            (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
+        )
     rows = []
     for key, taken in seconds.items():
         kind = peer_class(key)
@@ -156,12 +174,13 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
                 "tokens_per_s": round(speed),
                 "cosine": round(float(np.sum(vectors[key] * vectors[reference], axis=1).mean()), 6),
                 "share_of_ceiling": round(speed * flops / (peak * 1e9), 4) if peak else None,
+                **on_gpu.get(key, {}),
             }
         )
     rows.sort(key=lambda row: (row["precision"], -row["sentences_per_s"].median))
     return common.report(
-        "throughput",
-        machine=machine,
+        "throughput" if options.device == "cpu" else "throughput-cuda",
+        machine=machine | ({"gpu": gpu.name()} if options.device == "cuda" else {}),
         versions=found,
         isa=common.embedkit_isa(),
         threads=options.threads,
@@ -210,7 +229,9 @@ def show(result: dict[str, Any]) -> str:
             ],
         )
     )
-    for precision in ("fp32", "int8"):
+    if any("alone" in row for row in result["rows"]):
+        lines.append(gpu.show(result["rows"]))
+    for precision in dict.fromkeys(row["precision"] for row in result["rows"]):
         rows = [r for r in result["rows"] if r["precision"] == precision]
         own = [r for r in rows if r["peer"].startswith("embedkit")]
         peers = [r for r in rows if not r["peer"].startswith("embedkit")]
@@ -259,6 +280,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:
         cache = options.cache or Path(scratch)
         model = options.model.resolve()
+        if options.lengths:
+            sizes = lengths.wanted(options.lengths, len(texts))
+            texts = lengths.texts_of_lengths(model, texts, sizes)
+        if options.table:
+            hpd.run(options, model, cache, texts)
+            return
         if options.shape:
             model = shapes.build(options.shape, tokenizer_of=model, folder=cache)
         converted = cache / f"converted-{model.name}"

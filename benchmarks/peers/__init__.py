@@ -21,24 +21,36 @@ REGISTRY = {
     "ctranslate2-int8": "ct2:CTranslate2Int8",
 }
 
+#: The same on a GPU.
+REGISTRY_CUDA = {
+    "embedkit-cuda-bf16": "cuda:EmbedKitCuda",
+    "embedkit-cuda-fp16": "cuda:EmbedKitCudaFp16",
+    "sentence-transformers-cuda-fp16": "cuda:SentenceTransformersCuda",
+    "sentence-transformers-cuda-bf16": "cuda:SentenceTransformersCudaBf16",
+    "sentence-transformers-cuda-compiled": "cuda:SentenceTransformersCudaCompiled",
+    "sentence-transformers-cuda-flash": "cuda:SentenceTransformersCudaFlash",
+}
+
 
 def peer_class(key: str) -> "type[Peer]":
     """The class of a peer by its `--peers` name; imports none of the packages it needs."""
-    module, name = REGISTRY[key].split(":")
+    module, name = (REGISTRY | REGISTRY_CUDA)[key].split(":")
     return getattr(import_module(f"peers.{module}"), name)
 
 
-def choose(names: str) -> tuple[list[str], dict[str, str]]:
+def choose(names: str, device: str = "cpu") -> tuple[list[str], dict[str, str]]:
     """The peers to run, and those left out with the reason.
 
     Args:
         names: peers, "all" or "own" (embedkit), separated by commas.
+        device: "cpu" or "cuda".
     """
-    groups = {"all": list(REGISTRY), "own": [k for k in REGISTRY if k.startswith("embedkit")]}
+    registry = REGISTRY if device == "cpu" else REGISTRY_CUDA
+    groups = {"all": list(registry), "own": [k for k in registry if k.startswith("embedkit")]}
     wanted = dict.fromkeys(key for name in names.split(",") for key in groups.get(name, [name]))
-    unknown = [key for key in wanted if key not in REGISTRY]
+    unknown = [key for key in wanted if key not in registry]
     if unknown:
-        raise SystemExit(f"--peers: no peer {unknown[0]!r}; there are {', '.join(REGISTRY)}, all, own")
+        raise SystemExit(f"--peers: no peer {unknown[0]!r}; there are {', '.join(registry)}, all, own")
     chosen, left_out = [], {}
     for key in wanted:
         missing = [p for p in peer_class(key).packages if not _installed(p)]

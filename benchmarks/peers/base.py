@@ -71,6 +71,10 @@ class Peer(ABC):
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
         """The unit vectors of `texts` in their order: (n, dimension) float32."""
 
+    def encode_alone(self, texts: list[str], batch: int | None) -> float:
+        """Seconds of encoding alone, for peers that can tell it from tokenization."""
+        raise ValueError(f"{self.name} does not tell encoding from tokenization")
+
     def settings(self) -> list[Setting]:
         """The settings worth trying."""
         batches = (8, 16, 32, 64)

@@ -70,6 +70,10 @@ class Worker:
         """Encodes all texts once and returns the seconds it took."""
         return self._call("run", batch)
 
+    def alone(self, batch: int | None) -> float:
+        """`Peer.encode_alone` of all texts."""
+        return self._call("alone", batch)
+
     def one_by_one(self) -> list[float]:
         """Encodes each text alone and returns the seconds of each call."""
         return self._call("one_by_one")
@@ -136,6 +140,9 @@ class _Server:
         start = time.perf_counter()
         self._vectors = self.peer.encode(self._texts, batch)
         return time.perf_counter() - start
+
+    def alone(self, batch: int | None) -> float:
+        return self.peer.encode_alone(self._texts, batch)
 
     def one_by_one(self) -> list[float]:
         taken = []

@@ -1,0 +1,165 @@
+"""`throughput.py --table hpd`: the columns size, dimension and speed of HPD's Table 1, for this machine.
+
+Zhao et al. 2022 (arXiv 2203.07687) give sentences/s on a TITAN Xp. Here each shape of their table is measured with
+and without a projection to 128 dimensions. Speed does not depend on the weights' values, so shapes without real
+weights at hand get random ones; the table says which. A large model gets fewer of the texts, each evenly spread.
+"""
+
+import argparse
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+import shapes
+from peers import choose, peer_class
+from peers.base import Tokenizer
+from peers.worker import PeerFailed, Worker
+
+DIMENSION = 128
+HARDWARE = "TITAN Xp (Zhao et al. 2022, Table 1)"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A row's model.
+
+    Attributes:
+        name: as the table has it.
+        spec: for `shapes.build`; None for the folder of ``--model``.
+        paper: sentences/s of the paper by dimension, as far as we have them.
+    """
+
+    name: str
+    spec: str | None
+    paper: dict[int, int]
+
+
+SHAPES = (
+    Shape(
+        "RoBERTa-large",
+        "layers=24,hidden=1024,heads=16,intermediate=4096,pooling=mean",
+        {1024: 291},  # SimCSE-RoBERTa-large
+    ),
+    Shape("MPNet-base", "layers=12,hidden=768,heads=12,intermediate=3072,pooling=mean", {}),
+    Shape("TinyBERT", "layers=4,hidden=312,heads=12,intermediate=1200,pooling=mean", {128: 2609}),
+    Shape("MiniLM-L6", None, {128: 2024}),
+)
+
+
+def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str]) -> None:
+    """Measures, prints, writes."""
+    device = options.device
+    default = "embedkit-fp32,embedkit-int8,sentence-transformers" if device == "cpu" else "all"
+    keys, left_out = choose(default if options.peers == "all" else options.peers, device)
+    machine = common.machine_info()
+    found = common.versions(sorted({p for key in keys for p in peer_class(key).packages} | {"numpy"}))
+    print(common.show_machine(machine, found))
+    reference = shapes.flops_per_token(model)
+    counts = [len(row) for row in Tokenizer(model)(texts)]
+    print(common.show_histogram(common.length_histogram(counts)))
+    rows = []
+    chosen = [shape.name for shape in SHAPES] if options.rows is None else options.rows.split(",")
+    if unknown := set(chosen) - {shape.name for shape in SHAPES}:
+        raise SystemExit(f"--rows: no {', '.join(unknown)}; there are {', '.join(s.name for s in SHAPES)}")
+    for shape in SHAPES:
+        if shape.name not in chosen:
+            continue
+        weights = "random"
+        if shape.spec is None:
+            folder, weights = model, "real"
+        elif shape.name == "MPNet-base" and options.mpnet is not None:
+            folder, weights = options.mpnet.resolve(), "real"
+        else:
+            folder = shapes.build(shape.spec, tokenizer_of=model, folder=cache)
+        cost = shapes.flops_per_token(folder) / reference
+        step = max(1, min(round(cost), len(texts) // 64))
+        for projected in (False, True):
+            one = shapes.project(folder, DIMENSION, cache) if projected else folder
+            speeds = _speeds(options, keys, one, cache, texts[::step])
+            dimension = DIMENSION if projected else shapes.hidden_size(folder)
+            rows.append(
+                {
+                    "model": shape.name,
+                    "weights": weights + (", projection random" if projected else ""),
+                    "shape": shapes.describe(folder),
+                    "parameters_m": round(shapes.parameters(one) / 1e6, 1),
+                    "dimension": dimension,
+                    "texts": len(texts[::step]),
+                    "sentences_per_s": speeds,
+                    "paper_sentences_per_s": shape.paper.get(dimension),
+                }
+            )
+            measured = ", ".join(f"{peer_class(key).name} {speed}" for key, speed in speeds.items())
+            print(f"{shape.name}, {dimension} dimensions: sentences/s {measured}", flush=True)
+    result = common.report(
+        "throughput-hpd",
+        machine=machine,
+        versions=found,
+        isa=common.embedkit_isa() if device == "cpu" else None,
+        device=device,
+        threads=options.threads,
+        rounds=options.rounds,
+        texts=common.length_histogram(counts),
+        tokenization_counted=True,
+        paper_hardware=HARDWARE,
+        left_out=left_out,
+        rows=rows,
+    )
+    print(f"\n{options.threads} threads, tokenization counted; paper: {HARDWARE}\n{_table(rows, keys)}")
+    if options.json:
+        common.write_json(options.json, result)
+
+
+def _speeds(
+    options: argparse.Namespace, keys: list[str], folder: Path, cache: Path, texts: list[str]
+) -> dict[str, common.Spread]:
+    """Sentences/s of each candidate, alternating; those that fail are told and left out."""
+    cpus = sorted(os.sched_getaffinity(0))[: options.threads]
+    with contextlib.ExitStack() as stack:
+        workers, batches = {}, {}
+        for key in keys:
+            worker = stack.enter_context(Worker(key, folder, options.threads, cache, cpus))
+            try:
+                # The largest batch: the texts are short, and packages sort them by length.
+                setting = worker.settings()[-1]
+                worker.load(setting.streams)
+                worker.texts(texts[:64])
+                worker.run(setting.batch)
+                worker.texts(texts)
+            except PeerFailed as error:
+                print(f"left out: {error}")
+                continue
+            workers[key], batches[key] = worker, setting.batch
+        runs: dict[str, Any] = {
+            key: (lambda w=worker, b=batches[key]: w.run(b)) for key, worker in workers.items()
+        }
+        taken = common.alternate(runs, options.rounds)
+    return {key: common.Spread.of([len(texts) / s for s in seconds]) for key, seconds in taken.items()}
+
+
+def _table(rows: list[dict[str, Any]], keys: list[str]) -> str:
+    names = [peer_class(key).name for key in keys]
+    return common.table(
+        [
+            "model",
+            "weights",
+            "size",
+            "dimension",
+            *(f"{n}, sentences/s" for n in names),
+            "paper, sentences/s",
+        ],
+        [
+            [
+                row["model"],
+                row["weights"],
+                f"{row['parameters_m']:g} M",
+                row["dimension"],
+                *(f"{s.median:,.0f}" if (s := row["sentences_per_s"].get(k)) else "-" for k in keys),
+                row["paper_sentences_per_s"] or "-",
+            ]
+            for row in rows
+        ],
+    )

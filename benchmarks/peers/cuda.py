@@ -1,0 +1,135 @@
+"""embedkit and sentence-transformers on a GPU.
+
+sentence-transformers is given what its documentation recommends there: 16 bits, large batches sorted by length,
+FlashAttention without padding where that package is installed, and torch.compile.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from peers.base import Peer, Setting
+
+
+class EmbedKitCuda(Peer):
+    """bf16."""
+
+    name = "embedkit bf16"
+    precision = "bf16"
+    packages = ("embedkit", "torch", "triton")
+
+    def load(self, streams: int = 1) -> None:
+        """Loads the folder onto the GPU."""
+        from embedkit import Encoder
+
+        self._encoder = Encoder(
+            str(self.folder), device="cuda", precision=self.precision, threads=self.threads
+        )
+
+    def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
+        """`Encoder.encode` with its own batches."""
+        return self._encoder.encode(texts, normalize_embeddings=True)
+
+    def settings(self) -> list[Setting]:
+        """Nothing to search: batches are cut by a token budget."""
+        return [Setting(None)]
+
+    def encode_alone(self, texts: list[str], batch: int | None) -> float:
+        """Seconds that the GPU was busy in one call, tokenization and delivery left out."""
+        before = self._busy()
+        self.encode(texts, batch)
+        return self._busy() - before
+
+    def _busy(self) -> float:
+        stages = self._encoder.describe()["stages"]
+        return stages["seconds"] * stages["encode"]
+
+
+class EmbedKitCudaFp16(EmbedKitCuda):
+    """fp16."""
+
+    name = "embedkit fp16"
+    precision = "fp16"
+
+
+class SentenceTransformersCuda(Peer):
+    """fp16, padded."""
+
+    name = "sentence-transformers fp16"
+    precision = "fp16"
+    packages = ("sentence-transformers", "torch", "transformers", "tokenizers")
+    attention = "sdpa"
+    compiled = False
+
+    def load(self, streams: int = 1) -> None:
+        """Loads the folder onto the GPU."""
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[self.precision]
+        self._model = SentenceTransformer(
+            str(self.folder),
+            device="cuda",
+            local_files_only=True,
+            model_kwargs={"dtype": dtype, "attn_implementation": self.attention},
+        )
+        if self.compiled:
+            transformer: Any = self._model[0]
+            transformer.auto_model = torch.compile(transformer.auto_model, dynamic=True)
+
+    def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
+        """It sorts by length and makes its batches by itself."""
+        vectors = self._model.encode(
+            texts, batch_size=batch or 32, normalize_embeddings=True, show_progress_bar=False
+        )
+        return np.asarray(vectors, dtype=np.float32)
+
+    def settings(self) -> list[Setting]:
+        """Batches from its default to what fills a large GPU."""
+        return [Setting(batch) for batch in (32, 128, 512, 2048)]
+
+    def encode_alone(self, texts: list[str], batch: int | None) -> float:
+        """Seconds of the model on batches that are tokenized, sorted, padded and on the GPU already."""
+        import torch
+
+        size = batch or 32
+        ordered = sorted(texts, key=lambda text: -len(text))
+        preprocess = getattr(self._model, "preprocess", self._model.tokenize)
+        batches = [
+            {
+                name: value.to("cuda")
+                for name, value in preprocess(ordered[i : i + size]).items()
+                if hasattr(value, "to")
+            }
+            for i in range(0, len(ordered), size)
+        ]
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        with torch.inference_mode():
+            for features in batches:
+                torch.nn.functional.normalize(self._model(features)["sentence_embedding"], dim=1)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+class SentenceTransformersCudaBf16(SentenceTransformersCuda):
+    """bf16, padded."""
+
+    name = "sentence-transformers bf16"
+    precision = "bf16"
+
+
+class SentenceTransformersCudaCompiled(SentenceTransformersCuda):
+    """fp16, padded, torch.compile."""
+
+    name = "sentence-transformers fp16, torch.compile"
+    compiled = True
+
+
+class SentenceTransformersCudaFlash(SentenceTransformersCuda):
+    """fp16, FlashAttention 2, which sentence-transformers gives texts without padding."""
+
+    name = "sentence-transformers fp16, FlashAttention"
+    packages = (*SentenceTransformersCuda.packages, "flash-attn")
+    attention = "flash_attention_2"
