@@ -28,10 +28,11 @@ from embedkit.index import (
 from embedkit.index.faiss_index import import_faiss
 from embedkit.index.manifest import METRICS
 from embedkit.readers import FORMATS, Corpus
+from embedkit.rerank import rerank
 from embedkit.terminal import ProgressBar, printable, table
 
 if TYPE_CHECKING:
-    from embedkit import Encoder
+    from embedkit import CrossEncoder, Encoder
     from embedkit.index import Hit
     from embedkit.index.build import OnError
 
@@ -183,6 +184,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     query.add_argument("--json", action="store_true", help="print a JSON object per document found")
     query.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
+    query.add_argument(
+        "--rerank", metavar="M", help="order what is found by this cross-encoder, a folder or Hub id"
+    )
+    query.add_argument(
+        "--candidates",
+        type=_integer(partial(check_positive, "candidates")),
+        default=50,
+        metavar="N",
+        help="documents per query that --rerank scores (default: 50)",
+    )
     _add_threads(query)
 
     info = commands.add_parser("info", help="say what an index holds")
@@ -291,6 +302,7 @@ def _load_encoder(model: str | None, precision: str, threads: int | None) -> Enc
 def _query(arguments: argparse.Namespace) -> int:
     if bool(arguments.texts) == bool(arguments.file):
         raise _CommandError(EXIT_USAGE, "give queries as arguments or with --file, one of them")
+    reranker = _open_reranker(arguments.rerank, arguments.threads)
     with Index.open(arguments.index, arguments.model, threads=arguments.threads) as index:
         texts: Iterator[str]
         if arguments.file is None:
@@ -300,7 +312,11 @@ def _query(arguments: argparse.Namespace) -> int:
         labelled = arguments.file is not None or len(arguments.texts) > 1
         number = 0
         while block := list(islice(texts, _QUERIES_AT_ONCE)):
-            for text, hits in zip(block, _search(index, block, arguments), strict=True):
+            k = arguments.k if reranker is None else max(arguments.k, arguments.candidates)
+            found = _search(index, block, arguments, k)
+            if reranker is not None:
+                found = rerank(reranker, block, found, arguments.k)
+            for text, hits in zip(block, found, strict=True):
                 number += 1
                 if arguments.json:
                     _print_json_lines(text, hits)
@@ -311,7 +327,20 @@ def _query(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _search(index: Index, texts: list[str], arguments: argparse.Namespace) -> list[list[Hit]]:
+def _open_reranker(model: str | None, threads: int | None) -> CrossEncoder | None:
+    if model is None:
+        return None
+    from embedkit import CrossEncoder
+
+    try:
+        opened = CrossEncoder(model, threads=threads)
+        rerank(opened, [], [], 1)  # refuses a model of several classes before anything is searched
+    except (ValueError, FileNotFoundError) as error:
+        raise _CommandError(EXIT_USAGE, f"the reranker cannot be loaded: {error}") from error
+    return opened
+
+
+def _search(index: Index, texts: list[str], arguments: argparse.Namespace, k: int) -> list[list[Hit]]:
     try:
         index.encoder  # noqa: B018 (loads the model)
     except (ValueError, FileNotFoundError) as error:
@@ -320,7 +349,7 @@ def _search(index: Index, texts: list[str], arguments: argparse.Namespace) -> li
         hint = "; if it was moved, say where with --model" if isinstance(error, FileNotFoundError) else ""
         raise _CommandError(EXIT_FAILED, f"the index' model cannot be loaded: {error}{hint}") from error
     try:
-        return index.search(texts, arguments.k, nprobe=arguments.nprobe)
+        return index.search(texts, k, nprobe=arguments.nprobe)
     except ValueError as error:
         raise _CommandError(EXIT_USAGE, str(error)) from None
 
