@@ -13,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .arguments import check_positive
-from .index.faiss_index import Float32Array, Int64Array, build_index, import_faiss, resolve_factory
+from .index.faiss_index import (
+    Float32Array,
+    Int64Array,
+    create_index,
+    default_nprobe,
+    import_faiss,
+    ivf_of,
+    resolve_factory,
+)
 
 if TYPE_CHECKING:
     from .encoder import Encoder
@@ -127,10 +135,7 @@ def paraphrase_mining(
     )
     vectors = _matrix("the vectors of the sentences", vectors, cosine)
     resolved = resolve_factory(factory, len(vectors))
-    if resolved == "Flat":
-        search = _exact(vectors)
-    else:
-        search = build_index(resolved, vectors, threads=None, progress=lambda *_: None).search
+    search = _exact(vectors) if resolved == "Flat" else _indexed(vectors, resolved)
     pairs = _Pairs(len(vectors), most)
     wanted = min(k + 1, len(vectors))  # a sentence is its own neighbour
     rows = max(1, _BLOCK_CELLS // wanted)
@@ -186,6 +191,30 @@ def _exact(corpus: Float32Array) -> Callable[[Float32Array, int], tuple[Float32A
 
     def search(queries: Float32Array, k: int) -> tuple[Float32Array, Int64Array]:
         scores, rows = faiss.knn(queries, corpus, k, metric=faiss.METRIC_INNER_PRODUCT)
+        return scores, rows
+
+    return search
+
+
+def _indexed(
+    corpus: Float32Array, factory: str
+) -> Callable[[Float32Array, int], tuple[Float32Array, Int64Array]]:
+    """Search in a Faiss index of ``corpus``."""
+    index = create_index(factory, corpus.shape[1])
+    ivf = ivf_of(index)
+    if ivf is not None:
+        ivf.cp.min_points_per_centroid = 1  # few vectors are the caller's choice: no warning on stderr
+        ivf.nprobe = default_nprobe(ivf.nlist)
+    try:
+        index.train(corpus)
+        index.add(corpus)
+    except RuntimeError as error:
+        raise ValueError(
+            f"Faiss cannot build {factory!r} from {len(corpus)} vectors; use 'Flat', or fewer lists or bits"
+        ) from error
+
+    def search(queries: Float32Array, k: int) -> tuple[Float32Array, Int64Array]:
+        scores, rows = index.search(queries, k)
         return scores, rows
 
     return search

@@ -88,4 +88,4 @@ def test_built_in_model_is_installed_with_its_licence_and_notice() -> None:
 
 def test_command_is_installed() -> None:
     commands = {e.name: e.value for e in metadata.entry_points(group="console_scripts")}
-    assert commands["embedkit-index"].startswith("embedkit.")
+    assert all(commands[name].startswith("embedkit.") for name in ("embedkit-index", "embedkit-model"))

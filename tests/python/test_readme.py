@@ -48,6 +48,19 @@ def test_the_encode_example_runs(tmp_path: Path) -> None:
     assert (tmp_path / "my-model" / "modules.json").is_file()
 
 
+def test_the_integrations_examples_run() -> None:
+    pytest.importorskip("faiss", reason="faiss is not installed: it searches")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: the example is a pipeline of it")
+    section = README.split("## Integrations")[1].split("\n## ")[0]
+    pipeline, searches = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    start = 'from embedkit import Encoder\nenc, texts = Encoder(), ["a text", "another text"]\n'
+    end = '\nassert topics.predict(["Salt the soup."]) == ["food"]\n'
+    done = subprocess.run(
+        [sys.executable, "-c", start + searches + pipeline + end], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_commands_of_the_make_targets_are_spelled_out() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in (

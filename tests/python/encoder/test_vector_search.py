@@ -114,6 +114,13 @@ def test_an_index_finds_nearly_all_pairs_of_many_sentences() -> None:
     assert sum(j - i == 2500 for _, i, j in found) >= 480
 
 
+def test_an_index_that_cannot_be_built_is_said() -> None:
+    with pytest.raises(ValueError, match="cannot build 'IVF20,Flat' from 4 vectors"):
+        mine(np.eye(4), factory="IVF20,Flat")
+    with pytest.raises(ValueError, match="factory 'Nothing' is not known"):
+        mine(np.eye(4), factory="Nothing")
+
+
 def test_small_inputs() -> None:
     assert semantic_search(np.empty((0, 3)), np.ones((2, 3))) == []
     assert semantic_search(np.ones((2, 3)), []) == [[], []]
