@@ -104,7 +104,7 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
     @staticmethod
     def validate_config(config: dict[str, Any]) -> None:
         """Refuse what `get_config` does not write."""
-        types = {
+        types: dict[str, Any] = {
             "model": (str, type(None)),
             "fingerprint": str,
             "normalize_embeddings": bool,
