@@ -63,7 +63,7 @@ def test_compiles_without_a_spill(
         "ACTIVATION": "gelu" if quantize else "identity", "QUANTIZE": quantize,
     }  # fmt: skip
     code = compiled(quantized_linear_triton.forward, types, constants, capability)
-    check_usage(code, tmp_path, record_property, capability)
+    check_usage(code, tmp_path, record_property)
     instruction = "wgmma.mma_async" if capability == 90 else "mma.sync"
     assert instruction in code.asm["ptx"], "the tensor cores are not used"
 

@@ -111,15 +111,12 @@ def usage(code: Any, folder: Path) -> dict[str, int]:
     return {name: int(value) for name, value in found}
 
 
-def check_usage(code: Any, folder: Path, record_property: Any, capability: int | None = None) -> None:
-    """Nothing may be spilled, and the shared memory must be there.
-
-    Args:
-        capability: of the GPUs that must have the shared memory; None: all since sm_80, as they get the same
-            block sizes.
-    """
+def check_usage(code: Any, folder: Path, record_property: Any) -> None:
+    """Nothing may be spilled, and the GPU must have the shared memory; the registers are reported."""
     used = usage(code, folder)
+    capability = code.metadata.target.arch
+    record_property("kernel", f"{code.src.fn.__module__.rpartition('.')[2]}.{code.metadata.name}")
+    record_property("capability", capability)
     record_property("registers", used["REG"])
     assert (used["STACK"], used["LOCAL"]) == (0, 0), used
-    limit = min(SHARED_MEMORY.values()) if capability is None else SHARED_MEMORY[capability]
-    assert code.metadata.shared <= limit
+    assert code.metadata.shared <= SHARED_MEMORY[capability]
