@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ARCHITECTURES", "Architecture", "CoreConfig", "TensorSpec"]
+__all__ = ["ARCHITECTURES", "FOREIGN", "Architecture", "CoreConfig", "TensorSpec", "graph_config"]
 
 CoreConfig = dict[str, "int | float | str"]
 
@@ -300,3 +300,58 @@ ARCHITECTURES: dict[str, Architecture] = {
     "xlm-roberta": _ROBERTA,
 }
 """``model_type`` of ``config.json`` -> how it is laid out."""
+
+FOREIGN = Architecture(prefix="", integers=(), fixed={}, layers="", tensors={})
+"""Of a model that the core does not run: its weights are in an ONNX graph."""
+
+_HIDDEN_SIZES = ("hidden_size", "dim", "d_model", "n_embd")
+_POSITIONS = ("max_position_embeddings", "n_positions")
+# Model types of transformers whose texts begin behind the padding's position, as fairseq counts.
+_BEHIND_PADDING = {
+    "camembert",
+    "data2vec-text",
+    "ibert",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+}
+
+
+def graph_config(config: Mapping[str, Any], where: str) -> CoreConfig:
+    """What has to be known of a model whose forward pass is a graph: sizes, and the positions of a text.
+
+    Args:
+        config: the parsed ``config.json`` of any model type.
+        where: the file's path, for messages.
+
+    Raises:
+        ValueError: for a size that is missing, of the wrong type or out of range.
+    """
+
+    def integer(keys: tuple[str, ...], least: int, most: int, default: int | None = None) -> int:
+        key = next((key for key in keys if config.get(key) is not None), keys[0])
+        value = config.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(
+                f"{where}: {key} must be an integer from {least} to {most}, not {value!r:.80}. "
+                "Fetch the file again: it does not describe a model."
+            )
+        return value
+
+    result: CoreConfig = {
+        "model_type": str(config.get("model_type")),
+        "hidden_size": integer(_HIDDEN_SIZES, 1, _LIMIT),
+        "vocab_size": integer(("vocab_size",), 1, _LIMITS["vocab_size"]),
+        # Models of relative positions have no end.
+        "max_position_embeddings": integer(_POSITIONS, 1, _LIMIT, default=_LIMIT),
+    }
+    if config.get("model_type") in _BEHIND_PADDING:
+        result["padding_idx"] = integer(("pad_token_id",), 0, _LIMIT, default=1)
+    return result

@@ -9,6 +9,7 @@ from .folder import SIMILARITIES, ModelFolder
 from .output import DTYPES
 
 __all__ = [
+    "check_backend",
     "check_device",
     "check_dtype",
     "check_max_length",
@@ -38,7 +39,6 @@ _UNSUPPORTED = {
         "tokenizer_kwargs": _FOLDER_ONLY,
         "config_kwargs": _FOLDER_ONLY,
         "model_card_data": "embedkit keeps the README.md of the folder",
-        "backend": "embedkit has one, its own",
     },
     "CrossEncoder": {
         "trust_remote_code": "embedkit never runs code of a model folder",
@@ -108,6 +108,21 @@ def check_device(device: Any) -> str:
             f"device={name!r}: this version of embedkit has no CUDA backend; use device='cpu' or 'auto'"
         )
     raise ValueError(f"device={name!r} is not known; known are 'auto', 'cpu', 'cuda'")
+
+
+def check_backend(backend: Any, **onnx_only: Any) -> str:
+    """What runs the forward pass: ``"auto"`` for embedkit itself, or ``"onnx"``, which has arguments of its own."""
+    if backend in ("torch", "openvino"):
+        raise ValueError(
+            f"backend={backend!r} is one of sentence-transformers; embedkit runs models itself (backend='auto') "
+            "or on ONNX Runtime (backend='onnx')"
+        )
+    if _one_of("backend", "auto" if backend is None else backend, ("auto", "onnx")) == "auto":
+        for name, value in onnx_only.items():
+            if value is not None:
+                raise ValueError(f"{name}={value!r:.80} is for backend='onnx'")
+        return "auto"
+    return "onnx"
 
 
 def check_precision(precision: Any, folder: ModelFolder) -> str:

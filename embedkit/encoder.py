@@ -32,7 +32,7 @@ def _signature_of(method: _F) -> Callable[[Callable[..., Any]], _F]:
 
 
 class Encoder(Model):
-    """A sentence encoder, on the compiled core.
+    """A sentence encoder, on the compiled core or on ONNX Runtime.
 
     Stands in for ``sentence_transformers.SentenceTransformer``: `encode` and its relatives take the same
     arguments and return the same values. One encoder may be used from several threads at once, is picklable,
@@ -55,6 +55,13 @@ class Encoder(Model):
         default_prompt_name: the prompt used when `encode` is given none.
         similarity_fn_name: ``"cosine"``, ``"dot"``, ``"euclidean"``, ``"manhattan"``; None for the folder's.
         truncate_dim: how many dimensions `encode` keeps; None for the folder's.
+        backend: ``"auto"`` for embedkit's own, or ``"onnx"`` for a graph on ONNX Runtime: of a folder that
+            ``embedkit-model export``, Optimum or sentence-transformers wrote, of any model type. Devices are
+            then "cpu" and "cuda" (with onnxruntime-gpu), precisions those of the graph ("fp16" is one more).
+        providers: ONNX Runtime's execution providers, names or (name, options); None for the device's. One
+            that is asked for and absent is an error.
+        onnx_file: which graph, such as ``"onnx/model_O3.onnx"``; None for the folder's only one, or
+            ``model.onnx``.
         unsupported: further arguments of ``SentenceTransformer``, which must be None or False.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from .folder import ModelFolder
+from .folder import ModelFolder, Settings
 from .inputs import check_unicode, outside_level
 from .output import NUMPY_DTYPES, convert, output_width
 from .tokenizer import Tokenizer, load_tokenizer
@@ -126,6 +126,25 @@ class Engine(ABC):
             return 0
         tokens = len(self.tokenizer.prefix_ids) + len(self.tokenizer.encode_batch([prompt])[0])
         return min(tokens, max_length - len(self.tokenizer.suffix_ids))
+
+    def fingerprint(self, settings: Settings) -> str:
+        """Which model this is, with ``settings``; reads all weights unless they are stamped."""
+        from .fingerprint import fingerprint, source_weights_hash
+
+        return fingerprint(self.folder, source_weights_hash(self.folder), settings)
+
+    def verify(self) -> None:
+        """Read the weights again and compare them with their stamp.
+
+        Raises:
+            ValueError: they are not those that were saved.
+        """
+        from .fingerprint import hash_stored_weights
+
+        if hash_stored_weights(self.folder) != self.folder.stamp.stored_weights:
+            raise ValueError(
+                f"{self.folder.path}: the weights are not those that were saved; fetch the model again"
+            )
 
     @abstractmethod
     def empty(self, texts: int, plan: Plan) -> Any:

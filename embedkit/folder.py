@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .architectures import ARCHITECTURES, Architecture, CoreConfig
+from .architectures import ARCHITECTURES, FOREIGN, Architecture, CoreConfig, graph_config
 from .json_file import present, read_json
 from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
 
@@ -92,6 +92,7 @@ class ModelFolder:
         max_seq_length_path: the file that says so (``sentence_bert_config.json`` has older names), or None.
         do_lower_case: lower-case the text before the tokenizer's own normalisation.
         truncate_dim: the number of dimensions that the folder's author keeps, or None for all.
+        graph_dimension: of the vectors that an ONNX graph gives, where no module says how they are made.
     """
 
     path: Path
@@ -109,6 +110,7 @@ class ModelFolder:
     similarity_fn_name: str | None
     truncate_dim: int | None
     stamp: Stamp
+    graph_dimension: int | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -127,6 +129,8 @@ class ModelFolder:
     @property
     def dimension(self) -> int:
         """Dimensions of a text's vector, after the head and before any truncation."""
+        if self.graph_dimension is not None:
+            return self.graph_dimension
         for module in reversed(self.head):
             if isinstance(module, Dense):
                 return module.out_features
@@ -191,8 +195,12 @@ class ModelFolder:
             )
 
 
-def open_folder(path: Path) -> ModelFolder:
+def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
     """Read a model folder; opens no weights.
+
+    Args:
+        path: the folder.
+        graph: the forward pass is an ONNX graph: any model type will do, and no weights are needed.
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
@@ -201,7 +209,7 @@ def open_folder(path: Path) -> ModelFolder:
     check_folder(path)
     entries = module_entries(path)
     transformer = entries[0][1]
-    architecture, config, _ = read_config(path, transformer)
+    architecture, config, _ = read_config(path, transformer, graph=graph)
     hidden_size = int(config["hidden_size"])
     pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
     head = read_head(entries[2:], hidden_size * len(pooling.modes))
@@ -221,12 +229,15 @@ def check_folder(path: Path) -> None:
         raise FileNotFoundError(f"{path} {problem}; give a folder with config.json and model.safetensors")
 
 
-def read_config(path: Path, transformer: Path) -> tuple[Architecture, CoreConfig, dict[str, Any]]:
+def read_config(
+    path: Path, transformer: Path, *, graph: bool = False
+) -> tuple[Architecture, CoreConfig, dict[str, Any]]:
     """The architecture, what the core wants to know of it, and all of ``config.json``.
 
     Args:
         path: the model folder, for messages.
         transformer: the folder that holds ``config.json``.
+        graph: as in `open_folder`; the architecture is then `FOREIGN`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -236,11 +247,14 @@ def read_config(path: Path, transformer: Path) -> tuple[Architecture, CoreConfig
     if not present(config_path):
         raise FileNotFoundError(f"{config_path} is missing: {path} is no model folder, or not a whole one")
     raw = read_json(config_path)
+    if graph:
+        return FOREIGN, graph_config(raw, str(config_path)), raw
     model_type = raw.get("model_type")
     architecture = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:
         raise ValueError(
-            f"{config_path}: model_type {model_type!r} is not known; known are {', '.join(ARCHITECTURES)}"
+            f"{config_path}: model_type {model_type!r:.80} is not known; known are {', '.join(ARCHITECTURES)}. "
+            'A model of any type runs as an ONNX graph that Optimum exported: Encoder(FOLDER, backend="onnx")'
         )
     return architecture, architecture.core_config(raw, str(config_path)), raw
 

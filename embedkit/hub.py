@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from glob import escape
 from pathlib import Path
 
 __all__ = ["resolve"]
 
 # Nothing that can hold a pickle, and no second copy of the weights in another format.
-_FILES = [
+_SETTINGS = [
     "*config*.json",
     "modules.json",
     "embedkit.json",
@@ -19,16 +20,17 @@ _FILES = [
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "model.safetensors",
-    "model.int8.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
     "LICENSE*",
     "NOTICE*",
     "README.md",
 ]
-_PATTERNS = [*_FILES, *(f"*/{name}" for name in _FILES)]  # old folders hold the transformer in 0_Transformer
-_IGNORED = ["onnx/*", "openvino/*", "runs/*", "checkpoint*/*"]
+_WEIGHTS = [
+    "model.safetensors",
+    "model.int8.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+]
+_IGNORED = ["openvino/*", "runs/*", "checkpoint*/*"]
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -39,10 +41,12 @@ def resolve(
     cache_folder: str | os.PathLike[str] | None,
     token: str | bool | None,
     local_files_only: bool,
+    graph: str | None = None,
 ) -> Path:
     """The folder of a model; downloads it when it is the name of a repository and not cached.
 
-    Only JSON, vocabulary and safetensors files are fetched, never a pickle.
+    Only JSON, vocabulary and safetensors files are fetched, never a pickle; with ``graph``, the name of an ONNX
+    file, that one and what belongs to it in the place of the weights.
 
     Raises:
         FileNotFoundError: no such folder, or the model is not cached and must not or cannot be fetched.
@@ -66,6 +70,7 @@ def resolve(
             f"no folder {name!r} exists, and fetching {repository!r} from the Hugging Face Hub needs the "
             "package huggingface-hub: pip install huggingface-hub"
         ) from None
+    patterns, ignored = _patterns(graph)
     try:
         return Path(
             snapshot_download(
@@ -76,8 +81,8 @@ def resolve(
                 else os.environ.get("SENTENCE_TRANSFORMERS_HOME"),
                 token=token,
                 local_files_only=local_files_only,
-                allow_patterns=_PATTERNS,
-                ignore_patterns=_IGNORED,
+                allow_patterns=patterns,
+                ignore_patterns=ignored,
             )
         )
     except RepositoryNotFoundError as error:
@@ -93,3 +98,17 @@ def resolve(
             f"no folder {name!r} exists, {repository!r} is not in the cache, and {reason}; connect once, "
             "or copy the model folder here and give its path. Encoder() without a model needs no network."
         ) from error
+
+
+def _patterns(graph: str | None) -> tuple[list[str], list[str]]:
+    """Of the files to fetch, and of those among them to leave out."""
+
+    def anywhere(names: list[str]) -> list[str]:  # old folders hold the transformer in 0_Transformer
+        return [*names, *(f"*/{name}" for name in names)]
+
+    if graph is None:
+        return anywhere([*_SETTINGS, *_WEIGHTS]), ["onnx/*", *_IGNORED]
+    name = escape(graph.replace("\\", "/"))
+    # The weights may stand beside the graph, embedkit's description does, and those of Dense are small.
+    files = [f"{name}*", f"{name.removesuffix('.onnx')}.embedkit.json"]
+    return [*anywhere([*_SETTINGS, *files]), "*/model.safetensors"], _IGNORED

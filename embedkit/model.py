@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _core
 from .arguments import (
+    check_backend,
     check_device,
     check_max_length,
     check_overflow,
@@ -27,6 +28,9 @@ from .folder import BUILTIN, Settings, open_folder
 from .hub import resolve
 from .model_card import ModelCardData
 from .output import checked_ranges, similarity, similarity_pairwise
+
+if TYPE_CHECKING:
+    from .backends.onnx_session import Provider
 
 __all__ = ["Model"]
 
@@ -53,6 +57,9 @@ class Model:
         default_prompt_name: str | None = None,
         similarity_fn_name: str | None = None,
         truncate_dim: int | None = None,
+        backend: str = "auto",
+        providers: Sequence[Provider] | None = None,
+        onnx_file: str | None = None,
         model_name_or_path: str | os.PathLike[str] | None = None,
         **unsupported: Literal[False] | None,
     ) -> None:
@@ -61,9 +68,17 @@ class Model:
         if model is not None and model_name_or_path is not None:
             raise TypeError("model and model_name_or_path are two names for the model; give one of them")
         model = model_name_or_path if model is None else model
-        self.device = check_device("auto" if device is None else device)
         self._on_overflow = check_overflow(on_overflow)
         self._threads = _core.default_threads() if threads is None else check_threads(threads)
+        self._onnx = None
+        if check_backend(backend, providers=providers, onnx_file=onnx_file) == "onnx":
+            from .backends.onnx_engine import OnnxOptions
+
+            self._onnx, self.device = OnnxOptions.checked(
+                device, precision, self._threads, providers, onnx_file
+            )
+        else:
+            self.device = check_device("auto" if device is None else device)
         if model is None:
             path, self._name = BUILTIN, BUILTIN.name
         else:
@@ -74,9 +89,11 @@ class Model:
                 cache_folder=cache_folder,
                 token=token,
                 local_files_only=local_files_only,
+                graph=None if self._onnx is None else onnx_file or "model.onnx",
             ).absolute()
             self._name = os.fspath(model)
-        folder = open_folder(path)
+        graph = None if self._onnx is None else self._open_graph(path)
+        folder = open_folder(path) if graph is None else graph.folder
         # sentence-transformers gives every model these two, so that they can always be asked for.
         self.prompts = {"query": "", "document": "", **folder.prompts, **check_prompts(prompts or {})}
         if not default_prompt_name:
@@ -87,11 +104,17 @@ class Model:
         self.truncate_dim = truncate_dim if truncate_dim is not None else folder.truncate_dim
         if self.truncate_dim is not None:
             self.truncate_dim = check_truncate_dim(self.truncate_dim, folder.dimension)
-        self._loaded: Engine | None = CoreEngine(folder, check_precision(precision, folder))
+        self._loaded: Engine | None = graph or CoreEngine(folder, check_precision(precision, folder))
         self.max_seq_length = self._loaded.folder_length if max_length is None else max_length
         self._fingerprint = folder.stamp.fingerprint
         self._counts = Counts()
         self.model_card_data = ModelCardData(self._name)
+
+    def _open_graph(self, path: Path) -> Engine:
+        from .backends.onnx_engine import OnnxEngine
+
+        assert self._onnx is not None
+        return OnnxEngine(path, self._onnx)
 
     def _prompt_text(self, name: str | None) -> str:
         """The text of a prompt, of the default one for None."""
@@ -200,6 +223,10 @@ class Model:
         from .saving import write_folder
 
         engine = self._engine
+        if self._onnx is not None:
+            raise ValueError(
+                f"an encoder of an ONNX graph is not saved: copy its folder {engine.folder.path}, which is whole"
+            )
         width = self.get_embedding_dimension()
         kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
         if precision == "auto":
@@ -224,14 +251,10 @@ class Model:
         Raises:
             ValueError: the weights or the settings are not those that were saved.
         """
-        from .fingerprint import hash_stored_weights
-
-        folder = self._engine.folder
+        engine = self._engine
+        folder = engine.folder
         if folder.stamp.fingerprint is not None:
-            if hash_stored_weights(folder) != folder.stamp.stored_weights:
-                raise ValueError(
-                    f"{folder.path}: the weights are not those that were saved; fetch the model again"
-                )
+            engine.verify()
             if self._compute_fingerprint() != folder.stamp.fingerprint:
                 raise ValueError(
                     f"{folder.path}: tokenizer, pooling, head, prompts or max length are not those that were "
@@ -240,14 +263,11 @@ class Model:
         return self.fingerprint
 
     def _compute_fingerprint(self) -> str:
-        from .fingerprint import fingerprint, source_weights_hash
-
         engine = self._engine
         folder = engine.folder
-        settings = Settings(
-            folder.prompts, folder.default_prompt_name, engine.folder_length, folder.truncate_dim
+        return engine.fingerprint(
+            Settings(folder.prompts, folder.default_prompt_name, engine.folder_length, folder.truncate_dim)
         )
-        return fingerprint(folder, source_weights_hash(folder), settings)
 
     @property
     def _engine(self) -> Engine:
@@ -291,7 +311,10 @@ class Model:
         """Load the model from where it was."""
         self.__dict__.update(state)
         path, precision = state["_loaded"]
-        self._loaded = CoreEngine(open_folder(path or BUILTIN), precision)
+        path = path or BUILTIN
+        self._loaded = (
+            CoreEngine(open_folder(path), precision) if self._onnx is None else self._open_graph(path)
+        )
         self._counts = Counts()
         self.model_card_data = ModelCardData(self._name)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from .json_file import present, read_json
 from .modules import POOLING_FLAGS, Dense
 from .weights import WEIGHTS_FILES, core_head, core_tensors, stored_tensors
 
-__all__ = ["write_folder"]
+__all__ = ["check_source", "copy_files", "new_folder", "write_folder", "write_json", "write_settings"]
 
 _DOCUMENTS = ("README*", "LICENSE*", "NOTICE*")
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -41,16 +43,27 @@ def write_folder(
         FileNotFoundError: ``folder`` or one of its files is gone; names it.
         ValueError: the settings in ``folder`` are not those that were opened.
     """
+    check_source(folder)
+    with new_folder(target) as work:
+        copy_files(folder, work)
+        write_settings(folder, work, settings, similarity_fn_name)
+        _write_weights(folder, work, precision, settings, ranges)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill beside ``target``, which takes its name when the block ends without an error.
+
+    Raises:
+        FileExistsError: ``target`` is a file, or a folder that is not empty.
+    """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(f"{target} exists and is not empty; remove it or save to another folder")
-    _check_source(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(8)}"
     work.mkdir()
     try:
-        _copy(folder, work)
-        _write_settings(folder, work, settings, similarity_fn_name)
-        _write_weights(folder, work, precision, settings, ranges)
+        yield work
         if target.exists():
             target.rmdir()
         work.rename(target)
@@ -59,7 +72,7 @@ def write_folder(
         raise
 
 
-def _check_source(folder: ModelFolder) -> None:
+def check_source(folder: ModelFolder) -> None:
     """Weights and tokenizer are read again from where the model was opened: they must still be there."""
     advice = f"saving reads {folder.path} again; put the model back there, or open it anew from where it is"
     names = ("tokenizer.json", "vocab.txt")
@@ -75,7 +88,7 @@ def _check_source(folder: ModelFolder) -> None:
         raise ValueError(f"{folder.path} has changed since the model was opened: {advice}")
 
 
-def _copy(folder: ModelFolder, work: Path) -> None:
+def copy_files(folder: ModelFolder, work: Path) -> None:
     """Copy what does not depend on the precision, as it is."""
     inner = work / folder.transformer.relative_to(folder.path)
     inner.mkdir(parents=True, exist_ok=True)
@@ -93,7 +106,7 @@ def _copy(folder: ModelFolder, work: Path) -> None:
     for key in ("dtype", "torch_dtype"):
         if key in config:  # the type that transformers computes in: that of the tensors written
             config[key] = "float32"
-            _write_json(inner / "config.json", config)
+            write_json(inner / "config.json", config)
     for module in folder.head:
         if isinstance(module, Dense):
             destination = work / module.folder.relative_to(folder.path)
@@ -102,7 +115,7 @@ def _copy(folder: ModelFolder, work: Path) -> None:
                 shutil.copyfile(module.folder / name, destination / name)
 
 
-def _write_settings(
+def write_settings(
     folder: ModelFolder, work: Path, settings: Settings, similarity_fn_name: str | None
 ) -> None:
     """Write the sentence-transformers side of the folder, in the form that every version of it reads."""
@@ -113,7 +126,7 @@ def _write_settings(
             modules.append(("Dense", module.folder.relative_to(folder.path).as_posix()))
         else:
             modules.append(("Normalize", f"{len(modules)}_Normalize"))  # holds no file
-    _write_json(
+    write_json(
         work / "modules.json",
         [
             {
@@ -125,9 +138,9 @@ def _write_settings(
             for number, (kind, path) in enumerate(modules)
         ],
     )
-    _write_json(work / "1_Pooling" / "config.json", _pooling_config(folder))
+    write_json(work / "1_Pooling" / "config.json", _pooling_config(folder))
     inner = work / folder.transformer.relative_to(folder.path)
-    _write_json(
+    write_json(
         inner / "sentence_bert_config.json",
         {"max_seq_length": settings.max_length, "do_lower_case": folder.do_lower_case},
     )
@@ -140,7 +153,7 @@ def _write_settings(
         config["truncate_dim"] = settings.truncate_dim
     else:
         config.pop("truncate_dim", None)
-    _write_json(work / path.name, config)
+    write_json(work / path.name, config)
 
 
 def _pooling_config(folder: ModelFolder) -> dict[str, Any]:
@@ -182,9 +195,10 @@ def _write_weights(
     }
     if ranges is not None:
         metadata["embedding_ranges"] = [[float(value) for value in row] for row in ranges]
-    _write_json(work / METADATA_FILE, metadata)
+    write_json(work / METADATA_FILE, metadata)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file for people to read, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -157,6 +157,10 @@ def _missing(path: Path, folder: Path) -> FileNotFoundError:
             "opens, since a pickle can run any code. Convert it once where you trust it: load it with "
             "sentence-transformers and call save_pretrained(), which writes model.safetensors."
         )
+    if any(item.suffix == ".onnx" for place in (folder, folder / "onnx") for item in place.glob("*")):
+        return FileNotFoundError(
+            f'{path} is missing: the folder holds an ONNX graph, which Encoder(FOLDER, backend="onnx") runs'
+        )
     return FileNotFoundError(
         f"{path} is missing: the model has no weights in safetensors form; fetch it again"
     )

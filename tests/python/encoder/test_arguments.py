@@ -163,7 +163,9 @@ def test_numpy_integers_are_integers(encoder: Encoder) -> None:
         ({"threads": True}, "threads must be a positive integer, not True"),
         ({"threads": 2**31}, "threads must be at most 1024, not 2147483648"),
         ({"trust_remote_code": True}, r"Encoder\(trust_remote_code=\.\.\.\) is not supported: .* never runs"),
-        ({"backend": "onnx"}, r"Encoder\(backend=\.\.\.\) is not supported"),
+        ({"backend": "torch"}, "backend='torch' is one of sentence-transformers"),
+        ({"backend": "tf"}, "backend='tf' is not known; known are 'auto', 'onnx'"),
+        ({"onnx_file": "model.onnx"}, "onnx_file='model.onnx' is for backend='onnx'"),
         ({"max_length": 2}, r"max_length must be from 3 \(2 special tokens and one more\) to 64"),
         ({"max_length": 65}, "to 64 .* not 65"),
         (

@@ -1,0 +1,96 @@
+"""Pooling, Dense and Normalize in numpy, for encode stages that end with the hidden states.
+
+    mean           sum_t h_t / T              weightedmean   sum_t (t + 1) h_t / sum_t (t + 1)
+    mean_sqrt_len  sum_t h_t / sqrt(T)        max            max_t h_t
+    cls            the first token's h        lasttoken      the last token's h
+
+over the tokens t, counted from 0, that are neither padding nor left out; zeros where that leaves none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .stage import unit
+
+__all__ = ["NumpyHead"]
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.integer[Any]]
+
+_erf = np.vectorize(math.erf, otypes=[np.float32])  # numpy has none
+
+_ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "gelu": lambda x: x * (np.float32(0.5) * (1 + _erf(x * np.float32(1 / math.sqrt(2))))),
+    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "sigmoid": lambda x: np.float32(0.5) * (1 + np.tanh(np.float32(0.5) * x)),  # exp(-x) overflows
+}
+
+
+class NumpyHead:
+    """What a model folder does behind its transformer."""
+
+    def __init__(self, modes: Sequence[str], head: Sequence[dict[str, Any]]) -> None:
+        """Keep the modules.
+
+        Args:
+            modes: of the pooling, concatenated in this order.
+            head: as `embedkit.weights.core_head` gives it. A view of a mapped file is copied, so that an
+                open model does not depend on its files.
+        """
+        self._modes = tuple(modes)
+        self._head = [
+            {
+                key: np.array(value) if isinstance(value, np.ndarray) else value
+                for key, value in module.items()
+            }
+            for module in head
+        ]
+
+    def __call__(self, hidden: Floats, lengths: Integers, skip: Integers) -> Floats:
+        """Vectors (texts, dimension) of right-padded texts.
+
+        Args:
+            hidden: (texts, tokens, hidden_size).
+            lengths: (texts,) tokens of each, at least 1.
+            skip: (texts,) leading tokens that the pooling leaves out.
+        """
+        pooled = [_pool(mode, hidden, lengths, skip) for mode in self._modes]
+        vectors: Floats = np.concatenate(pooled, axis=1) if len(pooled) > 1 else pooled[0]
+        for module in self._head:
+            if module["type"] == "normalize":
+                vectors = unit(vectors)
+                continue
+            vectors = vectors @ module["weight"].T
+            if module["bias"] is not None:
+                vectors += module["bias"]
+            vectors = _ACTIVATIONS[str(module["activation"])](vectors)
+        return vectors
+
+
+def _pool(mode: str, hidden: Floats, lengths: Integers, skip: Integers) -> Floats:
+    texts, tokens, _ = hidden.shape
+    some = (skip < lengths)[:, None]
+    if mode in ("cls", "lasttoken"):
+        place = np.minimum(skip, tokens - 1) if mode == "cls" else lengths - 1
+        return np.asarray(np.where(some, hidden[np.arange(texts), place], np.float32(0)))
+    position = np.arange(tokens)
+    kept = (position >= skip[:, None]) & (position < lengths[:, None])
+    if mode == "max":
+        highest = np.max(hidden, axis=1, initial=-np.inf, where=kept[:, :, None])
+        return np.asarray(np.where(some, highest, np.float32(0)))
+    weights = kept.astype(np.float32)
+    if mode == "weightedmean":
+        weights *= position + np.float32(1)
+    total = np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1))
+    if mode == "mean_sqrt_len":
+        total = np.sqrt(total)
+    pooled = np.matmul(weights[:, None, :], hidden)[:, 0]
+    return np.asarray(pooled / total, dtype=np.float32)

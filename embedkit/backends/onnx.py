@@ -1,0 +1,165 @@
+"""The encode stage on ONNX Runtime: exports of Optimum and sentence-transformers, and embedkit's own.
+
+A graph of embedkit gives the final vectors. Of any other the tokens' vectors are taken, and pooling, Dense and
+Normalize follow in numpy, by what the folder's ``modules.json`` says; one that gives vectors of sentences alone
+is taken at its word.
+
+Batches are padded, as the graphs want it: texts of similar length, so that little is idle. Their memory is
+bounded by the token budget B: B × 8 bytes for each input, B × hidden_size × 4 for the tokens' vectors, and
+what ONNX Runtime takes for the layers, which grows with B alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from ..folder import ModelFolder
+from ..weights import core_head
+from .numpy_head import NumpyHead
+from .onnx_files import GraphFile
+from .onnx_session import CPU, Provider, Session
+from .stage import HostBatch, Indices, Request, host_empty
+
+__all__ = ["OnnxStage"]
+
+_BUDGET_CPU = 4_096
+"""Tokens of a batch, padding included; more does not pay on a CPU, whose caches are small."""
+_BUDGET_DEVICE = 65_536
+_LEAST_FILL = 0.875
+"""A text shorter than this share of its batch's longest begins a batch of its own, once the batch is a quarter full."""
+
+
+class OnnxStage:
+    """One graph on ONNX Runtime. `submit` computes at once, and may be called from several threads."""
+
+    ahead = 0
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        graph: GraphFile,
+        *,
+        described: bool,
+        providers: Sequence[Provider],
+        threads: int,
+        pad_id: int | None,
+    ) -> None:
+        """Open the graph.
+
+        Args:
+            folder: the model.
+            graph: one of its graphs.
+            described: whether the folder says what follows the transformer.
+            providers: checked; see `check_providers`.
+            threads: of ONNX Runtime, for each operation.
+            pad_id: the id of padding; None for 0.
+
+        Raises:
+            ValueError: the graph cannot be run, or does not fit the folder.
+        """
+        self._graph = graph
+        self._threads = threads
+        self._pad_id = pad_id or 0
+        self._vocab_size = int(folder.config["vocab_size"])
+        self._hidden_size = folder.hidden_size
+        self.dimension = folder.dimension
+        session = Session(graph.path, providers, threads)
+        self._session = session
+        self._final = session.sentence and (graph.own or not (session.tokens and described))
+        self._head = None if self._final else NumpyHead(folder.pooling.modes, core_head(folder))
+        if session.tokens:
+            self._check_width(session.width(tokens=True), self._hidden_size, "config.json")
+        if self._final:
+            width = session.width(tokens=False)
+            if described:
+                self._check_width(width, self.dimension, "modules.json")
+            else:  # Optimum's export of a sentence-transformers model: pooling and head are in the graph alone
+                self.dimension = width or self.dimension
+            if not folder.pooling.include_prompt and "pooling_mask" not in session.inputs:
+                raise ValueError(
+                    f"{graph.path}: the folder's pooling leaves prompts out, and this graph cannot; "
+                    "export the model again, or use a graph that gives last_hidden_state"
+                )
+        self._budget = _BUDGET_CPU if session.providers[0] == CPU else _BUDGET_DEVICE
+
+    def _check_width(self, width: int | None, expected: int, source: str) -> None:
+        if width not in (None, expected):
+            raise ValueError(
+                f"{self._graph.path}: the graph's vectors have {width} dimensions, {source} makes it "
+                f"{expected}; the files are of different models, fetch them again"
+            )
+
+    def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> Sequence[int]:
+        """Cut sequences, longest first, where the budget ends or padding would grow."""
+        cuts = [0]
+        for index, length in enumerate(lengths.tolist()):
+            begin = cuts[-1]
+            texts = index - begin
+            if not texts:
+                longest = length
+                continue
+            full = (texts + 1) * longest > self._budget or texts == most_texts
+            if full or (length < _LEAST_FILL * longest and texts * longest > self._budget // 4):
+                cuts.append(index)
+                longest = length
+        return [*cuts, len(lengths)] if len(lengths) else cuts
+
+    def submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> HostBatch:
+        """Encode the sequences of ``window`` that ``order`` names."""
+        begin = time.perf_counter()
+        lengths = window.lengths[order]
+        skip = window.pool_skip[order]
+        ids = np.empty(int(lengths.sum()), dtype=np.int32)
+        window.pack(order, ids, np.empty(len(order) + 1, dtype=np.int32), vocab_size=self._vocab_size)
+        position = np.arange(max(1, lengths.max()))  # a text may have no token at all
+        mask = position < lengths[:, None]
+        padded = np.full(mask.shape, self._pad_id, dtype=np.int32)
+        padded[mask] = ids
+        feed = {
+            "input_ids": padded,
+            "attention_mask": mask,
+            "token_type_ids": np.zeros_like(padded),
+            "pooling_mask": mask & (position >= skip[:, None]),
+        }
+        if request.token_embeddings:
+            self._refuse_without_tokens()
+            with self._session.run(feed, self._hidden_size, tokens=True) as hidden:
+                result = hidden[mask]
+        elif self._head is None:
+            with self._session.run(feed, self.dimension, tokens=False) as vectors:
+                result = vectors.copy()
+        else:
+            with self._session.run(feed, self._hidden_size, tokens=True) as hidden:
+                result = self._head(hidden, lengths, skip)
+        return HostBatch(result, time.perf_counter() - begin, request, lengths.tolist())
+
+    def _refuse_without_tokens(self) -> None:
+        if not self._session.tokens:
+            raise ValueError(
+                f"{self._graph.path}: the graph gives no vectors of tokens; for token embeddings use one "
+                "that gives last_hidden_state, or the compiled core"
+            )
+
+    def empty(self, texts: int, request: Request) -> Any:
+        """An array of the host, for token embeddings a list."""
+        return host_empty(texts, request)
+
+    def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
+        """Write finished vectors to the rows of ``out`` from ``first`` on."""
+        out[first : first + len(vectors)] = vectors
+
+    def describe(self) -> dict[str, Any]:
+        """What runs, and on what."""
+        return {
+            "backend": "onnx",
+            "precision": self._graph.precision,
+            "onnx_file": str(self._graph.path),
+            "providers": list(self._session.providers),
+            "batch_tokens": self._budget,
+        }

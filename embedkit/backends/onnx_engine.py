@@ -1,0 +1,105 @@
+"""A model folder whose encode stage is an ONNX graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..folder import Settings, Stamp, open_folder
+from ..json_file import present
+from .engine import StageEngine
+from .onnx import OnnxStage
+from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_hash
+from .onnx_session import CPU, Provider, check_providers, provider_names
+
+__all__ = ["OnnxEngine", "OnnxOptions"]
+
+
+@dataclass(frozen=True)
+class OnnxOptions:
+    """How a graph is opened, checked as far as that needs no folder; picklable.
+
+    Attributes:
+        providers: of ONNX Runtime, in the order of preference.
+        threads: of each operation.
+        onnx_file: which graph of the folder; None for the one that is alone or called ``model.onnx``.
+        precision: that the graph must have, or ``"auto"``.
+    """
+
+    providers: tuple[Provider, ...]
+    threads: int
+    onnx_file: str | None = None
+    precision: str = "auto"
+
+    @classmethod
+    def checked(
+        cls, device: Any, precision: Any, threads: int, providers: Any, onnx_file: Any
+    ) -> tuple[OnnxOptions, str]:
+        """The options, and the device that they come to: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, …
+
+        Raises:
+            ImportError: onnxruntime is not installed.
+            TypeError: an argument is of the wrong type.
+            ValueError: an argument is not known, or this ONNX Runtime cannot do it.
+        """
+        if precision not in ("auto", *PRECISIONS):
+            raise ValueError(f"precision={precision!r} is not known; known are 'auto', {PRECISIONS}")
+        if onnx_file is not None and not isinstance(onnx_file, str):
+            raise TypeError(f"onnx_file must be a str, not {type(onnx_file).__name__}")
+        name = "cpu" if device is None or str(device) == "auto" else str(device)
+        kind, colon, number = name.partition(":")
+        if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
+            raise ValueError(
+                f'device={device!r} is not known; backend="onnx" knows "auto", "cpu", "cuda", "cuda:1"'
+            )
+        asked = check_providers(providers, name)
+        if providers is not None and provider_names(asked)[0] != CPU and device in (None, "auto"):
+            name = provider_names(asked)[0].removesuffix("ExecutionProvider").lower()
+        return cls(tuple(asked), threads, onnx_file, precision), name
+
+
+class OnnxEngine(StageEngine):
+    """An ONNX graph of a folder, open; threads and copies share it."""
+
+    def __init__(self, path: Path, options: OnnxOptions) -> None:
+        """Read the folder and open the graph.
+
+        Raises:
+            FileNotFoundError: the folder, a file of it or the graph is missing.
+            ValueError: a file is broken or does not fit the others, or the graph is of another precision.
+        """
+        folder = open_folder(path, graph=True)
+        self.graph: GraphFile = find_graph(folder, options.onnx_file)
+        if options.precision not in ("auto", self.graph.precision):
+            raise ValueError(
+                f"precision={options.precision!r}: {self.graph.path} is {self.graph.precision}; choose another "
+                "graph with onnx_file=, or export one with embedkit-model export --precision"
+            )
+        folder = replace(folder, precision=self.graph.precision, stamp=Stamp(self.graph.fingerprint))
+
+        def open_stage() -> OnnxStage:
+            return OnnxStage(
+                folder,
+                self.graph,
+                described=present(folder.path / "modules.json"),
+                providers=options.providers,
+                threads=options.threads,
+                pad_id=self.tokenizer.pad_id,
+            )
+
+        super().__init__(folder, open_stage)
+        if self.stage.dimension != folder.dimension:
+            self.folder = replace(folder, graph_dimension=self.stage.dimension)
+
+    def fingerprint(self, settings: Settings) -> str:
+        """That of the exported model; of a graph that embedkit did not write, from its bytes."""
+        from ..fingerprint import fingerprint
+
+        if self.graph.fingerprint is not None:
+            return self.graph.fingerprint
+        return fingerprint(self.folder, graph_hash(self.graph.path), settings)
+
+    def verify(self) -> None:
+        """Compare every file of the folder with what was written."""
+        self.graph.verify(self.folder.path)

@@ -1,0 +1,168 @@
+"""Which ONNX graph of a folder is run, and what embedkit wrote beside it when it exported it.
+
+Optimum and sentence-transformers keep graphs as ``onnx/model.onnx`` with variants beside it
+(``model_O3.onnx``, ``model_qint8_avx512_vnni.onnx``, …), older exports as ``model.onnx``. Beside a graph of its own
+embedkit writes ``NAME.embedkit.json``:
+
+* ``format``: 1;
+* ``precision``: ``"fp32"``, ``"fp16"`` or ``"int8"``;
+* ``inputs``, ``outputs``: what the graph takes and gives, as name -> shape; texts are padded on the right;
+* ``fingerprint``: of the model that was exported, see `embedkit.fingerprint`;
+* ``sha256``: of every other file of the folder, as path in the folder -> SHA-256;
+* ``cosine``: the worst and the mean one between the graph's vectors and the core's, and of how many texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..folder import ModelFolder
+from ..json_file import present, read_json
+
+__all__ = ["DESCRIPTION", "FORMAT", "PRECISIONS", "GraphFile", "file_hash", "find_graph", "graph_hash"]
+
+FORMAT = 1
+DESCRIPTION = ".embedkit.json"
+PRECISIONS = ("fp32", "fp16", "int8")
+
+_DEFAULT = "model.onnx"
+# Names of quantised and half-precision graphs by Optimum, sentence-transformers and transformers.js.
+_INT8 = re.compile(r"int8|quantized|_q8")
+_FP16 = re.compile(r"fp16|float16|_O4(_|\.|$)")
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """A graph to run.
+
+    Attributes:
+        path: the ``.onnx`` file.
+        precision: of its products; of a graph that embedkit did not write, what its name says.
+        fingerprint: of the exported model; None for a graph that embedkit did not write.
+        sha256: path in the folder -> SHA-256, empty for a graph that embedkit did not write.
+    """
+
+    path: Path
+    precision: str
+    fingerprint: str | None = None
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own(self) -> bool:
+        """Whether embedkit wrote it: then pooling and head are in the graph."""
+        return self.fingerprint is not None
+
+    def verify(self, root: Path) -> None:
+        """Read the files of the model folder ``root`` and compare them with what was written.
+
+        Raises:
+            FileNotFoundError: one is gone.
+            ValueError: one is not as it was written.
+        """
+        for name, expected in self.sha256.items():
+            if file_hash(root / name) != expected:
+                raise ValueError(
+                    f"{root / name} is not the file that was exported; fetch or export the model again"
+                )
+
+
+def find_graph(folder: ModelFolder, onnx_file: str | None) -> GraphFile:
+    """The graph that ``onnx_file`` names, or the folder's only one, or its ``model.onnx``.
+
+    Args:
+        folder: the model.
+        onnx_file: a path in the folder such as ``"onnx/model_O3.onnx"``; ``onnx/`` may be left out.
+
+    Raises:
+        FileNotFoundError: there is no such graph, or none at all.
+        ValueError: there are several and no default among them, or the name leaves the folder.
+    """
+    places = dict.fromkeys(
+        place for base in (folder.transformer, folder.path) for place in (base / "onnx", base)
+    )
+    found = [path for place in places for path in sorted(place.glob("*.onnx"))]
+    known = ", ".join(repr(path.relative_to(folder.path).as_posix()) for path in found)
+    if onnx_file is not None:
+        relative = PurePosixPath(onnx_file.replace("\\", "/"))
+        if not _inside(onnx_file):
+            raise ValueError(f"onnx_file={onnx_file!r:.200} leaves the model folder; it is not opened")
+        for base in (folder.path, *places):
+            if present(base / relative):
+                return _described(base / relative)
+        raise FileNotFoundError(
+            f"onnx_file={onnx_file!r:.200}: {folder.path} has no such graph; "
+            + (f"it has {known}" if found else "it has none at all")
+        )
+    if not found:
+        raise FileNotFoundError(
+            f"{folder.path} holds no ONNX graph (onnx/model.onnx): export one with "
+            "embedkit-model export MODEL OUT --format onnx, with Optimum or with sentence-transformers"
+        )
+    defaults = [path for path in found if path.name == _DEFAULT] if len(found) > 1 else found
+    if len(defaults) != 1:
+        raise ValueError(f"{folder.path} holds several ONNX graphs: choose with onnx_file= one of {known}")
+    present(defaults[0])  # names what is there in the place of a file
+    return _described(defaults[0])
+
+
+def _described(path: Path) -> GraphFile:
+    where = path.with_name(path.stem + DESCRIPTION)
+    if not present(where):
+        return GraphFile(
+            path, "int8" if _INT8.search(path.name) else "fp16" if _FP16.search(path.name) else "fp32"
+        )
+    data = read_json(where)
+    if data.get("format") != FORMAT:
+        raise ValueError(
+            f"{where}: format {data.get('format')!r:.80} is not known; this embedkit reads format {FORMAT}. "
+            "Upgrade embedkit."
+        )
+    precision, fingerprint, hashes = (data.get(key) for key in ("precision", "fingerprint", "sha256"))
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"{where}: precision {precision!r:.80} is not known; known are {', '.join(PRECISIONS)}"
+        )
+    if not _is_hash(fingerprint):
+        raise ValueError(f"{where}: fingerprint must be a SHA-256 in hexadecimal, not {fingerprint!r:.80}")
+    if not isinstance(hashes, dict) or not all(
+        _is_hash(value) and _inside(name) for name, value in hashes.items()
+    ):
+        raise ValueError(f"{where}: sha256 must give the SHA-256 of each file, not {hashes!r:.80}")
+    return GraphFile(path, precision, fingerprint, hashes)
+
+
+def _inside(name: str) -> bool:
+    """Whether a relative path stays in its folder."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return not (path.is_absolute() or ".." in path.parts or ":" in name or "\0" in name)
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    if not present(path):
+        raise FileNotFoundError(f"{path} is missing: the model folder is not whole; fetch it again")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def graph_hash(path: Path) -> str:
+    """SHA-256 of a graph's file and of what stands beside it under names that begin with its own.
+
+    Such are the files of weights that are too large for the graph (``model.onnx_data``, ``model.onnx.data``).
+    """
+    names = sorted(item.name for item in path.parent.glob("*") if item.name.startswith(path.name))
+    return hashlib.sha256(
+        "".join(f"{name} {file_hash(path.parent / name)}\n" for name in names).encode()
+    ).hexdigest()

@@ -1,0 +1,246 @@
+"""An ONNX Runtime session with one sentence encoder in it: checked when it is opened, bound to reused buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Provider", "Session", "check_providers", "provider_names"]
+
+Provider = str | tuple[str, Mapping[str, Any]]
+"""The name of an execution provider of ONNX Runtime, or the name and its options."""
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+
+_DTYPES: dict[str, type[np.generic]] = {
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pooling_mask")
+_TOKENS = ("token_embeddings", "last_hidden_state")
+_SENTENCE = "sentence_embedding"
+_FATAL = 4  # of ONNX Runtime's severities: what goes wrong comes as an exception, not on stderr
+
+
+def provider_names(providers: Sequence[Provider]) -> list[str]:
+    """The names alone."""
+    return [provider if isinstance(provider, str) else provider[0] for provider in providers]
+
+
+def check_providers(providers: Sequence[Provider] | None, device: str) -> list[Provider]:
+    """The execution providers to ask for, each of which this ONNX Runtime has.
+
+    Args:
+        providers: as the caller gave them, or None for those of the device.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+
+    Raises:
+        ImportError: onnxruntime is not installed.
+        TypeError: ``providers`` is not a list of names, each alone or with a dict of options.
+        ValueError: a provider is not there, or is not the one that the device needs.
+    """
+    available = list(_onnxruntime().get_available_providers())
+    kind, _, number = device.partition(":")
+    if providers is None:
+        wanted: list[Provider] = [CPU]
+        if kind == "cuda":
+            wanted.insert(0, (CUDA, {"device_id": int(number or 0)}))
+    else:
+        if isinstance(providers, str) or not isinstance(providers, Sequence):
+            raise TypeError(f"providers must be a list of names, not {providers!r:.200}")
+        wanted = list(providers)
+        for provider in wanted:
+            if not (
+                isinstance(provider, str)
+                or (isinstance(provider, tuple) and len(provider) == 2 and isinstance(provider[1], Mapping))
+            ):
+                raise TypeError(f"a provider is a name or (name, options), not {provider!r:.200}")
+        if not wanted:
+            raise ValueError(f"providers is empty; this onnxruntime has {', '.join(available)}")
+        if kind == "cuda" and CUDA not in provider_names(wanted):
+            raise ValueError(
+                f"device={device!r} needs {CUDA}, and providers={provider_names(wanted)} lacks it; "
+                "give one of the two arguments"
+            )
+    for name in provider_names(wanted):
+        if name not in available:
+            remedy = " (pip install onnxruntime-gpu in the place of onnxruntime)" if name == CUDA else ""
+            raise ValueError(
+                f"this onnxruntime has no {name}{remedy}; it has {', '.join(available)}. "
+                "embedkit does not run on another one in its place."
+            )
+    return wanted
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ImportError(
+            'backend="onnx" needs ONNX Runtime: pip install "embedkit[onnx]", or onnxruntime-gpu for CUDA'
+        ) from None
+    return onnxruntime
+
+
+class Session:
+    """One graph, open. May be run from several threads at once.
+
+    Attributes:
+        path: the graph's file.
+        providers: what ONNX Runtime runs it on, in the order of preference.
+        inputs: the names of what it takes.
+        sentence: whether it gives a vector a text, (texts, dimension).
+        tokens: whether it gives a vector a token, (texts, tokens, hidden_size).
+    """
+
+    def __init__(self, path: Path, providers: Sequence[Provider], threads: int) -> None:
+        """Open the graph.
+
+        Raises:
+            ValueError: the file is no graph that ONNX Runtime runs, takes or gives something else than a
+                sentence encoder does, or runs on less than was asked for.
+        """
+        ort = _onnxruntime()
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _FATAL
+        # A plan of the memory is kept for each shape that was ever run, and batches have many.
+        options.enable_mem_pattern = False
+        # Threads that wait actively would take the processors from the tokenization.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = ort.InferenceSession(
+                str(path), options, providers=[*providers], enable_fallback=False
+            )
+        except Exception as error:  # onnxruntime's own classes have no common base
+            raise ValueError(
+                f"{path}: ONNX Runtime cannot open this graph ({_short(error)}). Fetch or export the model "
+                "again, with the files that hold the graph's weights."
+            ) from error
+        self.path = path
+        self.providers: list[str] = list(self._session.get_providers())
+        missing = [name for name in provider_names(providers) if name not in self.providers]
+        if missing:  # ONNX Runtime says so on stderr at most, and runs elsewhere
+            raise ValueError(
+                f"{path}: {', '.join(missing)} could not be started; CUDA's libraries and the driver must be "
+                f"those that this onnxruntime was built for. What runs is {', '.join(self.providers)}."
+            )
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = _FATAL
+        self._inputs = {item.name: self._input(item) for item in self._session.get_inputs()}
+        if "input_ids" not in self._inputs:
+            raise ValueError(f"{path}: the graph takes no input_ids; it takes {', '.join(self._inputs)}")
+        self._outputs = {item.name: item for item in self._session.get_outputs()}
+        self.inputs = tuple(self._inputs)
+        self._tokens = self._find_tokens()
+        self.tokens = self._tokens is not None
+        self.sentence = _SENTENCE in self._outputs
+        if not (self.tokens or self.sentence):
+            raise ValueError(
+                f"{path}: the graph gives {', '.join(self._outputs)}, neither vectors of tokens "
+                "(last_hidden_state) nor of sentences (sentence_embedding); export a feature-extraction model"
+            )
+        self._idle: list[_Buffers] = []
+
+    def _input(self, item: Any) -> type[np.generic]:
+        if item.name not in _INPUTS:
+            raise ValueError(
+                f"{self.path}: the graph takes {item.name!r:.80}, which embedkit does not know; "
+                f"known are {', '.join(_INPUTS)}"
+            )
+        if len(item.shape) != 2 or any(isinstance(size, int) for size in item.shape):
+            raise ValueError(
+                f"{self.path}: {item.name} has the shape {list(item.shape)}, not (texts, tokens) with both of "
+                "any size; export the model with dynamic axes"
+            )
+        if item.type not in ("tensor(int64)", "tensor(int32)"):
+            raise ValueError(f"{self.path}: {item.name} is a {item.type}, not one of integers")
+        return _DTYPES[item.type]
+
+    def _find_tokens(self) -> str | None:
+        """The output of the tokens' vectors: by its name, or else by its three axes."""
+        floats = [
+            name
+            for name, item in self._outputs.items()
+            if item.type in ("tensor(float)", "tensor(float16)") and len(item.shape) == 3
+        ]
+        return next((name for name in _TOKENS if name in floats), floats[0] if floats else None)
+
+    def width(self, *, tokens: bool) -> int | None:
+        """Columns of the tokens' or the sentences' vectors; None where the graph does not say."""
+        size = self._outputs[self._name(tokens)].shape[-1]
+        return size if isinstance(size, int) else None
+
+    def _name(self, tokens: bool) -> str:
+        return self._tokens or "" if tokens else _SENTENCE
+
+    @contextmanager
+    def run(
+        self, feed: Mapping[str, npt.NDArray[Any]], width: int, *, tokens: bool
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """Run one padded batch, and lend its output for the length of the block.
+
+        Args:
+            feed: name -> (texts, tokens) integers; what the graph does not take is left out.
+            width: columns of the output.
+            tokens: give the tokens' vectors instead of the sentences'.
+
+        Yields:
+            (texts, width) or (texts, tokens, width), in memory that the next run writes to.
+
+        Raises:
+            RuntimeError: ONNX Runtime fails.
+        """
+        name = self._name(tokens)
+        shape = (*feed["input_ids"].shape, width) if tokens else (len(feed["input_ids"]), width)
+        try:
+            buffers = self._idle.pop()
+        except IndexError:
+            buffers = _Buffers(self._session.io_binding())
+        binding = buffers.binding
+        try:
+            for key, dtype in self._inputs.items():
+                array = buffers.array(key, feed[key].shape, dtype)
+                array[:] = feed[key]
+                binding.bind_input(key, "cpu", 0, dtype, array.shape, array.ctypes.data)
+            out = buffers.array(name, shape, _DTYPES[self._outputs[name].type])
+            binding.bind_output(name, "cpu", 0, out.dtype.type, shape, out.ctypes.data)
+            try:
+                self._session.run_with_iobinding(binding, self._run_options)
+            except Exception as error:
+                raise RuntimeError(f"{self.path}: ONNX Runtime failed ({_short(error)})") from error
+            yield out.astype(np.float32, copy=False)
+        finally:
+            binding.clear_binding_inputs()
+            binding.clear_binding_outputs()
+            self._idle.append(buffers)
+
+
+class _Buffers:
+    """Memory of the host that is bound to a session's inputs and outputs, one set for each concurrent run."""
+
+    def __init__(self, binding: Any) -> None:
+        self.binding = binding
+        self._flat: dict[str, npt.NDArray[Any]] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """An array over the memory of this name, which grows to the largest batch."""
+        size = int(np.prod(shape))
+        flat = self._flat.get(name)
+        if flat is None or flat.size < size:
+            flat = self._flat[name] = np.empty(size, dtype=dtype)
+        return flat[:size].reshape(shape)
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 500 else text[:500] + "…"

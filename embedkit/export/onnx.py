@@ -1,0 +1,154 @@
+"""Writes a model folder that ``Encoder(FOLDER, backend="onnx")`` runs without torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..backends.onnx_files import DESCRIPTION, FORMAT, PRECISIONS, file_hash
+from ..encoder import Encoder
+from ..fingerprint import fingerprint, source_weights_hash
+from ..folder import Settings
+from ..saving import check_source, copy_files, new_folder, write_json, write_settings
+
+__all__ = ["Fidelity", "export_onnx"]
+
+GRAPH = "model.onnx"
+
+_PACKAGES = ("torch", "transformers", "onnx", "onnxruntime")
+# The least cosine to the core's vectors, and the least mean.
+_BOUNDS = {"fp32": (0.9999, 0.9999), "fp16": (0.99, 0.999), "int8": (0.9, 0.98)}
+_TEXTS = (
+    "",
+    "a",
+    "The weather is lovely today.",
+    "How do I reset my password when I cannot log in to my account?",
+    "Die Lage am Markt hat sich zuletzt deutlich verbessert, sagte der Minister.",
+    "Un homme joue de la guitare dans la rue, devant une foule de passants.",
+    "今天天气很好，我们去公园散步吧。",
+    "Погода сегодня прекрасная, пойдём гулять в парк!",
+    "A distillation of several large teachers into one small encoder, at a fraction of the cost (12.5 %).",
+    "x = [i ** 2 for i in range(10) if i % 3]  # squares",
+)
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How near the exported graph's vectors are to the core's in fp32, as cosines.
+
+    Attributes:
+        least: of the worst text.
+        mean: over the texts.
+        texts: how many, from no word to the longest that the model takes.
+    """
+
+    least: float
+    mean: float
+    texts: int
+
+
+def export_onnx(
+    model: str | os.PathLike[str] | Encoder, folder: str | os.PathLike[str], precision: str = "fp32"
+) -> Fidelity:
+    """Export a model as one ONNX graph, from token ids to the final vector, and check it against the core.
+
+    The folder is that of sentence-transformers with ``onnx/model.onnx`` in the place of the weights, and
+    ``onnx/model.embedkit.json``, which says what the graph takes and gives. It appears whole or not at all.
+    The graph's vectors of tokens serve sentence-transformers' own ONNX backend.
+
+    Args:
+        model: a folder of fp32 weights, a name on the Hub, or an `Encoder` of one, whose prompts, length and
+            dimensions are kept.
+        folder: where to; must not exist or be empty.
+        precision: ``"fp32"``; ``"fp16"``, which pays on a GPU; or ``"int8"``, whose vectors depend a little
+            on the batch, since ONNX Runtime quantises the activations of a batch with one scale.
+
+    Raises:
+        FileExistsError: the folder exists and is not empty.
+        ImportError: a package of the extra ``onnx``, torch or transformers is missing.
+        ValueError: the model's weights are int8, or the graph's vectors are not the core's: their cosine is
+            below 0.9999 (fp16: 0.99, and 0.999 in the mean; int8: 0.9, and 0.98).
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r} is not known; known are {', '.join(PRECISIONS)}")
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f'exporting to ONNX needs {", ".join(missing)}: pip install "embedkit[onnx]" torch transformers'
+        )
+    core = model if isinstance(model, Encoder) else Encoder(model, precision="fp32")
+    if core.describe()["precision"] != "fp32":
+        raise ValueError(
+            f"{core!r} computes in int8: export the fp32 model that it was made from, and give precision='int8'"
+        )
+    return _export(core, Path(folder), precision)
+
+
+def _export(core: Encoder, target: Path, precision: str) -> Fidelity:
+    from .onnx_graph import write_graph
+
+    source = core._engine.folder
+    settings = Settings(core.prompts, core.default_prompt_name, core.max_seq_length, core.truncate_dim)
+    check_source(source)
+    with new_folder(target) as work:
+        copy_files(source, work)
+        write_settings(source, work, settings, core.similarity_fn_name)
+        graph = work / source.transformer.relative_to(source.path) / "onnx" / GRAPH
+        graph.parent.mkdir()
+        shapes = write_graph(source, graph, precision)
+        for path in graph.parent.iterdir():
+            shutil.copymode(work / "modules.json", path)
+        inputs = {name: shape for name, shape in shapes.items() if shape[-1] == "tokens"}
+        description: dict[str, Any] = {
+            "format": FORMAT,
+            "precision": precision,
+            "inputs": inputs,
+            "outputs": {name: shape for name, shape in shapes.items() if name not in inputs},
+            "padding": "right",
+            "fingerprint": fingerprint(source, source_weights_hash(source), settings),
+            "sha256": {
+                path.relative_to(work).as_posix(): file_hash(path)
+                for path in sorted(work.rglob("*"))
+                if path.is_file()
+            },
+        }
+        where = graph.with_name(graph.stem + DESCRIPTION)
+        write_json(where, description)
+        fidelity = _check(core, work, precision)
+        description["cosine"] = vars(fidelity)
+        write_json(where, description)
+    return fidelity
+
+
+def _check(core: Encoder, folder: Path, precision: str) -> Fidelity:
+    """Compare the exported folder with the core, on texts of every length."""
+    texts, joined = list(_TEXTS), " ".join(_TEXTS)
+    while len(core.tokenize([texts[-1]])["input_ids"][0]) < core.max_seq_length:
+        texts.append(joined)
+        joined += " " + joined
+    with Encoder(folder, backend="onnx") as exported, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* are longer than max_length")
+        # A copy shares the model and counts for itself.
+        vectors = [
+            np.asarray(encoder.encode(texts, prompt=""), np.float64) for encoder in (deepcopy(core), exported)
+        ]
+    norms = [np.linalg.norm(v, axis=1) for v in vectors]
+    cosines = (vectors[0] * vectors[1]).sum(axis=1) / np.maximum(norms[0] * norms[1], 1e-30)
+    cosines[(norms[0] == 0) & (norms[1] == 0)] = 1
+    fidelity = Fidelity(float(cosines.min()), float(cosines.mean()), len(texts))
+    least, mean = _BOUNDS[precision]
+    if not (fidelity.least >= least and fidelity.mean >= mean):  # NaN fails, too
+        raise ValueError(
+            f"the {precision} graph's vectors are not those of the core: cosine {fidelity.least:.6f} at the "
+            f"worst and {fidelity.mean:.6f} in the mean of {len(texts)} texts, {least} and {mean} are needed. "
+            "Nothing was written."
+        )
+    return fidelity

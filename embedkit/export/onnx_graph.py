@@ -1,0 +1,122 @@
+"""A model folder to one ONNX graph: traced by torch, fused and converted by ONNX Runtime's own tools.
+
+The TorchScript exporter is used: the graph of torch's newer one, which is slower by far, is not recognised by
+ONNX Runtime's attention fusion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..folder import ModelFolder
+
+__all__ = ["write_graph"]
+
+_OPSET = 17
+_LARGEST = 1_900_000_000
+"""Bytes of weights kept in the graph's file, which protobuf ends at 2 GiB; more go beside it."""
+
+
+def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, list[Any]]:
+    """Write the graph of a folder of fp32 weights to ``path``.
+
+    Args:
+        folder: a model that the core knows.
+        path: of the new file; weights that are too large for it are written to ``path`` + ``"_data"``.
+        precision: ``"fp32"``, ``"fp16"``, or ``"int8"``: products of 8 bits, their activations quantised as
+            they come, the embeddings in fp32.
+
+    Returns:
+        What the graph takes and gives, as name -> shape.
+    """
+    import torch
+
+    from .sentence_graph import INPUTS, OUTPUTS, SentenceGraph
+
+    with _quiet():
+        model = SentenceGraph(folder).eval()
+        inputs = INPUTS[: 2 if folder.pooling.include_prompt else 3]
+        free = {0: "texts", 1: "tokens"}
+        example = torch.ones(2, 5, dtype=torch.long)
+        source = path.with_name("traced.onnx")
+        try:
+            torch.onnx.export(
+                model,
+                (example,) * len(inputs),
+                str(source),
+                input_names=list(inputs),
+                output_names=list(OUTPUTS),
+                dynamic_axes={**dict.fromkeys(inputs, free), OUTPUTS[0]: {0: "texts"}, OUTPUTS[1]: free},
+                opset_version=_OPSET,
+                dynamo=False,
+            )
+            large = sum(p.numel() for p in model.parameters()) * 4 > _LARGEST
+            del model
+            _convert(folder, source, path, precision, large=large)
+        finally:
+            source.unlink(missing_ok=True)
+    return {
+        **{name: ["texts", "tokens"] for name in inputs},
+        OUTPUTS[0]: ["texts", folder.dimension],
+        OUTPUTS[1]: ["texts", "tokens", folder.hidden_size],
+    }
+
+
+def _convert(folder: ModelFolder, source: Path, path: Path, precision: str, *, large: bool) -> None:
+    """Fuse attention, layer norms, bias and GELU; then lower the precision."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    model = optimize_model(
+        str(source),
+        model_type="bert",
+        num_heads=int(folder.config["num_attention_heads"]),
+        hidden_size=folder.hidden_size,
+        optimization_options=FusionOptions("bert"),
+        opt_level=0,  # what ONNX Runtime does by itself when it loads the graph depends on the machine
+    )
+    if precision == "fp16":
+        model.convert_float_to_float16(keep_io_types=True)
+    fused = path if precision != "int8" else path.with_name("fused.onnx")
+    try:
+        model.save_model_to_file(str(fused), use_external_data_format=large)
+        if precision == "int8":
+            quantize_dynamic(
+                str(fused),
+                str(path),
+                op_types_to_quantize=["MatMul", "Attention"],
+                per_channel=True,
+                weight_type=QuantType.QInt8,
+                use_external_data_format=large,
+                # The quantiser cannot infer types behind fused operators; products of activations stay fp32.
+                extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
+            )
+    finally:
+        if fused != path:
+            for left in path.parent.glob(f"{fused.name}*"):
+                left.unlink()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the converters' progress and advice off the terminal; what fails comes as an exception."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

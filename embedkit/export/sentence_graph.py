@@ -1,0 +1,120 @@
+"""The encoder that is exported, as a torch module: token ids to the final vector, in one graph."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..folder import ModelFolder
+from ..modules import Dense
+from ..weights import core_head, stored_tensors
+
+__all__ = ["INPUTS", "OUTPUTS", "SentenceGraph"]
+
+INPUTS = ("input_ids", "attention_mask", "pooling_mask")
+"""Of the graph, each (texts, tokens); the last only for folders whose pooling leaves prompts out."""
+
+OUTPUTS = ("sentence_embedding", "token_embeddings")
+"""(texts, dimension) and (texts, tokens, hidden_size), both float32."""
+
+_ACTIVATIONS = {
+    "identity": nn.Identity,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+}
+
+
+class SentenceGraph(nn.Module):
+    """Transformer, pooling and head of a model folder, as transformers computes them.
+
+    The weights are read by embedkit, which opens safetensors only and checks each tensor.
+    """
+
+    def __init__(self, folder: ModelFolder) -> None:
+        """Build the model in fp32; ``folder`` holds fp32 weights."""
+        super().__init__()
+        self.transformer = _transformer(folder)
+        self.modes = folder.pooling.modes
+        self.head = _head(folder)
+        accepted = inspect.signature(self.transformer.forward).parameters
+        self.takes_types = "token_type_ids" in accepted
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        pooling_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sentence and token embeddings of right-padded texts; see `INPUTS` and `OUTPUTS`.
+
+        Args:
+            input_ids: (texts, tokens) int64.
+            attention_mask: (texts, tokens) int64; 1 for a token, 0 for padding.
+            pooling_mask: (texts, tokens) int64; 0 also for tokens that the pooling leaves out.
+        """
+        types = {"token_type_ids": torch.zeros_like(input_ids)} if self.takes_types else {}
+        hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask, **types)[0]
+        kept = attention_mask if pooling_mask is None else pooling_mask
+        pooled = [_pool(mode, hidden, attention_mask, kept) for mode in self.modes]
+        return self.head(torch.cat(pooled, dim=-1) if len(pooled) > 1 else pooled[0]), hidden
+
+
+def _pool(mode: str, hidden: torch.Tensor, attention_mask: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """One vector a text: (texts, hidden_size). A text of which nothing is kept gets zeros, as in the core."""
+    weights = kept.unsqueeze(-1).to(hidden.dtype)
+    some = weights.amax(dim=1)
+    if mode == "max":
+        return torch.where(some > 0, hidden.masked_fill(weights == 0, -torch.inf).amax(dim=1), 0.0)
+    if mode in ("cls", "lasttoken"):
+        first, last = kept.argmax(dim=1), (attention_mask.sum(dim=1) - 1).clamp(min=0)
+        place = first if mode == "cls" else last
+        index = place.view(-1, 1, 1).expand(-1, 1, hidden.shape[-1])
+        return hidden.gather(1, index).squeeze(1) * some
+    if mode == "weightedmean":
+        weights = weights * torch.cumsum(torch.ones_like(weights), dim=1)
+    total = weights.sum(dim=1).clamp(min=1)
+    return (hidden * weights).sum(dim=1) / (total.sqrt() if mode == "mean_sqrt_len" else total)
+
+
+class _Normalize(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.normalize(x, dim=-1)
+
+
+def _head(folder: ModelFolder) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for module, tensors in zip(folder.head, core_head(folder), strict=True):
+        if not isinstance(module, Dense):
+            layers.append(_Normalize())
+            continue
+        linear = nn.Linear(module.in_features, module.out_features, bias=module.bias)
+        _assign(linear, {key: tensors[key] for key in ("weight", "bias") if tensors[key] is not None})
+        layers += [linear, _ACTIVATIONS[module.activation]()]
+    return nn.Sequential(*layers)
+
+
+def _transformer(folder: ModelFolder) -> nn.Module:
+    """transformers' model of the folder. Eager attention is the pattern that ONNX Runtime fuses."""
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(folder.transformer, local_files_only=True)
+    create: Any = AutoModel.from_config  # not typed
+    model: nn.Module = create(config, attn_implementation="eager").float().eval()
+    _assign(model, dict(stored_tensors(folder)))
+    return model
+
+
+def _assign(module: nn.Module, tensors: dict[str, Any]) -> None:
+    """Copy arrays into the parameters of those names; a parameter that gets none keeps its value.
+
+    Such are the pooler of BERT, which no sentence encoder uses, and buffers of sines.
+    """
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, array in tensors.items():
+            parameters[name].copy_(torch.from_numpy(array))
