@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 REGISTRY = {
     "embedkit-int8": "own:EmbedKitInt8",
     "embedkit-fp32": "own:EmbedKit",
+    "embedkit-onnx": "own:EmbedKitOnnx",
     "sentence-transformers": "sbert:SentenceTransformers",
     "onnxruntime-fp32": "ort:OnnxRuntime",
     "onnxruntime-int8": "ort:OnnxRuntimeInt8",

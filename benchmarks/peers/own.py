@@ -33,3 +33,23 @@ class EmbedKitInt8(EmbedKit):
 
     name = "embedkit int8"
     precision = "int8"
+
+
+class EmbedKitOnnx(EmbedKit):
+    """fp32 on ONNX Runtime, by embedkit's own export."""
+
+    name = "embedkit onnx"
+    packages = ("embedkit", "onnxruntime", "onnx", "torch", "transformers")
+
+    def convert(self) -> None:
+        """Exports the folder."""
+        from embedkit.export.onnx import export_onnx
+
+        if not (self.cache / "own-onnx").exists():
+            export_onnx(self.folder, self.cache / "own-onnx")
+
+    def load(self, streams: int = 1) -> None:
+        """Opens the export."""
+        from embedkit import Encoder
+
+        self._encoder = Encoder(self.cache / "own-onnx", backend="onnx", threads=self.threads)

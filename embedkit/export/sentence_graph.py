@@ -17,8 +17,8 @@ __all__ = ["INPUTS", "OUTPUTS", "SentenceGraph"]
 INPUTS = ("input_ids", "attention_mask", "pooling_mask")
 """Of the graph, each (texts, tokens); the last only for folders whose pooling leaves prompts out."""
 
-OUTPUTS = ("sentence_embedding", "token_embeddings")
-"""(texts, dimension) and (texts, tokens, hidden_size), both float32."""
+OUTPUTS = ("sentence_embedding", "last_hidden_state")
+"""(texts, dimension) and (texts, tokens, hidden_size), both float32; the latter is called as Optimum expects it."""
 
 _ACTIVATIONS = {
     "identity": nn.Identity,

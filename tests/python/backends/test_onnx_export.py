@@ -1,0 +1,248 @@
+"""embedkit's own ONNX export, against transformers and the core."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit import Encoder, model_cli
+from embedkit.backends.onnx_files import file_hash
+from embedkit.export import onnx as export
+from embedkit.export.onnx import export_onnx
+
+for package in ("torch", "transformers", "onnx", "onnxruntime"):
+    pytest.importorskip(package)
+
+MODES = ("weightedmean", "cls", "max", "mean", "mean_sqrt_len_tokens", "lasttoken")
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mpnet": ("MPNetConfig", {"max_position_embeddings": 202}),
+    "roformer": ("RoFormerConfig", {"embedding_size": 17, "rotary_value": True}),
+    "xlm-roberta": ("XLMRobertaConfig", {"type_vocab_size": 1, "max_position_embeddings": 202}),
+    "distilbert": ("DistilBertConfig", {"dim": 36, "n_layers": 2, "n_heads": 6, "hidden_dim": 50}),
+}
+LENGTHS = (0, 1, 6, 40, 130, 300)
+
+
+@pytest.fixture(scope="module")
+def all_in_one(
+    make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A model with every pooling, prompts that it leaves out, Dense and Normalize; and its export."""
+    source = make_model(
+        hidden=36, heads=3, intermediate=50, pooling=MODES, include_prompt=False, prompts={"query": "query : "},
+        dense=((24, "GELU", True), (10, "Sigmoid", False)), normalize=True, truncate_dim=9,
+    )  # fmt: skip
+    target = tmp_path_factory.mktemp("exported") / "model"
+    fidelity = export_onnx(source, target)
+    assert fidelity.least >= 0.999999 and fidelity.texts > 10
+    return source, target
+
+
+def other_kind(path: Path, kind: str, tokenizer_of: Path) -> Path:
+    """A random model of another architecture with the tokenizer of a BERT."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_of)
+    name, changes = KINDS[kind]
+    options: dict[str, Any] = {
+        "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 50,
+        "max_position_embeddings": 200, "vocab_size": len(tokenizer), "pad_token_id": 1,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(getattr(transformers, name)(**{**options, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.ndim > 1:
+                parameter.normal_(0, 2 / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_architectures(
+    kind: str, tmp_path: Path, make_model: Callable[..., Path], reference: Callable[[Path], Any]
+) -> None:
+    source = other_kind(tmp_path / kind, kind, make_model())
+    fidelity = export_onnx(source, tmp_path / "out")
+    assert fidelity.least >= 0.999999
+    texts = [" ".join(["the weather is lovely today ."] * 60)[: 5 * n] for n in LENGTHS]
+    with Encoder(tmp_path / "out", backend="onnx", max_length=190) as encoder:
+        vectors = encoder.encode(texts, normalize_embeddings=True)
+    expected = Encoder(source, max_length=190).encode(texts, normalize_embeddings=True)
+    assert np.abs(vectors - expected).max() <= 5e-6
+    model = reference(source)
+    model.max_seq_length = 190
+    assert np.abs(vectors - model.encode(texts, normalize_embeddings=True)).max() <= 5e-6
+
+
+def test_every_module(
+    all_in_one: tuple[Path, Path], reference: Callable[[Path], Any], texts: list[str]
+) -> None:
+    source, target = all_in_one
+    encoder = Encoder(target, backend="onnx", threads=1)
+    assert encoder.get_embedding_dimension() == 9  # the folder's own
+    for name in (None, "query"):
+        expected = reference(source).encode(texts, prompt_name=name, truncate_dim=10)
+        assert np.abs(encoder.encode(texts, prompt_name=name, truncate_dim=10) - expected).max() <= 5e-6
+    core = Encoder(source)
+    mine, other = (e.encode(texts[:9], output_value="token_embeddings") for e in (encoder, core))
+    for a, b in zip(mine, other, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_the_folder(all_in_one: tuple[Path, Path], tmp_path: Path) -> None:
+    source, target = all_in_one
+    files = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert files >= {
+        "config.json", "modules.json", "tokenizer.json", "tokenizer_config.json", "1_Pooling/config.json",
+        "2_Dense/model.safetensors", "onnx/model.onnx", "onnx/model.embedkit.json",
+    }  # fmt: skip
+    assert not any("traced" in name or "fused" in name for name in files) and "model.safetensors" not in files
+    about = json.loads((target / "onnx" / "model.embedkit.json").read_text())
+    assert about["format"] == 1 and about["precision"] == "fp32" and about["cosine"]["least"] > 0.999999
+    assert list(about["inputs"]) == ["input_ids", "attention_mask", "pooling_mask"]
+    assert about["outputs"] == {
+        "sentence_embedding": ["texts", 10],
+        "last_hidden_state": ["texts", "tokens", 36],
+    }
+    for name in files - {"onnx/model.embedkit.json"}:
+        assert about["sha256"][name] == file_hash(target / name)
+    encoder = Encoder(target, backend="onnx")
+    assert encoder.fingerprint == encoder.verify() == Encoder(source).fingerprint
+    damaged = Path(shutil.copytree(target, tmp_path / "damaged"))
+    pooling = damaged / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text() + " ")
+    with pytest.raises(ValueError, match=r"1_Pooling.config\.json is not the file that was exported"):
+        Encoder(damaged, backend="onnx").verify()
+
+
+def test_its_tokens_vectors_serve_others(
+    all_in_one: tuple[Path, Path], tmp_path: Path, texts: list[str]
+) -> None:
+    # Without the description the graph is anyone's: the modules of the folder follow the tokens' vectors.
+    source, target = all_in_one
+    other = Path(shutil.copytree(target, tmp_path / "other"))
+    (other / "onnx" / "model.embedkit.json").unlink()
+    vectors = Encoder(other, backend="onnx").encode(texts[:50])
+    assert np.abs(vectors - Encoder(source).encode(texts[:50])).max() <= 5e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "format 2 is not known"),
+        ({"precision": "int4"}, "precision 'int4' is not known"),
+        ({"fingerprint": "x"}, "fingerprint must be a SHA-256"),
+        ({"sha256": {"../x": "0" * 64}}, "sha256 must give"),
+        ({"sha256": []}, "sha256 must give"),
+    ],
+)
+def test_damaged_descriptions(
+    all_in_one: tuple[Path, Path], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = Path(shutil.copytree(all_in_one[1], tmp_path / "model"))
+    path = folder / "onnx" / "model.embedkit.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ValueError, match=message) as caught:
+        Encoder(folder, backend="onnx")
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("precision", "least"), [("fp16", 0.9999), ("int8", 0.98)])
+def test_other_precisions(
+    precision: str,
+    least: float,
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    texts: list[str],
+) -> None:
+    source = make_model(hidden=64, intermediate=256, normalize=True)
+    fidelity = export_onnx(source, tmp_path / "out", precision)
+    assert fidelity.mean >= least
+    encoder = Encoder(tmp_path / "out", backend="onnx")
+    assert encoder.describe()["precision"] == precision
+    cosines = (encoder.encode(texts) * Encoder(source).encode(texts)).sum(axis=1)
+    assert cosines.mean() >= least
+    size = (tmp_path / "out" / "onnx" / "model.onnx").stat().st_size
+    assert size <= 0.75 * (source / "model.safetensors").stat().st_size
+    with pytest.raises(ValueError, match="precision='fp32'"):
+        Encoder(tmp_path / "out", backend="onnx", precision="fp32")
+
+
+def test_wrong_vectors_are_refused(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.export import sentence_graph
+
+    right = sentence_graph._pool
+    monkeypatch.setattr(sentence_graph, "_pool", lambda mode, *rest: right("max", *rest))
+    with pytest.raises(ValueError, match="the fp32 graph's vectors are not those of the core"):
+        export_onnx(make_model(), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_model()
+    with pytest.raises(ValueError, match="precision='bf16' is not known"):
+        export_onnx(source, tmp_path / "out", "bf16")
+    Encoder(source).save(tmp_path / "int8", precision="int8")
+    with pytest.raises(ValueError, match="holds int8 weights"):
+        export_onnx(tmp_path / "int8", tmp_path / "out")
+    with pytest.raises(ValueError, match="computes in int8"):
+        export_onnx(Encoder(source, precision="int8"), tmp_path / "out")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export_onnx(source, tmp_path)
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnx" else 1)
+    with pytest.raises(ImportError, match=r'needs onnx: pip install "embedkit\[onnx\]"'):
+        export_onnx(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_settings_of_an_encoder(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = Encoder(make_model(), max_length=20, prompts={"query": "q: "}, truncate_dim=8)
+    export_onnx(source, tmp_path / "out")
+    encoder = Encoder(tmp_path / "out", backend="onnx")
+    assert encoder.max_seq_length == 20 and encoder.get_embedding_dimension() == 8
+    assert encoder.prompts["query"] == "q: "
+    assert source.describe()["texts"] == 0  # the check does not count
+
+
+def test_command_line(
+    make_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert model_cli.main(["export", str(make_model()), str(out), "--format", "onnx"]) == 0
+    printed = capsys.readouterr()
+    assert "fp32" in printed.out and "cosine to the core's fp32 vectors 1.000000 at the worst" in printed.out
+    assert printed.err == ""
+    assert model_cli.main(["export", str(make_model()), str(out), "--format", "onnx"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert model_cli.main(["export", str(tmp_path / "nothing"), str(out), "--format", "onnx"]) == 2
+    assert model_cli.main(["export", str(make_model()), str(out), "--format", "tflite"]) == 2
+
+
+def test_it_runs_without_torch(all_in_one: tuple[Path, Path], texts: list[str], tmp_path: Path) -> None:
+    script = (
+        "import sys, json; sys.modules.update(torch=None, transformers=None, onnx=None)\n"
+        "import numpy; from embedkit import Encoder\n"
+        "numpy.save(sys.argv[2], Encoder(sys.argv[1], backend='onnx').encode(json.loads(sys.argv[3])))"
+    )
+    arguments = [str(all_in_one[1]), str(tmp_path / "v.npy"), json.dumps(texts[2:20])]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stderr == done.stdout == "", done.stderr
+    expected = Encoder(all_in_one[0]).encode(texts[2:20])
+    assert np.abs(np.load(tmp_path / "v.npy") - expected).max() <= 5e-6
