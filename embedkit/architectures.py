@@ -301,7 +301,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """``model_type`` of ``config.json`` -> how it is laid out."""
 
-FOREIGN = Architecture(prefix="", integers=(), fixed={}, layers="", tensors={}, classifier=("", None, ""))
+FOREIGN = Architecture(prefix="", integers=(), fixed={}, classifier=("", None, ""), layers="", tensors={})
 """Of a model that the core does not run: its weights are in an ONNX graph."""
 
 _HIDDEN_SIZES = ("hidden_size", "dim", "d_model", "n_embd")

@@ -203,7 +203,7 @@ class Encoder(Model):
                 f"output_value={output_value!r} is not known; "
                 "known are 'sentence_embedding', 'token_embeddings'"
             )
-        if device is not None:
+        if device is not None and str(device) != self.device:
             check_device(device)
         of_tokens = output_value == "token_embeddings"
         dtype = check_dtype(output_dtype, precision)

@@ -30,6 +30,7 @@ from .model_card import ModelCardData
 from .output import checked_ranges, similarity, similarity_pairwise
 
 if TYPE_CHECKING:
+    from .backends.onnx_engine import OnnxOptions
     from .backends.onnx_session import Provider
 
 __all__ = ["Model"]
@@ -70,11 +71,11 @@ class Model:
         model = model_name_or_path if model is None else model
         self._on_overflow = check_overflow(on_overflow)
         self._threads = _core.default_threads() if threads is None else check_threads(threads)
-        self._onnx = None
+        self._onnx: OnnxOptions | None = None
         if check_backend(backend, providers=providers, onnx_file=onnx_file) == "onnx":
-            from .backends.onnx_engine import OnnxOptions
+            from .backends import onnx_engine
 
-            self._onnx, self.device = OnnxOptions.checked(
+            self._onnx, self.device = onnx_engine.OnnxOptions.checked(
                 device, precision, self._threads, providers, onnx_file
             )
         else:
@@ -92,7 +93,7 @@ class Model:
                 graph=None if self._onnx is None else onnx_file or "model.onnx",
             ).absolute()
             self._name = os.fspath(model)
-        graph = None if self._onnx is None else self._open_graph(path)
+        graph = None if self._onnx is None else _open_graph(path, self._onnx)
         folder = open_folder(path) if graph is None else graph.folder
         # sentence-transformers gives every model these two, so that they can always be asked for.
         self.prompts = {"query": "", "document": "", **folder.prompts, **check_prompts(prompts or {})}
@@ -109,12 +110,6 @@ class Model:
         self._fingerprint = folder.stamp.fingerprint
         self._counts = Counts()
         self.model_card_data = ModelCardData(self._name)
-
-    def _open_graph(self, path: Path) -> Engine:
-        from .backends.onnx_engine import OnnxEngine
-
-        assert self._onnx is not None
-        return OnnxEngine(path, self._onnx)
 
     def _prompt_text(self, name: str | None) -> str:
         """The text of a prompt, of the default one for None."""
@@ -313,7 +308,7 @@ class Model:
         path, precision = state["_loaded"]
         path = path or BUILTIN
         self._loaded = (
-            CoreEngine(open_folder(path), precision) if self._onnx is None else self._open_graph(path)
+            CoreEngine(open_folder(path), precision) if self._onnx is None else _open_graph(path, self._onnx)
         )
         self._counts = Counts()
         self.model_card_data = ModelCardData(self._name)
@@ -326,6 +321,12 @@ class Model:
         copy._counts = Counts()
         copy.model_card_data = ModelCardData(self._name)
         return copy
+
+
+def _open_graph(path: Path, options: OnnxOptions) -> Engine:
+    from .backends.onnx_engine import OnnxEngine
+
+    return OnnxEngine(path, options)
 
 
 def _compare(function: Callable[..., npt.NDArray[np.float32]], a: Any, b: Any, name: str) -> Any:

@@ -203,6 +203,21 @@ def test_batches_are_bounded_and_of_similar_lengths(folder: Path) -> None:
     assert list(stage.cut(np.array([100_000, 3, 3], dtype=np.int32), 0)) == [0, 1, 3]
 
 
+def test_buffers_do_not_grow_with_the_texts(folder: Path) -> None:
+    encoder = Encoder(folder, backend="onnx")
+    stage: Any = encoder._engine.stage  # type: ignore[attr-defined]
+    stage._budget = 256
+    for count in (1, 100, 1000):
+        encoder.encode(["the weather is lovely today . " * (i % 7) for i in range(count)])
+        (buffers,) = stage._session._idle  # one, since one thread encodes
+        sizes = {name: array.size for name, array in buffers._flat.items()}
+        assert max(sizes[name] for name in stage._session.inputs) <= 256
+        assert sizes["last_hidden_state"] <= 256 * SHAPE["hidden"]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(encoder.encode, [["hello world"] * 300] * 8))
+    assert len(stage._session._idle) <= 4
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -379,7 +394,7 @@ def test_weights_outside_of_the_folder(folder: Path) -> None:
 
 def test_another_models_graph(folder: Path, make_model: Callable[..., Path], tmp_path: Path) -> None:
     trace(make_model(), folder / "onnx" / "model.onnx")
-    with pytest.raises(ValueError, match=r"have 32 dimensions, config\\.json makes it 36"):
+    with pytest.raises(ValueError, match=r"have 32 dimensions, config\.json makes it 36"):
         Encoder(folder, backend="onnx")
 
 
