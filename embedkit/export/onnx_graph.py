@@ -28,7 +28,7 @@ def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, li
 
     Args:
         folder: a model that the core knows.
-        path: of the new file; weights that are too large for it are written to ``path`` + ``"_data"``.
+        path: of the new file; weights too large for it go beside it, under a name that begins with its own.
         precision: ``"fp32"``, ``"fp16"``, or ``"int8"``: products of 8 bits, their activations quantised as
             they come, the embeddings in fp32.
 

@@ -246,3 +246,18 @@ def test_it_runs_without_torch(all_in_one: tuple[Path, Path], texts: list[str], 
     assert done.returncode == 0 and done.stderr == done.stdout == "", done.stderr
     expected = Encoder(all_in_one[0]).encode(texts[2:20])
     assert np.abs(np.load(tmp_path / "v.npy") - expected).max() <= 5e-6
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_weights_too_large_for_one_file(
+    precision: str, make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.export import onnx_graph
+
+    monkeypatch.setattr(onnx_graph, "_LARGEST", 0)
+    fidelity = export_onnx(make_model(), tmp_path / "out", precision)
+    assert fidelity.mean >= 0.98
+    files = {path.name for path in (tmp_path / "out" / "onnx").iterdir()}
+    assert len(files) == 3 and all(name.startswith("model.") for name in files)
+    encoder = Encoder(tmp_path / "out", backend="onnx")
+    assert encoder.verify() == Encoder(make_model()).fingerprint
