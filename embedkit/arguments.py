@@ -11,6 +11,7 @@ from .output import DTYPES
 __all__ = [
     "check_backend",
     "check_device",
+    "check_devices",
     "check_dtype",
     "check_max_length",
     "check_overflow",
@@ -26,6 +27,7 @@ __all__ = [
 MAX_THREADS = 1024
 OVERFLOWS = ("truncate", "error", "window")
 PRECISIONS = ("auto", "fp32", "int8")
+CUDA_PRECISIONS = ("auto", "fp32", "fp16", "bf16")
 
 _FOLDER_ONLY = "embedkit takes a model folder as it is"
 # Arguments of sentence-transformers, and why each is refused.
@@ -97,17 +99,35 @@ def check_threads(value: Any) -> int:
 
 
 def check_device(device: Any) -> str:
-    """``"cpu"``, or an error that says what is missing."""
-    if isinstance(device, list):
-        raise ValueError("device takes one device; to use several CPU cores, give Encoder(threads=...)")
-    name = str(device)
-    if name in ("auto", "cpu"):
-        return "cpu"
-    if name.partition(":")[0] == "cuda":
+    """``"cpu"``, for what runs nowhere else."""
+    name = check_devices(device)[0]
+    if name != "cpu":
         raise ValueError(
-            f"device={name!r}: this version of embedkit has no CUDA backend; use device='cpu' or 'auto'"
+            f"device={device!r}: a CrossEncoder runs on the CPU only; use device='cpu' or 'auto'"
         )
-    raise ValueError(f"device={name!r} is not known; known are 'auto', 'cpu', 'cuda'")
+    return name
+
+
+def check_devices(device: Any) -> tuple[str, ...]:
+    """``("cpu",)``, or the names of CUDA devices; whether they are there is not looked at."""
+    if isinstance(device, list | tuple):
+        names = tuple(str(item) for item in device)
+        if not names:
+            raise ValueError("device=[] names no device; give 'cpu', or CUDA devices such as ['cuda:0']")
+        if any(name.partition(":")[0] != "cuda" for name in names):
+            raise ValueError(
+                f"device={device!r}: a list is for CUDA devices, such as ['cuda:0', 'cuda:1']; to use several "
+                "CPU cores, give Encoder(threads=...)"
+            )
+    else:
+        names = (str(device),)
+    if names[0] in ("auto", "cpu"):
+        return ("cpu",)
+    for name in names:
+        kind, colon, number = name.partition(":")
+        if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
+            raise ValueError(f"device={name!r} is not known; known are 'auto', 'cpu', 'cuda', 'cuda:0', …")
+    return names
 
 
 def check_backend(backend: Any, **onnx_only: Any) -> str:
@@ -125,8 +145,12 @@ def check_backend(backend: Any, **onnx_only: Any) -> str:
     return "onnx"
 
 
-def check_precision(precision: Any, folder: ModelFolder) -> str:
-    """The precision to run at; "auto" is the folder's own."""
+def check_precision(precision: Any, folder: ModelFolder, device: str = "cpu") -> str:
+    """The precision to run at; "auto" is the folder's own on a CPU, and left to the backend elsewhere."""
+    if device != "cpu":
+        return _one_of(f"on {device!r}, precision", precision, CUDA_PRECISIONS)
+    if isinstance(precision, str) and precision in CUDA_PRECISIONS and precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r} is for CUDA devices; a CPU has 'fp32' and 'int8'")
     _one_of("precision", precision, PRECISIONS)
     if precision == "auto":
         return folder.precision

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import check_device, check_dtype, check_positive, check_truncate_dim, check_unsupported
+from .arguments import check_devices, check_dtype, check_positive, check_truncate_dim, check_unsupported
 from .engine import Plan
 from .inputs import as_texts, check_unicode, progress, windows
 from .model import Model
@@ -32,19 +32,23 @@ def _signature_of(method: _F) -> Callable[[Callable[..., Any]], _F]:
 
 
 class Encoder(Model):
-    """A sentence encoder, on the compiled core or on ONNX Runtime.
+    """A sentence encoder, on the compiled core, CUDA devices or ONNX Runtime.
 
     Stands in for ``sentence_transformers.SentenceTransformer``: `encode` and its relatives take the same
     arguments and return the same values. One encoder may be used from several threads at once, is picklable,
-    and gives the same bits for a text whatever batch, order or number of threads it is encoded in.
+    and on a CPU gives the same bits for a text whatever batch, order or number of threads it is encoded in.
 
     Args:
         model: a model folder, a name on the Hugging Face Hub, or None for the model that the package carries.
             sentence-transformers calls it ``model_name_or_path``; that name is taken too.
-        device: ``"auto"`` or ``"cpu"``. ``"cuda"`` is refused until its backend exists.
-        precision: ``"fp32"``, ``"int8"``, or ``"auto"`` for that of the folder. An fp32 folder is quantised
-            for ``"int8"``.
-        threads: how many threads encode; None for as many as the CPU affinity and quota of the process allow.
+        device: ``"cpu"``, which ``"auto"`` stands for, too; ``"cuda"`` (the current device), ``"cuda:1"``, or a
+            list of CUDA devices that share the texts. These need PyTorch and Triton: ``pip install
+            'embedkit[gpu]'``.
+        precision: on a CPU ``"fp32"``, ``"int8"``, or ``"auto"`` for that of the folder; an fp32 folder is
+            quantised for ``"int8"``. On CUDA ``"fp32"``, ``"fp16"``, ``"bf16"``, or ``"auto"``: the 16-bit type
+            whose vectors of a few texts are nearest to fp32's, and fp32 before compute capability 8.0.
+        threads: how many threads encode, on CUDA tokenize; None for as many as the CPU affinity and quota of
+            the process allow.
         max_length: tokens a text may have, special tokens counted; None for the folder's own.
         on_overflow: what happens to a longer text: ``"truncate"`` cuts it (counted in `describe`, warned of
             once), ``"error"`` raises ValueError, ``"window"`` encodes windows of ``max_length`` tokens and
@@ -66,8 +70,9 @@ class Encoder(Model):
 
     Raises:
         FileNotFoundError: the model, or a file of its folder, is not there.
-        ValueError: an argument is not known, or a file of the folder is broken.
-        ImportError: a download is needed and ``huggingface-hub`` is not installed.
+        ValueError: an argument is not known, a device is not there, or a file of the folder is broken.
+        ImportError: a download is needed and ``huggingface-hub`` is not installed, or a CUDA device and PyTorch
+            or Triton is not.
     """
 
     @overload
@@ -179,8 +184,8 @@ class Encoder(Model):
             precision, output_dtype: two names for the type of the vectors: ``"float32"``, ``"int8"``,
                 ``"uint8"``, or ``"binary"`` and ``"ubinary"`` with 8 dimensions a byte.
             convert_to_numpy: False returns a list of torch tensors.
-            convert_to_tensor: True returns one torch tensor (token embeddings: a list); outranks
-                ``convert_to_numpy``.
+            convert_to_tensor: True returns one torch tensor (token embeddings: a list), on the encoder's device
+                (the first of several); outranks ``convert_to_numpy``.
             device: None, or the encoder's own device.
             normalize_embeddings: scale the vectors to length 1.
             truncate_dim: how many dimensions to keep; None for the encoder's own.
@@ -203,8 +208,8 @@ class Encoder(Model):
                 f"output_value={output_value!r} is not known; "
                 "known are 'sentence_embedding', 'token_embeddings'"
             )
-        if device is not None and str(device) != self.device:
-            check_device(device)
+        if device is not None:
+            self._check_same(device)
         of_tokens = output_value == "token_embeddings"
         dtype = check_dtype(output_dtype, precision)
         if of_tokens and dtype != "float32":
@@ -220,6 +225,7 @@ class Encoder(Model):
             dtype=dtype,
             ranges=ranges,
             token_embeddings=of_tokens,
+            on_device=convert_to_tensor or not convert_to_numpy,
         )
         if sentences is not None and inputs is not None:
             raise TypeError("sentences and inputs are two names for the texts; give one of them")
@@ -327,6 +333,7 @@ class Encoder(Model):
         dtype: str,
         ranges: npt.ArrayLike | None,
         token_embeddings: bool,
+        on_device: bool = False,
     ) -> Plan:
         """Check the arguments of a call once, before any text is read."""
         engine = self._engine
@@ -352,7 +359,17 @@ class Encoder(Model):
             "normalize": bool(normalize),
             "token_embeddings": token_embeddings,
         }
-        return Plan(prompt, options, dtype, self._ranges(dtype, ranges, width, bool(normalize)), width)
+        ranges = self._ranges(dtype, ranges, width, bool(normalize))
+        return Plan(prompt, options, dtype, ranges, width, on_device and engine.tensors)
+
+    def _check_same(self, device: Any) -> None:
+        """Refuse another device than that of this encoder."""
+        names = check_devices(device)
+        if names not in (self._devices, tuple(name.partition(":")[0] for name in self._devices)):
+            raise ValueError(
+                f"device={device!r}: this encoder is on {self.device!r}; open another one there with "
+                "Encoder(device=...)"
+            )
 
     def _ranges(
         self, dtype: str, ranges: npt.ArrayLike | None, width: int, normalize: bool
@@ -393,6 +410,7 @@ class Encoder(Model):
 
 
 def _to_torch(result: Any, *, one: bool) -> Any:
+    """Results as torch tensors: of numpy arrays on the CPU, others where they are."""
     try:
         import torch
     except ImportError:
@@ -400,6 +418,6 @@ def _to_torch(result: Any, *, one: bool) -> Any:
             "torch tensors were asked for and torch is not installed: pip install torch, "
             "or leave convert_to_numpy=True and convert_to_tensor=False for numpy arrays"
         ) from None
-    if one and isinstance(result, np.ndarray):
-        return torch.from_numpy(result) if len(result) else torch.tensor([])
-    return [torch.from_numpy(row) for row in result]
+    if one and not isinstance(result, list):
+        return torch.as_tensor(result) if len(result) else torch.tensor([])
+    return [torch.as_tensor(row) for row in result]

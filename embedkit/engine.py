@@ -146,6 +146,11 @@ class Engine(ABC):
                 f"{self.folder.path}: the weights are not those that were saved; fetch the model again"
             )
 
+    @property
+    def stored_precision(self) -> str:
+        """Of a folder that this model is saved to."""
+        return self.precision
+
     @abstractmethod
     def empty(self, texts: int, plan: Plan) -> Any:
         """What `encode` writes the results of ``texts`` texts to: an array, for token embeddings a list."""

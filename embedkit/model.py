@@ -13,7 +13,7 @@ import numpy.typing as npt
 from . import _core
 from .arguments import (
     check_backend,
-    check_device,
+    check_devices,
     check_max_length,
     check_overflow,
     check_precision,
@@ -24,7 +24,7 @@ from .arguments import (
     check_unsupported,
 )
 from .engine import CoreEngine, Counts, Engine
-from .folder import BUILTIN, Settings, open_folder
+from .folder import BUILTIN, ModelFolder, Settings, open_folder
 from .hub import resolve
 from .model_card import ModelCardData
 from .output import checked_ranges, similarity, similarity_pairwise
@@ -39,13 +39,13 @@ _Self = TypeVar("_Self", bound="Model")
 
 
 class Model:
-    """A model folder in the core, with the settings of a caller. `Encoder` adds the encoding."""
+    """A loaded model folder, with the settings of a caller. `Encoder` adds the encoding."""
 
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
         *,
-        device: str = "auto",
+        device: str | Sequence[str] = "auto",
         precision: str = "auto",
         threads: int | None = None,
         max_length: int | None = None,
@@ -75,11 +75,16 @@ class Model:
         if check_backend(backend, providers=providers, onnx_file=onnx_file) == "onnx":
             from .backends import onnx_engine
 
-            self._onnx, self.device = onnx_engine.OnnxOptions.checked(
+            self._onnx, name = onnx_engine.OnnxOptions.checked(
                 device, precision, self._threads, providers, onnx_file
             )
+            self._devices: tuple[str, ...] = (name,)
         else:
-            self.device = check_device("auto" if device is None else device)
+            self._devices = check_devices("auto" if device is None else device)
+            if self._devices != ("cpu",):
+                from .backends.cuda_engine import check_cuda
+
+                self._devices = check_cuda(self._devices)
         if model is None:
             path, self._name = BUILTIN, BUILTIN.name
         else:
@@ -105,11 +110,16 @@ class Model:
         self.truncate_dim = truncate_dim if truncate_dim is not None else folder.truncate_dim
         if self.truncate_dim is not None:
             self.truncate_dim = check_truncate_dim(self.truncate_dim, folder.dimension)
-        self._loaded: Engine | None = graph or CoreEngine(folder, check_precision(precision, folder))
+        self._loaded: Engine | None = graph or _open_engine(folder, self._devices, precision)
         self.max_seq_length = self._loaded.folder_length if max_length is None else max_length
         self._fingerprint = folder.stamp.fingerprint
         self._counts = Counts()
         self.model_card_data = ModelCardData(self._name)
+
+    @property
+    def device(self) -> str | list[str]:
+        """Where it runs: "cpu", "cuda:0" or the like, or a list of several."""
+        return self._devices[0] if len(self._devices) == 1 else list(self._devices)
 
     def _prompt_text(self, name: str | None) -> str:
         """The text of a prompt, of the default one for None."""
@@ -225,7 +235,7 @@ class Model:
         width = self.get_embedding_dimension()
         kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
         if precision == "auto":
-            precision = engine.precision
+            precision = engine.stored_precision
         elif not (dequantise and precision == "fp32"):
             precision = check_precision(precision, engine.folder)
         write_folder(
@@ -307,9 +317,10 @@ class Model:
         self.__dict__.update(state)
         path, precision = state["_loaded"]
         path = path or BUILTIN
-        self._loaded = (
-            CoreEngine(open_folder(path), precision) if self._onnx is None else _open_graph(path, self._onnx)
-        )
+        if self._onnx is None:
+            self._loaded = _open_engine(open_folder(path), self._devices, precision)
+        else:
+            self._loaded = _open_graph(path, self._onnx)
         self._counts = Counts()
         self.model_card_data = ModelCardData(self._name)
 
@@ -327,6 +338,16 @@ def _open_graph(path: Path, options: OnnxOptions) -> Engine:
     from .backends.onnx_engine import OnnxEngine
 
     return OnnxEngine(path, options)
+
+
+def _open_engine(folder: ModelFolder, devices: Sequence[str], precision: Any) -> Engine:
+    """Load the model where it is to run."""
+    precision = check_precision(precision, folder, devices[0])
+    if devices[0] == "cpu":
+        return CoreEngine(folder, precision)
+    from .backends.cuda_engine import CudaEngine
+
+    return CudaEngine(folder, devices, precision)
 
 
 def _compare(function: Callable[..., npt.NDArray[np.float32]], a: Any, b: Any, name: str) -> Any:

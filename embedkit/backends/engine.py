@@ -19,7 +19,7 @@ class StageEngine(Engine):
     """A tokenizer of the core and an encode stage; threads and copies share it."""
 
     def __init__(self, folder: ModelFolder, open_stage: Callable[[], Stage]) -> None:
-        """Load the tokenizer, then the stage (what is wrong with the folder is then told first)."""
+        """Load the tokenizer, then the stage, which may need it."""
         super().__init__(folder)
         self.stage = open_stage()
         self.precision = str(self.stage.describe()["precision"])

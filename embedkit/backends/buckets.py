@@ -1,0 +1,68 @@
+"""Which CUDA graph a batch is run with: a graph has a fixed number of tokens, sequences and tiles.
+
+The sizes of graphs are so close that a batch of more than `SMALL` tokens leaves at most 6 % of its graph's
+tokens idle. Smaller batches, such as one query, cost the same whatever their tokens, since launching the
+kernels takes longer than running them: their sizes double from 16 on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["IDLE", "SMALL", "Buckets"]
+
+IDLE = 0.06
+"""Most idle tokens of a bucket above `SMALL`, as a share of it."""
+SMALL = 512
+_STEP = 16  # tokens: what Triton compiles for sizes that 16 divides is reused
+_TEXT_TOKENS = 4  # texts are at least this long on average, or a batch of them has no graph
+
+
+class Buckets:
+    """The graphs' sizes for batches of at most ``budget`` tokens."""
+
+    def __init__(self, budget: int) -> None:
+        """Choose sizes: about 65 for a budget of 16384 tokens."""
+        self.budget = max(_STEP, budget // _STEP * _STEP)
+        sizes = [_STEP]
+        while sizes[-1] < self.budget:
+            last = sizes[-1]
+            if last < SMALL:
+                sizes.append(min(2 * last, self.budget))
+            else:
+                # The batch that wastes most has one token more than the size before.
+                most = int((last + 1) / (1 - IDLE)) // _STEP * _STEP
+                sizes.append(min(most, self.budget))
+        self.sizes = sizes
+
+    @staticmethod
+    def sequences(size: int) -> int:
+        """Sequences of the graph of ``size`` tokens; those that a batch lacks are empty."""
+        return -(-size // (_TEXT_TOKENS * _STEP)) * _STEP
+
+    def choose(self, tokens: int, texts: int) -> int | None:
+        """The size of the graph for a batch; None where the batch is to run without, at its own size."""
+        for size in self.sizes[bisect_left(self.sizes, tokens) :]:
+            if size > SMALL and size - tokens > IDLE * size:
+                return None
+            if texts <= self.sequences(size):
+                return size
+        return None
+
+    def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> list[int]:
+        """Cut sequences of ``lengths``, longest first, into batches of the budget; see `Stage.cut`.
+
+        A sequence that is longer than the budget is a batch of its own.
+        """
+        most = min(most_texts or len(lengths), self.sequences(self.budget))
+        ends = np.cumsum(lengths, dtype=np.int64)
+        bounds = [0]
+        while bounds[-1] < len(lengths):
+            begin = bounds[-1]
+            before = int(ends[begin - 1]) if begin else 0
+            fitting = int(np.searchsorted(ends, before + self.budget, side="right"))
+            bounds.append(max(begin + 1, min(fitting, begin + most)))
+        return bounds

@@ -1,0 +1,100 @@
+"""Opens a model folder on CUDA devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..folder import ModelFolder
+from ..tokenizer import Tokenizer
+from .cuda_device import CudaDevice, Device, find_devices
+from .many import ManyStages
+from .packed_model import PackedModel
+from .packed_stage import Model, PackedStage
+from .stage import Request, Stage
+
+__all__ = ["choose_precision", "open_stage"]
+
+# Of several lengths and alphabets; what they say does not matter.
+_SAMPLE = (
+    "The weather is lovely today.",
+    "How do I reset my password?",
+    "A man is playing a guitar on the stage while the crowd sings along.",
+    "3,141.59 km² of steppe burned in 2019, according to the report (p. 42).",
+    "Der Zug nach München fährt um acht Uhr ab; у меня нет билета.",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of "
+    "foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season of Light.",
+)
+
+
+def open_stage(
+    folder: ModelFolder, tokenizer: Tokenizer, devices: Sequence[str], precision: str, max_length: int
+) -> Stage:
+    """The encode stage for ``devices``.
+
+    Args:
+        folder: the model; an int8 folder's weights are multiplied out.
+        tokenizer: the folder's.
+        devices: names such as "cuda:0".
+        precision: "fp32", "fp16", "bf16", or "auto": fp32 before compute capability 8.0, else what
+            `choose_precision` says of the first device.
+        max_length: tokens of the texts that "auto" compares.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    opened = [CudaDevice(name) for name in find_devices(devices)]
+
+    def load(precision: str, device: Device) -> Model:
+        with device.running():  # in order before the first batch
+            return PackedModel(folder, precision, device.device)
+
+    if precision == "auto":
+        precision = "fp32"
+        if opened[0].has_fast_halves:
+            precision = choose_precision(folder, tokenizer, opened[0], load, max_length)
+    stages = [PackedStage(folder, load(precision, device), device, precision=precision) for device in opened]
+    return stages[0] if len(stages) == 1 else ManyStages(stages)
+
+
+def choose_precision(
+    folder: ModelFolder,
+    tokenizer: Tokenizer,
+    device: Device,
+    load: Callable[[str, Device], Model],
+    max_length: int,
+) -> str:
+    """The 16-bit precision whose vectors are nearest to fp32's on a few texts.
+
+    fp16 has three bits more than bf16, and overflows beyond 65504: a model whose weights or vectors do is run
+    in bf16.
+    """
+    options: dict[str, Any] = {
+        "threads": 1,
+        "prefix_ids": list(tokenizer.prefix_ids),
+        "suffix_ids": list(tokenizer.suffix_ids),
+        "max_length": max_length,
+    }
+    window = _core.tokenize_window_ids(tokenizer.encode_batch(list(_SAMPLE)), options)
+    request = Request(width=folder.dimension, normalize=True)
+
+    def vectors(precision: str) -> Any:
+        stage = PackedStage(
+            folder, load(precision, device), device, precision=precision, budget=window.tokens
+        )
+        out = stage.empty(window.texts, request)
+        batch = stage.submit(window, np.arange(window.texts), request)
+        batch.wait()
+        batch.deliver(out, np.arange(window.texts))
+        return out
+
+    reference = vectors("fp32")
+    try:
+        half = vectors("fp16")
+    except ValueError:  # of the weights
+        return "bf16"
+    cosines = [np.einsum("nd,nd->n", reference, other).min() for other in (half, vectors("bf16"))]
+    return "fp16" if np.isfinite(half).all() and cosines[0] >= cosines[1] else "bf16"

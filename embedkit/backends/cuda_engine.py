@@ -1,0 +1,57 @@
+"""A model folder on CUDA devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from ..folder import ModelFolder
+from .engine import StageEngine
+from .stage import Stage
+
+__all__ = ["CudaEngine", "check_cuda"]
+
+
+class CudaEngine(StageEngine):
+    """The Triton kernels with one model in them; threads and copies share it."""
+
+    tensors = True
+
+    def __init__(self, folder: ModelFolder, devices: Sequence[str], precision: str) -> None:
+        """Load the tokenizer, and the weights on every device; ``precision`` may be "auto".
+
+        Raises:
+            ImportError: PyTorch or Triton is not installed.
+            ValueError: there is no such device, or the weights do not fit the precision.
+        """
+        check_cuda(devices)
+
+        def open_stage() -> Stage:
+            from .cuda import open_stage
+
+            return open_stage(folder, self.tokenizer, devices, precision, self.folder_length)
+
+        super().__init__(folder, open_stage)
+
+    @property
+    def stored_precision(self) -> str:
+        """As `Engine.stored_precision` says."""
+        return self.folder.precision
+
+
+def check_cuda(devices: Sequence[str]) -> tuple[str, ...]:
+    """The devices with their numbers, after a look whether they are there.
+
+    Raises:
+        ImportError: PyTorch or Triton is not installed.
+        ValueError: there is no such device.
+    """
+    for package in ("torch", "triton"):
+        if find_spec(package) is None:
+            raise ImportError(
+                f"device={devices[0]!r} runs on PyTorch and Triton, and {package} is not installed: "
+                "pip install 'embedkit[gpu]', or use device='cpu'"
+            )
+    from .cuda_device import find_devices
+
+    return find_devices(devices)

@@ -1,0 +1,105 @@
+"""Several encode stages as one: a thread for each takes the next batch when its device has room."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .stage import Batch, Indices, Request, Stage
+
+__all__ = ["ManyStages"]
+
+_Job = tuple[_core.TokenWindow, Indices, Request, "Future[Batch]"]
+
+
+class ManyStages:
+    """A `Stage` made of stages that give the same vectors. Results on the device are the first stage's."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        """Start the threads, which end with the last reference to this object."""
+        self._stages = list(stages)
+        self.dimension = stages[0].dimension
+        # One more for each device: while it is waited for, another one must not run dry.
+        self.ahead = sum(stage.ahead + 2 for stage in stages)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._process = os.getpid()
+        for number, stage in enumerate(stages):
+            threading.Thread(
+                target=_work, args=(stage, self._jobs), name=f"embedkit-device-{number}", daemon=True
+            ).start()
+        weakref.finalize(self, _end, self._jobs, len(stages))
+
+    def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> Sequence[int]:
+        """As the first stage does; one whose budget was halved cuts again."""
+        return self._stages[0].cut(lengths, most_texts)
+
+    def submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> Batch:
+        """Hand the batch to the device that is free first; its errors come from the batch."""
+        if os.getpid() != self._process:  # the threads are the parent's
+            return self._stages[0].submit(window, order, request)
+        future: Future[Batch] = Future()
+        self._jobs.put((window, order, request, future))
+        return _Promised(future)
+
+    def empty(self, texts: int, request: Request) -> Any:
+        """As `Stage.empty` says."""
+        return self._stages[0].empty(texts, request)
+
+    def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
+        """As `Stage.place` says."""
+        self._stages[0].place(out, first, vectors)
+
+    def describe(self) -> dict[str, Any]:
+        """The first stage's, and all of them under "devices"."""
+        described = [stage.describe() for stage in self._stages]
+        return {"precision": described[0]["precision"], "devices": described}
+
+
+class _Promised:
+    """A batch that a device's thread has taken or will take."""
+
+    def __init__(self, future: Future[Batch]) -> None:
+        self._future = future
+
+    def wait(self) -> float:
+        return self._future.result().wait()
+
+    def deliver(self, out: Any, rows: Indices) -> None:
+        self._future.result().deliver(out, rows)
+
+
+def _work(stage: Stage, jobs: queue.SimpleQueue[_Job | None]) -> None:
+    """Submit jobs to a stage, as long as no more are under way than it wants."""
+    begun: deque[Batch] = deque()
+    while True:
+        while len(begun) > stage.ahead:
+            with suppress(Exception):  # who waits for this batch is told
+                begun.popleft().wait()
+        job = jobs.get()
+        if job is None:
+            return
+        window, order, request, future = job
+        try:
+            batch = stage.submit(window, order, request)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            begun.append(batch)
+            future.set_result(batch)
+        del job, window, order, request, future
+
+
+def _end(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:
+    for _ in range(threads):
+        jobs.put(None)

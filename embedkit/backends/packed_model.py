@@ -1,0 +1,160 @@
+"""A model folder on a GPU: the packed transformer, its pooling and head, from the Triton kernels.
+
+Every function here depends on the shapes of its tensors only, so that a CUDA graph of it can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, linear, normalize, pad
+
+from ..folder import ModelFolder
+from ..kernels.forward import PackedBatch, PackedEncoder
+from ..kernels.pool_project_normalize import MAX_DIMENSION, MAX_HIDDEN_SIZE, pool_project_normalize
+from ..weights import core_head
+from .stage import Request
+
+__all__ = ["DTYPES", "PackedModel", "finish_on_device"]
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_FUSED_POOLING = ("mean", "max", "cls")
+_FUSED_ACTIVATION = ("identity", "tanh")
+
+
+class PackedModel:
+    """Packed batches to hidden states, and on to vectors.
+
+    One launch pools, projects and normalizes where the kernel can; other poolings, activations and wide
+    projections are torch's, in float32.
+    """
+
+    def __init__(self, folder: ModelFolder, precision: str, device: torch.device) -> None:
+        """Load the weights in ``precision``: "fp32", "fp16" or "bf16".
+
+        Raises:
+            FileNotFoundError: no safetensors weights.
+            ValueError: a tensor is missing, or does not fit its shape or the precision.
+        """
+        dtype = DTYPES[precision]
+        self.hidden = PackedEncoder(folder, dtype=dtype, device=device)
+        self.dimension = folder.dimension
+        self._modes = folder.pooling.modes
+        self._fused: dict[str, Any] = {}
+        rest = [_on_device(module, device) for module in core_head(folder)]
+        if len(self._modes) == 1 and self._modes[0] in _FUSED_POOLING:
+            self._fused = {"pooling": self._modes[0]}
+            if rest and _fits(rest[0], folder.hidden_size):
+                dense, *rest = rest
+                weight = dense["weight"].to(dtype)
+                if not weight.isfinite().all():
+                    raise ValueError(
+                        f"the projection holds values beyond {precision}; use precision='bf16' or 'fp32'"
+                    )
+                self._fused |= {
+                    "weight": weight.T,
+                    "bias": dense["bias"],
+                    "activation": dense["activation"],
+                }
+            if rest and rest[0]["type"] == "normalize":
+                rest = rest[1:]
+                self._fused["normalize"] = True
+        self._rest = rest
+
+    def vectors(self, batch: PackedBatch, *, skips: bool) -> Tensor:
+        """Vectors (sequences, dimension), float32; those of empty sequences mean nothing.
+
+        Args:
+            batch: with ``skips``, ``cu_seqlens`` has two entries a sequence after the first: where its pooled
+                tokens begin, and its end.
+            skips: whether leading tokens are left out of the pooling.
+        """
+        hidden = self.hidden(batch)
+        bounds = batch.cu_seqlens
+        if self._fused:
+            vectors: Tensor = pool_project_normalize(hidden, bounds, **self._fused)
+            vectors = vectors[1::2] if skips else vectors
+        else:
+            vectors = torch.cat([_pool(mode, hidden, bounds, skips) for mode in self._modes], dim=1)
+        for module in self._rest:
+            if module["type"] == "normalize":
+                vectors = normalize(vectors, dim=1)
+            else:
+                vectors = _ACTIVATIONS[module["activation"]](
+                    linear(vectors, module["weight"], module["bias"])
+                )
+        return vectors
+
+
+def _on_device(module: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A module of `core_head` with its arrays as tensors."""
+    return {
+        key: torch.tensor(value).to(device) if isinstance(value, np.ndarray) else value
+        for key, value in module.items()
+    }
+
+
+def _fits(module: dict[str, Any], hidden_size: int) -> bool:
+    """Whether the kernel can run this module behind the pooling."""
+    return (
+        module["type"] == "dense"
+        and module["activation"] in _FUSED_ACTIVATION
+        and len(module["weight"]) <= MAX_DIMENSION
+        and hidden_size <= MAX_HIDDEN_SIZE
+    )
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "gelu": gelu,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def _pool(mode: str, hidden: Tensor, bounds: Tensor, skips: bool) -> Tensor:
+    """One pooling mode of `pool_sequence` in csrc/encoder/pooling.cc: (sequences, hidden_size) float32."""
+    step = 2 if skips else 1
+    starts, begins, ends = bounds[:-1:step], bounds[step - 1 : -1 : step], bounds[step::step]
+    counts = (ends - begins)[:, None]
+
+    def fused(values: Tensor, pooling: Any) -> Tensor:
+        vectors: Tensor = pool_project_normalize(values, bounds, pooling=pooling)
+        return vectors[step - 1 :: step]
+
+    if mode == "lasttoken":
+        rows = hidden.index_select(0, (ends - 1).clamp(min=0)).float()
+        return torch.where(counts > 0, rows, 0)
+    if mode == "mean_sqrt_len":
+        return fused(hidden, "mean") * counts.sqrt()
+    if mode == "weightedmean":
+        tokens = torch.arange(len(hidden), device=hidden.device)
+        owner = torch.searchsorted(ends.contiguous(), tokens, right=True).clamp(max=len(ends) - 1)
+        weights = (tokens - starts[owner] + 1).float()
+        # Of first to last: the mean of what is weighted, times their number, over the sum of the weights.
+        first, last = begins - starts + 1, ends - starts
+        total = ((last * (last + 1) - first * (first - 1)) // 2)[:, None]
+        return fused(hidden.float() * weights[:, None], "mean") * counts / total.clamp(min=1)
+    return fused(hidden, mode)
+
+
+def finish_on_device(vectors: Tensor, request: Request, ranges: Tensor | None) -> Tensor:
+    """`stage.finish` in torch: truncate, normalize, convert; ``ranges`` are the request's, on the device."""
+    kept = vectors[:, : request.width]
+    if request.normalize:
+        kept = normalize(kept, dim=1)
+    if request.dtype == "float32":
+        return kept
+    if ranges is not None:
+        step = (ranges[1] - ranges[0]) / 255
+        levels = ((kept - ranges[0]) / torch.where(step == 0, 1, step)).floor().clamp(0, 255)
+        return levels.to(torch.uint8) if request.dtype == "uint8" else (levels - 128).to(torch.int8)
+    bits = pad((kept > 0).to(torch.uint8), (0, -kept.shape[1] % 8)).view(len(kept), -1, 8)
+    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=kept.device)
+    packed = (bits << shifts).sum(dim=2, dtype=torch.uint8)
+    return packed if request.dtype == "ubinary" else (packed ^ 0x80).view(torch.int8)

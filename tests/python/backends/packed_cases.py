@@ -1,0 +1,87 @@
+"""The cases of test_cuda.py: the Triton kernels behind `Encoder`, run by it in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from eager_device import cosine, packed
+from triton_harness import DEVICE
+
+from embedkit import Encoder
+from embedkit.backends.packed_model import PackedModel
+from embedkit.folder import open_folder
+
+Make = Callable[..., Path]
+pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
+HEADS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "cls-tanh-normalize": {"pooling": "cls", "dense": ((12, "Tanh", True),), "normalize": True},
+    "max-identity-gelu": {"pooling": "max", "dense": ((12, "Identity", False), (9, "GELU", True))},
+    "mean_sqrt_len_tokens": {"pooling": "mean_sqrt_len_tokens", "normalize": True},
+    "weightedmean": {"pooling": "weightedmean"},
+    "lasttoken": {"pooling": "lasttoken", "dense": ((7, "ReLU", True),)},
+    "several": {"pooling": ("cls", "mean", "max"), "dense": ((8, "Sigmoid", True),)},
+}
+
+
+def opened(folder: Path, **options: Any) -> Encoder:
+    """On a GPU the real thing, elsewhere on a stand-in for the device."""
+    if DEVICE == "cuda":
+        return Encoder(folder, device="cuda", precision="fp32", **options)
+    return packed(folder, model=PackedModel(open_folder(folder), "fp32", torch.device("cpu")), **options)[0]
+
+
+@pytest.fixture
+def few(texts: list[str]) -> list[str]:
+    return [*texts[:20], texts[25] + " water" * 70]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_vectors_of_the_core(head: str, make_model: Make, few: list[str]) -> None:
+    folder = make_model(**HEADS[head], include_prompt=False)
+    encoder, core = opened(folder), Encoder(folder)
+    for prompt in ("", "the night"):
+        expected = core.encode(few, prompt=prompt)
+        result = encoder.encode(few, prompt=prompt)
+        assert cosine(result, expected) >= 0.99999
+        np.testing.assert_allclose(result, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
+    again = encoder.encode(few, prompt="the night")  # from the graphs
+    np.testing.assert_allclose(again, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
+
+
+def test_alone_and_in_a_batch(make_model: Make, few: list[str]) -> None:
+    encoder = opened(make_model())
+    together = encoder.encode(few)
+    assert cosine([encoder.encode(text) for text in few[:6]], together[:6]) >= 0.99999
+
+
+def test_outputs(make_model: Make, few: list[str]) -> None:
+    folder = make_model(dense=((20, "Tanh", True),))
+    encoder, core = opened(folder), Encoder(folder)
+    ranges = np.stack([np.full(20, -0.8), np.full(20, 0.8)])
+    for dtype in ("int8", "uint8", "binary", "ubinary"):
+        options: dict[str, Any] = {"output_dtype": dtype, "ranges": ranges if "int8" in dtype else None}
+        got, want = encoder.encode(few, **options), core.encode(few, **options)
+        assert got.dtype == want.dtype and got.shape == want.shape and (got != want).mean() < 0.01
+    tokens = encoder.encode(few, output_value="token_embeddings", convert_to_tensor=True)
+    for got, want in zip(tokens, core.encode(few, output_value="token_embeddings"), strict=True):
+        np.testing.assert_allclose(got.cpu().numpy(), want, rtol=0, atol=1e-4)
+
+
+def test_a_projection_beyond_fp16(make_model: Make, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.numpy import load_file, save_file
+
+    folder = Path(shutil.copytree(make_model(dense=((12, "Tanh", True),)), tmp_path / "copy"))
+    path = folder / "2_Dense" / "model.safetensors"
+    weights = load_file(path)
+    weights["linear.weight"] *= 1e6
+    save_file(weights, path)
+    with pytest.raises(ValueError, match="the projection holds values beyond fp16; use precision='bf16'"):
+        PackedModel(open_folder(folder), "fp16", torch.device(DEVICE))

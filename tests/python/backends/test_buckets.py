@@ -1,0 +1,60 @@
+"""Which graph a batch gets: never more than 6 % idle, never one that it does not fit."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedkit.backends.buckets import IDLE, SMALL, Buckets
+
+budgets = st.integers(16, 70000)
+
+
+@given(budget=budgets, tokens=st.integers(1, 70000), texts=st.integers(1, 20000))
+def test_a_batch_fits_its_graph(budget: int, tokens: int, texts: int) -> None:
+    buckets = Buckets(budget)
+    size = buckets.choose(tokens, texts)
+    if size is not None:
+        assert size in buckets.sizes and tokens <= size and texts <= buckets.sequences(size)
+        assert size <= SMALL or size - tokens <= IDLE * size
+
+
+@given(budget=budgets, share=st.floats(0, 1))
+def test_texts_of_usual_length_have_a_graph(budget: int, share: float) -> None:
+    buckets = Buckets(budget)
+    tokens = max(1, int(share * buckets.budget))
+    assert buckets.choose(tokens, max(1, tokens // 5)) is not None
+
+
+def test_sizes_are_few_and_divisible() -> None:
+    buckets = Buckets(16384)
+    assert buckets.sizes[:6] == [16, 32, 64, 128, 256, 512] and buckets.sizes[-1] == 16384
+    assert len(buckets.sizes) <= 70
+    assert all(size % 16 == 0 and buckets.sequences(size) % 16 == 0 for size in buckets.sizes)
+    assert sorted(set(buckets.sizes)) == buckets.sizes
+
+
+@given(
+    budget=st.integers(512, 5000),
+    lengths=st.lists(st.integers(2, 512), max_size=200),
+    most=st.integers(0, 20),
+)
+def test_batches_keep_the_budget(budget: int, lengths: list[int], most: int) -> None:
+    buckets = Buckets(budget)
+    array = np.array(sorted(lengths, reverse=True), dtype=np.int32)
+    bounds = buckets.cut(array, most)
+    assert bounds[0] == 0 and bounds[-1] == len(lengths)
+    for begin, end in pairwise(bounds):
+        assert begin < end and array[begin:end].sum() <= buckets.budget
+        assert end - begin <= (most or len(lengths)) and end - begin <= buckets.sequences(buckets.budget)
+        full = end < len(array) and array[begin : end + 1].sum() > buckets.budget
+        assert full or end == len(array) or end - begin in (most, buckets.sequences(buckets.budget))
+
+
+@pytest.mark.parametrize(("tokens", "texts"), [(9, 1), (16, 16), (15, 17), (500, 128), (16384, 4096)])
+def test_small_batches(tokens: int, texts: int) -> None:
+    assert Buckets(16384).choose(tokens, texts) == {9: 16, 16: 16, 15: 128, 500: 512, 16384: 16384}[tokens]

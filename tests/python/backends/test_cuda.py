@@ -1,0 +1,110 @@
+"""`Encoder` on CUDA: under Triton's interpreter without a device, on one where there is one, and how it is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from eager_device import cosine  # noqa: E402
+from triton_harness import INTERPRETED, run_cases  # noqa: E402
+
+from embedkit import Encoder  # noqa: E402
+from embedkit.backends import cuda_engine  # noqa: E402
+
+Make = Callable[..., Path]
+CASES = Path(__file__).with_name("packed_cases.py")
+without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+
+
+def on_a_gpu(test: Any) -> Any:
+    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    return pytest.mark.gpu(skip(test))
+
+
+def test_interpreted() -> None:
+    run_cases(CASES, **INTERPRETED)
+
+
+@on_a_gpu
+def test_the_cases_on_a_gpu() -> None:
+    run_cases(CASES, TRITON_INTERPRET="0")
+
+
+@without_a_gpu
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", ["cuda:0", "cuda:1"]])
+def test_no_device(make_model: Make, device: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"no CUDA device, .*pip install 'embedkit\[gpu\]', or use device='cpu'"
+    ):
+        Encoder(make_model(), device=device)
+
+
+@pytest.mark.parametrize("package", ["torch", "triton"])
+def test_a_missing_package_is_named(make_model: Make, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(cuda_engine, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(ImportError, match=rf"{package} is not installed: pip install 'embedkit\[gpu\]'"):
+        Encoder(make_model(), device="cuda")
+
+
+def test_opening_on_a_cpu_loads_none_of_it(make_model: Make) -> None:
+    script = (
+        "import sys; from embedkit import Encoder; Encoder(sys.argv[1]).encode('a');"
+        "assert not [name for name in sys.modules if name.startswith(('embedkit.backends', 'embedkit.kernels'))]"
+    )
+    subprocess.run([sys.executable, "-c", script, str(make_model())], check=True, timeout=60)
+
+
+@on_a_gpu
+def test_precisions_and_batches(make_model: Make, texts: list[str]) -> None:
+    """Against the core's fp32: cosine at least 0.9999 alone, in any batch, from any graph."""
+    folder = make_model()
+    expected = Encoder(folder).encode(texts)
+    for precision, least in (("auto", 0.9999), ("fp32", 0.99999), ("fp16", 0.9999), ("bf16", 0.998)):
+        encoder = Encoder(folder, device="cuda", precision=precision)
+        for batch_size in (None, 1, 7, 64, None):  # the last from graphs that the first has captured
+            assert cosine(encoder.encode(texts, batch_size=batch_size), expected) >= least
+        assert encoder.describe()["cuda_graphs"] > 0
+        order = np.random.default_rng(0).permutation(len(texts))
+        assert cosine(encoder.encode([texts[i] for i in order]), expected[order]) >= least
+
+
+@on_a_gpu
+def test_streams_under_load(make_model: Make, texts: list[str]) -> None:
+    """Many windows in flight: a copy that is not ordered behind its batch would mix the texts."""
+    folder = make_model()
+    encoder = Encoder(folder, device="cuda", precision="fp32")
+    expected = Encoder(folder).encode(texts)
+    for options in ({}, {"convert_to_tensor": True}):
+        result = encoder.encode(texts * 200, **options)  # type: ignore[call-overload]
+        result = result.cpu().numpy() if isinstance(result, torch.Tensor) else result
+        for part in result.reshape(200, *expected.shape):
+            np.testing.assert_allclose(part, expected, rtol=0, atol=1e-4)
+    tensor = encoder.encode(texts, convert_to_tensor=True)
+    assert tensor.is_cuda and encoder.device == "cuda:0"
+    restored = pickle.loads(pickle.dumps(encoder))
+    np.testing.assert_allclose(restored.encode(texts), expected, rtol=0, atol=1e-4)
+
+
+@on_a_gpu
+def test_every_device_of_a_list(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    encoder = Encoder(folder, device=names, precision="fp32")
+    np.testing.assert_allclose(
+        encoder.encode(texts * 20), np.tile(Encoder(folder).encode(texts), (20, 1)), rtol=0, atol=1e-4
+    )
+    with pytest.raises(ValueError, match="this machine has"):
+        Encoder(folder, device="cuda:99")

@@ -1,0 +1,254 @@
+"""The encode stage of GPUs on a stand-in for the device: graphs, staging, memory, several devices, errors."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from core_stage import CoreStage, staged  # noqa: E402
+from eager_device import EagerDevice, PlainModel, cosine, packed  # noqa: E402
+
+import embedkit.encoder  # noqa: E402
+from embedkit import Encoder  # noqa: E402
+from embedkit.backends.buckets import IDLE, SMALL  # noqa: E402
+from embedkit.backends.cuda import choose_precision  # noqa: E402
+from embedkit.backends.many import ManyStages  # noqa: E402
+from embedkit.backends.packed_stage import PackedStage  # noqa: E402
+from embedkit.folder import open_folder  # noqa: E402
+
+Make = Callable[..., Path]
+pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
+RANGES = np.stack([np.full(32, -0.5), np.full(32, 0.5)])
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(embedkit.encoder, "_WINDOW", 130)
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_vectors_of_the_cpu(make_model: Make, texts: list[str], include_prompt: bool) -> None:
+    folder = make_model(include_prompt=include_prompt)
+    encoder, device, model = packed(folder)
+    for prompt in ("", "the night"):
+        expected = Encoder(folder).encode(texts, prompt=prompt)
+        assert cosine(encoder.encode(texts, prompt=prompt), expected) >= 0.99999
+    assert device.replayed >= 4 and device.captured >= 2
+    assert len(device.stagings) == 2 and device.stagings[0].copied.waited >= 2
+    for used, all_ in model.batches:
+        assert all_ <= SMALL or all_ - used <= IDLE * all_
+    described = encoder.describe()
+    assert described["cuda_graphs"] == device.captured and described["token_budget"] == 592
+    assert described["batch_memory_bytes"] > 592 * (7 * 32 + 64) * 4
+    assert described["precision"] == "fp32" and described["stages"]["encode"] > 0
+
+
+def test_one_query_replays_a_small_graph(make_model: Make) -> None:
+    folder = make_model()
+    encoder, device, model = packed(folder)
+    expected = Encoder(folder)
+    for query in ("day", "sunny day", "water", "naïve café"):
+        np.testing.assert_allclose(encoder.encode(query), expected.encode(query), rtol=0, atol=1e-5)
+    assert {size for _, size in model.batches} == {16}
+    assert (device.captured, device.replayed, device.uploads) == (1, 3, 4)
+
+
+def same(got: Any, want: Any, dtype: str) -> None:
+    """Quantised values may fall on the other side of a step."""
+    assert got.dtype == want.dtype and got.shape == want.shape
+    if dtype == "float32":
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    else:
+        assert (got != want).mean() < 0.002
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "binary", "ubinary"])
+def test_outputs(make_model: Make, texts: list[str], dtype: Any, tensor: bool) -> None:
+    folder = make_model()
+    encoder, _, _ = packed(folder)
+    for kept in ({}, {"truncate_dim": 11, "normalize_embeddings": True}):
+        width = kept.get("truncate_dim", 32)
+        ranges = RANGES[:, :width] if dtype in ("int8", "uint8") else None
+        options = {"output_dtype": dtype, "ranges": ranges, **kept}
+        result = encoder.encode(texts, convert_to_tensor=tensor, **options)  # type: ignore[call-overload]
+        if tensor:
+            assert isinstance(result, torch.Tensor) and not result.is_inference()
+        same(np.asarray(result), Encoder(folder).encode(texts, **options), dtype)  # type: ignore[call-overload]
+
+
+def test_other_shapes_of_results(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    encoder, _, _ = packed(folder)
+    core = Encoder(folder)
+    for of_tensors in (False, True):
+        tokens = encoder.encode(texts, output_value="token_embeddings", convert_to_tensor=of_tensors)
+        for got, want in zip(tokens, core.encode(texts, output_value="token_embeddings"), strict=True):
+            assert isinstance(got, torch.Tensor) == of_tensors
+            np.testing.assert_allclose(np.asarray(got), want, rtol=0, atol=1e-4)
+    rows = encoder.encode(texts[:3], convert_to_numpy=False)
+    assert [row.shape for row in rows] == [(32,)] * 3 and all(isinstance(row, torch.Tensor) for row in rows)
+    assert encoder.encode("a", convert_to_tensor=True).shape == (32,)
+    assert encoder.encode([], convert_to_tensor=True).shape == (0,)
+    assert encoder.encode([]).shape == (0,)
+    blocks = list(encoder.encode_iter(texts, block_size=50))
+    np.testing.assert_allclose(np.concatenate(blocks), core.encode(texts), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_windows_of_a_text(make_model: Make, texts: list[str], tensor: bool) -> None:
+    folder = make_model(include_prompt=False)
+    options: dict[str, Any] = {"max_length": 9, "on_overflow": "window"}
+    encoder, _, _ = packed(folder, **options)
+    result = encoder.encode(texts, prompt="the night", normalize_embeddings=True, convert_to_tensor=tensor)
+    expected = Encoder(folder, **options).encode(texts, prompt="the night", normalize_embeddings=True)
+    np.testing.assert_allclose(np.asarray(result), expected, rtol=0, atol=1e-5)
+
+
+def test_out_of_memory_halves_the_budget(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    model = PlainModel(folder)
+
+    def fail(tokens: int) -> None:
+        if tokens > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.fail = fail
+    encoder, device, _ = packed(folder, budget=2000, model=model)
+    with pytest.warns(
+        UserWarning, match="out of memory: batches have 992 tokens from now on, not 2000"
+    ) as seen:
+        result = encoder.encode(texts)
+    assert len([warning for warning in seen if "out of memory" in str(warning.message)]) == 1
+    np.testing.assert_allclose(result, Encoder(folder).encode(texts), rtol=0, atol=1e-5)
+    assert encoder.describe()["token_budget"] == 240 and device.resets == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_allclose(encoder.encode(texts[:50]), result[:50], rtol=0, atol=1e-5)
+    model.fail = lambda tokens: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(MemoryError, match=r"no memory for a batch of 112 tokens; end what else"):
+        encoder.encode(texts)
+    model.fail = None
+    np.testing.assert_allclose(encoder.encode(texts), result, rtol=0, atol=1e-5)
+
+
+def test_several_devices_keep_the_order(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    core = Encoder(folder)
+    stages = [CoreStage(folder, ahead=1, texts=3), CoreStage(folder, ahead=0, texts=3)]
+    many = ManyStages(stages)
+    names = [thread.name for thread in threading.enumerate()]
+    assert {"embedkit-device-0", "embedkit-device-1"} <= set(names)
+    encoder = staged(folder, many)
+    np.testing.assert_array_equal(encoder.encode(texts * 3), core.encode(texts * 3))
+    assert all(stage.batches for stage in stages) and len(encoder.describe()["devices"]) == 2
+    assert [stage.threads for stage in stages] == [{"embedkit-device-0"}, {"embedkit-device-1"}]
+
+
+def test_an_error_of_one_device_stops_the_others(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    stages = [CoreStage(folder, texts=3), CoreStage(folder, texts=3)]
+
+    def fail(batch: int) -> None:
+        if batch == 3:
+            raise RuntimeError("the device is gone")
+
+    stages[1].fail = fail
+    encoder = staged(folder, ManyStages(stages))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        encoder.encode(texts * 20)
+    assert sum(map(len, (stage.batches for stage in stages))) < 1500
+    np.testing.assert_array_equal(encoder.encode(texts), Encoder(folder).encode(texts))
+
+
+def test_the_threads_of_devices_end(make_model: Make) -> None:
+    folder = make_model()
+
+    def devices() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("embedkit-device")]
+
+    before = set(devices())
+    encoder = staged(folder, ManyStages([CoreStage(folder), CoreStage(folder)]))
+    encoder.encode("day")
+    own = set(devices()) - before
+    assert len(own) == 2
+    encoder.close()
+    for thread in own:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_is_told_what_to_do(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, _, _ = packed(make_model())
+    here = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)  # as in a child
+    with pytest.raises(
+        RuntimeError, match=r"CUDA does not survive a fork.*get_context\('spawn'\) or 'forkserver'"
+    ):
+        encoder.encode("day")
+
+
+def test_the_nearest_precision_is_chosen(make_model: Make) -> None:
+    folder = make_model()
+    opened = open_folder(folder)
+    tokenizer = Encoder(folder)._engine.tokenizer
+    loaded: list[str] = []
+
+    def choice(spoil: str = "", refuse: str = "") -> str:
+        def load(precision: str, device: Any) -> Any:
+            loaded.append(precision)
+            if precision == refuse:
+                raise ValueError(f"tensor 'x' holds values beyond {precision}")
+            model = PlainModel(
+                folder, {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
+            )
+            if precision == spoil:
+                hidden = model.hidden
+                model.hidden = lambda batch: hidden(batch) * torch.inf  # type: ignore[method-assign]
+            return model
+
+        return choose_precision(opened, tokenizer, EagerDevice(), load, 64)  # type: ignore[arg-type]
+
+    assert choice() == "fp16"
+    assert loaded == ["fp32", "fp16", "bf16"]
+    assert choice(spoil="fp16") == "bf16"
+    assert choice(refuse="fp16") == "bf16"
+
+
+def test_calls_from_several_threads(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    encoder, _, _ = packed(folder)
+    expected = Encoder(folder).encode(texts)
+    results: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: results.update({i: encoder.encode(texts[i:])})) for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(4):
+        np.testing.assert_allclose(results[i], expected[i:], rtol=0, atol=1e-5)
+
+
+def test_the_stage_alone_takes_a_batch_beyond_its_budget(make_model: Make, texts: list[str]) -> None:
+    """Another device's budget may be larger than this one's."""
+    folder = make_model()
+    stage = PackedStage(open_folder(folder), PlainModel(folder), EagerDevice(), precision="fp32", budget=64)  # type: ignore[arg-type]
+    stage.cut = lambda lengths, most: [0, len(lengths)]  # type: ignore[method-assign]
+    np.testing.assert_allclose(
+        staged(folder, stage).encode(texts), Encoder(folder).encode(texts), rtol=0, atol=1e-5
+    )
