@@ -33,38 +33,42 @@ def opened(folder: Path, **options: Any) -> Encoder:
     """On a GPU the real thing, elsewhere on a stand-in for the device."""
     if DEVICE == "cuda":
         return Encoder(folder, device="cuda", precision="fp32", **options)
-    return packed(folder, model=PackedModel(open_folder(folder), "fp32", torch.device("cpu")), **options)[0]
+    model = PackedModel(open_folder(folder), "fp32", torch.device("cpu"))
+    return packed(folder, model=model, budget=64, **options)[0]
+
+
+def tiny(make_model: Make, **options: Any) -> Path:
+    """The interpreter takes milliseconds for each program."""
+    return make_model(heads=1, layers=1, **options)
 
 
 @pytest.fixture
 def few(texts: list[str]) -> list[str]:
-    return [*texts[:20], texts[25] + " water" * 70]
+    return [*texts[1:6], "sunny day", "water" * 30, "the " * 70]
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_vectors_of_the_core(head: str, make_model: Make, few: list[str]) -> None:
-    folder = make_model(**HEADS[head], include_prompt=False)
+    folder = tiny(make_model, **HEADS[head], include_prompt=False)
     encoder, core = opened(folder), Encoder(folder)
-    for prompt in ("", "the night"):
+    for prompt in ("", "the night", "the night"):  # the last from graphs
         expected = core.encode(few, prompt=prompt)
         result = encoder.encode(few, prompt=prompt)
         assert cosine(result, expected) >= 0.99999
         np.testing.assert_allclose(result, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
-    again = encoder.encode(few, prompt="the night")  # from the graphs
-    np.testing.assert_allclose(again, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
 def test_alone_and_in_a_batch(make_model: Make, few: list[str]) -> None:
-    encoder = opened(make_model())
+    encoder = opened(tiny(make_model))
     together = encoder.encode(few)
-    assert cosine([encoder.encode(text) for text in few[:6]], together[:6]) >= 0.99999
+    assert cosine([encoder.encode(text) for text in few[:3]], together[:3]) >= 0.99999
 
 
 def test_outputs(make_model: Make, few: list[str]) -> None:
-    folder = make_model(dense=((20, "Tanh", True),))
+    folder = tiny(make_model, dense=((20, "Tanh", True),))
     encoder, core = opened(folder), Encoder(folder)
     ranges = np.stack([np.full(20, -0.8), np.full(20, 0.8)])
-    for dtype in ("int8", "uint8", "binary", "ubinary"):
+    for dtype in ("int8", "ubinary"):
         options: dict[str, Any] = {"output_dtype": dtype, "ranges": ranges if "int8" in dtype else None}
         got, want = encoder.encode(few, **options), core.encode(few, **options)
         assert got.dtype == want.dtype and got.shape == want.shape and (got != want).mean() < 0.01
@@ -78,7 +82,7 @@ def test_a_projection_beyond_fp16(make_model: Make, tmp_path: Path) -> None:
 
     from safetensors.numpy import load_file, save_file
 
-    folder = Path(shutil.copytree(make_model(dense=((12, "Tanh", True),)), tmp_path / "copy"))
+    folder = Path(shutil.copytree(tiny(make_model, dense=((12, "Tanh", True),)), tmp_path / "copy"))
     path = folder / "2_Dense" / "model.safetensors"
     weights = load_file(path)
     weights["linear.weight"] *= 1e6
