@@ -104,3 +104,34 @@ def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ignore_patterns=asked["ignore_patterns"],
     )
     assert list(kept) == wanted
+
+
+@pytest.mark.parametrize("name", ["model_O3.onnx", "onnx/model_O3.onnx"])
+def test_one_graph_in_the_place_of_the_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface-hub is not installed")
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked: dict[str, Any] = {}
+
+    def snapshot(repository: str, **options: Any) -> str:
+        asked.update(options)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    resolve("org/name", **NO_HUB, graph=name)
+    wanted = """
+        config.json modules.json tokenizer.json 1_Pooling/config.json 2_Dense/config.json
+        2_Dense/model.safetensors onnx/model_O3.onnx onnx/model_O3.onnx_data onnx/model_O3.embedkit.json
+    """.split()  # noqa: SIM905
+    unwanted = """
+        model.safetensors onnx/model.onnx onnx/model.onnx_data onnx/model_O4.onnx pytorch_model.bin
+        openvino/openvino_model.bin modeling.py
+    """.split()  # noqa: SIM905
+    kept = filter_repo_objects(
+        [*wanted, *unwanted],
+        allow_patterns=asked["allow_patterns"],
+        ignore_patterns=asked["ignore_patterns"],
+    )
+    assert list(kept) == wanted
