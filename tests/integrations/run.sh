@@ -32,8 +32,8 @@ for name in "$@"; do
   fi
   python=$venvs/$name/bin/python
   [ -x "$python" ] || python3 -m venv "$venvs/$name"
-  "$python" -m pip install -q -c "$root/constraints.txt" "$WHEEL[cpu,$name]" -r "$requirements"
-  "$python" -m pip install -q --no-deps --force-reinstall "$WHEEL"
+  "$python" -m pip install -q --no-compile -c "$root/constraints.txt" "$WHEEL[cpu,$name]" -r "$requirements"
+  "$python" -m pip install -q --no-compile --no-deps --force-reinstall "$WHEEL"
   installed=$((SECONDS - begin))
   options=()
   if [ "$name" = langchain ]; then  # its standard suites are asynchronous in part
