@@ -127,9 +127,9 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
         ({"chunk_size": 100}, r"encode\(chunk_size=\.\.\.\) is not supported: .* encode_iter"),
         ({"task": "query"}, r"encode\(task=\.\.\.\) is not supported"),
         ({"processing_kwargs": {"text": {}}}, r"\(processing_kwargs=.*Encoder\(max_length=\.\.\.\) instead"),
-        ({"device": "cuda"}, "device='cuda': this version of embedkit has no CUDA backend"),
+        ({"device": "cuda"}, r"device='cuda': this encoder is on 'cpu'; .* Encoder\(device=\.\.\.\)"),
         ({"device": "tpu"}, "device='tpu' is not known"),
-        ({"device": ["cpu", "cpu"]}, r"one device; .* Encoder\(threads=\.\.\.\)"),
+        ({"device": ["cpu", "cpu"]}, r"a list is for CUDA devices, .* Encoder\(threads=\.\.\.\)"),
     ],
 )
 def test_wrong_options_of_encode(encoder: Encoder, options: dict[str, Any], message: str) -> None:
@@ -154,10 +154,12 @@ def test_numpy_integers_are_integers(encoder: Encoder) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda"}, "device='cuda': this version of embedkit has no CUDA backend; use device='cpu'"),
-        ({"device": "cuda:1"}, "device='cuda:1': this version"),
-        ({"device": "mps"}, "device='mps' is not known; known are 'auto', 'cpu', 'cuda'"),
-        ({"precision": "fp16"}, "precision='fp16' is not known; known are 'auto', 'fp32', 'int8'"),
+        ({"device": "mps"}, "device='mps' is not known; known are 'auto', 'cpu', 'cuda', 'cuda:0'"),
+        ({"device": "cuda:x"}, "device='cuda:x' is not known"),
+        ({"device": ["cuda:0", "cpu"]}, "a list is for CUDA devices"),
+        ({"device": []}, r"device=\[\] names no device"),
+        ({"precision": "fp16"}, "precision='fp16' is for CUDA devices; a CPU has 'fp32' and 'int8'"),
+        ({"precision": "fp8"}, "precision='fp8' is not known; known are 'auto', 'fp32', 'int8'"),
         ({"threads": 0}, "threads must be a positive integer, not 0"),
         ({"threads": -2}, "threads must be a positive integer, not -2"),
         ({"threads": True}, "threads must be a positive integer, not True"),
