@@ -27,7 +27,7 @@ __all__ = [
 MAX_THREADS = 1024
 OVERFLOWS = ("truncate", "error", "window")
 PRECISIONS = ("auto", "fp32", "int8")
-CUDA_PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+CUDA_PRECISIONS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8")
 
 _FOLDER_ONLY = "embedkit takes a model folder as it is"
 # Arguments of sentence-transformers, and why each is refused.

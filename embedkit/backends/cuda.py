@@ -39,7 +39,7 @@ def open_stage(
         folder: the model; an int8 folder's weights are multiplied out.
         tokenizer: the folder's.
         devices: names such as "cuda:0".
-        precision: "fp32", "fp16", "bf16", or "auto": fp32 before compute capability 8.0, else what
+        precision: one of `packed_model.DTYPES`, or "auto": fp32 before compute capability 8.0, else what
             `choose_precision` says of the first device.
         max_length: tokens of the texts that "auto" compares.
 

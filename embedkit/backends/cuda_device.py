@@ -128,10 +128,16 @@ class CudaDevice:
         """As `Device.capture` says; all graphs take their memory from one pool, since one runs at a time."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate pinned memory meanwhile: only this one's calls must be fit for a graph.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"
-        ):
-            run()
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"
+            ):
+                run()
+        except RuntimeError as error:
+            # Ending a capture that ran out of memory may fail, too, and would hide why.
+            if isinstance(error.__context__, self.out_of_memory):
+                raise error.__context__ from None
+            raise
         replay: Callable[[], None] = graph.replay
         return replay
 

@@ -61,8 +61,8 @@ class Occupancy:
             busy = dict(self._seconds)
         wall = busy.pop("wall")
         return {
-            "seconds": round(wall, 3),
-            **{name: round(seconds / wall, 3) if wall else 0.0 for name, seconds in busy.items()},
+            "seconds": round(wall, 6),
+            **{name: round(seconds / wall, 6) if wall else 0.0 for name, seconds in busy.items()},
         }
 
 

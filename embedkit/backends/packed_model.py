@@ -21,7 +21,14 @@ from .stage import Request
 
 __all__ = ["DTYPES", "PackedModel", "finish_on_device"]
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    # What is not a product of 8 bits: it rounds less than those, and never overflows.
+    "fp8": torch.bfloat16,
+    "int8": torch.bfloat16,
+}
 _FUSED_POOLING = ("mean", "max", "cls")
 _FUSED_ACTIVATION = ("identity", "tanh")
 
@@ -34,14 +41,16 @@ class PackedModel:
     """
 
     def __init__(self, folder: ModelFolder, precision: str, device: torch.device) -> None:
-        """Load the weights in ``precision``: "fp32", "fp16" or "bf16".
+        """Load the weights in ``precision``, one of `DTYPES`; "fp8" and "int8" are of the large products.
 
         Raises:
             FileNotFoundError: no safetensors weights.
-            ValueError: a tensor is missing, or does not fit its shape or the precision.
+            ValueError: a tensor is missing, or does not fit its shape or the precision; the device has no
+                products of that precision.
         """
         dtype = DTYPES[precision]
-        self.hidden = PackedEncoder(folder, dtype=dtype, device=device)
+        products: Any = precision if precision in ("fp8", "int8") else None
+        self.hidden = PackedEncoder(folder, dtype=dtype, products=products, device=device)
         self.dimension = folder.dimension
         self._modes = folder.pooling.modes
         self._fused: dict[str, Any] = {}

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from ..folder import ModelFolder
 from ..inputs import outside_level
 from ..kernels.attention_tiles import BLOCK, HEADER, attention_tiles, max_attention_tiles
 from ..kernels.forward import PackedBatch
-from .buckets import Buckets
+from .buckets import SMALL, Buckets
 from .cuda_device import Device, Event, Staging
 from .packed_model import finish_on_device
 from .stage import Batch, Indices, Request, host_empty
@@ -57,23 +58,23 @@ class _Layout:
     sequences: int
     skips: bool
 
-    @property
+    @cached_property
     def stride(self) -> int:
         return _aligned(self.tokens)
 
-    @property
+    @cached_property
     def bounds(self) -> int:
         return (2 if self.skips else 1) * self.sequences + 1
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         return int(max_attention_tiles(self.tokens))
 
-    @property
+    @cached_property
     def first_tile(self) -> int:
         return _aligned(2 * self.stride + self.bounds)
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.first_tile + self.tiles * _COLUMNS
 
@@ -106,7 +107,7 @@ class PackedStage:
 
         weights + T (7 H + I) s + 4 S D + 3 · 4 (2 T + 2 S + 68 (3 T / 64 + 2)) bytes
 
-    and about half a MiB for each graph, of which there are some 65 at most for each of two kinds of batch
+    and memory of the driver for each graph, of which there are some 65 at most for each of two kinds of batch
     (with and without a prompt that is left out of the pooling). All graphs share the T (7 H + I) s bytes.
     """
 
@@ -173,15 +174,15 @@ class PackedStage:
 
     def _submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> Batch:
         lengths = window.lengths[order]
-        parts = self._buckets.cut(lengths, 0)
-        if len(parts) <= 2:
+        buckets = self._buckets
+        if lengths.sum() <= buckets.budget and len(order) <= buckets.sequences(buckets.budget):
             try:
                 return self._run(window, order, lengths, request)
             except self._device.out_of_memory as error:
                 # The frames of its traceback hold the memory that it was about.
                 failure = error.with_traceback(None)
             self._shrink(failure)
-            parts = self._buckets.cut(lengths, 0)
+        parts = self._buckets.cut(lengths, 0)
         # The budget was halved after this batch was cut.
         return _Joined(
             [(self._submit(window, order[begin:end], request), begin, end) for begin, end in pairwise(parts)]
@@ -231,6 +232,8 @@ class PackedStage:
                     result = self._model.vectors(batch, skips=layout.skips)
                 device.consumed(staging)
             else:
+                if size > SMALL and layout in self._met:
+                    self._reserve(layout.skips)
                 self._static[: layout.size].copy_(staging.device[: layout.size])
                 device.consumed(staging)
                 self._replay(layout)
@@ -280,6 +283,15 @@ class PackedStage:
     def _batch(self, layout: _Layout, array: Tensor) -> PackedBatch:
         ids, positions, bounds, tiles = layout.parts(array)
         return PackedBatch(ids, positions, bounds, tiles, self._positions)
+
+    def _reserve(self, skips: bool) -> None:
+        """Capture the largest graph before any other large one: they then find room in its memory."""
+        budget = self._buckets.budget
+        layout = _Layout(budget, Buckets.sequences(budget), skips)
+        if layout not in self._graphs:
+            self._static.zero_()  # the bounds and tiles of another layout would not be in range
+            while layout not in self._graphs:
+                self._replay(layout)
 
     def _replay(self, layout: _Layout) -> None:
         """Vectors of the batch in the static memory, by a graph where this shape has been met before."""

@@ -89,3 +89,16 @@ def test_a_projection_beyond_fp16(make_model: Make, tmp_path: Path) -> None:
     save_file(weights, path)
     with pytest.raises(ValueError, match="the projection holds values beyond fp16; use precision='bf16'"):
         PackedModel(open_folder(folder), "fp16", torch.device(DEVICE))
+
+
+def test_products_in_8_bits(make_model: Make, few: list[str]) -> None:
+    """On a GPU that has them; the interpreter multiplies int8 as well."""
+    folder = tiny(make_model)
+    expected = Encoder(folder).encode(few)
+    model = PackedModel(open_folder(folder), "int8", torch.device(DEVICE))
+    encoder = (
+        packed(folder, model=model, budget=64)[0]
+        if DEVICE == "cpu"
+        else Encoder(folder, device="cuda", precision="int8")
+    )
+    assert cosine(encoder.encode(few), expected) >= 0.98
