@@ -1,7 +1,7 @@
-"""Rewrites the tables of README.md from benchmarks/results: no figure there is typed by hand.
+"""Rewrites the tables of README.md and benchmarks/README.md from benchmarks/results: none is typed by hand.
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, NAME being a result file without `.json`.
-`--check` writes nothing and fails if the README is out of date.
+`--check` writes nothing and fails if one of them is out of date.
 """
 
 import argparse
@@ -9,12 +9,13 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import common
 from peers import peer_class
 
-README = common.ROOT / "README.md"
+READMES = (common.ROOT / "README.md", common.ROOT / "benchmarks" / "README.md")
 
 
 def _machine(result: dict[str, Any]) -> str:
@@ -88,7 +89,53 @@ def latency(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n" + "\n".join(f"- {fact}" for fact in facts)
 
 
-RENDER: dict[str, Callable[[dict[str, Any]], str]] = {"throughput": throughput, "latency": latency}
+def kernels(result: dict[str, Any]) -> str:
+    """Each kernel of the core against the ceiling of its instruction set."""
+    rows = [
+        [
+            row["isa"],
+            f"`{row['op']}`",
+            row["shape"],
+            f"{row['rate']:,.0f} {row['unit']}",
+            f"{row['ceiling']:,.0f} {row['unit']}",
+            f"{row['share_of_ceiling']:.0%}",
+        ]
+        for row in result["rows"]
+    ]
+    headers = ["instruction set", "operation", "shape", "one thread", "ceiling", "share"]
+    return f"{_machine(result)}.\n\n{common.table(headers, rows)}"
+
+
+def table_of_hpd(result: dict[str, Any]) -> str:
+    """HPD's Table 1: size, dimension, speed."""
+    keys = list(dict.fromkeys(key for row in result["rows"] for key in row["sentences_per_s"]))
+    rows = [
+        [
+            row["model"],
+            row["weights"],
+            f"{row['parameters_m']:g} M",
+            row["dimension"],
+            *(f"{s['median']:,.0f}" if (s := row["sentences_per_s"].get(key)) else "" for key in keys),
+            row["paper_sentences_per_s"] or "",
+        ]
+        for row in result["rows"]
+    ]
+    names = [f"{peer_class(key).name}, sentences/s" for key in keys]
+    headers = ["model", "weights", "size", "dimension", *names, "the paper's"]
+    texts = result["texts"]
+    return (
+        f"{texts['texts']:,} distinct texts of {texts['mean']} tokens (fewer of them for the large models), "
+        f"{result['threads']} threads, tokenization counted. {_machine(result)}. "
+        f"The paper's: {result['paper_hardware']}.\n\n{common.table(headers, rows)}"
+    )
+
+
+RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
+    "throughput": throughput,
+    "latency": latency,
+    "kernels-cpu": kernels,
+    "throughput-hpd": table_of_hpd,
+}
 
 
 def main() -> None:
@@ -98,7 +145,17 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true", help="only tell whether the README is up to date")
     options = parser.parse_args()
-    before = README.read_text(encoding="utf-8")
+    stale = [path for path in READMES if not _update(path, write=not options.check)]
+    if stale and options.check:
+        sys.exit(
+            f"{', '.join(str(p.relative_to(common.ROOT)) for p in stale)} out of date: run `make readme`"
+        )
+    print("up to date" if not stale else f"rewritten: {', '.join(path.name for path in stale)}")
+
+
+def _update(path: Path, *, write: bool) -> bool:
+    """Whether the tables of a file are those of the results; if not, and with ``write``, they are after it."""
+    before = path.read_text(encoding="utf-8")
 
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
@@ -109,13 +166,9 @@ def main() -> None:
         return f"<!-- {name} -->\n{RENDER[result['benchmark']](result)}\n<!-- /{name} -->"
 
     after = re.sub(r"<!-- (?P<name>[\w-]+) -->\n.*?<!-- /(?P=name) -->", fill, before, flags=re.DOTALL)
-    if after == before:
-        print("README.md is up to date")
-    elif options.check:
-        sys.exit("README.md is out of date: run `make readme`")
-    else:
-        README.write_text(after, encoding="utf-8")
-        print("README.md rewritten")
+    if after != before and write:
+        path.write_text(after, encoding="utf-8")
+    return after == before
 
 
 if __name__ == "__main__":
