@@ -12,6 +12,7 @@ triton = pytest.importorskip("triton")
 
 from embedkit.kernels import layernorm_triton, quantized_linear_triton  # noqa: E402
 from embedkit.kernels import quantized_linear as host  # noqa: E402
+from embedkit.kernels.blocks import _TABLE as table  # noqa: E402
 from embedkit.kernels.blocks import blocks, override  # noqa: E402
 from embedkit.kernels.layernorm import row_blocks  # noqa: E402
 from triton_harness import INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
@@ -79,9 +80,10 @@ def test_layer_norms_compile_without_a_spill(
     check_usage(compiled(layernorm_triton.residual, types, constants, capability), tmp_path, record_property)
 
 
-def test_the_table_of_blocks() -> None:
-    assert blocks("quantized_linear", 86) == blocks("quantized_linear", 80)
-    assert blocks("quantized_linear", 90)["num_stages"] > blocks("quantized_linear", 89)["num_stages"]
+def test_the_table_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(table, "quantized_linear", {80: {"num_stages": 3}, 90: {"num_stages": 4}})
+    stages = [blocks("quantized_linear", capability)["num_stages"] for capability in (75, 80, 89, 90, 100)]
+    assert stages == [3, 3, 3, 4, 4]
     assert blocks("layernorm", 70, num_warps=4) == {"VALUES": 2048, "num_warps": 4}
     with override("layernorm", {"num_warps": 2}), override("layernorm", {"VALUES": 1024}):
         assert blocks("layernorm", 90, num_warps=4) == {"VALUES": 1024, "num_warps": 4}
