@@ -113,7 +113,11 @@ def test_a_projected_folder_is_what_sentence_transformers_reads(make_model: Any,
 
 
 def test_every_kernel_passes_the_dry_run(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
+    triton = pytest.importorskip("triton")
+    if triton.__version__ < "3.7" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip(
+            "the interpreter of Triton before 3.7 cannot loop up to a loaded value with NumPy 2.4 and later"
+        )
     file = tmp_path / "kernels.json"
     script = [
         sys.executable,
