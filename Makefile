@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: demo test test-cpp test-python lint sanitize readme clean
+.PHONY: demo test test-cpp test-aarch64 test-python lint sanitize readme clean
 
 # Install, index the sample corpus, ask three questions.
 demo: $(VENV)/bin/python
@@ -26,6 +26,16 @@ test: $(VENV)/bin/python
 test-cpp:
 	PATH="$(abspath $(VENV))/bin:$$PATH"; \
 	cmake --preset $(PRESET) -G Ninja && cmake --build --preset $(PRESET) && ctest --preset $(PRESET)
+
+# The C++ tests for aarch64 under qemu, where a cross-compiler and qemu are (Debian: g++-aarch64-linux-gnu,
+# qemu-user-static); the code that the compiler makes of the NEON kernels is looked at, too.
+test-aarch64:
+	@if command -v aarch64-linux-gnu-g++ > /dev/null && \
+	    command -v qemu-aarch64-static > /dev/null; then \
+	  $(MAKE) test-cpp PRESET=aarch64; \
+	else \
+	  echo "aarch64: left out, aarch64-linux-gnu-g++ or qemu-aarch64-static is not here"; \
+	fi
 
 test-python:
 	$(VENV)/bin/pytest $(PYTEST_ARGS)

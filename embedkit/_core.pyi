@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 def active_isa() -> str:
-    """The instruction set that an `Encoder` made now runs on: "reference", "avx2" or "avx512_vnni".
+    """The instruction set that an `Encoder` made now runs on, e.g. "avx2"; one of `available_isas`.
 
     ``EMBEDKIT_ISA``, which is read by each call, forces one.
 
@@ -15,7 +15,11 @@ def active_isa() -> str:
     """
 
 def available_isas() -> list[str]:
-    """The instruction sets that this machine can run, slowest first."""
+    """The instruction sets that this machine can run, slowest first.
+
+    Of "reference" (everywhere), "avx2", "avx2_vnni" (256-bit vpdpbusd, of AVX-VNNI or of AVX-512 VNNI),
+    "avx512_vnni" and "neon" (with the dot product of Armv8.2).
+    """
 
 def default_threads() -> int:
     """How many threads the CPU affinity and the cgroup quota of this process allow."""

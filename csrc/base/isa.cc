@@ -4,6 +4,12 @@
 
 #include "base/error.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace embedkit {
 
 std::string_view isa_name(Isa isa) {
@@ -12,10 +18,26 @@ std::string_view isa_name(Isa isa) {
       return "reference";
     case Isa::kAvx2:
       return "avx2";
+    case Isa::kAvx2Vnni:
+      return "avx2_vnni";
     case Isa::kAvx512Vnni:
       return "avx512_vnni";
+    case Isa::kNeon:
+      return "neon";
   }
   throw InternalError("unknown instruction set");
+}
+
+bool has_avx_vnni() {
+#if defined(__x86_64__)
+  // Not a name that every compiler's __builtin_cpu_supports knows. That the wide registers are saved, avx2
+  // says.
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __builtin_cpu_supports("avx2") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (eax & (1u << 4)) != 0;
+#else
+  return false;
+#endif
 }
 
 std::vector<Isa> available_isas() {
@@ -25,12 +47,16 @@ std::vector<Isa> available_isas() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
       __builtin_cpu_supports("bmi2")) {
     isas.push_back(Isa::kAvx2);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512vnni")) {
-      isas.push_back(Isa::kAvx512Vnni);
-    }
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512vnni");
+    if (avx512 || has_avx_vnni()) isas.push_back(Isa::kAvx2Vnni);
+    if (avx512) isas.push_back(Isa::kAvx512Vnni);
   }
+#elif defined(__aarch64__) && defined(__linux__)
+  if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) isas.push_back(Isa::kNeon);
+#elif defined(__aarch64__) && defined(__APPLE__)
+  isas.push_back(Isa::kNeon);  // every Apple processor that runs macOS has the dot product
 #endif
   return isas;
 }

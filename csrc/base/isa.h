@@ -7,12 +7,16 @@
 
 namespace embedkit {
 
-enum class Isa { kReference, kAvx2, kAvx512Vnni };
+enum class Isa { kReference, kAvx2, kAvx2Vnni, kAvx512Vnni, kNeon };
 
 std::string_view isa_name(Isa isa);
 
 /// Those that this machine can run, slowest first; `kReference` is always there.
 std::vector<Isa> available_isas();
+
+/// Whether 256-bit vpdpbusd has its VEX encoding here (AVX-VNNI). kAvx2Vnni is available with AVX-512 VNNI's
+/// encoding of it, too.
+bool has_avx_vnni();
 
 /// The fastest available one, or the one that the environment variable EMBEDKIT_ISA names.
 /// Throws InvalidArgument if that names an unknown or unavailable one.

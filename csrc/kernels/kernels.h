@@ -115,7 +115,11 @@ const Kernels& kernels_for(Isa isa);
 extern const Kernels kReferenceKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx2VnniKernels;
+extern const Kernels kAvx2VnniEvexKernels;
 extern const Kernels kAvx512VnniKernels;
+#elif defined(__aarch64__)
+extern const Kernels kNeonKernels;
 #endif
 
 }  // namespace embedkit

@@ -81,6 +81,12 @@ struct Avx2 {
                      _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
   }
 
+  static void store_quantised(uint8_t* p, F x) {
+    const __m256i q = _mm256_min_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(255));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+  }
+
   /// dst[c * ldd + r] = src[r * lds + c] for a block of 8 x 8.
   static void transpose(const float* src, size_t lds, float* dst, size_t ldd) {
     __m256 r[8];

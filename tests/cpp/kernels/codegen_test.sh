@@ -1,31 +1,48 @@
 #!/bin/sh
-# Looks at the machine code of the files that are compiled for one instruction set (arguments: object files).
+# Looks at the machine code of the files that are compiled for one instruction set (arguments: nm, objdump, object
+# files).
 #  1. They define no weak symbol: the linker could keep such a copy of an inline function for the whole program, and
 #     it would fault on a machine without the instruction set.
 #  2. The register-blocked kernels keep their accumulators in registers: nothing wide is stored to the stack.
+#  3. Each multiplies with its own instruction, in the encoding that its machines have.
 set -eu
+nm=$1
+objdump=$2
+shift 2
 status=0
 seen=0
 for object in "$@"; do
+  forbidden='^$'
   case "$object" in
-    *kernels/avx2.cc.o | *kernels/avx512_vnni.cc.o) ;;
+    *kernels/avx2.cc.o) wanted='vpmaddwd .*ymm' forbidden='vpdpbusd|%zmm|%k[0-7]' ;;
+    *kernels/avx2_vnni.cc.o) wanted='\{vex\} vpdpbusd .*ymm' forbidden='%zmm|%k[0-7]|[xy]mm(1[6-9]|[23][0-9])' ;;
+    *kernels/avx2_vnni_evex.cc.o) wanted='vpdpbusd .*ymm' forbidden='\{vex\}|%zmm' ;;
+    *kernels/avx512_vnni.cc.o) wanted='vpdpbusd .*zmm' ;;
+    *kernels/neon.cc.o) wanted='sdot' forbidden='usdot|smmla' ;;
     *) continue ;;
   esac
-  weak=$(nm -C --defined-only "$object" | awk '$2 ~ /^[WVwvu]$/')
+  weak=$("$nm" -C --defined-only "$object" | awk '$2 ~ /^[WVwvu]$/')
   if [ -n "$weak" ]; then
     printf '%s defines weak symbols:\n%s\n' "$object" "$weak"
     status=1
   fi
-  spills=$(objdump -dC "$object" | awk '
+  code=$("$objdump" -dC "$object")
+  spills=$(printf '%s\n' "$code" | awk '
     /^[0-9a-f]+ <.*>:$/ { kernel = $0 ~ /(int8_tile|[^_]tile)</; name = $0 }
     kernel { total++ }
     kernel && /vmov[a-z0-9]* +%[yz]mm[0-9]+,-?(0x[0-9a-f]+)?\(%r[sb]p/ { print name ": " $0 }
+    kernel && /[[:space:]]st[pr][[:space:]]+q[0-9]+,.*\[sp/ { print name ": " $0 }
     END { if (total < 1000) print "no kernels found: only " total " instructions" }')
   if [ -n "$spills" ]; then
     printf '%s spills:\n%s\n' "$object" "$spills"
     status=1
   fi
+  printf '%s\n' "$code" | grep -Eq "$wanted" || { echo "$object does not multiply by $wanted"; status=1; }
+  if printf '%s\n' "$code" | grep -E "$forbidden" | grep -v '^$' | head -3 | grep .; then
+    echo "$object holds instructions that its machines may not have ($forbidden)"
+    status=1
+  fi
   seen=$((seen + 1))
 done
-[ "$seen" -eq 2 ] || { echo "expected 2 object files, found $seen"; status=1; }
+[ "$seen" -gt 0 ] || { echo "no object file of an instruction set was given"; status=1; }
 exit $status

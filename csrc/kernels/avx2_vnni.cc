@@ -1,0 +1,18 @@
+// AVX2 with AVX-VNNI, whose vpdpbusd is VEX-encoded.
+#include "kernels/avx2_vnni.h"
+
+namespace embedkit {
+namespace {
+
+struct Vex {
+  static __m256i add(__m256i sums, __m256i x, __m256i w) { return _mm256_dpbusd_avx_epi32(sums, x, w); }
+  static void spin(__m256i& sums, __m256i x) {
+    asm volatile("%{vex%} vpdpbusd %1, %1, %0" : "+x"(sums) : "x"(x));
+  }
+};
+
+}  // namespace
+
+extern constinit const Kernels kAvx2VnniKernels = vnni_kernels<Vex>();
+
+}  // namespace embedkit
