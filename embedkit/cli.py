@@ -34,7 +34,7 @@ from embedkit.terminal import ProgressBar, printable, table
 if TYPE_CHECKING:
     from embedkit import CrossEncoder, Encoder
     from embedkit.index import Hit
-    from embedkit.index.build import OnError
+    from embedkit.index.ingest import OnError
 
 EXIT_OK = 0
 EXIT_FAILED = 1

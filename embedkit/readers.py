@@ -23,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, NoReturn, cast
 
-from embedkit.index.build import OnError, reject
 from embedkit.index.documents import Document, json_type
 from embedkit.index.errors import InputError
+from embedkit.index.ingest import OnError, reject
 
 Format = Literal["txt", "jsonl", "csv", "tsv"]
 

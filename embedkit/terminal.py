@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from embedkit.index.build import Progress
+from embedkit.index.ingest import Progress
 
 _REPLACEMENT = "\ufffd"
 _ZERO_WIDTH = frozenset(("Mn", "Me", "Cf"))

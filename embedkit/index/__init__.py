@@ -1,7 +1,8 @@
-"""Build, open and search an index of texts: Faiss vectors, keys and documents in one folder."""
+"""Build, change, open and search an index of texts: Faiss vectors, keys and documents in one folder."""
 
-from embedkit.index.build import Progress, TextEncoder
+from embedkit.index.build import Written
 from embedkit.index.documents import Document
+from embedkit.index.encoder import TextEncoder
 from embedkit.index.errors import (
     BuildError,
     IndexDamagedError,
@@ -9,8 +10,12 @@ from embedkit.index.errors import (
     IndexNotFoundError,
     InputError,
     ModelMismatchError,
+    ResumeError,
 )
-from embedkit.index.index import Hit, Index
+from embedkit.index.hits import Hit
+from embedkit.index.index import Index
+from embedkit.index.ingest import Progress
+from embedkit.index.pipeline import SearchStats
 
 __all__ = [
     "BuildError",
@@ -23,5 +28,8 @@ __all__ = [
     "InputError",
     "ModelMismatchError",
     "Progress",
+    "ResumeError",
+    "SearchStats",
     "TextEncoder",
+    "Written",
 ]

@@ -1,92 +1,61 @@
-"""Building an index: read and store documents, encode them, fill Faiss, publish.
+"""Building an index, adding to it and replacing documents: encode, fill Faiss, publish.
 
-Reading (and writing documents to SQLite) runs ahead on a background thread where the source allows it,
-encoding on the caller's thread, so that Ctrl-C reaches it; both let go of the GIL for their long parts.
+All three write one new segment; they differ in what becomes of the segments that are there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import shutil
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+import numpy as np
 
 from embedkit.arguments import check_threads
 from embedkit.index import faiss_index
 from embedkit.index.documents import Document
-from embedkit.index.errors import BuildError, InputError
-from embedkit.index.layout import BuildArea
-from embedkit.index.manifest import METRICS, EncoderEntry, Manifest, Metric
-from embedkit.index.prefetch import prefetch
-from embedkit.index.segment import SegmentWriter, check_vectors
+from embedkit.index.encoder import TextEncoder, check_encoder, describe_encoder
+from embedkit.index.errors import BuildError, IndexDamagedError, IndexExistsError, InputError, ResumeError
+from embedkit.index.generation import Generation, open_generation
+from embedkit.index.ingest import Ingest, OnError, Progress
+from embedkit.index.journal import State, read_journal
+from embedkit.index.keys import Keys
+from embedkit.index.layout import JOURNAL_FILE, Writer
+from embedkit.index.manifest import KEYS_FILE, METRICS, RAW_KINDS, Manifest, Metric, Raw, SegmentEntry
+from embedkit.index.memory import faiss_budget
+from embedkit.index.part import bits_of
+from embedkit.index.segment import finish_segment, remove_all_but
 
-OnError = Literal["stop", "skip"] | Callable[[InputError], None]
-"""What to do with a document that cannot be used: raise, skip it, or call (and skip it if that returns)."""
+Mode = Literal["build", "add", "upsert"]
 
-_CHUNK_TEXTS = 2048
-_CHUNK_CHARACTERS = 4 << 20
-_CHUNKS_AHEAD = 2
-
-
-class TextEncoder(Protocol):
-    """What an index needs of an encoder; `embedkit.Encoder` has it."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the model."""
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """Prompts by name; "document" goes before each text to be found."""
-
-    def get_embedding_dimension(self) -> int:
-        """The number of columns of a vector."""
-
-    def describe(self) -> dict[str, Any]:
-        """At least ``model`` and ``precision``."""
-
-    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
-        """Encode texts to be found: float32 (n, dimension)."""
-
-    def encode_query(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
-        """Encode texts to search with: float32 (n, dimension)."""
+_KEYS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a build is.
+class Written:
+    """What was done.
 
     Attributes:
-        stage: "encode", "train" or "add".
-        done: documents encoded, or vectors trained on or added.
-        total: of how many; ``None`` while encoding, where the number of documents is not known.
-        position: bytes of input behind the documents encoded, when they were read from files.
+        documents: new ones.
+        replaced: former ones whose id a new one has.
+        resumed: of the new ones, those that were encoded before an interruption.
     """
 
-    stage: str
-    done: int
-    total: int | None
-    position: int = 0
+    documents: int
+    replaced: int
+    resumed: int
 
 
-@dataclass(slots=True)
-class _Chunk:
-    texts: list[str] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
-    characters: int = 0
-    position: int = 0
-
-
-def reject(error: InputError, on_error: OnError) -> None:
-    """Treat ``error`` as ``on_error`` says."""
-    if on_error == "stop":
-        raise error
-    if on_error != "skip":
-        on_error(error)
+def resumable_rows(root: Path) -> int:
+    """Documents that an interrupted build at ``root`` has encoded, and that the same command will not again."""
+    state = read_journal(root / JOURNAL_FILE)
+    return 0 if state is None else state.rows
 
 
 def build(
@@ -94,131 +63,329 @@ def build(
     documents: Iterable[str | Document],
     encoder: TextEncoder,
     *,
-    factory: str,
-    metric: Metric,
-    overwrite: bool,
+    mode: Mode,
+    factory: str = faiss_index.AUTO,
+    metric: Metric = "cosine",
+    kept: Raw = "fp32",
+    overwrite: bool = False,
+    restart: bool = False,
+    max_memory: int,
     threads: int | None,
     on_error: OnError,
     progress: Callable[[Progress], None] | None,
     read_ahead: bool,
-) -> Manifest:
-    """Build an index, as `Index.build` says; ``read_ahead`` iterates ``documents`` on another thread."""
-    if metric not in METRICS:
-        raise ValueError(f"metric must be 'cosine' or 'dot', not {metric!r}")
-    if isinstance(on_error, str) and on_error not in ("stop", "skip"):
-        raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {on_error!r}")
-    if threads is not None:
-        check_threads(threads)
+) -> Written:
+    """Build, add or upsert, as `Index.build`, `Index.add` and `Index.upsert` say.
+
+    ``factory``, ``metric``, ``kept`` and ``overwrite`` are for "build"; ``read_ahead`` iterates ``documents``
+    on another thread.
+    """
+    _check(metric, kept, on_error, threads)
     report = progress or (lambda _: None)
     dimension = encoder.get_embedding_dimension()
     if factory != faiss_index.AUTO:
         faiss_index.create_index(factory, dimension)  # a bad string fails now, not after hours of encoding
     else:
         faiss_index.import_faiss()
-    with _disk_errors(root), BuildArea(root, overwrite=overwrite) as area:
-        writer = SegmentWriter(area.staging, dimension)
-        with contextlib.closing(writer):
-            chunks = _stored_chunks(documents, writer, on_error)
-            if read_ahead:
-                chunks = prefetch(chunks, _CHUNKS_AHEAD)
-            with contextlib.closing(chunks):
-                _encode(
-                    chunks, encoder, writer, normalize=metric == "cosine", dimension=dimension, report=report
-                )
-            if writer.rows == 0:
-                raise InputError("", "no document to index: the input is empty, or every line was skipped")
-            segment, factory, nlist, nprobe = writer.finish(
-                area.segment_name,
-                factory,
+    faiss_budget(max_memory)
+    with _disk_errors(root), Writer(root, create=mode == "build") as writer, contextlib.ExitStack() as stack:
+        state = _state(writer, restart)
+        live = _live(writer, mode, overwrite, state)
+        if state is not None and state.segment is not None and live is not None:
+            done = next((entry for entry in live.segments if entry.name == state.segment.name), None)
+            if done is not None:  # it was published, and the crash came before the journal was removed
+                writer.journal.unlink()
+                return Written(state.rows, 0, state.rows)
+        base: Generation | None = None
+        if mode == "build":
+            manifest = new_manifest(encoder, dimension, factory, metric, kept)
+        else:
+            assert live is not None
+            manifest = live
+            check_encoder(root, manifest, encoder)
+            base = open_generation(root, lambda _: None)
+            stack.callback(base.close)
+        header = {
+            "mode": mode,
+            "fingerprint": manifest.encoder.fingerprint,
+            "precision": describe_encoder(encoder).precision,
+            "document_prompt": manifest.encoder.document_prompt,
+            "dimension": dimension,
+            "metric": manifest.metric,
+        }
+        _check_header(root, state, header)
+        entry = None if state is None else state.segment
+        resumed = 0 if state is None else state.rows
+        if entry is None:
+            entry, resumed = _write_segment(
+                writer,
+                documents,
+                encoder,
+                manifest=manifest,
+                header=header,
+                state=state,
+                base=base,
+                mode=mode,
+                max_memory=max_memory,
                 threads=threads,
-                progress=lambda stage, done, total: report(Progress(stage, done, total)),
+                on_error=on_error,
+                read_ahead=read_ahead,
+                report=report,
             )
-        manifest = Manifest(
-            generation=area.generation,
-            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            embedkit_version=version("embedkit"),
-            documents=segment.rows,
-            dimension=dimension,
-            metric=metric,
-            factory=factory,
-            nlist=nlist,
-            nprobe=nprobe,
-            encoder=describe_encoder(encoder),
-            segments=(segment,),
+        if entry is None:
+            return Written(0, 0, 0)
+        return _publish(writer, manifest, entry, base=base, mode=mode, resumed=resumed)
+
+
+def _check(metric: str, kept: str, on_error: object, threads: int | None) -> None:
+    if metric not in METRICS:
+        raise ValueError(f"metric must be 'cosine' or 'dot', not {metric!r}")
+    if kept not in RAW_KINDS or kept == "none":
+        raise ValueError(f"kept must be 'fp32' or 'int8', not {kept!r}")
+    if isinstance(on_error, str) and on_error not in ("stop", "skip"):
+        raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {on_error!r}")
+    if threads is not None:
+        check_threads(threads)
+
+
+def _state(writer: Writer, restart: bool) -> State | None:
+    """What an interrupted build has left, if it is to go on; else nothing of it stays."""
+    state = None if restart else read_journal(writer.journal)
+    if state is None:
+        writer.journal.unlink(missing_ok=True)
+        shutil.rmtree(writer.building, ignore_errors=True)
+    return state
+
+
+def _live(writer: Writer, mode: Mode, overwrite: bool, state: State | None) -> Manifest | None:
+    try:
+        live = writer.live()
+    except (FileNotFoundError, IndexDamagedError):
+        if mode != "build" or not overwrite:
+            raise
+        return None  # what is damaged is replaced
+    if mode == "build" and live is not None and not overwrite:
+        finished = None if state is None or state.segment is None else state.segment.name
+        if finished in {entry.name for entry in live.segments}:
+            return live
+        raise IndexExistsError(
+            f"{writer.root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
         )
-        area.publish(manifest)
-    return manifest
+    return live
 
 
-def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
-    """The part of the manifest that says which encoder made the vectors."""
-    description = encoder.describe()
-    model = str(description["model"])
-    return EncoderEntry(
-        # a folder must be found again from another working directory
-        model=str(Path(model).resolve()) if Path(model).is_dir() else model,
-        fingerprint=encoder.fingerprint,
-        precision=str(description["precision"]),
-        document_prompt=encoder.prompts.get("document", ""),
+def new_manifest(encoder: TextEncoder, dimension: int, factory: str, metric: Metric, kept: Raw) -> Manifest:
+    """The manifest of an index without documents; `dated` completes it."""
+    return Manifest(
+        generation=0,
+        created="",
+        embedkit_version="",
+        documents=0,
+        dimension=dimension,
+        metric=metric,
+        factory=factory,
+        kept=kept,
+        encoder=describe_encoder(encoder),
+        segments=(),
     )
 
 
-def _stored_chunks(
-    documents: Iterable[str | Document], writer: SegmentWriter, on_error: OnError
-) -> Generator[_Chunk, None, None]:
-    """Store each document, and yield the texts to encode, in chunks of bounded size."""
-    chunk = _Chunk()
-    for position, item in enumerate(documents):
-        document = item if isinstance(item, Document) else Document(item)
-        if document.key is None:
-            document = replace(document, key=str(position), origin=document.origin or f"document {position}")
-        try:
-            writer.add_document(document)
-        except InputError as error:
-            reject(error, on_error)
-            continue
-        chunk.texts.append(document.text)
-        chunk.origins.append(document.origin or f"document {document.key}")
-        chunk.characters += len(document.text)
-        chunk.position = document.position
-        if len(chunk.texts) == _CHUNK_TEXTS or chunk.characters >= _CHUNK_CHARACTERS:
-            yield chunk
-            chunk = _Chunk()
-    if chunk.texts:
-        yield chunk
+def dated(manifest: Manifest, generation: int) -> Manifest:
+    """``manifest`` as the generation that is written now."""
+    return replace(
+        manifest,
+        generation=generation,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        embedkit_version=version("embedkit"),
+    )
 
 
-def _encode(
-    chunks: Iterator[_Chunk],
-    encoder: TextEncoder,
-    writer: SegmentWriter,
-    *,
-    normalize: bool,
-    dimension: int,
-    report: Callable[[Progress], None],
-) -> None:
-    done = 0
-    for chunk in chunks:
-        encoded = encoder.encode_document(chunk.texts, normalize_embeddings=normalize)
-        vectors, unusable = check_vectors(encoded, len(chunk.texts), dimension)
-        if len(unusable):
-            origin = chunk.origins[unusable[0]]
-            raise BuildError(
-                f"{origin}: the encoder returned NaN or infinity for this text; check the model's weights"
+_SETTINGS = {
+    "mode": "command",
+    "fingerprint": "model",
+    "precision": "precision",
+    "document_prompt": "document prompt",
+    "dimension": "dimension",
+    "metric": "metric",
+}
+
+
+def _check_header(root: Path, state: State | None, header: dict[str, Any]) -> None:
+    for name, what in _SETTINGS.items():
+        if state is not None and state.header.get(name) != header[name]:
+            raise ResumeError(
+                f"{root}: an interrupted '{state.header.get('mode')}' has encoded {state.rows} documents with "
+                f"another {what} ({state.header.get(name)}, now {header[name]}); run that command again, or "
+                "discard them with --restart (restart=True)"
             )
-        writer.add_vectors(vectors)
-        done += len(chunk.texts)
-        report(Progress("encode", done, None, chunk.position))
+
+
+def _write_segment(
+    writer: Writer,
+    documents: Iterable[str | Document],
+    encoder: TextEncoder,
+    *,
+    manifest: Manifest,
+    header: dict[str, Any],
+    state: State | None,
+    base: Generation | None,
+    mode: Mode,
+    max_memory: int,
+    threads: int | None,
+    on_error: OnError,
+    read_ahead: bool,
+    report: Callable[[Progress], None],
+) -> tuple[SegmentEntry | None, int]:
+    """Encode and finish the new segment in ``segments/.building``; the entry is ``None`` for no document."""
+    folder = writer.building
+    folder.mkdir(exist_ok=True)
+    ingest = Ingest(
+        folder, writer.journal, header, state, dimension=manifest.dimension, replace=mode == "upsert"
+    )
+
+    def taken(key: str) -> bool:
+        return mode == "add" and base is not None and bool(base.find([key]))
+
+    with contextlib.closing(ingest):
+        ingest.run(
+            documents,
+            encoder,
+            normalize=manifest.metric == "cosine",
+            keys_needed=mode != "build",
+            taken=taken,
+            on_error=on_error,
+            read_ahead=read_ahead,
+            report=report,
+        )
+        rows = ingest.documents.rows
+        if ingest.spool.rows != rows:
+            raise AssertionError(f"{rows} documents, {ingest.spool.rows} vectors")
+        if rows == 0:
+            if mode == "build":
+                raise InputError("", "no document to index: the input is empty, or every line was skipped")
+            return None, 0
+        factory = manifest.factory
+        if mode != "build":
+            factory = added_factory(factory, rows, manifest.dimension)
+        entry = finish_segment(
+            folder,
+            writer.new_name(),
+            ingest.documents.finish,
+            rows=rows,
+            dimension=manifest.dimension,
+            factory=factory,
+            kept=manifest.kept,
+            budget=faiss_budget(max_memory),
+            threads=threads,
+            progress=lambda stage, done, total: report(Progress(stage, done, total)),
+        )
+        ingest.journal.finished(entry)
+        return entry, ingest.resumed
+
+
+def added_factory(factory: str, rows: int, dimension: int) -> str:
+    """The factory of a segment of ``rows`` documents that were added: exact search while they are few."""
+    if factory == faiss_index.AUTO:
+        return factory
+    nlist = faiss_index.inverted_lists(faiss_index.create_index(factory, dimension)) or 0
+    few = max(faiss_index.AUTO_IVF_ROWS, faiss_index.MIN_POINTS_PER_LIST * nlist)
+    return "Flat" if rows < few else factory
+
+
+def _publish(
+    writer: Writer,
+    manifest: Manifest,
+    entry: SegmentEntry,
+    *,
+    base: Generation | None,
+    mode: Mode,
+    resumed: int,
+) -> Written:
+    """Make the finished segment live, with tombstones for what it replaces."""
+    folder = writer.building if writer.building.exists() else writer.segments / entry.name
+    remove_all_but(folder, entry.files)
+    keys = Keys(folder / KEYS_FILE, entry.rows)
+    gone = keys.empty_rows()  # replaced by a later document of the same input
+    if len(gone):
+        dead = bits_of(gone, entry.rows)
+        entry = replace(entry, tombstones=writer.write_tombstones(dead.tobytes(), len(gone)))
+    old = manifest.segments
+    replaced = 0
+    if base is not None:
+        rows = _rows_of_keys(base, (keys[row] for row in range(len(keys))), mode)
+        replaced = sum(map(len, rows.values()))
+        old = bury(writer, base, rows)
+    writer.publish(
+        dated(manifest.with_segments((*old, entry)), writer.generation), {entry.name: writer.building}
+    )
+    writer.journal.unlink(missing_ok=True)
+    return Written(entry.documents, replaced, resumed)
+
+
+def _rows_of_keys(base: Generation, keys: Iterator[str], mode: Mode) -> dict[int, list[int]]:
+    """Rows by segment number that have one of ``keys`` in ``base``; an error unless they are to be replaced."""
+    rows: dict[int, list[int]] = {}
+    block: list[str] = []
+
+    def look_up() -> None:
+        for key, (number, row) in base.find(block).items():
+            if mode == "add":  # it came while an interrupted 'add' waited to be resumed
+                raise ResumeError(
+                    f"the id {key!r} is in the index already; delete it, or discard the interrupted command "
+                    "with --restart (restart=True)"
+                )
+            rows.setdefault(number, []).append(row)
+        block.clear()
+
+    for key in keys:
+        if key:
+            block.append(key)
+        if len(block) == _KEYS_AT_ONCE:
+            look_up()
+    look_up()
+    return rows
+
+
+def bury(
+    writer: Writer, base: Generation, rows: dict[int, list[int]] | dict[int, Any]
+) -> tuple[SegmentEntry, ...]:
+    """The segments of ``base`` with ``rows`` (by segment number) deleted; one without documents goes."""
+    entries = []
+    for number, segment in enumerate(base.segments):
+        entry = segment.entry
+        if number in rows and len(rows[number]):
+            dead = bits_of(np.asarray(rows[number], np.int64), entry.rows)
+            if segment.dead is not None:
+                dead |= segment.dead
+            deleted = int(np.unpackbits(dead).sum())
+            if deleted == entry.rows:
+                continue
+            entry = replace(entry, tombstones=writer.write_tombstones(dead.tobytes(), deleted))
+        entries.append(entry)
+    return tuple(entries)
 
 
 @contextlib.contextmanager
 def _disk_errors(root: Path) -> Iterator[None]:
-    """Say which index could not be written, and that nothing was left of it."""
+    """Say which index could not be written, and what was left of it."""
+
+    def failed(reason: object) -> BuildError:
+        rows = resumable_rows(root)
+        if rows:
+            return BuildError(
+                f"{root}: the build failed: {reason}; {rows:,} documents are encoded, and the same command "
+                "goes on from there"
+            )
+        return BuildError(f"{root}: the build failed and was undone: {reason}")
+
     try:
         yield
+    except ResumeError:
+        raise
     except (sqlite3.OperationalError, BuildError) as error:
-        raise BuildError(f"{root}: the build failed and was undone: {error}") from error
+        raise failed(error) from error
     except OSError as error:
-        if error.errno is None or isinstance(error, BlockingIOError):  # ours, with a message of their own
+        # those that are ours have a message of their own
+        if error.errno is None or isinstance(error, BlockingIOError):
             raise
-        raise BuildError(f"{root}: the build failed and was undone: {error.strerror}") from error
+        raise failed(error.strerror) from error

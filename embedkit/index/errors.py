@@ -38,3 +38,7 @@ class ModelMismatchError(ValueError):
 
 class BuildError(RuntimeError):
     """A build could not finish: the disk is full, Faiss failed, or the encoder returned unusable vectors."""
+
+
+class ResumeError(BuildError):
+    """An interrupted build is there, and what was asked for now is something else."""

@@ -1,10 +1,10 @@
-"""Everything that touches Faiss: the import, the choice of factory, training, and search parameters."""
+"""Faiss: the import, the choice of factory, search parameters, and its files."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,15 @@ AUTO = "auto"
 AUTO_IVF_ROWS = 20_000
 """``auto`` builds an exact (Flat) index below this number of vectors and an inverted file from here on."""
 
-_MIN_POINTS_PER_LIST = 39  # below, Faiss warns on stderr that the clusters are poorly trained
-_POINTS_PER_LIST = 64
-_MIN_SAMPLE_ROWS = 65_536  # for codecs without lists (PQ, SQ, OPQ)
-_MAX_SAMPLE_BYTES = 256 << 20
+MIN_POINTS_PER_LIST = 39  # below, Faiss warns on stderr that the clusters are poorly trained
 _MAX_NLIST = 65_536
-_ADD_ROWS = 16_384
-_SEED = 20240
 
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
+
+
+class SelectorError(Exception):
+    """A Faiss index cannot restrict its search to some rows."""
 
 
 def import_faiss() -> Any:
@@ -66,7 +65,7 @@ def resolve_factory(factory: str, rows: int) -> str:
         return factory
     if rows < AUTO_IVF_ROWS:
         return "Flat"
-    nlist = min(round(4 * math.sqrt(rows)), rows // _MIN_POINTS_PER_LIST, _MAX_NLIST)
+    nlist = min(round(4 * math.sqrt(rows)), rows // MIN_POINTS_PER_LIST, _MAX_NLIST)
     return f"IVF{nlist},Flat"
 
 
@@ -87,71 +86,9 @@ def create_index(factory: str, dimension: int) -> Any:
         return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, MemoryError) as error:
         raise ValueError(
-            f"Faiss does not accept the factory {factory!r} for {dimension} dimensions ({_short(error)}); "
+            f"Faiss does not accept the factory {factory!r} for {dimension} dimensions ({short(error)}); "
             "use 'auto', 'Flat', 'IVF1024,Flat' or another string of the Faiss index factory"
         ) from None
-
-
-def build_index(
-    factory: str,
-    vectors: Float32Array,
-    *,
-    threads: int | None,
-    progress: Callable[[str, int, int], None],
-) -> Any:
-    """Train and fill a Faiss index.
-
-    Args:
-        factory: a Faiss factory string (``auto`` resolved).
-        vectors: (rows, dimension), C-contiguous; may be memory-mapped, is read in blocks unless the index is
-            Flat.
-        threads: OpenMP threads, ``None`` for Faiss' default.
-        progress: called with "train" or "add", the rows done and the rows in all.
-
-    Raises:
-        BuildError: too few vectors to train on, or Faiss failed.
-    """
-    faiss = import_faiss()
-    rows, dimension = vectors.shape
-    index = create_index(factory, dimension)
-    with faiss_threads(threads):
-        try:
-            if not index.is_trained:
-                sample = training_sample(vectors, inverted_lists(index))
-                progress("train", 0, len(sample))
-                ivf = ivf_of(index)
-                if ivf is not None:
-                    ivf.cp.min_points_per_centroid = (
-                        1  # a small sample is the caller's choice: no warning on stderr
-                    )
-                index.train(sample)
-            # a Flat index reserves its memory in one call, where blocks would make it grow by copying
-            step = rows if isinstance(index, faiss.IndexFlat) else _ADD_ROWS
-            for begin in range(0, rows, step):
-                index.add(vectors[begin : begin + step])
-                progress("add", min(begin + step, rows), rows)
-        except RuntimeError as error:
-            hint = "; use Flat, or fewer lists or bits" if "training points" in str(error) else ""
-            raise BuildError(
-                f"Faiss cannot build {factory!r} from {rows} vectors: {_short(error)}{hint}"
-            ) from None
-    ivf = ivf_of(index)
-    if ivf is not None:
-        ivf.nprobe = default_nprobe(ivf.nlist)
-    return index
-
-
-def training_sample(vectors: Float32Array, nlist: int | None) -> Float32Array:
-    """Rows to train on: a bounded random sample of all (a corpus is often sorted), the same every time."""
-    rows, dimension = vectors.shape
-    least = _MIN_POINTS_PER_LIST * (nlist or 0)
-    wanted = max(_MIN_SAMPLE_ROWS, _POINTS_PER_LIST * (nlist or 0))
-    wanted = max(least, min(wanted, _MAX_SAMPLE_BYTES // (4 * dimension)))
-    if wanted >= rows:
-        return vectors
-    chosen = np.random.default_rng(_SEED).choice(rows, wanted, replace=False)
-    sample: Float32Array = vectors[np.sort(chosen)]
-    return sample
 
 
 def ivf_of(index: Any) -> Any | None:
@@ -168,21 +105,56 @@ def inverted_lists(index: Any) -> int | None:
     return None if ivf is None else int(ivf.nlist)
 
 
-def search_parameters(index: Any, nprobe: int) -> Any:
-    """Parameters to visit ``nprobe`` lists in one call (setting the index' own would not be thread-safe)."""
+def search_parameters(index: Any, *, nprobe: int | None, ef: int | None, selector: Any = None) -> Any:
+    """Parameters of one search (setting the index' own would not be thread-safe); ``None``: as built.
+
+    Args:
+        index: what is searched.
+        nprobe: lists to visit, bounded by those there are; ignored where there are none.
+        ef: candidates that HNSW keeps; ignored elsewhere.
+        selector: a Faiss IDSelector over rows.
+
+    Raises:
+        SelectorError: ``index`` takes no selector.
+    """
     faiss = import_faiss()
+    given: dict[str, Any] = {} if selector is None else {"sel": selector}
     if isinstance(index, faiss.IndexPreTransform):
-        return faiss.SearchParametersPreTransform(
-            index_params=search_parameters(faiss.downcast_index(index.index), nprobe)
-        )
+        inner = search_parameters(faiss.downcast_index(index.index), nprobe=nprobe, ef=ef, selector=selector)
+        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
     if isinstance(index, faiss.IndexRefine):
-        return faiss.IndexRefineSearchParameters(
-            k_factor=index.k_factor,
-            base_index_params=search_parameters(faiss.downcast_index(index.base_index), nprobe),
+        inner = search_parameters(
+            faiss.downcast_index(index.base_index), nprobe=nprobe, ef=ef, selector=selector
         )
-    if isinstance(index, faiss.IndexIVFPQ):
-        return faiss.IVFPQSearchParameters(nprobe=nprobe)
-    return faiss.SearchParametersIVF(nprobe=nprobe)
+        if inner is None:
+            return None
+        return faiss.IndexRefineSearchParameters(k_factor=index.k_factor, base_index_params=inner)
+    if isinstance(index, faiss.IndexHNSW):
+        if ef is None and selector is None:
+            return None
+        return faiss.SearchParametersHNSW(efSearch=index.hnsw.efSearch if ef is None else ef, **given)
+    if isinstance(index, faiss.IndexIVF):
+        if nprobe is None and selector is None:
+            return None
+        given["nprobe"] = index.nprobe if nprobe is None else min(nprobe, index.nlist)
+        if isinstance(index, _types("IndexIVFRaBitQ", "IndexIVFRaBitQFastScan")):
+            return faiss.IVFRaBitQSearchParameters(qb=getattr(index, "qb", 0), **given)
+        if isinstance(index, faiss.IndexIVFPQ):
+            return faiss.IVFPQSearchParameters(**given)
+        return faiss.SearchParametersIVF(**given)
+    if selector is None:
+        return None
+    if isinstance(index, (faiss.IndexPQ, faiss.IndexPQFastScan)):
+        raise SelectorError(type(index).__name__)
+    if isinstance(index, _types("IndexRaBitQ", "IndexRaBitQFastScan")):
+        return faiss.RaBitQSearchParameters(qb=getattr(index, "qb", 0), **given)
+    return faiss.SearchParameters(**given)
+
+
+def _types(*names: str) -> tuple[Any, ...]:
+    """Those classes of Faiss that the installed one has."""
+    faiss = import_faiss()
+    return tuple(getattr(faiss, name) for name in names if hasattr(faiss, name))
 
 
 def write_index(index: Any, path: Path) -> None:
@@ -193,17 +165,21 @@ def write_index(index: Any, path: Path) -> None:
         with path.open("xb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
     except RuntimeError as error:
-        raise BuildError(f"{path.name} cannot be written: {_short(error)}") from None
+        raise BuildError(f"{path.name} cannot be written: {short(error)}") from None
 
 
 def read_index(path: Path, *, rows: int, dimension: int) -> Any:
-    """Read an inner-product index that must hold (rows, dimension), else `IndexDamagedError`."""
+    """Map an inner-product index that must hold (rows, dimension), else `IndexDamagedError`.
+
+    Codes stay in the file and are read when searched; where Faiss cannot map them, they are read here.
+    """
     faiss = import_faiss()
+    flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
     try:
-        index = faiss.read_index(str(path))
+        index = faiss.read_index(str(path), flags)
     except (RuntimeError, MemoryError) as error:  # a damaged length may ask for any amount of memory
         raise IndexDamagedError(
-            f"{path}: Faiss cannot read it ({_short(error)}); build the index again"
+            f"{path}: Faiss cannot read it ({short(error)}); build the index again"
         ) from None
     found = (index.ntotal, index.d, index.metric_type)
     if found != (rows, dimension, faiss.METRIC_INNER_PRODUCT):
@@ -214,7 +190,17 @@ def read_index(path: Path, *, rows: int, dimension: int) -> Any:
     return index
 
 
-def _short(error: Exception) -> str:
+def is_exact(index: Any) -> bool:
+    """Whether ``index`` holds the vectors unchanged, so that its scores are exact and they can be had back."""
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        return is_exact(faiss.downcast_index(index.refine_index))
+    if isinstance(index, faiss.IndexHNSW):
+        return is_exact(faiss.downcast_index(index.storage))
+    return isinstance(index, (faiss.IndexFlat, faiss.IndexIVFFlat))
+
+
+def short(error: Exception) -> str:
     """Faiss' message without the C++ signature and line number it starts with."""
     lines = str(error).strip().splitlines()
     text = lines[-1] if lines else type(error).__name__

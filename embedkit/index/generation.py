@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,38 +13,115 @@ import numpy as np
 from embedkit.index.documents import StoredDocument
 from embedkit.index.errors import IndexDamagedError
 from embedkit.index.faiss_index import Float32Array, Int64Array
+from embedkit.index.hybrid import match_expression
 from embedkit.index.layout import SEGMENTS_FOLDER, current_name, manifest_at
 from embedkit.index.manifest import Manifest
+from embedkit.index.part import Bits, Effort, bits_of
+from embedkit.index.raw import best
 from embedkit.index.segment import Segment
+
+Chosen = list[Bits]
+"""For each segment the bitmap of rows that fulfil a condition and are not deleted."""
+
+_CONDITIONS_KEPT = 8
 
 
 class Generation:
-    """The segments of one manifest, searched as one; rows count through the segments in their order."""
+    """The segments of one manifest, searched as one. Thread-safe.
+
+    Rows count through the segments in their order, deleted ones included.
+    """
 
     def __init__(self, manifest: Manifest, segments: list[Segment]) -> None:
         """Use `open_generation`."""
         self.manifest = manifest
         self.segments = segments
         self._starts = np.cumsum([0, *(segment.entry.rows for segment in segments)])
+        self._chosen: OrderedDict[str, Chosen] = OrderedDict()
+        self._lock = threading.Lock()
+        # Scores of codes and of vectors cannot be compared: where a segment has the ones and another the
+        # others, the hits of the first are scored again.
+        self._mixed = len({segment.exact for segment in segments}) > 1
+        only = segments[0] if len(segments) == 1 else None
+        self._only = only if only is not None and only.dead is None and len(only.parts) == 1 else None
 
-    def search(self, vectors: Float32Array, k: int, nprobe: int | None) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where none is."""
-        found = [segment.search(vectors, min(k, segment.entry.rows), nprobe) for segment in self.segments]
-        if len(found) == 1:
-            return found[0]
-        scores = np.concatenate([scores for scores, _ in found], axis=1)
-        starts = self._starts[:-1]
-        rows = np.concatenate(
-            [np.where(rows < 0, -1, rows + start) for (_, rows), start in zip(found, starts, strict=True)],
-            axis=1,
+    @property
+    def rows(self) -> int:
+        """Rows of all segments, deleted ones included."""
+        return int(self._starts[-1])
+
+    def effort(self, nprobe: int | None, ef: int | None, rescore: int | None) -> Effort:
+        """What was asked of one search, completed by what the manifest says and the segments need."""
+        manifest = self.manifest
+        rescore = manifest.rescore if rescore is None else rescore or None
+        return Effort(
+            manifest.nprobe if nprobe is None else nprobe,
+            manifest.ef if ef is None else ef,
+            1 if rescore is None and self._mixed else rescore,
         )
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # Faiss scores a missing hit -3.4e38
-        return np.take_along_axis(scores, best, axis=1), np.take_along_axis(rows, best, axis=1)
+
+    def choose(self, where: str) -> Chosen:
+        """The rows that fulfil the condition ``where`` (`ValueError` if it is none); remembers a few."""
+        with self._lock:
+            known = self._chosen.get(where)
+            if known is not None:
+                self._chosen.move_to_end(where)
+                return known
+        chosen = []
+        for segment in self.segments:
+            bits = bits_of(segment.documents.select(where), segment.entry.rows)
+            living = segment.living()
+            chosen.append(bits if living is None else bits & living)
+        with self._lock:
+            self._chosen[where] = chosen
+            while len(self._chosen) > _CONDITIONS_KEPT:
+                self._chosen.popitem(last=False)
+        return chosen
+
+    def search(
+        self, vectors: Float32Array, k: int, effort: Effort, chosen: Chosen | None = None
+    ) -> tuple[Float32Array, Int64Array]:
+        """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where none is."""
+        only = self._only
+        if only is not None and chosen is None and effort.rescore is None:
+            return only.parts[0].search(vectors, k, None, effort, _no_exact)
+        scores = np.empty((len(vectors), 0), np.float32)
+        rows = np.empty((len(vectors), 0), np.int64)
+        for number, segment in enumerate(self.segments):
+            bits = None if chosen is None else chosen[number]
+            some, found = segment.search(vectors, k, bits, effort)
+            found = np.where(found < 0, -1, found + self._starts[number])
+            scores = np.concatenate([scores, some], axis=1)
+            rows = np.concatenate([rows, found], axis=1)
+        return best(scores, rows, k)  # Faiss scores a missing hit -3.4e38
+
+    def keywords(self, query: str, limit: int, chosen: Chosen | None) -> list[int]:
+        """The ``limit`` best rows for the words of ``query`` by BM25, best first."""
+        match = match_expression(query)
+        if match is None:
+            return []
+        found: list[tuple[float, int]] = []
+        for number, segment in enumerate(self.segments):
+            bits = segment.living() if chosen is None else chosen[number]
+            allowed = None if bits is None else _membership(bits)
+            start = int(self._starts[number])
+            found += [
+                (-score, start + row) for row, score in segment.documents.keywords(match, limit, allowed)
+            ]
+        return [row for _, row in sorted(found)[:limit]]
 
     def key(self, row: int) -> str:
         """The key of ``row``; ``IndexError`` if there is no such row."""
         number, local = self._locate(row)
         return self.segments[number].keys[local]
+
+    def find(self, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Segment number and row in it of those ``keys`` that are in the index."""
+        wanted = list(keys)
+        found: dict[str, tuple[int, int]] = {}
+        for number, segment in enumerate(self.segments):
+            found.update({key: (number, row) for key, row in segment.find(wanted).items()})
+        return found
 
     def fetch(self, rows: Int64Array) -> dict[int, StoredDocument]:
         """The documents of all ``rows`` but -1, by row, with one query to each segment concerned."""
@@ -56,9 +135,28 @@ class Generation:
             for local, document in self.segments[number].documents.fetch(local_rows).items()
         }
 
+    def vectors(self, rows: Int64Array) -> Float32Array:
+        """The vectors of ``rows``, as they are kept: (n, dimension)."""
+        result = np.empty((len(rows), self.manifest.dimension), np.float32)
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for number, segment in enumerate(self.segments):
+            mine = np.flatnonzero(owners == number)
+            if len(mine):
+                result[mine] = segment.raw.gather(rows[mine] - self._starts[number])
+        return result
+
+    def living_rows(self) -> Int64Array:
+        """All rows that are not deleted, in their order."""
+        flags = np.ones(self.rows, np.bool_)
+        for segment, start in zip(self.segments, self._starts.tolist(), strict=False):
+            if segment.dead is not None:
+                dead = np.unpackbits(segment.dead, count=segment.entry.rows, bitorder="little")
+                flags[start : start + segment.entry.rows] = dead == 0
+        return np.flatnonzero(flags)
+
     def _locate(self, row: int) -> tuple[int, int]:
         """Segment number and row in it."""
-        if not 0 <= row < self.manifest.documents:
+        if not 0 <= row < self.rows:
             raise IndexError(f"row {row} is not in the index of {self.manifest.documents} documents")
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         return number, int(row - self._starts[number])
@@ -67,6 +165,14 @@ class Generation:
         """Close the files."""
         for segment in self.segments:
             segment.close()
+
+
+def _no_exact(*_: object) -> tuple[Float32Array, Int64Array]:
+    raise AssertionError("a search of all rows compares none by its vector")
+
+
+def _membership(bits: Bits) -> Callable[[int], int]:
+    return lambda row: int(bits[row >> 3] >> (row & 7)) & 1
 
 
 def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generation:
@@ -83,7 +189,7 @@ def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generatio
             accept(manifest)
             return Generation(manifest, _open_segments(root, manifest))
         except (FileNotFoundError, IndexDamagedError) as error:
-            # a build may have replaced the index since its name was read: then open the new generation
+            # a writer may have replaced the generation since its name was read: then open the new one
             if current_name(root) != name:
                 continue
             if isinstance(error, FileNotFoundError):
@@ -97,8 +203,7 @@ def _open_segments(root: Path, manifest: Manifest) -> list[Segment]:
     with contextlib.ExitStack() as opened:
         segments = []
         for entry in manifest.segments:
-            folder = root / SEGMENTS_FOLDER / entry.name
-            segment = Segment(folder, entry, dimension=manifest.dimension, nprobe=manifest.nprobe)
+            segment = Segment(root, root / SEGMENTS_FOLDER / entry.name, entry, dimension=manifest.dimension)
             opened.callback(segment.close)
             segments.append(segment)
         opened.pop_all()

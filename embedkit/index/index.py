@@ -1,80 +1,52 @@
-"""`Index`: a folder of vectors and documents, opened for searching."""
+"""`Index`: a folder of vectors and documents, opened for searching, and changed."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from embedkit.arguments import check_threads
 from embedkit.index import build as building
-from embedkit.index.build import OnError, Progress, TextEncoder
+from embedkit.index import change, transfer
+from embedkit.index.build import Written
+from embedkit.index.device import check_device
 from embedkit.index.documents import Document
-from embedkit.index.errors import IndexDamagedError, ModelMismatchError
-from embedkit.index.faiss_index import Float32Array, Int64Array, faiss_threads
-from embedkit.index.generation import Generation, open_generation
-from embedkit.index.manifest import Manifest, Metric
+from embedkit.index.encoder import TextEncoder, check_encoder
+from embedkit.index.faiss_index import AUTO
+from embedkit.index.generation import open_generation
+from embedkit.index.hits import check_limits
+from embedkit.index.ingest import OnError, Progress
+from embedkit.index.manifest import Manifest, Metric, Raw
+from embedkit.index.memory import DEFAULT_MAX_MEMORY
+from embedkit.index.searcher import PathLike, Searcher
+from embedkit.index.verify import verify
+
+Report = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """One answer to a query.
+class Index(Searcher):
+    """An index of texts in a folder.
 
-    Attributes:
-        rank: 1 for the best.
-        score: cosine or dot product, as the index' metric says.
-        id: the document's key.
-        text: the document's text.
-        metadata: what else was stored with it.
-    """
-
-    rank: int
-    score: float
-    id: str
-    text: str
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-
-class Index:
-    """An index of texts, read from its folder; a whole generation of it, whatever is built there meanwhile.
-
-    Searching is thread-safe. The Faiss index is held in memory; texts stay on disk and are read for hits
-    only.
+    A search sees one whole generation of it, that of the opening or of the last change made or `refresh` called
+    here, whatever other processes write meanwhile. Searching is thread-safe. Vectors are mapped where Faiss can;
+    texts stay on disk and are read for hits only.
 
     >>> index = Index.build("cities", ["Paris is in France.", "Rome is in Italy."], encoder)
     >>> index.search("Where is Rome?", k=1)[0][0].text
     'Rome is in Italy.'
     """
 
-    def __init__(
-        self,
-        path: Path,
-        generation: Generation,
-        encoder: TextEncoder | str | os.PathLike[str] | None,
-        threads: int | None,
-    ) -> None:
-        """Use `Index.open` or `Index.build`."""
-        self.path = path
-        self._generation: Generation | None = generation
-        self._manifest = generation.manifest
-        self._encoder = encoder
-        self._encoder_lock = threading.Lock()
-        self._threads = threads
-
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str],
-        encoder: TextEncoder | str | os.PathLike[str] | None = None,
+        path: PathLike,
+        encoder: TextEncoder | PathLike | None = None,
         *,
         threads: int | None = None,
+        device: str = "cpu",
+        force: bool = False,
     ) -> Index:
         """Open the live generation of the index at ``path``.
 
@@ -85,43 +57,50 @@ class Index:
                 its settings are not the model's own (prompts, max_length); it must have the fingerprint and
                 the dimension of the one that built the index.
             threads: threads of Faiss (and of an encoder loaded here); ``None``: all.
+            device: "cpu", or "cuda" to search with faiss-gpu.
+            force: take an encoder of another fingerprint, with a warning.
 
         Raises:
             IndexNotFoundError: no finished index is there.
             IndexDamagedError: a file is missing, has the wrong size, or cannot be read. (`verify` also
                 hashes.)
             ModelMismatchError: ``encoder`` is another model.
-            ImportError: Faiss is not installed.
+            ImportError: Faiss is not installed, or for "cuda" not for a GPU.
         """
         if threads is not None:
             check_threads(threads)
+        check_device(device)
         root = Path(path)
 
         def accept(manifest: Manifest) -> None:
             if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
-                _check_encoder(root, manifest, encoder)
+                check_encoder(root, manifest, encoder, force=force)
 
-        return cls(root, open_generation(root, accept), encoder, threads)
+        return cls(root, open_generation(root, accept), encoder, threads, device=device, force=force)
 
     @classmethod
     def build(
         cls,
-        path: str | os.PathLike[str],
+        path: PathLike,
         documents: Iterable[str | Document],
         encoder: TextEncoder,
         *,
-        factory: str = "auto",
+        factory: str = AUTO,
         metric: Metric = "cosine",
+        kept: Raw = "fp32",
         overwrite: bool = False,
+        restart: bool = False,
+        max_memory: int = DEFAULT_MAX_MEMORY,
         threads: int | None = None,
         on_error: OnError = "stop",
-        progress: Callable[[Progress], None] | None = None,
+        progress: Report | None = None,
     ) -> Index:
         """Encode ``documents`` and write an index of them to the folder ``path``, then open it.
 
-        Documents stream: memory holds a few thousand texts, and at the end the Faiss index itself (4 bytes ×
-        dimension × documents for Flat and ``IVF…,Flat``; an inverted file is trained on a sample of at most
-        256 MiB or 39 vectors a list). While building, the vectors also lie on disk.
+        Documents stream. What is encoded is noted on disk: a build that ended early, by Ctrl-C, a full disk or
+        `kill -9`, goes on where it was when it is called again with the same documents. Where the Faiss index
+        of all vectors would not fit ``max_memory``, an inverted file is merged on disk from shards, and any
+        other index is made in parts that are searched as one.
 
         Args:
             path: a new or empty folder, or with ``overwrite`` an index, whose former generation stays
@@ -131,7 +110,11 @@ class Index:
             factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents,
                 and from there an inverted file ``IVF{4·√n},Flat`` of which a search visits a sixteenth.
             metric: "cosine" (vectors are normalised) or "dot".
+            kept: how the vectors are kept beside codes that lose some of them, for re-ranking, filters and
+                compaction: "fp32" or "int8".
             overwrite: replace an existing index.
+            restart: discard what an interrupted build has left.
+            max_memory: bytes that the process may take in all.
             threads: threads of Faiss; ``None``: all.
             on_error: "stop" raises at the first document that cannot be used, "skip" leaves it out, a
                 callable is called with the `InputError` and the document is left out if it returns.
@@ -141,251 +124,223 @@ class Index:
             InputError: a document cannot be used (not a string, a NUL, a lone surrogate, an id used twice,
                 metadata that is not JSON), or there is none at all.
             IndexExistsError: ``path`` holds an index, or something else.
-            BuildError: the disk is full, the encoder returned NaN, or Faiss cannot build ``factory`` from so
-                few vectors. Nothing of the new index is left.
+            BuildError: the disk is full, the encoder returned NaN, the memory is too little, or Faiss cannot
+                build ``factory`` from so few vectors. The index that was there is not touched.
+            ResumeError: an interrupted build is there, of other documents or with other settings.
+            BlockingIOError: another process is writing to the index; names it.
             ValueError: ``factory`` or ``metric`` is unknown.
             ImportError: Faiss is not installed.
         """
-        from embedkit.readers import Corpus
-
         root = Path(path)
         building.build(
             root,
             documents,
             encoder,
+            mode="build",
             factory=factory,
             metric=metric,
+            kept=kept,
             overwrite=overwrite,
+            restart=restart,
+            max_memory=max_memory,
             threads=threads,
             on_error=on_error,
             progress=progress,
-            # A generator of the caller's may be tied to its thread (a database cursor), these are not.
-            read_ahead=isinstance(documents, (list, tuple, Corpus)),
+            read_ahead=_may_read_ahead(documents),
         )
         return cls.open(root, encoder, threads=threads)
 
-    def __len__(self) -> int:
-        """The number of documents."""
-        return self._manifest.documents
+    @classmethod
+    def merge(cls, path: PathLike, indexes: Sequence[PathLike]) -> Index:
+        """Make a new index at ``path`` of the documents of several, without encoding; opened.
 
-    @property
-    def dimension(self) -> int:
-        """The number of columns of a vector."""
-        return self._manifest.dimension
+        The files are shared with theirs (hard links) or copied. `compact` makes one segment of them.
 
-    @property
-    def encoder(self) -> TextEncoder:
-        """The encoder of queries, loaded on first use (`ModelMismatchError` if the model has changed)."""
-        with self._encoder_lock:
-            if self._encoder is None or isinstance(self._encoder, (str, os.PathLike)):
-                encoder = _load_encoder(self._manifest, self._encoder, self._threads)
-                _check_encoder(self.path, self._manifest, encoder)
-                self._encoder = encoder
-            return self._encoder
+        Raises:
+            ModelMismatchError: they are of different models, dimensions, metrics or precisions.
+            InputError: an id is in two of them.
+            IndexExistsError: ``path`` holds an index, or something else.
+        """
+        change.merge(Path(path), [Path(source) for source in indexes])
+        return cls.open(path)
 
-    def info(self) -> dict[str, Any]:
-        """What the index is: the manifest's fields without the files, ``path``, and ``bytes`` on disk."""
-        manifest = self._manifest
-        entry = manifest.encoder
-        return {
-            "path": str(self.path),
-            "documents": manifest.documents,
-            "dimension": manifest.dimension,
-            "metric": manifest.metric,
-            "factory": manifest.factory,
-            "nlist": manifest.nlist,
-            "nprobe": manifest.nprobe,
-            "model": entry.model,
-            "fingerprint": entry.fingerprint,
-            "precision": entry.precision,
-            "document_prompt": entry.document_prompt,
-            "generation": manifest.generation,
-            "segments": len(manifest.segments),
-            "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
-            "created": manifest.created,
-            "embedkit_version": manifest.embedkit_version,
-        }
+    @classmethod
+    def import_faiss(
+        cls,
+        path: PathLike,
+        file: PathLike,
+        encoder: TextEncoder,
+        documents: Iterable[str | Document] | None = None,
+        *,
+        metric: Metric = "cosine",
+    ) -> Index:
+        """Make a new index at ``path`` of a Faiss file whose vectors ``encoder`` has made; opened.
 
-    def search(
+        Args:
+            path: a new or empty folder.
+            file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' keys.
+            encoder: the model of the vectors.
+            documents: in the order of the vectors, or with the ids of the file as keys; ``None``: without
+                texts.
+            metric: "cosine" if the vectors are normalised, else "dot".
+
+        Raises:
+            InputError: the file cannot be used, or the documents do not fit it.
+        """
+        transfer.import_faiss_file(Path(path), Path(file), encoder, documents, metric=metric)
+        return cls.open(path, encoder)
+
+    def export_faiss(
+        self, file: PathLike, *, max_memory: int = DEFAULT_MAX_MEMORY, progress: Report | None = None
+    ) -> int:
+        """Write the live documents' vectors to ``file``, as Faiss does, and their ids beside it.
+
+        ``file.ids.jsonl`` holds the id of each row, a JSON string a line. Returns the number of rows.
+        """
+        return transfer.export_faiss_file(
+            self.path, Path(file), max_memory=max_memory, threads=self._threads, progress=progress
+        )
+
+    def add(
         self,
-        queries: str | Sequence[str] | npt.NDArray[np.floating[Any]],
-        k: int = 10,
+        documents: Iterable[Document],
+        *,
+        restart: bool = False,
+        max_memory: int = DEFAULT_MAX_MEMORY,
+        on_error: OnError = "stop",
+        progress: Report | None = None,
+    ) -> Written:
+        """Encode ``documents`` and add them; writes as much as they are, whatever the index holds.
+
+        They need keys that are not in the index. Interruption and errors are as for `build`.
+
+        Returns:
+            How many were added.
+
+        Raises:
+            InputError: a document cannot be used, or its id is in the index.
+            ModelMismatchError: the encoder is another model; ``force`` does not change that.
+        """
+        return self._write(
+            "add",
+            documents,
+            restart=restart,
+            max_memory=max_memory,
+            on_error=on_error,
+            progress=progress,
+        )
+
+    def upsert(
+        self,
+        documents: Iterable[Document],
+        *,
+        restart: bool = False,
+        max_memory: int = DEFAULT_MAX_MEMORY,
+        on_error: OnError = "stop",
+        progress: Report | None = None,
+    ) -> Written:
+        """As `add`, but a document replaces the one that has its key; of several the last one stays."""
+        return self._write(
+            "upsert",
+            documents,
+            restart=restart,
+            max_memory=max_memory,
+            on_error=on_error,
+            progress=progress,
+        )
+
+    def delete(
+        self, ids: Iterable[str] | None = None, *, where: str | None = None, missing_ok: bool = False
+    ) -> int:
+        """Delete the documents with ``ids``, or those that fulfil the condition ``where``.
+
+        Returns:
+            How many were deleted.
+
+        Raises:
+            InputError: there is no document with one of ``ids``, unless ``missing_ok``; nothing was deleted.
+            ValueError: the condition is not understood, or not one of the two is given.
+        """
+        count = change.delete(self.path, ids, where, missing_ok=missing_ok)
+        self.refresh()
+        return count
+
+    def compact(
+        self,
+        *,
+        factory: str | None = None,
+        max_memory: int = DEFAULT_MAX_MEMORY,
+        progress: Report | None = None,
+    ) -> bool:
+        """Fold all segments into one, without the deleted documents; nothing is encoded.
+
+        Args:
+            factory: of the Faiss index; ``None``: as the index was built.
+            max_memory: as for `build`.
+            progress: called after each step.
+
+        Returns:
+            Whether there was something to fold.
+        """
+        folded = change.compact(
+            self.path, factory=factory, max_memory=max_memory, threads=self._threads, progress=progress
+        )
+        self.refresh()
+        return folded
+
+    def set_search_defaults(
+        self,
         *,
         nprobe: int | None = None,
-    ) -> list[list[Hit]]:
-        """The ``k`` best documents for each query, best first; fewer where the index holds or finds fewer.
-
-        Args:
-            queries: a text, several texts, or vectors (n, dimension) or (dimension,).
-            k: hits a query.
-            nprobe: inverted lists to visit, 1 to nlist (more is slower and finds more); ``None``: as built.
-
-        Returns:
-            A list of hits for each query, in the order of the queries (one list for a single text).
-
-        Raises:
-            ValueError: ``k`` or ``nprobe`` is out of range, ``nprobe`` is given for an index without lists,
-                or the vectors have the wrong shape or hold NaN or infinity.
-            TypeError: a query is neither text nor vector.
-            IndexDamagedError: a document cannot be read.
-        """
-        scores, rows = self.search_vectors(self._encode_queries(queries), k, nprobe=nprobe)
-        documents = self._open_generation().fetch(rows)
-        return [
-            [
-                Hit(rank, float(score), document.key, document.text, document.metadata)
-                for rank, (score, document) in enumerate(
-                    (
-                        (score, documents[row])
-                        for score, row in zip(line_scores, line, strict=True)
-                        if row >= 0
-                    ),
-                    1,
-                )
-            ]
-            for line_scores, line in zip(scores.tolist(), rows.tolist(), strict=True)
-        ]
-
-    def search_vectors(
-        self, vectors: npt.NDArray[np.floating[Any]], k: int = 10, *, nprobe: int | None = None
-    ) -> tuple[Float32Array, Int64Array]:
-        """Search with vectors, and read no text: the fastest way.
-
-        Args:
-            vectors: (n, dimension) or (dimension,), finite; normalised here when the metric is cosine.
-            k: hits a query.
-            nprobe: as in `search`.
-
-        Returns:
-            Scores (n, min(k, len(self))) float32, best first, and rows of the same shape; row -1 where an
-            inverted file found fewer. `keys` turns rows into ids.
-
-        Raises:
-            ValueError: as in `search`.
-        """
-        generation = self._open_generation()
-        vectors = self._check_vectors(vectors)
-        self._check_limits(k, nprobe)
-        with faiss_threads(self._threads):
-            return generation.search(vectors, min(k, len(self)), nprobe)
-
-    def keys(self, rows: Iterable[int]) -> list[str]:
-        """The ids of ``rows`` (from `search_vectors`); ``IndexError`` for a row that is not there."""
-        generation = self._open_generation()
-        return [generation.key(row) for row in rows]
-
-    def verify(self) -> None:
-        """Hash every file and compare it with the manifest (reads the whole index).
-
-        Raises:
-            IndexDamagedError: names the first file that differs.
-        """
-        for segment in self._open_generation().segments:
-            try:
-                segment.verify()
-            except FileNotFoundError as error:
-                raise IndexDamagedError(
-                    f"{error.filename}: missing; the index was rebuilt or damaged since it was opened"
-                ) from None
-
-    def close(self) -> None:
-        """Close the files. The index cannot be searched afterwards."""
-        if self._generation is not None:
-            self._generation.close()
-            self._generation = None
-
-    def __enter__(self) -> Index:
-        """Return the index itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ef: int | None = None,
+        rescore: int | None = None,
+        tuning: dict[str, Any] | None = None,
     ) -> None:
-        """Close the index."""
-        self.close()
+        """Store in the index what a search takes that does not say otherwise; ``tuning``: how it was chosen."""
+        check_limits(self._open_generation(), 1, nprobe, ef, rescore)
+        change.set_search_defaults(self.path, nprobe=nprobe, ef=ef, rescore=rescore, tuning=tuning)
+        self.refresh()
 
-    def __repr__(self) -> str:
-        """Path, size and kind."""
-        manifest = self._manifest
-        kind = f"{manifest.factory}, {manifest.metric}"
-        return f"Index({str(self.path)!r}, {manifest.documents} documents, {kind})"
+    def verify(self, sample: int = 0) -> dict[str, Any]:
+        """Hash every file, compare ids and counts, and encode ``sample`` documents again.
 
-    def _open_generation(self) -> Generation:
-        if self._generation is None:
-            raise ValueError(f"{self.path}: the index is closed")
-        return self._generation
+        Returns:
+            What was looked at: ``files``, ``documents``, ``encoded`` and the least cosine, ``agreement``.
 
-    def _encode_queries(
-        self, queries: str | Sequence[str] | npt.NDArray[np.floating[Any]]
-    ) -> npt.NDArray[np.floating[Any]]:
-        if isinstance(queries, np.ndarray):
-            return queries
-        texts = [queries] if isinstance(queries, str) else list(queries)
-        for position, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(
-                    f"query {position} is {type(text).__name__}; give texts, or vectors as one NumPy array"
-                )
-        if not texts:
-            return np.empty((0, self.dimension), np.float32)
-        encoded = self.encoder.encode_query(texts, normalize_embeddings=self._manifest.metric == "cosine")
-        return np.asarray(encoded, np.float32)
+        Raises:
+            IndexDamagedError: names the first file or document that does not fit.
+        """
+        generation = self._open_generation()
+        return verify(generation, self.encoder if sample else None, sample)
 
-    def _check_vectors(self, vectors: npt.NDArray[np.floating[Any]]) -> Float32Array:
-        array = np.ascontiguousarray(np.atleast_2d(vectors), np.float32)
-        if array.ndim != 2 or array.shape[1] != self.dimension:
-            raise ValueError(
-                f"query vectors have the shape {np.shape(vectors)}, the index needs (n, {self.dimension})"
-            )
-        if not np.isfinite(array).all():
-            raise ValueError("a query vector holds NaN or infinity")
-        if self._manifest.metric == "cosine":
-            norms = np.linalg.norm(array, axis=1, keepdims=True)
-            array = array / np.maximum(norms, np.finfo(np.float32).tiny)
-        return array
-
-    def _check_limits(self, k: int, nprobe: int | None) -> None:
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
-        nlist = self._manifest.nlist
-        if nprobe is None:
-            return
-        if nlist is None:
-            raise ValueError(
-                f"nprobe does not apply: the index is {self._manifest.factory}, without inverted lists"
-            )
-        if not 1 <= nprobe <= nlist:
-            raise ValueError(f"nprobe must be from 1 to {nlist} (the lists of this index), not {nprobe}")
-
-
-def _load_encoder(
-    manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None
-) -> TextEncoder:
-    """The encoder that the index names, or the one at ``model``, with the numerics of the index."""
-    from embedkit import Encoder
-    from embedkit.folder import BUILTIN
-
-    entry = manifest.encoder
-    if model is None and entry.model != BUILTIN.name:
-        model = entry.model
-    encoder = Encoder(model, precision=entry.precision, threads=threads)
-    if encoder.get_embedding_dimension() > manifest.dimension:
-        encoder.truncate_dim = manifest.dimension
-    return encoder
-
-
-def _check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder) -> None:
-    """Refuse an encoder whose vectors cannot be compared with those of the index."""
-    entry = manifest.encoder
-    if encoder.fingerprint != entry.fingerprint:
-        raise ModelMismatchError(
-            f"{root} was built with {entry.model} (fingerprint {entry.fingerprint}), and the encoder is "
-            f"{encoder.describe()['model']} (fingerprint {encoder.fingerprint}); "
-            "open it with the first, or build it again"
+    def _write(
+        self,
+        mode: building.Mode,
+        documents: Iterable[Document],
+        *,
+        restart: bool,
+        max_memory: int,
+        on_error: OnError,
+        progress: Report | None,
+    ) -> Written:
+        written = building.build(
+            self.path,
+            documents,
+            self.encoder,
+            mode=mode,
+            restart=restart,
+            max_memory=max_memory,
+            threads=self._threads,
+            on_error=on_error,
+            progress=progress,
+            read_ahead=_may_read_ahead(documents),
         )
-    dimension = encoder.get_embedding_dimension()
-    if dimension != manifest.dimension:
-        raise ModelMismatchError(
-            f"{root} holds vectors of {manifest.dimension} dimensions, and the encoder makes {dimension} "
-            "(truncate_dim?); open it with an encoder of the same dimension, or build it again"
-        )
+        self.refresh()
+        return written
+
+
+def _may_read_ahead(documents: Iterable[object]) -> bool:
+    from embedkit.readers import Corpus
+
+    # A generator of the caller's may be tied to its thread (a database cursor), these are not.
+    return isinstance(documents, (list, tuple, Corpus))

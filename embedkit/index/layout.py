@@ -1,31 +1,57 @@
-"""The index folder on disk: where things lie, and how a generation appears as a whole or not at all.
+"""The index folder on disk: where things lie, who may write, and how a generation appears whole or not at all.
 
-A build works in ``segments/.building-…``; when all is written and fsynced, that folder gets its final name,
-then the manifest is written, and last ``CURRENT`` is replaced. Until then a reader sees the former
-generation, or no index.
+```
+INDEX/
+  CURRENT                  name of the live manifest, replaced atomically and last
+  LOCK                     locked by the one writer; holds its process id
+  manifests/000007.json    a generation: its segments and their tombstones, with checksums
+  segments/000007-…/       immutable: vectors.faiss, keys, documents.sqlite, maybe vectors.raw
+  tombstones/….bits        immutable: the deleted rows of one segment, as of one generation
+  build.journal            only while documents are added: what has been encoded (see `journal`)
+  segments/.building/      … and where
+```
+
+A writer works in a folder of a name that no manifest mentions. When all is written and fsynced, that folder
+gets its final name, then the manifest is written, and last ``CURRENT`` is replaced. Until then a reader sees
+the former generation, or no index.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from embedkit.index.errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
-from embedkit.index.manifest import Manifest, manifest_name, read_manifest
+from embedkit.index.manifest import Manifest, TombstonesEntry, read_manifest
 
 CURRENT_FILE = "CURRENT"
+LOCK_FILE = "LOCK"
+JOURNAL_FILE = "build.journal"
 MANIFESTS_FOLDER = "manifests"
 SEGMENTS_FOLDER = "segments"
+TOMBSTONES_FOLDER = "tombstones"
+BUILDING = ".building"
 
-_STAGING_PREFIX = ".building-"
+_WRITING_PREFIX = ".writing-"
 _TEMPORARY_SUFFIX = ".tmp"
 _MANIFEST_NAME = re.compile(r"[0-9]{6,12}\.json")
+_OURS = {
+    CURRENT_FILE,
+    CURRENT_FILE + _TEMPORARY_SUFFIX,
+    LOCK_FILE,
+    JOURNAL_FILE,
+    MANIFESTS_FOLDER,
+    SEGMENTS_FOLDER,
+    TOMBSTONES_FOLDER,
+}
 
 
 def fsync(path: Path) -> None:
@@ -37,7 +63,8 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write ``path`` so that a reader finds the former content or the new one, whole."""
     temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     try:
         with temporary.open("wb") as file:
@@ -88,46 +115,59 @@ def _not_found(root: Path) -> str:
     return f"{root}: not an index (it has no file {CURRENT_FILE})"
 
 
-class BuildArea:
-    """The right to write one index: a locked folder, a staging folder in it, and `publish`.
+class Writer:
+    """The right to write one index, and the steps that make a generation appear.
 
-    As a context manager it leaves nothing behind unless `publish` ran: the staging folder goes, and so does
-    the index folder where this build created it.
+    As a context manager it removes on the way out what it began and did not publish, except a build that its
+    journal can resume; the index folder goes, too, where this writer created it and nothing is left in it.
     """
 
-    def __init__(self, root: Path, *, overwrite: bool) -> None:
-        """Check and lock ``root``, clear what a killed build left there, and make the staging folder.
+    def __init__(self, root: Path, *, create: bool = False) -> None:
+        """Lock ``root``, and remove what a killed writer left there.
+
+        Args:
+            root: the index folder.
+            create: it may be new or empty; else an index must be there.
 
         Raises:
-            IndexExistsError: an index is there and ``overwrite`` is false, or the folder holds other things.
-            BlockingIOError: another process builds there now.
+            IndexNotFoundError: no index is there, and ``create`` is false.
+            IndexExistsError: the folder holds other things.
+            BlockingIOError: another writer is at work; the message names its process.
         """
         self.root = root
-        self._segments = root / SEGMENTS_FOLDER
-        self._created = self._make_root()
-        self._lock = os.open(root, os.O_RDONLY)
-        try:
-            self._take_lock()
-        except BaseException:  # the folders may be those of the build that holds the lock
-            os.close(self._lock)
-            raise
+        self.segments = root / SEGMENTS_FOLDER
+        self.journal = root / JOURNAL_FILE
+        self.building = self.segments / BUILDING
+        if not create:
+            current_name(root)
+        self._created = create and self._make_root()
         try:
             self._refuse_foreign()
-            if (root / CURRENT_FILE).exists() and not overwrite:
-                raise IndexExistsError(
-                    f"{root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
-                )
-            self._segments.mkdir(exist_ok=True)
-            (root / MANIFESTS_FOLDER).mkdir(exist_ok=True)
-            self._remove_leftovers()
+            self._lock = self._take_lock()
+        except BaseException:
+            if self._created:
+                with contextlib.suppress(OSError):
+                    root.rmdir()
+            raise
+        try:
+            for folder in (self.segments, root / MANIFESTS_FOLDER, root / TOMBSTONES_FOLDER):
+                folder.mkdir(exist_ok=True)
+            try:
+                self._remove_leftovers(self.live())
+            except (FileNotFoundError, IndexDamagedError):
+                if not create:  # what is damaged can be replaced, and nothing else
+                    raise
             self.generation = 1 + max((int(path.stem) for path in self._manifests()), default=0)
-            self.segment_name = f"{self.generation:06d}-{secrets.token_hex(4)}"
-            self.staging = self._segments / (_STAGING_PREFIX + self.segment_name)
-            self.staging.mkdir()
         except BaseException:
             self._remove_empty_folders()
             os.close(self._lock)
             raise
+
+    def live(self) -> Manifest | None:
+        """The live generation, ``None`` where none was ever finished."""
+        if not (self.root / CURRENT_FILE).exists():
+            return None
+        return manifest_at(self.root, current_name(self.root))
 
     def _make_root(self) -> bool:
         """Make the index folder; false if it was there before."""
@@ -139,17 +179,30 @@ class BuildArea:
             return False
         return True
 
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"{self.root}: another process is building this index; wait for it, or name another folder"
-            ) from None
+    def _take_lock(self) -> int:
+        path = self.root / LOCK_FILE
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                os.close(descriptor)
+                who = f"process {owner}" if owner.isdigit() else "another process"
+                raise BlockingIOError(
+                    f"{self.root}: {who} is writing to this index; wait for it, or name another folder"
+                ) from None
+            # the writer before may have removed the file between our two calls: then lock the new one
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    break
+            os.close(descriptor)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        return descriptor
 
     def _refuse_foreign(self) -> None:
-        ours = {CURRENT_FILE, MANIFESTS_FOLDER, SEGMENTS_FOLDER, CURRENT_FILE + _TEMPORARY_SUFFIX}
-        foreign = sorted(entry.name for entry in self.root.iterdir() if entry.name not in ours)
+        foreign = sorted(entry.name for entry in self.root.iterdir() if entry.name not in _OURS)
         if foreign:
             raise IndexExistsError(
                 f"{self.root}: the folder holds other things ({', '.join(foreign[:3])}); "
@@ -160,73 +213,104 @@ class BuildArea:
         folder = self.root / MANIFESTS_FOLDER
         return [path for path in folder.iterdir() if _MANIFEST_NAME.fullmatch(path.name)]
 
-    def _remove_leftovers(self, keep: Manifest | None = None) -> None:
-        """Remove staging folders and temporary files; with ``keep``, also every other generation."""
-        if keep is None and not (self.root / CURRENT_FILE).exists():
-            segments = list(
-                self._segments.iterdir()
-            )  # no generation was ever finished: nothing here is in use
-            manifests = self._manifests()
-        elif keep is None:
-            segments = list(self._segments.glob(_STAGING_PREFIX + "*"))
-            manifests = []
-        else:
-            live = {segment.name for segment in keep.segments}
-            segments = [path for path in self._segments.iterdir() if path.name not in live]
-            manifests = [path for path in self._manifests() if path.name != keep.filename]
-        for path in segments:
-            shutil.rmtree(path, ignore_errors=True)
-        for path in (*manifests, *(self.root / MANIFESTS_FOLDER).glob("*" + _TEMPORARY_SUFFIX)):
-            path.unlink(missing_ok=True)
+    def _remove_leftovers(self, live: Manifest | None) -> None:
+        """Remove all that neither ``live`` nor a journal mentions. (Readers keep files open that go.)"""
+        from embedkit.index.journal import segment_of
+
+        segments = set() if live is None else {segment.name for segment in live.segments}
+        if self.journal.exists():
+            segments |= {BUILDING, segment_of(self.journal) or BUILDING}
+        tombstones = set()
+        if live is not None:
+            tombstones = {segment.tombstones.file for segment in live.segments if segment.tombstones}
+        for path in self.segments.iterdir():
+            if path.name not in segments:
+                shutil.rmtree(path, ignore_errors=True)
+        for path in (self.root / TOMBSTONES_FOLDER).iterdir():
+            if path.name not in tombstones:
+                path.unlink(missing_ok=True)
+        for path in (self.root / MANIFESTS_FOLDER).iterdir():
+            if live is None or path.name != live.filename:
+                path.unlink(missing_ok=True)
         (self.root / (CURRENT_FILE + _TEMPORARY_SUFFIX)).unlink(missing_ok=True)
 
-    def publish(self, manifest: Manifest) -> None:
-        """Make the staged segment live, as ``manifest`` describes it, and remove the former generation."""
-        for segment in manifest.segments:
-            for name in segment.files:
-                fsync(self.staging / name)
-        fsync(self.staging)
-        self.staging.rename(self._segments / self.segment_name)
-        fsync(self._segments)
-        _write_atomically(self.root / MANIFESTS_FOLDER / manifest.filename, manifest.to_json())
+    def new_name(self) -> str:
+        """A name for a new segment or tombstones."""
+        return f"{self.generation:06d}-{secrets.token_hex(4)}"
+
+    def stage(self, name: str) -> Path:
+        """A new empty folder, which `publish` turns into the segment ``name``."""
+        path = self.staged(name)
+        path.mkdir()
+        return path
+
+    def staged(self, name: str) -> Path:
+        """The folder that `stage` made for ``name``."""
+        return self.segments / (_WRITING_PREFIX + name)
+
+    def adopt(self, folder: Path, name: str) -> None:
+        """Give the finished segment in ``folder`` its final name (again, after a crash in between)."""
+        if folder.exists():
+            for path in folder.iterdir():
+                fsync(path)
+            fsync(folder)
+            folder.rename(self.segments / name)
+            fsync(self.segments)
+
+    def write_tombstones(self, dead: bytes, deleted: int) -> TombstonesEntry:
+        """Write a bitmap of deleted rows."""
+        name = f"{self.new_name()}.bits"
+        path = self.root / TOMBSTONES_FOLDER / name
+        with path.open("xb") as file:
+            file.write(dead)
+            file.flush()
+            os.fsync(file.fileno())
+        return TombstonesEntry(name, deleted, len(dead), hashlib.sha256(dead).hexdigest())
+
+    def publish(self, manifest: Manifest, folders: Mapping[str, Path] | None = None) -> None:
+        """Make ``manifest`` the live generation; ``folders``: the staged segments by their final names."""
+        for name, folder in (folders or {}).items():
+            self.adopt(folder, name)
+        fsync(self.root / TOMBSTONES_FOLDER)
+        write_atomically(self.root / MANIFESTS_FOLDER / manifest.filename, manifest.to_json())
         fsync(self.root)
-        _write_atomically(self.root / CURRENT_FILE, (manifest.filename + "\n").encode("ascii"))
+        write_atomically(self.root / CURRENT_FILE, (manifest.filename + "\n").encode("ascii"))
         if self._created:
             fsync(self.root.absolute().parent)
-        # Readers of the former generation keep its files open; what cannot be removed now, the next build
-        # removes.
+        # What cannot be removed now, the next writer removes.
         with contextlib.suppress(OSError):
-            self._remove_leftovers(keep=manifest)
+            self._remove_leftovers(manifest)
+        self.generation += 1
 
-    def __enter__(self) -> BuildArea:
-        """Return the area itself."""
+    def __enter__(self) -> Writer:
+        """Return the writer itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Unlock, and remove what was not published."""
+        """Remove what was not published, and unlock."""
         try:
-            if not self._is_published():
-                self._discard()
+            self._discard()
         finally:
             os.close(self._lock)
 
-    def _is_published(self) -> bool:
-        # asks the disk: Ctrl-C may have struck between the switch and any note of it in memory
-        try:
-            return (self.root / CURRENT_FILE).read_text("ascii").strip() == manifest_name(self.generation)
-        except (OSError, UnicodeDecodeError):
-            return False
-
     def _discard(self) -> None:
-        for path in (self.staging, self._segments / self.segment_name):
-            shutil.rmtree(path, ignore_errors=True)
-        (self.root / MANIFESTS_FOLDER / manifest_name(self.generation)).unlink(missing_ok=True)
+        # asks the disk what is live: Ctrl-C may have struck between the switch and any note of it in memory
+        try:
+            live = self.live()
+        except (OSError, RuntimeError):
+            return
+        with contextlib.suppress(OSError):
+            self._remove_leftovers(live)
         self._remove_empty_folders()
 
     def _remove_empty_folders(self) -> None:
-        folders = [self._segments, self.root / MANIFESTS_FOLDER, *([self.root] if self._created else [])]
-        for folder in folders:
+        """Leave nothing of an index that never came to be."""
+        if (self.root / CURRENT_FILE).exists() or self.journal.exists():
+            return
+        (self.root / LOCK_FILE).unlink(missing_ok=True)
+        folders = [self.segments, self.root / MANIFESTS_FOLDER, self.root / TOMBSTONES_FOLDER]
+        for folder in [*folders, *([self.root] if self._created else [])]:
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -5,21 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from embedkit.index.errors import IndexDamagedError
 
 FORMAT = "embedkit-index"
-FORMAT_VERSION = 1
-SEGMENT_FILES = ("vectors.faiss", "keys", "documents.sqlite")
+FORMAT_VERSION = 2
 METRICS = ("cosine", "dot")
+KEYS_FILE = "keys"
+DOCUMENTS_FILE = "documents.sqlite"
+RAW_FILE = "vectors.raw"
 
 Metric = Literal["cosine", "dot"]
+Raw = Literal["none", "fp32", "int8"]
+RAW_KINDS: tuple[Raw, ...] = ("none", "fp32", "int8")
 
-_MAX_BYTES = 16 << 20  # a manifest is a few kilobytes; a hostile one must not fill the memory
+_MAX_BYTES = 64 << 20  # a manifest is a few kilobytes; a hostile one must not fill the memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_PART_NAME = re.compile(r"vectors(-[0-9]{3})?\.faiss")
+_TOMBSTONES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.bits")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _T = TypeVar("_T")
 
@@ -33,12 +39,51 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class PartEntry:
+    """One Faiss index of a segment: its file, the number of its vectors, and its factory string."""
+
+    file: str
+    rows: int  # a multiple of 8 in all parts but the last, so that bitmaps are cut between bytes
+    factory: str
+
+
+@dataclass(frozen=True)
+class TombstonesEntry:
+    """The deleted rows of a segment: a bitmap under ``tombstones/``, bit ``row % 8`` of byte ``row // 8``."""
+
+    file: str
+    deleted: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class SegmentEntry:
-    """One segment: the folder's name under ``segments/``, its number of rows, and its files."""
+    """One segment.
+
+    Attributes:
+        name: of its folder under ``segments/``.
+        rows: documents written, deleted ones counted.
+        parts: its Faiss indexes; the first holds the first rows, and so on.
+        raw: how the vectors themselves are kept in ``vectors.raw``: as float32, as a byte a dimension and a
+            scale a row, or not (where the Faiss index holds them unchanged).
+        keywords: ``documents.sqlite`` has a full-text index.
+        files: the files in the folder.
+        tombstones: which rows are deleted; ``None`` for none.
+    """
 
     name: str
     rows: int
+    parts: tuple[PartEntry, ...]
+    raw: Raw
+    keywords: bool
     files: dict[str, FileEntry]
+    tombstones: TombstonesEntry | None = None
+
+    @property
+    def documents(self) -> int:
+        """Rows that are not deleted."""
+        return self.rows - (self.tombstones.deleted if self.tombstones else 0)
 
 
 @dataclass(frozen=True)
@@ -53,24 +98,40 @@ class EncoderEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One generation of an index, as in ``manifests/000001.json``."""
+    """One generation of an index, as in ``manifests/000001.json``.
+
+    Attributes:
+        created: UTC, ISO 8601.
+        documents: those that are not deleted.
+        factory: what was asked for ("auto" stays "auto"); each part says what it is.
+        kept: how vectors are kept beside codes that lose some of them: "fp32" or "int8".
+        nprobe, ef, rescore: what a search takes that does not say otherwise; ``None``: as Faiss has it.
+        tuning: what the automatic choice of parameters measured, if it was asked for.
+    """
 
     generation: int
-    created: str  # UTC, ISO 8601
+    created: str
     embedkit_version: str
     documents: int
     dimension: int
     metric: Metric
-    factory: str  # what the Faiss index is, with "auto" resolved
-    nlist: int | None  # inverted lists, for an IVF index
-    nprobe: int | None  # lists visited by a search that does not say otherwise, for an IVF index
+    factory: str
+    kept: Raw
     encoder: EncoderEntry
     segments: tuple[SegmentEntry, ...]
+    nprobe: int | None = None
+    ef: int | None = None
+    rescore: int | None = None
+    tuning: dict[str, Any] | None = None
 
     @property
     def filename(self) -> str:
         """The manifest's name under ``manifests/``."""
         return manifest_name(self.generation)
+
+    def with_segments(self, segments: tuple[SegmentEntry, ...]) -> Manifest:
+        """The same index with other segments."""
+        return replace(self, segments=segments, documents=sum(segment.documents for segment in segments))
 
     def to_json(self) -> bytes:
         """The manifest as UTF-8 JSON."""
@@ -95,7 +156,7 @@ def hash_file(path: Path) -> FileEntry:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check the manifest at ``path``.
+    """Read and check the manifest at ``path``; one of version 1 is read as what it means in version 2.
 
     Raises:
         FileNotFoundError: no such file.
@@ -111,12 +172,43 @@ def read_manifest(path: Path) -> Manifest:
         raise _damaged(path, f"not valid JSON ({error})") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _damaged(path, "not the manifest of an embedkit index")
-    if data.get("format_version") != FORMAT_VERSION:
+    version = data.get("format_version")
+    if version not in (1, FORMAT_VERSION) or isinstance(version, bool):
         raise IndexDamagedError(
-            f"{path}: format version {data.get('format_version')!r}, and this embedkit reads version "
+            f"{path}: format version {version!r}, and this embedkit reads versions 1 and "
             f"{FORMAT_VERSION}; open the index with the embedkit that built it, or build it again"
         )
-    return _Parser(path).manifest(data)
+    return _Parser(path).manifest(_from_version_1(data) if version == 1 else data)
+
+
+def segment_from_json(path: Path, data: object) -> SegmentEntry:
+    """The segment that ``asdict`` turned into ``data``; errors name ``path``."""
+    return _Parser(path).segment(data)
+
+
+def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 had one Faiss file a segment, no tombstones, no kept vectors and no full-text index."""
+    segments = data.get("segments")
+    if not isinstance(segments, list):
+        return data
+    more = [
+        {
+            **segment,
+            "parts": [
+                {
+                    "file": "vectors.faiss",
+                    "rows": segment.get("rows"),
+                    "factory": data.get("factory"),
+                }
+            ],
+            "raw": "none",
+            "keywords": False,
+        }
+        if isinstance(segment, dict)
+        else segment
+        for segment in segments
+    ]
+    return {**data, "segments": more, "kept": "fp32"}
 
 
 def _damaged(path: Path, reason: str) -> IndexDamagedError:
@@ -132,7 +224,7 @@ class _Parser:
     def field(self, data: dict[str, Any], name: str, kind: type[_T]) -> _T:
         value = data.get(name)
         # bool is a subclass of int
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise _damaged(self.path, f"field {name!r} is missing or not of type {kind.__name__}")
         return value
 
@@ -144,6 +236,13 @@ class _Parser:
 
     def optional_count(self, data: dict[str, Any], name: str) -> int | None:
         return None if data.get(name) is None else self.count(data, name)
+
+    def raw(self, data: dict[str, Any], name: str) -> Raw:
+        value = self.field(data, name, str)
+        for known in RAW_KINDS:
+            if value == known:
+                return known
+        raise _damaged(self.path, f"field {name!r} is {value!r}, not one of {', '.join(RAW_KINDS)}")
 
     def manifest(self, data: dict[str, Any]) -> Manifest:
         metric = self.field(data, "metric", str)
@@ -157,12 +256,11 @@ class _Parser:
             generation=self.count(data, "generation"),
             created=self.field(data, "created", str),
             embedkit_version=self.field(data, "embedkit_version", str),
-            documents=self.count(data, "documents"),
+            documents=self.count(data, "documents", least=0),
             dimension=self.count(data, "dimension"),
             metric="cosine" if metric == "cosine" else "dot",
             factory=self.field(data, "factory", str),
-            nlist=self.optional_count(data, "nlist"),
-            nprobe=self.optional_count(data, "nprobe"),
+            kept=self.raw(data, "kept"),
             encoder=EncoderEntry(
                 **{
                     name: self.field(encoder, name, str)
@@ -170,8 +268,12 @@ class _Parser:
                 }
             ),
             segments=segments,
+            nprobe=self.optional_count(data, "nprobe"),
+            ef=self.optional_count(data, "ef"),
+            rescore=self.optional_count(data, "rescore"),
+            tuning=None if data.get("tuning") is None else self.field(data, "tuning", dict),
         )
-        if sum(segment.rows for segment in segments) != manifest.documents:
+        if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")
         return manifest
 
@@ -182,12 +284,46 @@ class _Parser:
         # the name becomes part of a path: nothing that could lead out of the index
         if not _NAME.fullmatch(name):
             raise _damaged(self.path, f"segment name {name!r} is not allowed")
+        rows = self.count(data, "rows")
+        raw = self.raw(data, "raw")
+        parts = tuple(self.part(entry) for entry in self.field(data, "parts", list))
+        if sum(part.rows for part in parts) != rows or any(part.rows % 8 for part in parts[:-1]):
+            raise _damaged(self.path, f"the parts of segment {name!r} do not make {rows} rows")
         files = self.field(data, "files", dict)
-        if set(files) != set(SEGMENT_FILES):
-            raise _damaged(self.path, f"segment {name!r} must list exactly {', '.join(SEGMENT_FILES)}")
+        expected = [part.file for part in parts] + [KEYS_FILE, DOCUMENTS_FILE]
+        expected += [RAW_FILE] if raw != "none" else []
+        if set(files) != set(expected) or len(set(expected)) != len(expected):
+            raise _damaged(self.path, f"segment {name!r} must list exactly {', '.join(expected)}")
+        tombstones = data.get("tombstones")
         return SegmentEntry(
-            name, self.count(data, "rows"), {key: self.file(files[key]) for key in SEGMENT_FILES}
+            name,
+            rows,
+            parts,
+            raw,
+            self.field(data, "keywords", bool),
+            {key: self.file(files[key]) for key in expected},
+            None if tombstones is None else self.tombstones(tombstones, rows),
         )
+
+    def part(self, data: object) -> PartEntry:
+        if not isinstance(data, dict):
+            raise _damaged(self.path, "a part is not an object")
+        file = self.field(data, "file", str)
+        if not _PART_NAME.fullmatch(file):
+            raise _damaged(self.path, f"part name {file!r} is not allowed")
+        return PartEntry(file, self.count(data, "rows"), self.field(data, "factory", str))
+
+    def tombstones(self, data: object, rows: int) -> TombstonesEntry:
+        if not isinstance(data, dict):
+            raise _damaged(self.path, "tombstones are not an object")
+        file = self.field(data, "file", str)
+        if not _TOMBSTONES_NAME.fullmatch(file):
+            raise _damaged(self.path, f"tombstones name {file!r} is not allowed")
+        entry = self.file(data)
+        deleted = self.count(data, "deleted")
+        if deleted > rows or entry.size != (rows + 7) // 8:
+            raise _damaged(self.path, f"the tombstones {file!r} do not fit {rows} rows")
+        return TombstonesEntry(file, deleted, entry.size, entry.sha256)
 
     def file(self, data: object) -> FileEntry:
         if not isinstance(data, dict):

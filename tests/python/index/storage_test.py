@@ -1,6 +1,5 @@
 """What lies on disk: killed builds, full disks, damaged and hostile files."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +14,9 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
-from embedkit.index import BuildError, Index, IndexDamagedError, IndexNotFoundError
+from embedkit.index import BuildError, Document, Index, IndexDamagedError, IndexNotFoundError
+from embedkit.index.build import resumable_rows
+from embedkit.index.layout import Writer
 
 TESTS = Path(__file__).parents[1]
 
@@ -49,12 +50,15 @@ def run(code, *arguments, **options):
 
 
 def test_the_folder_is_as_designed(root):
-    assert sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())[:2] == [
-        "CURRENT",
-        "manifests/000001.json",
-    ]
     manifest = json.loads(manifest_path(root).read_bytes())
-    assert (manifest["format"], manifest["format_version"]) == ("embedkit-index", 1)
+    assert (manifest["format"], manifest["format_version"]) == ("embedkit-index", 2)
+    assert sorted(path.name for path in root.iterdir()) == [
+        "CURRENT",
+        "LOCK",
+        "manifests",
+        "segments",
+        "tombstones",
+    ]
     (segment,) = manifest["segments"]
     assert sorted(segment["files"]) == ["documents.sqlite", "keys", "vectors.faiss"]
     with sqlite3.connect(segment_file(root, "documents.sqlite")) as db:
@@ -90,11 +94,11 @@ Index.build(index, [f"new text {n}" for n in range(5000)], encoder, overwrite=ov
     ("event", "number"),
     [
         ("test.encode", 2),
+        ("os.remove", 1),
         ("os.rename", 1),
         ("os.rename", 2),
         ("os.rename", 3),
-        ("os.remove", 1),
-        ("shutil.rmtree", 1),
+        ("os.remove", 9),
     ],
 )
 def test_a_killed_build_leaves_the_old_generation_or_none(tmp_path, encoder, event, number, existing):
@@ -102,30 +106,27 @@ def test_a_killed_build_leaves_the_old_generation_or_none(tmp_path, encoder, eve
     if existing:
         Index.build(root, ["old text"], encoder).close()
     killed = run(KILLED_BUILD, event, number, root, int(existing))
-    if event == "shutil.rmtree" and not existing:
-        assert killed.returncode == 0  # nothing to remove
-    else:
+    switched = (root / "CURRENT").exists() and len(Index.open(root)) == 5000
+    if not switched:
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-    switched = event == "shutil.rmtree"
     if existing or switched:
         with Index.open(root, encoder) as index:
             index.verify()
             assert len(index) == (5000 if switched else 1)
-    elif event == "os.remove":  # the spool goes before anything is published
+    else:
         with pytest.raises(IndexNotFoundError, match="a build of this index did not finish; run it again"):
             Index.open(root)
-    else:
-        with pytest.raises(IndexNotFoundError):
-            Index.open(root)
-    with Index.build(root, ["rebuilt"], encoder, overwrite=existing or switched) as index:
+    options = {"overwrite": existing or switched, "restart": True}
+    with Index.build(root, ["rebuilt"], encoder, **options) as index:
         assert [hit.text for hit in index.search("x")[0]] == ["rebuilt"]
     assert len(list((root / "segments").iterdir())) == 1
     assert len(list((root / "manifests").iterdir())) == 1
+    assert not (root / "build.journal").exists()
 
 
 @pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("limit", [3_000, 20_000, 200_000, 700_000])
-def test_a_full_disk_fails_the_build_and_undoes_it(tmp_path, encoder, limit, existing):
+@pytest.mark.parametrize("limit", [3_000, 20_000, 200_000, 700_000, 900_000])
+def test_a_full_disk_fails_the_build_and_what_is_encoded_stays(tmp_path, encoder, limit, existing):
     root = tmp_path / "index"
     if existing:
         Index.build(root, ["old text"], encoder).close()
@@ -140,23 +141,41 @@ def test_a_full_disk_fails_the_build_and_undoes_it(tmp_path, encoder, limit, exi
         limit,
     )
     assert failed.returncode == 0, failed.stderr
-    assert f"{root}: the build failed and was undone: " in failed.stdout
-    assert root.exists() == existing
+    rows = resumable_rows(root)
+    if rows:
+        assert f"{rows:,} documents are encoded, and the same command goes on from there" in failed.stdout
+    else:
+        assert f"{root}: the build failed and was undone: " in failed.stdout
+        assert root.exists() == existing
     if existing:
-        assert len(list((root / "segments").iterdir())) == 1
         with Index.open(root, encoder) as index:
             index.verify()
+            assert len(index) == 1
+    calls = []
+    encode = encoder.encode_document
+    encoder.encode_document = lambda texts, **options: calls.append(len(texts)) or encode(texts, **options)
+    with Index.build(
+        root, [f"text {n}" for n in range(5000)], encoder, overwrite=True, factory="HNSW16"
+    ) as index:
+        index.verify()
+        assert len(index) == 5000
+    assert sum(calls) == 5000 - rows
 
 
-def test_a_second_build_of_the_same_index_is_refused(root, encoder):
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError, match="another process is building this index"):
-            Index.build(root, ["a"], encoder, overwrite=True)
-    finally:
-        os.close(descriptor)
-    Index.open(root).close()
+def test_a_second_writer_is_refused_with_the_process_of_the_first(root, encoder):
+    before = sorted(root.rglob("*"))
+    with Writer(root), Index.open(root, encoder) as index:
+        for write in (
+            lambda: Index.build(root, ["a"], encoder, overwrite=True),
+            lambda: index.add([Document("a", "a")]),
+            lambda: index.delete(["0"]),
+            index.compact,
+        ):
+            with pytest.raises(
+                BlockingIOError, match=f"process {os.getpid()} is writing to this index; wait"
+            ):
+                write()
+    assert sorted(root.rglob("*")) == before
 
 
 def test_a_reader_finds_a_whole_generation_while_another_process_replaces_it(tmp_path, encoder):
@@ -208,6 +227,9 @@ def edit(root, change):
     path.write_text(json.dumps(manifest))
 
 
+BITS = {"file": "x.bits", "deleted": 3, "size": 1, "sha256": "0" * 64}
+
+
 def set_file(manifest, field, value):
     manifest["segments"][0]["files"]["keys"][field] = value
 
@@ -216,7 +238,20 @@ def set_file(manifest, field, value):
     ("change", "message"),
     [
         (lambda m: m.update(format="other"), "not the manifest of an embedkit index"),
-        (lambda m: m.update(format_version=2), "format version 2, and this embedkit reads version 1; open"),
+        (
+            lambda m: m.update(format_version=3),
+            "format version 3, and this embedkit reads versions 1 and 2; open",
+        ),
+        (lambda m: m.update(format_version=True), "format version True"),
+        (lambda m: m.update(kept="fp64"), "field 'kept' is 'fp64', not one of none, fp32, int8"),
+        (lambda m: m["segments"][0].update(parts=[]), "the parts of segment .* do not make 3 rows"),
+        (lambda m: m["segments"][0].update(parts=[7]), "a part is not an object"),
+        (lambda m: m["segments"][0]["parts"][0].update(file="../vectors.faiss"), "part name '../vec"),
+        (lambda m: m["segments"][0].update(raw="fp32"), "must list exactly"),
+        (lambda m: m["segments"][0].update(tombstones=BITS | {"file": "../../x.bits"}), "tombstones name"),
+        (lambda m: m["segments"][0].update(tombstones=BITS | {"size": 2}), "do not fit 3 rows"),
+        (lambda m: m["segments"][0].update(tombstones=BITS | {"deleted": 4}), "do not fit 3 rows"),
+        (lambda m: m["segments"][0].update(tombstones=BITS | {"deleted": 1}), "do not add up"),
         (lambda m: m.pop("dimension"), "field 'dimension' is missing"),
         (lambda m: m.update(dimension="32"), "field 'dimension' is missing or not of type int"),
         (lambda m: m.update(dimension=True), "field 'dimension'"),
@@ -396,19 +431,29 @@ def test_a_full_disk_at_the_last_bytes_of_the_vectors_keeps_the_old_index(tmp_pa
         size - 5,
     )
     assert (failed.returncode, failed.stderr) == (0, "")
-    assert failed.stdout == f"{root}: the build failed and was undone: File too large\n"
+    assert failed.stdout == (
+        f"{root}: the build failed: File too large; 200 documents are encoded, "
+        "and the same command goes on from there\n"
+    )
     with Index.open(root, encoder) as index:
         index.verify()
 
 
-def test_a_refused_second_build_leaves_the_folders_of_the_first(tmp_path, encoder):
-    (tmp_path / "manifests").mkdir()
-    (tmp_path / "segments").mkdir()
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(BlockingIOError, match=r"^[^[]*: another process is building this index; wait"):
-            Index.build(tmp_path, ["a"], encoder)
-    finally:
-        os.close(descriptor)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifests", "segments"]
+def test_an_index_of_format_version_1_is_read(root, encoder):
+    def downgrade(manifest):
+        for name in ("kept", "ef", "rescore", "tuning"):
+            del manifest[name]
+        manifest.update(format_version=1, factory="Flat", nlist=None, nprobe=None)
+        for segment in manifest["segments"]:
+            for name in ("parts", "raw", "keywords", "tombstones"):
+                del segment[name]
+
+    edit(root, downgrade)
+    with Index.open(root, encoder) as index:
+        index.verify()
+        assert index.search("a dog", k=1)[0][0].text == "a dog"
+        with pytest.raises(ValueError, match="no full-text index.*run embedkit-index compact"):
+            index.search("a dog", hybrid=True)
+        assert index.compact()
+        assert index.search("a dog", k=1, hybrid=True)[0][0].text == "a dog"
+        assert json.loads(manifest_path(root).read_bytes())["format_version"] == 2
