@@ -1,41 +1,47 @@
-"""Reading documents from text, JSON Lines, CSV and TSV files, plain or gzipped, one record at a time.
+"""Reading documents from text, JSON Lines, CSV, TSV and Parquet files, one record at a time.
 
 * ``.txt``: a text a line.
 * ``.jsonl``: a JSON object a line; the field ``text`` is indexed, ``id`` is the key, all others are metadata.
 * ``.csv``: RFC 4180 (quoted fields may hold commas, quotes and line breaks), first row the column names.
 * ``.tsv``: tab-separated, no quoting, first row the column names.
+* ``.parquet``: a column is indexed, ``id`` is the key, all others are metadata.
 
-Everything is UTF-8, with or without a byte order mark; lines end in ``\\n`` or ``\\r\\n``. A document whose
-text is empty or white space is skipped and counted as blank. One without an id gets ``file:line`` as its key.
+All but the last may be packed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
+in ``\\n`` or ``\\r\\n``. A document whose text is empty or white space is skipped and counted as blank. One
+without an id gets ``file:line`` as its key.
 """
 
 from __future__ import annotations
 
-import gzip
+import datetime
+import decimal
 import json
 import os
-import stat
-import sys
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Literal, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from embedkit.index.documents import Document, json_type
 from embedkit.index.errors import InputError
-from embedkit.index.ingest import OnError, reject
+from embedkit.index.ingest import OnError
+from embedkit.sources import FORMATS, STDIN, Format, Source, csv_rows, expand, tsv_rows
 
-Format = Literal["txt", "jsonl", "csv", "tsv"]
+__all__ = ["FORMATS", "Corpus", "Format"]
 
-FORMATS: tuple[Format, ...] = ("txt", "jsonl", "csv", "tsv")
-STDIN = "-"
-MAX_RECORD_BYTES = 64 << 20
-"""A longer line (or quoted CSV record) is malformed: it bounds memory against files that are not text."""
+_VECTORS_AT_ONCE = 4096
 
-_BOM = "\ufeff"
-_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+class _Record(NamedTuple):
+    """A record of an input: its line or row, and what a `Document` takes from it."""
+
+    line: int
+    text: str
+    key: str | None = None
+    metadata: dict[str, Any] | None = None
+    vector: npt.NDArray[np.float32] | None = None
 
 
 class Corpus:
@@ -54,32 +60,46 @@ class Corpus:
         format: Format | None = None,
         text_field: str = "text",
         id_field: str | None = None,
+        vector_field: str | None = None,
+        vectors: str | os.PathLike[str] | None = None,
         on_error: OnError = "stop",
     ) -> None:
         """Check that every input exists and can be read, without reading it.
 
         Args:
-            inputs: paths; ``-`` is standard input.
+            inputs: files, folders (all files of a known type below them) and patterns such as ``*.jsonl``;
+                ``-`` is standard input.
             format: the format of every input; ``None``: by file name, and ``txt`` for standard input.
             text_field: field or column that is indexed.
             id_field: field or column that holds the key, which every record must have; ``None``: ``id`` where
                 there is one.
+            vector_field: field or column of vectors that were computed before (lists of numbers).
+            vectors: a ``.npy`` file of vectors that were computed before, one for each document in order.
             on_error: what to do about a malformed line, as for `embedkit.Index.build`.
 
         Raises:
-            InputError: an input is missing, unreadable, a folder, of unknown format, or given twice.
+            InputError: an input is missing, unreadable, of unknown format, or given twice.
+            ImportError: an input needs pyarrow, which is not installed.
         """
         if not inputs:
             raise InputError("", "no input file is given")
         self.blank = 0
         self._text_field = text_field
         self._id_field = id_field
-        paths = [os.fspath(path) for path in inputs]
+        self._vector_field = vector_field
+        if vectors is not None and (vector_field is not None or on_error != "stop"):
+            raise InputError(
+                os.fspath(vectors),
+                "vectors in a file belong to the documents by their order: no malformed line may be left out, "
+                "and no field may hold vectors, too",
+            )
+        self._vectors = None if vectors is None else _VectorFile(Path(vectors))
+        paths = expand(inputs)
         names = [Path(path).name for path in paths]
         if len(set(names)) < len(names):
             names = paths  # the names go into the keys: tell a/x.txt from b/x.txt
         self._sources = [
-            _Source(path, name, format, on_error) for path, name in zip(paths, names, strict=True)
+            Source(path, name, format, on_error) for path, name in zip(paths, names, strict=True)
         ]
         identities = [path if path == STDIN else os.path.realpath(path) for path in paths]
         for number, identity in enumerate(identities):
@@ -94,34 +114,45 @@ class Corpus:
         Raises:
             InputError: a line is malformed and ``on_error`` says stop; a file is damaged or lacks a column.
         """
-        start = 0
+        start = number = 0
         for source in self._sources:
             with source:
-                for line, text, key, metadata in self._records(source):
+                for line, text, key, metadata, given in self._records(source):
+                    origin = f"{source.path}:{line}"
                     if not text.strip():
+                        if self._vectors is not None:
+                            raise InputError(origin, "the text is blank, and vectors are given by position")
                         self.blank += 1
                         continue
+                    vector = given if self._vectors is None else self._vectors.row(number, origin)
+                    number += 1
                     yield Document(
                         text,
                         f"{source.name}:{line}" if key is None else key,
                         metadata,
-                        f"{source.path}:{line}",
+                        origin,
                         start + source.position(),
+                        vector,
                     )
             start += source.size or 0
+        if self._vectors is not None and number != self._vectors.rows:
+            raise InputError(
+                str(self._vectors.path), f"holds {self._vectors.rows} vectors for {number} documents"
+            )
 
-    def _records(self, source: _Source) -> Iterator[tuple[int, str, str | None, dict[str, Any] | None]]:
-        """Line number, text, key and metadata of each record."""
+    def _records(self, source: Source) -> Iterator[_Record]:
         if source.format == "txt":
             for line, content in source.lines():
                 if content is not None:
-                    yield line, content, None, None
+                    yield _Record(line, content)
         elif source.format == "jsonl":
             yield from self._json_records(source)
+        elif source.format == "parquet":
+            yield from self._parquet_records(source)
         else:
             yield from self._table_records(source)
 
-    def _json_records(self, source: _Source) -> Iterator[tuple[int, str, str | None, dict[str, Any] | None]]:
+    def _json_records(self, source: Source) -> Iterator[_Record]:
         for line, content in source.lines():
             if content is None:
                 continue
@@ -129,11 +160,11 @@ class Corpus:
                 self.blank += 1
                 continue
             try:
-                yield line, *self._json_record(content)
+                yield _Record(line, *self._json_record(content))
             except _MalformedError as error:
                 source.reject(line, str(error))
 
-    def _json_record(self, content: str) -> tuple[str, str | None, dict[str, Any]]:
+    def _json_record(self, content: str) -> tuple[str, str | None, dict[str, Any], Any]:
         try:
             record = json.loads(content, parse_constant=_refuse_constant)
         except json.JSONDecodeError as error:
@@ -144,25 +175,53 @@ class Corpus:
             raise _MalformedError("not usable JSON: nested too deeply") from None
         if not isinstance(record, dict):
             raise _MalformedError(f"the line is {json_type(record)}, not a JSON object")
+        return self._fields(record)
+
+    def _fields(self, record: dict[str, Any]) -> tuple[str, str | None, dict[str, Any], Any]:
+        """Text, key, metadata and vector of a record."""
         if self._text_field not in record:
             raise _MalformedError(f"no field {self._text_field!r} (the fields are: {_listed(record)})")
         text = record.pop(self._text_field)
         if not isinstance(text, str):
             raise _MalformedError(f"the field {self._text_field!r} is {json_type(text)}, not a string")
+        vector = None
+        if self._vector_field is not None:
+            if self._vector_field not in record:
+                raise _MalformedError(f"no field {self._vector_field!r} (the fields are: {_listed(record)})")
+            vector = _vector(self._vector_field, record.pop(self._vector_field))
         id_field = self._id_field or "id"
         if id_field not in record:
             if self._id_field is not None:
                 raise _MalformedError(f"no field {id_field!r} (the fields are: {_listed(record)})")
-            return text, None, record
+            return text, None, record, vector
         key = record.pop(id_field)
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str):
             raise _MalformedError(f"the field {id_field!r} is {json_type(key)}, not a string or an integer")
-        return text, key, record
+        return text, key, record, vector
 
-    def _table_records(self, source: _Source) -> Iterator[tuple[int, str, str | None, dict[str, Any] | None]]:
-        rows = _csv_rows(source) if source.format == "csv" else _tsv_rows(source)
+    def _parquet_records(self, source: Source) -> Iterator[_Record]:
+        for first, columns in source.tables():
+            if first == 1:
+                self._columns(source.path, list(columns))
+            names = list(columns)
+            for line, values in enumerate(zip(*columns.values(), strict=True), first):
+                record = {
+                    name: value if name == self._vector_field else _plain(value)
+                    for name, value in zip(names, values, strict=True)
+                }
+                try:
+                    yield _Record(line, *self._fields(record))
+                except _MalformedError as error:
+                    source.reject(line, str(error))
+
+    def _table_records(self, source: Source) -> Iterator[_Record]:
+        if self._vector_field is not None:
+            raise InputError(
+                source.path, "vectors are read from jsonl and parquet fields, and from .npy files"
+            )
+        rows = csv_rows(source) if source.format == "csv" else tsv_rows(source)
         source.strict = True  # without a header nothing in the file can be read
         header = next(rows, None)
         source.strict = False
@@ -178,14 +237,19 @@ class Corpus:
                 source.reject(line, f"{len(row)} columns where the first row has {len(columns)}")
             else:
                 metadata = {name: row[at] for at, name in others}
-                yield line, row[text_column], None if id_column is None else row[id_column], metadata
+                key = None if id_column is None else row[id_column]
+                yield _Record(line, row[text_column], key, metadata)
 
     def _columns(self, origin: str, columns: list[str]) -> tuple[int, int | None]:
         """Positions of the text and id columns."""
         for name in columns:
             if columns.count(name) > 1:
                 raise InputError(origin, f"two columns are named {name!r}")
-        for wanted, option in ((self._text_field, "--text-field"), (self._id_field, "--id-field")):
+        for wanted, option in (
+            (self._text_field, "--text-field"),
+            (self._id_field, "--id-field"),
+            (self._vector_field, "--vector-field"),
+        ):
             if wanted is not None and wanted not in columns:
                 raise InputError(
                     origin,
@@ -209,174 +273,61 @@ def _listed(names: Any) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "none"
 
 
-class _Source:
-    """One input: opened as a context manager, read as decoded lines."""
-
-    def __init__(self, path: str, name: str, format: Format | None, on_error: OnError) -> None:
-        self.path = "stdin" if path == STDIN else path
-        self.name = "stdin" if path == STDIN else name
-        self.size = None if path == STDIN else _size(path)
-        self.strict = False
-        self._on_error = on_error
-        self._from_stdin = path == STDIN
-        suffixes = [] if path == STDIN else [suffix.lower() for suffix in Path(path).suffixes]
-        self._gzipped = suffixes[-1:] == [".gz"]
-        if self._gzipped:
-            del suffixes[-1]
-        extension = suffixes[-1][1:] if suffixes else ""
-        if format is None and path == STDIN:
-            format = "txt"
-        if format is None and extension not in FORMATS:
-            raise InputError(
-                path,
-                "unknown file type; embedkit reads .txt, .jsonl, .csv and .tsv, each also with .gz "
-                "(for another name, give the format with --format)",
-            )
-        self.format: Format = format or cast(Format, extension)
-        self._files = ExitStack()
-
-    def __enter__(self) -> _Source:
-        try:
-            if self._from_stdin:
-                if sys.stdin is None:
-                    raise InputError(self.path, "there is no standard input")
-                # A reader of our own on the descriptor: a thread blocked in sys.stdin would hang the
-                # interpreter's exit.
-                self._raw: IO[bytes] = self._files.enter_context(
-                    open(sys.stdin.fileno(), "rb", closefd=False)
-                )
-            else:
-                self._raw = self._files.enter_context(open(self.path, "rb"))
-        except OSError as error:
-            raise InputError(self.path, f"cannot be read: {error.strerror or error}") from None
-        self._file = self._raw
-        if self._gzipped:
-            self._file = cast("IO[bytes]", self._files.enter_context(gzip.GzipFile(fileobj=self._raw)))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.close()
-
-    def position(self) -> int:
-        """Bytes read of the file as it lies on disk; 0 where that means nothing."""
-        return 0 if self.size is None else self._raw.tell()
-
-    def reject(self, line: int, reason: str) -> None:
-        error = InputError(f"{self.path}:{line}", reason, skippable=not self.strict)
-        if self.strict:
-            raise error
-        reject(error, self._on_error)
-
-    def lines(self) -> Iterator[tuple[int, str | None]]:
-        """Number and content of each line, without its end; ``None`` for one that was rejected."""
-        number = 0
-        while True:
-            number += 1
-            line = self._readline(number)
-            if not line:
-                return
-            if len(line) > MAX_RECORD_BYTES and not line.endswith(b"\n"):
-                while line and not line.endswith(b"\n"):
-                    line = self._readline(number)
-                self.reject(number, f"the line is longer than {MAX_RECORD_BYTES >> 20} MiB")
-                yield number, None
-                continue
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                hint = "; the file looks like UTF-16: convert it" if line.startswith(_UTF16_BOMS) else ""
-                self.reject(
-                    number, f"not valid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}{hint}"
-                )
-                yield number, None
-                continue
-            text = text.removesuffix("\n").removesuffix("\r")
-            yield number, text.removeprefix(_BOM) if number == 1 else text
-
-    def _readline(self, number: int) -> bytes:
-        try:
-            return self._file.readline(MAX_RECORD_BYTES + 1)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise InputError(f"{self.path}:{number}", f"the gzip data is damaged: {error}") from None
-        except OSError as error:
-            raise InputError(f"{self.path}:{number}", f"cannot be read: {error.strerror or error}") from None
+def _plain(value: Any) -> Any:
+    """A value of a parquet column as JSON has it: times in ISO 8601, bytes in hexadecimal."""
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
 
 
-def _size(path: str) -> int | None:
-    """Bytes of the file at ``path``, ``None`` for a pipe or device; `InputError` if it cannot be read."""
+def _vector(name: str, value: Any) -> npt.NDArray[np.float32]:
     try:
-        status = os.stat(path)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise InputError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if stat.S_ISDIR(status.st_mode):
-        raise InputError(path, "is a folder; name the files in it")
-    if not os.access(path, os.R_OK):
-        raise InputError(path, "cannot be read: Permission denied")
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+        vector = np.asarray(value, np.float32)
+    except (TypeError, ValueError):
+        vector = np.empty((0, 0), np.float32)
+    if vector.ndim != 1:
+        raise _MalformedError(f"the field {name!r} is not a list of numbers")
+    return vector
 
 
-def _tsv_rows(source: _Source) -> Iterator[tuple[int, list[str]]]:
-    for line, content in source.lines():
-        if content is not None:
-            yield line, content.split("\t")
+class _VectorFile:
+    """The rows of a ``.npy`` file, read in blocks."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(str(path), f"cannot be read as .npy: {reason}") from None
+        if array.ndim != 2 or array.dtype.kind != "f" or not array.flags.c_contiguous:
+            raise InputError(
+                str(path), f"holds {array.dtype} {array.shape}; give floats (documents, dimension) in C order"
+            )
+        self.rows, self._width = array.shape
+        self._dtype = array.dtype
+        self._offset = int(cast(Any, array).offset)
+        self._first = 0
+        self._block = np.empty((0, self._width), np.float32)
 
-def _csv_rows(source: _Source) -> Iterator[tuple[int, list[str]]]:
-    """Rows of a CSV file, each with the number of its first line.
-
-    (The standard library's reader refuses fields over a limit that is one setting for the whole process, and
-    does not tell an unclosed quote from the end of the file.)
-    """
-    row: list[str] = []
-    quoted: list[str] | None = None  # parts of a quoted field that is open across lines
-    first = size = 0
-    usable = True
-    for number, line in source.lines():
-        if quoted is None:
-            row, first, size, usable = [], number, 0, True
-        if line is None:
-            usable = False
-            continue
-        size += len(line)
-        if size > MAX_RECORD_BYTES:
-            source.reject(first, f"a quoted field does not close within {MAX_RECORD_BYTES >> 20} MiB")
-            quoted = None
-            continue
-        at = 0
-        while at <= len(line):
-            if quoted is None and line.startswith('"', at):
-                quoted = []
-                at += 1
-            if quoted is None:
-                end = line.find(",", at)
-                end = len(line) if end < 0 else end
-                row.append(line[at:end])
-                at = end + 1
-                continue
-            end = _closing_quote(line, at)
-            if end < 0:
-                quoted.append(line[at:].replace('""', '"') + "\n")
-                break
-            quoted.append(line[at:end].replace('""', '"'))
-            row.append("".join(quoted))
-            quoted = None
-            at = end + 2
-            if line[end + 1 : at] not in ("", ","):
-                source.reject(first, f"text follows a closing quote (column {end + 2} of line {number})")
-                usable = False
-                break
-        if quoted is None and usable:
-            yield first, row
-    if quoted is not None:
-        source.reject(first, "a quoted field that opens in this row never closes")
-
-
-def _closing_quote(line: str, at: int) -> int:
-    """Position of the quote that ends a quoted field (two stand for one), -1 if the line does not end it."""
-    while True:
-        at = line.find('"', at)
-        if at < 0 or line[at + 1 : at + 2] != '"':
-            return at
-        at += 2
+    def row(self, number: int, origin: str) -> npt.NDArray[np.float32]:
+        if number >= self.rows:
+            raise InputError(origin, f"{self.path} holds {self.rows} vectors, none for this document")
+        if not self._first <= number < self._first + len(self._block):
+            count = min(_VECTORS_AT_ONCE, self.rows - number)
+            offset = self._offset + number * self._width * self._dtype.itemsize
+            values = np.fromfile(self.path, self._dtype, count * self._width, offset=offset)
+            self._block = values.reshape(count, self._width).astype(np.float32)
+            self._first = number
+        vector: npt.NDArray[np.float32] = self._block[number - self._first]
+        return vector

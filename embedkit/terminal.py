@@ -115,7 +115,9 @@ class ProgressBar:
         size = shutil.get_terminal_size()  # where a terminal does not tell, tqdm guesses 0
         self._bar = tqdm(
             total=self._total_bytes if by_bytes else progress.total,
-            desc={"encode": "encoding", "train": "training", "add": "indexing"}[progress.stage],
+            desc={"encode": "encoding", "train": "training", "add": "indexing", "copy": "copying"}[
+                progress.stage
+            ],
             unit="B" if by_bytes else " documents",
             unit_scale=by_bytes,
             file=sys.stderr,

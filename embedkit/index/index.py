@@ -210,7 +210,7 @@ class Index(Searcher):
         on_error: OnError = "stop",
         progress: Report | None = None,
     ) -> Written:
-        """Encode ``documents`` and add them; writes as much as they are, whatever the index holds.
+        """Encode ``documents`` and add them: writes as much as they are, whatever the index holds.
 
         They need keys that are not in the index. Interruption and errors are as for `build`.
 

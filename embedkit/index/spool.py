@@ -20,17 +20,20 @@ class SpoolWriter:
     def __init__(self, path: Path, dimension: int, rows: int = 0) -> None:
         """Open ``path`` for (…, dimension) float32; keep its first ``rows`` rows."""
         self.path = path
-        self.rows = rows
-        self._dimension = dimension
+        self._bytes_per_row = 4 * dimension
         self._file = path.open("ab", buffering=0)
-        self._file.truncate(rows * dimension * 4)
+        self._file.truncate(rows * self._bytes_per_row)
+
+    @property
+    def rows(self) -> int:
+        """Whole rows in the file: asked of the disk, since Ctrl-C may strike between a write and a count."""
+        return os.fstat(self._file.fileno()).st_size // self._bytes_per_row
 
     def add(self, vectors: Float32Array) -> None:
         """Append ``vectors``: (n, dimension) float32."""
         view = memoryview(np.ascontiguousarray(vectors, "<f4").tobytes())
         while view:  # an unbuffered write may be short
             view = view[self._file.write(view) :]
-        self.rows += len(vectors)
 
     def sync(self) -> None:
         """Make what was appended survive a power cut."""

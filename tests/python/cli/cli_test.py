@@ -67,7 +67,9 @@ def test_build_reports_what_it_did(corpus, capsys):
     assert main(["build", corpus, "-o", "index"]) == 0
     out, err = capsys.readouterr()
     assert re.fullmatch(
-        r"index: 3 documents in \d+\.\d s \([\d,]+/s\); Flat, 32 dimensions, [\d.]+ kB\n", out
+        r"estimate: 3 documents, 0 s, [\d.]+ k?B on disk \([\d.]+ k?B while building\), [\d.]+ [MG]B of memory\n"
+        r"index: 3 documents in \d+\.\d s \([\d,]+/s\); Flat, 32 dimensions, [\d.]+ kB\n",
+        out,
     )
     assert err == ""
 
@@ -166,7 +168,8 @@ def test_skipped_lines_are_reported_and_counted(capsys):
     ("arguments", "message"),
     [
         (["build", "none.txt", "-o", "new"], "none.txt: cannot be read: No such file or directory"),
-        (["build", ".", "-o", "new"], ".: is a folder; name the files in it"),
+        (["build", "empty", "-o", "new"], "empty: the folder holds no file that embedkit reads"),
+        (["build", "*.none", "-o", "new"], "no file matches the pattern"),
         (["build", "x.pdf", "-o", "new"], "x.pdf: cannot be read|unknown file type"),
         (["build", "empty.txt", "-o", "new"], "no document to index: the input is empty"),
         (["build", "a.txt", "-o", "index"], "index: an index exists there; pass --overwrite"),
@@ -201,6 +204,7 @@ def test_skipped_lines_are_reported_and_counted(capsys):
 def test_wrong_usage_exits_with_2(index, capsys, arguments, message):
     Path("a.txt").write_text("text\n")
     Path("empty.txt").write_text("")
+    Path("empty").mkdir()
     assert main(arguments) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not Path("new").exists()
@@ -304,23 +308,58 @@ def test_a_broken_pipe_is_quiet(index):
     assert process.wait(60) == 0
 
 
+def interrupt(process, ready):
+    deadline = time.monotonic() + 30
+    while not ready():
+        assert time.monotonic() < deadline, "the build did not start"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    assert process.wait(30) == 130
+    assert time.monotonic() - begin < 5
+
+
 def test_ctrl_c_stops_a_build_that_waits_for_input():
     process = start("build", "-", "-o", "index", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         process.stdin.write(b"text\n")
         process.stdin.flush()
-        deadline = time.monotonic() + 30
-        while not list(Path(".").glob("index/segments/.building-*/vectors.f32")):
-            assert time.monotonic() < deadline, "the build did not start"
-        process.send_signal(signal.SIGINT)
-        begin = time.monotonic()
-        assert process.wait(30) == 130
-        assert time.monotonic() - begin < 5
+        interrupt(process, lambda: list(Path(".").glob("index/segments/.building/vectors.f32")))
         assert process.stderr.read() == b"embedkit-index: interrupted: nothing was written to index\n"
         assert not Path("index").exists()
     finally:
         process.kill()
         process.communicate()
+
+
+def test_ctrl_c_leaves_a_build_that_the_same_command_resumes(capsys):
+    lines = b"".join(b"text number %d\n" % number for number in range(2048 * 3))
+    process = start("build", "-", "-o", "index", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process.stdin.write(lines)
+        process.stdin.flush()
+        spool = Path("index/segments/.building/vectors.f32")
+        interrupt(process, lambda: spool.exists() and spool.stat().st_size >= 2048 * 32 * 4)
+        error = process.stderr.read().decode()
+        rows = int(
+            re.search(r"interrupted: ([\d,]+) documents of index are encoded", error)[1].replace(",", "")
+        )
+        assert rows >= 2048
+        assert "the same command goes on from there (with --restart it begins anew)" in error
+    finally:
+        process.kill()
+        process.communicate()
+    other = run("build", "-", "-o", "index", input=b"something else\n")
+    assert (other.returncode, other.stdout) == (
+        1,
+        f"resuming: {rows:,} documents are encoded already\n".encode(),
+    )
+    assert b"stdin:1: the input is not the one that was encoded before the interruption" in other.stderr
+    done = run("build", "-", "-o", "index", input=lines)
+    assert done.returncode == 0, done.stderr
+    assert f"resuming: {rows:,} documents are encoded already" in done.stdout.decode()
+    with Index.open("index") as index:
+        assert len(index) == 2048 * 3
 
 
 def on_terminal(*arguments, columns):

@@ -131,9 +131,7 @@ def test_ctrl_c_while_encoding(tmp_path):
     )
     try:
         deadline = time.monotonic() + 120
-        while not any(
-            path.stat().st_size for path in tmp_path.glob("index/segments/.building-*/vectors.f32")
-        ):
+        while not any(path.stat().st_size for path in tmp_path.glob("index/segments/.building/vectors.f32")):
             assert time.monotonic() < deadline
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -141,8 +139,9 @@ def test_ctrl_c_while_encoding(tmp_path):
         _, error = process.communicate(timeout=60)
         assert time.monotonic() - begin < 3
         assert process.returncode == 130
-        assert error == f"embedkit-index: interrupted: nothing was written to {tmp_path}/index\n"
-        assert not (tmp_path / "index").exists()
+        assert "documents of" in error
+        assert "are encoded; the same command goes on from there" in error
+        assert not (tmp_path / "index" / "CURRENT").exists()
     finally:
         process.kill()
 

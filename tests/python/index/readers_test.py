@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from embedkit import readers
+from embedkit import sources
 from embedkit.index import Index, InputError
 from embedkit.readers import Corpus
 
@@ -213,7 +213,7 @@ def test_an_unclosed_quote_names_its_row(tmp_path):
 
 @pytest.mark.parametrize("format", ["txt", "csv"])
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch, format):
-    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 1000)
     path = write(tmp_path, f"x.{format}", "text\n" + "x" * 5000 + "\nlast\n")
     with pytest.raises(InputError, match=f"{path}:2: the line is longer than"):
         read(path)
@@ -221,7 +221,7 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch, format):
 
 
 def test_a_quoted_record_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 1000)
     path = write(tmp_path, "x.csv", 'text\n"' + "x\n" * 1500 + "last\n")
     with pytest.raises(InputError, match=f"{path}:2: a quoted field does not close within"):
         read(path)
@@ -274,7 +274,7 @@ def test_unusable_inputs_are_named_before_anything_is_read(tmp_path):
     text = write(tmp_path, "a.txt", "x")
     with pytest.raises(InputError, match=r"none.txt: cannot be read: No such file"):
         Corpus([text, tmp_path / "none.txt"])
-    with pytest.raises(InputError, match="is a folder; name the files in it"):
+    with pytest.raises(InputError, match="the folder holds no file that embedkit reads"):
         Corpus([tmp_path])
     with pytest.raises(
         InputError, match=r"a.pdf: unknown file type; embedkit reads .txt, .jsonl, .csv and .tsv"

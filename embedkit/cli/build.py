@@ -1,0 +1,284 @@
+"""``embedkit-index build``, ``add`` and ``upsert``: encode documents and write them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedkit.cli.common import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    add_max_memory,
+    add_threads,
+    complain,
+    duration,
+    load_encoder,
+    load_index_encoder,
+    plural,
+    show,
+    size,
+)
+from embedkit.index import BuildError, Index, IndexExistsError, InputError, ModelMismatchError
+from embedkit.index.build import resumable_rows
+from embedkit.index.estimate import Estimate, estimate
+from embedkit.index.faiss_index import import_faiss
+from embedkit.index.manifest import METRICS
+from embedkit.readers import FORMATS, Corpus
+from embedkit.terminal import ProgressBar, printable
+
+if TYPE_CHECKING:
+    from embedkit.index import TextEncoder
+    from embedkit.index.ingest import OnError
+
+_REPORTED_LINES = 20  # malformed lines shown one by one; further ones are only counted
+_SAMPLE = 2000
+
+_BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents stream, so a
+corpus may be larger than memory. Blank texts are skipped and counted. The index appears when it is complete, or
+not at all; a build that was stopped goes on where it was when the same command is given again."""
+_ADD_DESCRIPTION = """Encode the texts of all inputs and add them to an index, in the time and space that they
+take, whatever is there. Resumes as build does."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser."""
+    build = commands.add_parser(
+        "build", help="encode texts and write an index", description=_BUILD_DESCRIPTION
+    )
+    build.set_defaults(run=_build, more="inputs")
+    _add_inputs(build)
+    build.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
+    build.add_argument("--overwrite", action="store_true", help="replace the index that is there")
+    build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
+    build.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
+    build.add_argument(
+        "--factory",
+        default="auto",
+        help="Faiss index: Flat, IVF1024,Flat, …; auto (default) is Flat below 20,000 documents, else IVF",
+    )
+    build.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
+    build.add_argument(
+        "--keep",
+        choices=("fp32", "int8"),
+        default="fp32",
+        help="how vectors are kept beside quantised codes, to re-rank, filter and compact (default: fp32)",
+    )
+    for name, text in (
+        ("add", "encode texts and add them to an index"),
+        ("upsert", "add texts, or replace those that have the same ids"),
+    ):
+        command = commands.add_parser(name, help=text, description=_ADD_DESCRIPTION)
+        command.set_defaults(run=_add, more="inputs", change=name)
+        command.add_argument("index", metavar="INDEX", help="index folder")
+        _add_inputs(command)
+        command.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
+
+
+def _add_inputs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help=".txt, .jsonl, .csv or .tsv, also with .gz or .zst; .parquet; a folder or a pattern of such files; "
+        "- is standard input",
+    )
+    command.add_argument(
+        "--format", choices=FORMATS, help="format of every input (default: by name; txt for -)"
+    )
+    command.add_argument("--text-field", default="text", metavar="F", help="field or column to index (text)")
+    command.add_argument(
+        "--id-field",
+        metavar="F",
+        help="field or column of ids (default: id where there is one, else file:line)",
+    )
+    command.add_argument(
+        "--vector-field", metavar="F", help="field or column of vectors that were computed before"
+    )
+    command.add_argument(
+        "--vectors", metavar="FILE.npy", help="vectors that were computed before, one for each document"
+    )
+    command.add_argument(
+        "--on-error", choices=("stop", "skip"), default="stop", help="at a malformed line (default: stop)"
+    )
+    command.add_argument(
+        "--restart", action="store_true", help="discard what an interrupted command has encoded"
+    )
+    add_max_memory(command)
+    add_threads(command)
+
+
+class _Input:
+    """The documents that the options name, and what became of the malformed ones."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.skipped = 0
+        self.on_error: OnError = self._skip if arguments.on_error == "skip" else "stop"
+        self._arguments = arguments
+        self.corpus = self._corpus(self.on_error)
+
+    def _corpus(self, on_error: OnError) -> Corpus:
+        arguments = self._arguments
+        return Corpus(
+            arguments.inputs,
+            format=arguments.format,
+            text_field=arguments.text_field,
+            id_field=arguments.id_field,
+            vector_field=arguments.vector_field,
+            vectors=arguments.vectors,
+            on_error=on_error,
+        )
+
+    def _skip(self, error: InputError) -> None:
+        self.skipped += 1
+        if self.skipped <= _REPORTED_LINES:
+            complain(f"skipped: {error}")
+        if self.skipped == _REPORTED_LINES:
+            complain("further malformed lines are only counted")
+
+    def estimate(self, encoder: TextEncoder, factory: str, max_memory: int) -> Estimate | None:
+        """What the documents will take, from the first ones; ``None`` for what can be read only once."""
+        total = self.corpus.total_bytes
+        if not total:
+            return None
+        corpus = self._corpus("skip" if self.on_error != "stop" else "stop")
+        try:
+            sample = list(islice(corpus, _SAMPLE))
+        except InputError:  # the build says it, and keeps what comes before
+            return None
+        if not sample:
+            return None
+        documents = len(sample)
+        if documents == _SAMPLE:
+            documents = max(documents, round(documents * total / max(1, sample[-1].position)))
+        return estimate(sample, documents, encoder, factory=factory, max_memory=max_memory)
+
+    def left_out(self) -> str:
+        """What was skipped, for the last line."""
+        counts = ((self.corpus.blank, "blank text"), (self.skipped, "malformed line"))
+        return "".join(f", {plural(count, what)} skipped" for count, what in counts if count)
+
+
+def _announce(expected: Estimate | None, path: str) -> None:
+    if expected is None:
+        return
+    show(
+        f"estimate: {plural(expected.documents, 'document')}, {duration(expected.seconds)}, "
+        f"{size(expected.disk)} on disk ({size(expected.disk_while_building)} while building), "
+        f"{size(expected.memory)} of memory"
+    )
+    folder = Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < expected.disk_while_building:
+        complain(f"warning: {folder} has {size(free)} free, which may not be enough")
+
+
+def _run(path: str, work: Callable[[], None]) -> None:
+    """Do ``work``, and say of whatever stops it what is left."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        raise CommandError(EXIT_INTERRUPTED, f"interrupted: {_what_is_left(path)}") from None
+    except InputError as error:
+        hint = "" if not error.skippable else " (--on-error skip leaves malformed lines out)"
+        raise CommandError(EXIT_USAGE, f"{error}{hint}; {_what_is_left(path)}") from None
+    except (ModelMismatchError, IndexExistsError, BuildError):
+        raise
+    except ValueError as error:  # the factory
+        raise CommandError(EXIT_USAGE, str(error)) from None
+
+
+def _what_is_left(path: str) -> str:
+    rows = resumable_rows(Path(path))
+    if rows == 0:
+        return f"nothing was written to {path}"
+    return (
+        f"{plural(rows, 'document')} of {path} are encoded; the same command goes on from there "
+        "(with --restart it begins anew)"
+    )
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    source = _Input(arguments)
+    path = arguments.output
+    resumed = 0 if arguments.restart else resumable_rows(Path(path))
+    if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
+        raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
+    import_faiss()  # before the model is loaded: what is missing should be said at once
+    encoder = load_encoder(arguments.model, arguments.precision, arguments.threads)
+    begin = time.perf_counter()
+
+    def work() -> None:
+        _announce(source.estimate(encoder, arguments.factory, arguments.max_memory), path)
+        _say_resumed(resumed)
+        with (
+            ProgressBar(source.corpus.total_bytes) as bar,
+            Index.build(
+                path,
+                source.corpus,
+                encoder,
+                factory=arguments.factory,
+                metric=arguments.metric,
+                kept=arguments.keep,
+                overwrite=arguments.overwrite,
+                restart=arguments.restart,
+                max_memory=arguments.max_memory,
+                threads=arguments.threads,
+                on_error=source.on_error,
+                progress=bar.update,
+            ) as index,
+        ):
+            info = index.info()
+        seconds = time.perf_counter() - begin
+        show(
+            f"{printable(path)}: {plural(info['documents'], 'document')} in {seconds:.1f} s "
+            f"({(info['documents'] - resumed) / seconds:,.0f}/s){source.left_out()}; "
+            f"{info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
+        )
+
+    _run(path, work)
+    return EXIT_OK
+
+
+def _say_resumed(rows: int) -> None:
+    if rows:
+        show(f"resuming: {plural(rows, 'document')} are encoded already")
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    source = _Input(arguments)
+    path = arguments.index
+    begin = time.perf_counter()
+
+    def work() -> None:
+        with Index.open(path, arguments.model, threads=arguments.threads) as index:
+            load_index_encoder(index)
+            expected = source.estimate(index.encoder, index.generation.manifest.factory, arguments.max_memory)
+            _announce(expected, path)
+            _say_resumed(0 if arguments.restart else resumable_rows(Path(path)))
+            write = index.add if arguments.change == "add" else index.upsert
+            with ProgressBar(source.corpus.total_bytes) as bar:
+                written = write(
+                    source.corpus,
+                    restart=arguments.restart,
+                    max_memory=arguments.max_memory,
+                    on_error=source.on_error,
+                    progress=bar.update,
+                )
+            replaced = f", {written.replaced:,} of them in place of former ones" if written.replaced else ""
+            show(
+                f"{printable(path)}: {plural(written.documents, 'document')} added{replaced} in "
+                f"{time.perf_counter() - begin:.1f} s{source.left_out()}; {len(index):,} in all"
+            )
+
+    _run(path, work)
+    return EXIT_OK

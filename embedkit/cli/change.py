@@ -1,0 +1,211 @@
+"""``embedkit-index delete``, ``compact``, ``merge``, ``verify``, ``info``, ``import`` and ``export``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from embedkit.arguments import check_positive
+from embedkit.cli.common import (
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    add_max_memory,
+    add_threads,
+    integer,
+    load_encoder,
+    load_index_encoder,
+    plural,
+    print_json,
+    show,
+    size,
+)
+from embedkit.index import Index, InputError, ModelMismatchError
+from embedkit.index.manifest import METRICS
+from embedkit.readers import Corpus
+from embedkit.terminal import ProgressBar, printable
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser."""
+    delete = commands.add_parser("delete", help="delete documents by their ids, or by a condition")
+    delete.set_defaults(run=_delete, more="ids")
+    _add_index(delete)
+    delete.add_argument("ids", nargs="*", metavar="ID", help="a document's id")
+    delete.add_argument("--ids-file", metavar="FILE", help="an id a line; - is standard input")
+    delete.add_argument("--where", metavar="CONDITION", help="such as \"lang = 'en' and year < 2010\"")
+    delete.add_argument("--missing-ok", action="store_true", help="an id that is not there is no error")
+
+    compact = commands.add_parser(
+        "compact", help="fold what was added and deleted into one segment; nothing is encoded"
+    )
+    compact.set_defaults(run=_compact)
+    _add_index(compact)
+    compact.add_argument("--factory", help="Faiss index to make of it (default: as it was built)")
+    add_max_memory(compact)
+    add_threads(compact)
+
+    verify = commands.add_parser(
+        "verify",
+        help="compare all files with their checksums, ids and counts, and some vectors with the model",
+    )
+    verify.set_defaults(run=_verify)
+    _add_index(verify)
+    verify.add_argument(
+        "--sample",
+        type=integer(partial(check_positive, "sample")),
+        default=32,
+        metavar="N",
+        help="documents to encode again (default: 32)",
+    )
+    verify.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
+
+    merge = commands.add_parser("merge", help="make one index of several of the same model")
+    merge.set_defaults(run=_merge, more="indexes")
+    merge.add_argument("indexes", nargs="+", metavar="INDEX", help="index folders")
+    merge.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
+
+    info = commands.add_parser("info", help="say what an index holds")
+    info.set_defaults(run=_info)
+    _add_index(info)
+    info.add_argument("--json", action="store_true", help="print a JSON object")
+    info.add_argument("--verify", action="store_true", help="compare every file with its checksum first")
+
+    take = commands.add_parser("import", help="make an index of a Faiss file")
+    take.set_defaults(run=_import, more="documents")
+    take.add_argument("file", metavar="FILE.faiss", help="a Faiss index of inner products")
+    take.add_argument(
+        "documents", nargs="*", metavar="INPUT", help="texts in the order of the vectors, or with their ids"
+    )
+    take.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
+    take.add_argument("--model", metavar="M", help="the model of the vectors (default: the built-in model)")
+    take.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
+    take.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
+    take.add_argument("--text-field", default="text", metavar="F", help="field or column of the texts (text)")
+    take.add_argument("--id-field", metavar="F", help="field or column of ids")
+
+    export = commands.add_parser("export", help="write the vectors as a Faiss file, and their ids beside it")
+    export.set_defaults(run=_export)
+    _add_index(export)
+    export.add_argument("file", metavar="FILE.faiss", help="file to write")
+    add_max_memory(export)
+    add_threads(export)
+
+
+def _add_index(command: argparse.ArgumentParser) -> None:
+    command.add_argument("index", metavar="INDEX", help="index folder")
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    given = [bool(arguments.ids), arguments.ids_file is not None, arguments.where is not None]
+    if sum(given) != 1:
+        raise CommandError(EXIT_USAGE, "say which documents: ids, --ids-file or --where, one of them")
+    with Index.open(arguments.index) as index:
+        ids = _lines(arguments.ids_file) if arguments.ids_file is not None else arguments.ids
+        try:
+            count = index.delete(
+                None if arguments.where is not None else ids,
+                where=arguments.where,
+                missing_ok=arguments.missing_ok,
+            )
+        except InputError:
+            raise
+        except ValueError as error:  # the condition
+            raise CommandError(EXIT_USAGE, str(error)) from None
+        show(f"{printable(arguments.index)}: {plural(count, 'document')} deleted; {len(index):,} in all")
+    return EXIT_OK
+
+
+def _lines(path: str) -> Iterator[str]:
+    for document in Corpus([path], format="txt"):
+        yield document.text
+
+
+def _compact(arguments: argparse.Namespace) -> int:
+    with Index.open(arguments.index, threads=arguments.threads) as index, ProgressBar(None) as bar:
+        before = index.info()
+        try:
+            folded = index.compact(
+                factory=arguments.factory, max_memory=arguments.max_memory, progress=bar.update
+            )
+        except ValueError as error:  # the factory
+            raise CommandError(EXIT_USAGE, str(error)) from None
+        after = index.info()
+    if not folded:
+        show(f"{printable(arguments.index)}: nothing to fold")
+    else:
+        show(
+            f"{printable(arguments.index)}: {plural(before['segments'], 'segment')} and "
+            f"{plural(before['deleted'], 'deleted document')} folded into one of "
+            f"{plural(after['documents'], 'document')}; {after['factory']}, {size(after['bytes'])}"
+        )
+    return EXIT_OK
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    with Index.open(arguments.index, arguments.model) as index:
+        load_index_encoder(index)
+        found = index.verify(arguments.sample)
+    agreement = (
+        f"; {found['encoded']} encoded again, cosine ≥ {found['agreement']:.4f}" if "encoded" in found else ""
+    )
+    show(
+        f"{printable(arguments.index)}: {plural(found['files'], 'file')} and "
+        f"{plural(found['documents'], 'document')} are as they should be{agreement}"
+    )
+    return EXIT_OK
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    try:
+        with Index.merge(arguments.output, arguments.indexes) as index:
+            info = index.info()
+    except (InputError, ModelMismatchError):
+        raise
+    except ValueError as error:
+        raise CommandError(EXIT_USAGE, str(error)) from None
+    show(
+        f"{printable(arguments.output)}: {plural(info['documents'], 'document')} in "
+        f"{plural(info['segments'], 'segment')}; 'embedkit-index compact' folds them"
+    )
+    return EXIT_OK
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    with Index.open(arguments.index) as index:
+        info = index.info()
+        if arguments.verify:
+            index.verify()
+            info["verified"] = True
+    if arguments.json:
+        print_json(info, indent=2)
+        return EXIT_OK
+    info["bytes"] = f"{info['bytes']} ({size(info['bytes'])})"
+    width = max(map(len, info))
+    for name, value in info.items():
+        if value is not None and value != "":
+            show(f"{name:<{width}}  {printable(str(value))}")
+    return EXIT_OK
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    documents = None
+    if arguments.documents:
+        documents = Corpus(arguments.documents, text_field=arguments.text_field, id_field=arguments.id_field)
+    encoder = load_encoder(arguments.model, arguments.precision, None)
+    with Index.import_faiss(
+        arguments.output, arguments.file, encoder, documents, metric=arguments.metric
+    ) as index:
+        show(f"{printable(arguments.output)}: {plural(len(index), 'document')} imported")
+    return EXIT_OK
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    with Index.open(arguments.index, threads=arguments.threads) as index, ProgressBar(None) as bar:
+        rows = index.export_faiss(arguments.file, max_memory=arguments.max_memory, progress=bar.update)
+    show(
+        f"{printable(arguments.file)}: {plural(rows, 'vector')}; ids in {printable(arguments.file)}.ids.jsonl"
+    )
+    return EXIT_OK

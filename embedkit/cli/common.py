@@ -1,0 +1,140 @@
+"""What the commands share: exit codes, messages, options and numbers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from embedkit.arguments import check_threads
+from embedkit.index import Index, ModelMismatchError
+from embedkit.terminal import printable
+
+if TYPE_CHECKING:
+    from embedkit import Encoder
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?|[kmg]i)b?", re.IGNORECASE)
+
+
+class CommandError(Exception):
+    """Ends the command with a message and an exit code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        """``code``: of the process; ``message``: for stderr."""
+        super().__init__(message)
+        self.code = code
+
+
+def integer(check: Callable[[Any], int]) -> Callable[[str], int]:
+    """A type for argparse: an integer that ``check`` accepts."""
+
+    def parse(text: str) -> int:
+        value: int | str = text
+        with contextlib.suppress(ValueError):  # then the check says what is wrong with the text
+            value = int(text)
+        try:
+            return check(value)
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def byte_size(text: str) -> int:
+    """A type for argparse: ``2GB``, ``512MiB``, or bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give one such as 2GB, 512MB or 1.5GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def add_threads(command: argparse.ArgumentParser) -> None:
+    """Add ``--threads``."""
+    command.add_argument(
+        "--threads", type=integer(check_threads), metavar="N", help="threads (default: all processors)"
+    )
+
+
+def add_max_memory(command: argparse.ArgumentParser) -> None:
+    """Add ``--max-memory``."""
+    command.add_argument(
+        "--max-memory",
+        type=byte_size,
+        default=2 << 30,
+        metavar="SIZE",
+        help="memory that the process may take, such as 512MB (default: 2GiB)",
+    )
+
+
+def load_encoder(model: str | None, precision: str, threads: int | None) -> Encoder:
+    """The encoder that the options name."""
+    from embedkit import Encoder
+
+    try:
+        return Encoder(model, precision=precision, threads=threads)
+    except (ValueError, FileNotFoundError) as error:
+        raise CommandError(EXIT_USAGE, f"the model cannot be loaded: {error}") from error
+
+
+def load_index_encoder(index: Index) -> None:
+    """Load the model that an index names, now rather than in the middle of the work."""
+    try:
+        index.encoder  # noqa: B018 (loads the model)
+    except (ValueError, FileNotFoundError) as error:
+        if isinstance(error, ModelMismatchError):
+            raise
+        hint = "; if it was moved, say where with --model" if isinstance(error, FileNotFoundError) else ""
+        raise CommandError(EXIT_FAILED, f"the index' model cannot be loaded: {error}{hint}") from error
+
+
+def show(line: str) -> None:
+    """Print ``line``, with ? for what stdout's encoding lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "replace").decode(encoding))
+
+
+def complain(message: str) -> None:
+    """Print ``message`` to stderr."""
+    # Ids, paths and JSON excerpts in messages come from files: none of it may steer the terminal.
+    text = printable(message)
+    with contextlib.suppress(OSError):
+        print(f"embedkit-index: {text}", file=sys.stderr)
+
+
+def print_json(value: dict[str, Any], indent: int | None = None) -> None:
+    """Print ``value`` as JSON."""
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    text = json.dumps(value, ensure_ascii=not utf8, indent=indent)
+    # JSON leaves DEL and the C1 controls as they are, and some terminals obey them
+    print(re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def size(value: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def plural(count: int, what: str) -> str:
+    """``count`` and ``what``, in the plural unless it is one."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,94 @@
+"""``embedkit-index``: from the arguments to a command, and from what happens to an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from embedkit import __version__
+from embedkit.cli import build, change, query
+from embedkit.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, complain
+from embedkit.index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
+
+_EPILOG = """\
+examples:
+  embedkit-index build articles.jsonl notes.txt.gz -o my-index
+  embedkit-index query my-index "how do I reset my password?" -k 3 --where "lang = 'en'"
+  embedkit-index upsert my-index changed.jsonl
+  embedkit-index delete my-index --where "year < 2010"
+  zcat big.jsonl.gz | embedkit-index build - --format jsonl --on-error skip -o my-index
+
+exit codes:
+  0  done
+  1  failed while running: disk full, damaged index, another model, another writer, …
+  2  wrong usage or input: no such file, a malformed line, an index that exists, …
+  130  stopped by Ctrl-C
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``embedkit-index`` with ``argv`` (default: the process' arguments) and return its exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    try:
+        arguments = _parse(argv)
+    except SystemExit as stop:  # argparse has printed help or what is wrong
+        return int(stop.code or 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
+            code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. The interpreter flushes stdout once more when it exits.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return EXIT_INTERRUPTED
+    except CommandError as error:
+        complain(str(error))
+        return error.code
+    except (InputError, IndexExistsError, IndexNotFoundError) as error:
+        complain(str(error))
+        return EXIT_USAGE
+    except MemoryError as error:
+        complain(f"out of memory: {error}".removesuffix(": "))
+        return EXIT_FAILED
+    except (ModelMismatchError, ImportError, OSError, RuntimeError, TypeError) as error:
+        complain(str(error))  # BuildError and IndexDamagedError are RuntimeErrors
+        return EXIT_FAILED
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse ends a list of positionals at the first option; what comes after it belongs to the list too.
+    more = getattr(arguments, "more", None)
+    if rest and (more is None or any(word.startswith("-") and word != "-" for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if more is not None:
+        getattr(arguments, more).extend(rest)
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="embedkit-index",
+        description="Build an index of texts, and find the ones that mean the same as a query.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"embedkit-index {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    build.add_commands(commands)
+    query.add_commands(commands)
+    change.add_commands(commands)
+    return parser
