@@ -105,13 +105,16 @@ def inverted_lists(index: Any) -> int | None:
     return None if ivf is None else int(ivf.nlist)
 
 
-def search_parameters(index: Any, *, nprobe: int | None, ef: int | None, selector: Any = None) -> Any:
+def search_parameters(
+    index: Any, *, nprobe: int | None, ef: int | None, rescore: int | None, selector: Any = None
+) -> Any:
     """Parameters of one search (setting the index' own would not be thread-safe); ``None``: as built.
 
     Args:
         index: what is searched.
         nprobe: lists to visit, bounded by those there are; ignored where there are none.
         ef: candidates that HNSW keeps; ignored elsewhere.
+        rescore: how many times k candidates an index with a refinement compares again, if more than one.
         selector: a Faiss IDSelector over rows.
 
     Raises:
@@ -120,15 +123,19 @@ def search_parameters(index: Any, *, nprobe: int | None, ef: int | None, selecto
     faiss = import_faiss()
     given: dict[str, Any] = {} if selector is None else {"sel": selector}
     if isinstance(index, faiss.IndexPreTransform):
-        inner = search_parameters(faiss.downcast_index(index.index), nprobe=nprobe, ef=ef, selector=selector)
+        inner = search_parameters(
+            faiss.downcast_index(index.index), nprobe=nprobe, ef=ef, rescore=rescore, selector=selector
+        )
         return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
     if isinstance(index, faiss.IndexRefine):
         inner = search_parameters(
-            faiss.downcast_index(index.base_index), nprobe=nprobe, ef=ef, selector=selector
+            faiss.downcast_index(index.base_index), nprobe=nprobe, ef=ef, rescore=None, selector=selector
         )
-        if inner is None:
+        more = rescore is not None and rescore > 1
+        if inner is None and not more:
             return None
-        return faiss.IndexRefineSearchParameters(k_factor=index.k_factor, base_index_params=inner)
+        factor = rescore if more else index.k_factor
+        return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
     if isinstance(index, faiss.IndexHNSW):
         if ef is None and selector is None:
             return None

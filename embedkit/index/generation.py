@@ -43,7 +43,8 @@ class Generation:
         # others, the hits of the first are scored again.
         self._mixed = len({segment.exact for segment in segments}) > 1
         only = segments[0] if len(segments) == 1 else None
-        self._only = only if only is not None and only.dead is None and len(only.parts) == 1 else None
+        whole = only is not None and only.dead is None and len(only.parts) == 1
+        self._only = only if whole else None
 
     @property
     def rows(self) -> int:
@@ -83,7 +84,7 @@ class Generation:
     ) -> tuple[Float32Array, Int64Array]:
         """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where none is."""
         only = self._only
-        if only is not None and chosen is None and effort.rescore is None:
+        if only is not None and chosen is None and (effort.rescore is None or only.exact):
             return only.parts[0].search(vectors, k, None, effort, _no_exact)
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)

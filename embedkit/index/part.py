@@ -81,7 +81,7 @@ class Part:
         self.ef: int | None = _ef_of(self.index)
         self._takes_selectors = True
         self._device_lock: threading.Lock | None = None
-        self._parameters: dict[tuple[int | None, int | None], Any] = {}
+        self._parameters: dict[tuple[int | None, int | None, int | None], Any] = {}
 
     def to_gpu(self, resources: Any) -> None:
         """Search on the GPU from now on; Faiss refuses kinds that it cannot move.
@@ -133,16 +133,19 @@ class Part:
         if self._device_lock is not None:
             with self._device_lock:
                 return self._search_on_device(vectors, k, effort)
+        key = (effort.nprobe, effort.ef, effort.rescore)
         if bits is not None:
-            selector = import_faiss().IDSelectorBitmap(bits)
-            parameters = search_parameters(self.index, nprobe=effort.nprobe, ef=effort.ef, selector=selector)
+            parameters = self._parameters_for(key, import_faiss().IDSelectorBitmap(bits))
         else:
-            key = (effort.nprobe, effort.ef)
             if key not in self._parameters:
-                self._parameters[key] = search_parameters(self.index, nprobe=effort.nprobe, ef=effort.ef)
+                self._parameters[key] = self._parameters_for(key, None)
             parameters = self._parameters[key]
         scores, rows = self.index.search(vectors, k, params=parameters)
         return scores, rows
+
+    def _parameters_for(self, key: tuple[int | None, int | None, int | None], selector: Any) -> Any:
+        nprobe, ef, rescore = key
+        return search_parameters(self.index, nprobe=nprobe, ef=ef, rescore=rescore, selector=selector)
 
     def _search_on_device(
         self, vectors: Float32Array, k: int, effort: Effort

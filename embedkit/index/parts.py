@@ -40,6 +40,9 @@ VECTORS_FILE = "vectors.faiss"
 DEFAULT_EF = 64
 """Candidates that a search of HNSW keeps unless told otherwise."""
 
+DEFAULT_REFINED = 4
+"""Times k candidates that an index with a refinement compares again unless told otherwise."""
+
 _POINTS_PER_LIST = 64
 _MIN_SAMPLE_ROWS = 65_536  # for codecs without lists (PQ, SQ, OPQ)
 _MAX_SAMPLE_BYTES = 256 << 20
@@ -129,7 +132,10 @@ def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, progr
         index.train(sample)
     if ivf is not None:
         ivf.nprobe = default_nprobe(ivf.nlist)
-    base = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
+    base = index
+    if isinstance(index, faiss.IndexRefine):
+        base = faiss.downcast_index(index.base_index)
+        index.k_factor = DEFAULT_REFINED
     if isinstance(base, faiss.IndexHNSW):
         base.hnsw.efSearch = DEFAULT_EF
 

@@ -92,6 +92,7 @@ class Segment:
     """A finished segment, opened for reading. Thread-safe.
 
     Attributes:
+        exact: all its Faiss indexes score exactly.
         dead: the bitmap of deleted rows, ``None`` where there are none.
     """
 
@@ -108,6 +109,7 @@ class Segment:
             _check_size(folder / name, file.size)
         self.keys = Keys(folder / KEYS_FILE, entry.rows)
         self.parts = [Part(folder / part.file, part, dimension) for part in entry.parts]
+        self.exact = all(part.exact for part in self.parts)
         self.starts = [0, *np.cumsum([part.rows for part in self.parts]).tolist()]
         self.raw: RawVectors
         if entry.raw == "none":
@@ -127,11 +129,6 @@ class Segment:
             if entry.rows % 8:  # bits behind the last row are no rows
                 self._alive[-1] &= (1 << entry.rows % 8) - 1
         self.documents = DocumentReader(folder / DOCUMENTS_FILE, entry.rows)
-
-    @property
-    def exact(self) -> bool:
-        """All its Faiss indexes score exactly."""
-        return all(part.exact for part in self.parts)
 
     def alive(self, row: int) -> bool:
         """Whether ``row`` is not deleted."""
