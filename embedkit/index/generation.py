@@ -24,6 +24,7 @@ Chosen = list[Bits]
 """For each segment the bitmap of rows that fulfil a condition and are not deleted."""
 
 _CONDITIONS_KEPT = 8
+_RESCORED_WHERE_MIXED = 4
 
 
 class Generation:
@@ -33,7 +34,12 @@ class Generation:
     """
 
     def __init__(self, manifest: Manifest, segments: list[Segment]) -> None:
-        """Use `open_generation`."""
+        """Use `open_generation`.
+
+        Attributes:
+            nlist: most inverted lists of a part; 0 for none.
+            ef: most candidates that a part of HNSW keeps unless told otherwise; 0 for none.
+        """
         self.manifest = manifest
         self.segments = segments
         self._starts = np.cumsum([0, *(segment.entry.rows for segment in segments)])
@@ -45,6 +51,9 @@ class Generation:
         only = segments[0] if len(segments) == 1 else None
         whole = only is not None and only.dead is None and len(only.parts) == 1
         self._only = only if whole else None
+        parts = [part for segment in segments for part in segment.parts]
+        self.nlist = max((part.nlist or 0 for part in parts), default=0)
+        self.ef = max((part.ef or 0 for part in parts), default=0)
 
     @property
     def rows(self) -> int:
@@ -58,7 +67,7 @@ class Generation:
         return Effort(
             manifest.nprobe if nprobe is None else nprobe,
             manifest.ef if ef is None else ef,
-            1 if rescore is None and self._mixed else rescore,
+            _RESCORED_WHERE_MIXED if rescore is None and self._mixed else rescore,
         )
 
     def choose(self, where: str) -> Chosen:
@@ -115,6 +124,19 @@ class Generation:
         """The key of ``row``; ``IndexError`` if there is no such row."""
         number, local = self._locate(row)
         return self.segments[number].keys[local]
+
+    def keys(self, rows: Int64Array) -> list[str]:
+        """The keys of ``rows``; ``IndexError`` if there is no such row."""
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.rows):
+            self._locate(int(rows.min() if rows.min() < 0 else rows.max()))
+        if len(self.segments) == 1:
+            return self.segments[0].keys.many(rows)
+        result = np.empty(len(rows), object)
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for number, segment in enumerate(self.segments):
+            mine = np.flatnonzero(owners == number)
+            result[mine] = segment.keys.many(rows[mine] - self._starts[number])
+        return list(result)
 
     def find(self, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
         """Segment number and row in it of those ``keys`` that are in the index."""

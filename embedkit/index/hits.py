@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ from embedkit.index.generation import Chosen, Generation
 from embedkit.index.hybrid import DEPTH, fuse
 from embedkit.index.manifest import Manifest
 from embedkit.index.part import Effort
+
+_LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e36
+_TINY = 1e-38
 
 Queries = str | Sequence[str] | npt.NDArray[np.floating[Any]]
 
@@ -57,16 +61,20 @@ def check_vectors(vectors: npt.NDArray[np.floating[Any]], manifest: Manifest) ->
         raise ValueError(
             f"query vectors have the shape {np.shape(vectors)}, the index needs (n, {manifest.dimension})"
         )
+    if len(array) == 1:  # one query should not cost the overhead of six array operations
+        square = float(array[0].dot(array[0]))
+        if _LEAST_SQUARE < square < _MOST_SQUARE:
+            return array if manifest.metric == "dot" else array / np.float32(math.sqrt(square))
     squares = np.einsum("ij,ij->i", array, array)
     if not np.isfinite(squares).all() and not np.isfinite(array).all():
         raise ValueError("a query vector holds NaN or infinity")
     if manifest.metric == "cosine":
         norms = np.sqrt(squares)
-        if (
-            not (norms < 1e18).all() or not (norms > 1e-18).all()
-        ):  # their squares may have over- or underflowed
-            norms = np.linalg.norm(array.astype(np.float64), axis=1)
-        array = (array / np.maximum(norms, 1e-38)[:, None]).astype(np.float32, copy=False)
+        if len(squares) and not _LEAST_SQUARE < squares.min() <= squares.max() < _MOST_SQUARE:
+            norms = np.linalg.norm(
+                array.astype(np.float64), axis=1
+            )  # a square was too large or small for float32
+        array = (array / np.maximum(norms, _TINY)[:, None]).astype(np.float32, copy=False)
     return array
 
 
@@ -80,17 +88,16 @@ def check_limits(
         raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
     if nprobe is None and ef is None:
         return
-    parts = [part for segment in generation.segments for part in segment.parts]
-    kind = main_factory(generation)
-    if nprobe is not None:
-        nlist = max((part.nlist or 0 for part in parts), default=0)
-        if not nlist:
+    if nprobe is not None and not 1 <= nprobe <= generation.nlist:
+        if not generation.nlist:
+            kind = main_factory(generation)
             raise ValueError(f"nprobe does not apply: the index is {kind}, without inverted lists")
-        if not 1 <= nprobe <= nlist:
-            raise ValueError(f"nprobe must be from 1 to {nlist} (the lists of this index), not {nprobe}")
+        raise ValueError(
+            f"nprobe must be from 1 to {generation.nlist} (the lists of this index), not {nprobe}"
+        )
     if ef is not None:
-        if not any(part.ef for part in parts):
-            raise ValueError(f"ef does not apply: the index is {kind}, not HNSW")
+        if not generation.ef:
+            raise ValueError(f"ef does not apply: the index is {main_factory(generation)}, not HNSW")
         if ef < 1:
             raise ValueError(f"ef must be at least 1, not {ef}")
 

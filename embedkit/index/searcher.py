@@ -204,13 +204,12 @@ class Searcher:
         vectors = check_vectors(vectors, generation.manifest)
         check_limits(generation, k, nprobe, ef, rescore)
         chosen = None if where is None else generation.choose(where)
+        count = min(k, generation.manifest.documents)
+        effort = generation.effort(nprobe, ef, rescore)
+        if self._threads is None:
+            return generation.search(vectors, count, effort, chosen)
         with faiss_threads(self._threads):
-            return generation.search(
-                vectors,
-                min(k, generation.manifest.documents),
-                generation.effort(nprobe, ef, rescore),
-                chosen,
-            )
+            return generation.search(vectors, count, effort, chosen)
 
     def search_stream(
         self,
@@ -255,10 +254,11 @@ class Searcher:
 
         return _fetched(generation, overlapped(queries, encode, find, counts), counts)
 
-    def keys(self, rows: Iterable[int]) -> list[str]:
+    def keys(self, rows: Iterable[int] | Int64Array) -> list[str]:
         """The ids of ``rows`` (from `search_vectors`); ``IndexError`` for a row that is not there."""
-        generation = self._open_generation()
-        return [generation.key(row) for row in rows]
+        if not isinstance(rows, (np.ndarray, list, tuple)):
+            rows = list(rows)
+        return self._open_generation().keys(np.asarray(rows, np.int64))
 
     def close(self) -> None:
         """Close the files. The index cannot be searched afterwards."""
