@@ -15,7 +15,7 @@ from embedkit.index.build import dated, new_manifest
 from embedkit.index.documents import Document, DocumentWriter
 from embedkit.index.encoder import TextEncoder
 from embedkit.index.errors import IndexExistsError, InputError
-from embedkit.index.faiss_index import import_faiss, is_exact, read_index, short, write_index
+from embedkit.index.faiss_index import import_faiss, is_exact, ivf_of, read_index, short, write_index
 from embedkit.index.generation import open_generation
 from embedkit.index.ingest import Progress
 from embedkit.index.layout import Writer
@@ -89,6 +89,16 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
         )
     if index.ntotal == 0:
         raise InputError(str(path), "it holds no vector")
+    ivf = ivf_of(index)
+    if ivf is not None:
+        ivf = faiss.downcast_index(ivf)
+    if isinstance(ivf, faiss.IndexIVFFastScan) and not isinstance(index, faiss.IndexRefine):
+        # reconstruct_batch of Faiss 1.15 reads beyond its lists there
+        raise InputError(
+            str(path),
+            f"Faiss cannot give back the vectors of {type(ivf).__name__}, which filters and compaction need; "
+            "import an index with a refinement (…,RFlat) or of another kind",
+        )
     return index, ids
 
 

@@ -1,9 +1,12 @@
 import csv
+import datetime
 import gzip
 import json
 import os
 import random
+import sys
 
+import numpy as np
 import pytest
 
 from embedkit import sources
@@ -309,3 +312,133 @@ def test_a_named_pipe_is_read(tmp_path):
     assert [document.text for document in corpus] == ["one", "two"]
     assert corpus.total_bytes is None
     writer.join()
+
+
+def write_parquet(path, columns):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=3)
+    return path
+
+
+def test_parquet(tmp_path):
+    day = datetime.date(2024, 2, 29)
+    columns = {
+        "id": ["a", "b", "c", "d", "e"],
+        "text": ["eins", "zwei", " ", "vier", "fünf"],
+        "day": [day, None, day, day, day],
+        "tags": [["x"], [], ["y", "z"], None, ["w"]],
+        "raw": [b"\x00\xff"] * 5,
+    }
+    path = write_parquet(tmp_path / "x.parquet", columns)
+    corpus = Corpus([path])
+    found = list(corpus)
+    assert [document.key for document in found] == ["a", "b", "d", "e"]
+    assert corpus.blank == 1
+    assert found[0].metadata == {"day": "2024-02-29", "tags": ["x"], "raw": "00ff"}
+    assert found[2].metadata == {"day": "2024-02-29", "tags": None, "raw": "00ff"}
+    assert found[-1].position == corpus.total_bytes
+    numbers = write_parquet(tmp_path / "n.parquet", {"id": [1, 2], "text": ["a", None], "x": [0.5, 1.5]})
+    assert read(numbers, on_error="skip") == [("1", "a", {"x": 0.5})]
+    with pytest.raises(InputError, match=r"n.parquet:2: the field 'text' is null, not a string"):
+        read(numbers)
+    with pytest.raises(InputError, match=r"no column 'title' \(the columns are: id, text, x\); name it with"):
+        read(numbers, text_field="title")
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"x.parquet:1: the parquet data is damaged"):
+        read(path)
+
+
+def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path):
+    vectors = [[1.0, 2.0], [3.0, 4.5]]
+    path = write_parquet(tmp_path / "x.parquet", {"text": ["a", "b"], "vector": vectors})
+    assert [document.vector.tolist() for document in Corpus([path], vector_field="vector")] == vectors
+    lines = write(
+        tmp_path, "x.jsonl", '{"text": "a", "v": [1, 2]}\n{"text": "b", "v": "no"}\n{"text": "c"}\n'
+    )
+    problems = []
+    found = list(Corpus([lines], vector_field="v", on_error=problems.append))
+    assert [document.vector.tolist() for document in found] == [[1, 2]]
+    assert found[0].metadata == {}
+    assert [problem.reason for problem in problems] == [
+        "the field 'v' is not a list of numbers",
+        "no field 'v' (the fields are: none)",
+    ]
+    table = write(tmp_path, "x.csv", "text,v\na,1\n")
+    with pytest.raises(InputError, match="vectors are read from jsonl and parquet fields"):
+        read(table, vector_field="v")
+
+
+def test_vectors_of_a_npy_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("embedkit.readers._VECTORS_AT_ONCE", 4)
+    array = np.random.default_rng(0).standard_normal((11, 3)).astype(np.float16)
+    np.save(tmp_path / "x.npy", array)
+    path = write(tmp_path, "x.txt", "".join(f"text {n}\n" for n in range(11)))
+    found = list(Corpus([path], vectors=tmp_path / "x.npy"))
+    np.testing.assert_array_equal([document.vector for document in found], array.astype(np.float32))
+    shorter = write(tmp_path, "short.txt", "a\nb\n")
+    with pytest.raises(InputError, match=r"x.npy: holds 11 vectors for 2 documents"):
+        list(Corpus([shorter], vectors=tmp_path / "x.npy"))
+    longer = write(tmp_path, "long.txt", "a\n" * 12)
+    with pytest.raises(InputError, match=r"long.txt:12: .*x.npy holds 11 vectors, none for this document"):
+        list(Corpus([longer], vectors=tmp_path / "x.npy"))
+    blank = write(tmp_path, "blank.txt", "a\n\nb\n")
+    with pytest.raises(InputError, match=r"blank\.txt:2: the text is blank, and vectors are given by position"):
+        list(Corpus([blank], vectors=tmp_path / "x.npy"))
+    with pytest.raises(InputError, match="no malformed line may be left out"):
+        Corpus([path], vectors=tmp_path / "x.npy", on_error="skip")
+    for wrong in (np.ones(3), np.ones((2, 2), int), np.asfortranarray(np.ones((5, 4)))):
+        np.save(tmp_path / "wrong.npy", wrong)
+        with pytest.raises(
+            InputError, match=r"wrong.npy: holds .*; give floats \(documents, dimension\) in C order"
+        ):
+            Corpus([path], vectors=tmp_path / "wrong.npy")
+    (tmp_path / "wrong.npy").write_bytes(b"garbage")
+    for name in ("wrong.npy", "none.npy"):
+        with pytest.raises(InputError, match=f"{name}: cannot be read as .npy"):
+            Corpus([path], vectors=tmp_path / name)
+
+
+def test_zstd(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    content = "".join(f"line {n}\n" for n in range(1000)).encode()
+    packed = pyarrow.compress(content, codec="zstd", asbytes=True)
+    path = tmp_path / "x.txt.zst"
+    path.write_bytes(packed + pyarrow.compress(b"the second frame\n", codec="zstd", asbytes=True))
+    corpus = Corpus([path])
+    found = list(corpus)
+    assert [document.text for document in found[-2:]] == ["line 999", "the second frame"]
+    assert found[-1].position == corpus.total_bytes
+    path.write_bytes(packed[:-5])
+    with pytest.raises(InputError, match=r"x.txt.zst:\d+: the zstd data is damaged: "):
+        list(Corpus([path]))
+    path.write_bytes(b"no zstd")
+    with pytest.raises(InputError, match=r"x.txt.zst:1: the zstd data is damaged: "):
+        list(Corpus([path]))
+
+
+def test_folders_and_patterns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("d/b.txt", "d/a.jsonl", "d/sub/c.csv.gz", "d/.hidden.txt", "d/notes.pdf"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        content = {"a.jsonl": '{"text": "a"}', "c.csv.gz": "text\nc\n"}.get(name.rsplit("/", 1)[-1], "b")
+        write(tmp_path, name, content)
+    assert [document.text for document in Corpus(["d"])] == ["a", "b", "c"]
+    assert [document.text for document in Corpus(["d/*.txt"])] == ["b"]
+    assert [document.text for document in Corpus(["d/**/*.csv.gz", "d/b.txt"])] == ["c", "b"]
+    with pytest.raises(InputError, match="no file matches the pattern"):
+        Corpus(["d/*.none"])
+    with pytest.raises(InputError, match="unknown file type"):
+        Corpus(["d/*.pdf"])
+    with pytest.raises(InputError, match="the input is given twice"):
+        Corpus(["d", "d/b.txt"])
+
+
+def test_what_needs_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    for name in ("x.parquet", "x.txt.zst"):
+        (tmp_path / name).write_bytes(b"")
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(
+            ImportError, match=r"needs pyarrow, which is not installed: pip install 'embedkit\[parquet\]'"
+        ):
+            Corpus([tmp_path / name])
