@@ -205,9 +205,9 @@ class Source:
             file = ParquetFile(self._raw)
             total = file.metadata.num_rows
             for batch in file.iter_batches(batch_size=1024):
+                self._fraction = (first - 1 + batch.num_rows) / max(1, total)
                 yield first, batch.to_pydict()
                 first += batch.num_rows
-                self._fraction = (first - 1) / max(1, total)
             if first == 1:
                 yield first, {name: [] for name in file.schema_arrow.names}
         except (pyarrow.ArrowException, OSError) as error:

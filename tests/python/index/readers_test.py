@@ -275,10 +275,11 @@ def test_damaged_gzip_stops_always(tmp_path, damage):
 
 def test_unusable_inputs_are_named_before_anything_is_read(tmp_path):
     text = write(tmp_path, "a.txt", "x")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"none.txt: cannot be read: No such file"):
         Corpus([text, tmp_path / "none.txt"])
     with pytest.raises(InputError, match="the folder holds no file that embedkit reads"):
-        Corpus([tmp_path])
+        Corpus([tmp_path / "empty"])
     with pytest.raises(
         InputError, match=r"a.pdf: unknown file type; embedkit reads .txt, .jsonl, .csv and .tsv"
     ):
