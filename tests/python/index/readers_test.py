@@ -384,7 +384,9 @@ def test_vectors_of_a_npy_file(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"long.txt:12: .*x.npy holds 11 vectors, none for this document"):
         list(Corpus([longer], vectors=tmp_path / "x.npy"))
     blank = write(tmp_path, "blank.txt", "a\n\nb\n")
-    with pytest.raises(InputError, match=r"blank\.txt:2: the text is blank, and vectors are given by position"):
+    with pytest.raises(
+        InputError, match=r"blank\.txt:2: the text is blank, and vectors are given by position"
+    ):
         list(Corpus([blank], vectors=tmp_path / "x.npy"))
     with pytest.raises(InputError, match="no malformed line may be left out"):
         Corpus([path], vectors=tmp_path / "x.npy", on_error="skip")
