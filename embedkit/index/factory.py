@@ -10,7 +10,7 @@ import re
 
 __all__ = ["check_factory"]
 
-_CODE = r"(?:Flat|SQ(?:4|6|8|fp16)|RaBitQ|PQ(?P<{0}m>\d+)(?:x(?P<{0}bits>\d+))?(?:fs)?)"
+_CODE = r"(?:Flat|SQ(?:4|6|8|fp16)|RaBitQ|PQ(?P<{0}m>\d+)(?:x(?P<{0}bits>\d+))?(?:fsr?)?)"
 _GRAMMAR = re.compile(
     r"(?:(?:PCAR?|RR)(?P<dimensions>\d+),|OPQ(?P<opq>\d+)(?:_(?P<opq_dimensions>\d+))?,)?"
     r"(?:"
@@ -40,7 +40,7 @@ def check_factory(factory: str, dimension: int) -> None:
         raise ValueError(
             f"the factory {factory[:80]!r} is not known; use 'auto', 'Flat', 'IVF1024,Flat', 'HNSW32', "
             "'IVF1024,PQ48' or the like: an optional PCA, RR or OPQ, then IVF<lists> or HNSW<neighbours>, "
-            "then Flat, SQ4, SQ6, SQ8, SQfp16, PQ<subvectors>[x<bits>][fs] or RaBitQ, then an optional RFlat"
+            "then Flat, SQ4, SQ6, SQ8, SQfp16, PQ<subvectors>[x<bits>][fs|fsr] or RaBitQ, then an optional RFlat"
         )
     for name, (meaning, least, most) in _BOUNDS.items():
         text = match[name]
