@@ -74,6 +74,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | N
     return lines
 
 
+_STAGES = {
+    "encode": "encoding",
+    "choose": "choosing",
+    "train": "training",
+    "add": "indexing",
+    "copy": "copying",
+}
+
+
 class ProgressBar:
     """Rate and remaining time of a build on a terminal; nothing if stderr is none."""
 
@@ -115,10 +124,8 @@ class ProgressBar:
         size = shutil.get_terminal_size()  # where a terminal does not tell, tqdm guesses 0
         self._bar = tqdm(
             total=self._total_bytes if by_bytes else progress.total,
-            desc={"encode": "encoding", "train": "training", "add": "indexing", "copy": "copying"}[
-                progress.stage
-            ],
-            unit="B" if by_bytes else " documents",
+            desc=_STAGES[progress.stage],
+            unit="B" if by_bytes else " candidates" if progress.stage == "choose" else " documents",
             unit_scale=by_bytes,
             file=sys.stderr,
             ncols=size.columns,

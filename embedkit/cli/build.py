@@ -26,7 +26,9 @@ from embedkit.cli.common import (
     show,
     size,
 )
+from embedkit.cli.tune import add_target
 from embedkit.index import BuildError, Index, IndexExistsError, InputError, ModelMismatchError
+from embedkit.index.auto.choice import table_of
 from embedkit.index.build import resumable_rows
 from embedkit.index.estimate import Estimate, estimate
 from embedkit.index.faiss_index import import_faiss
@@ -63,6 +65,12 @@ def add_commands(commands: Any) -> None:
         "--factory",
         default="auto",
         help="Faiss index: Flat, IVF1024,Flat, …; auto (default) is Flat below 20,000 documents, else IVF",
+    )
+    add_target(
+        build,
+        None,
+        "with --factory auto: build the fastest kind of index whose recall@10, measured, reaches R (0.95, say) "
+        "within --max-memory",
     )
     build.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
     build.add_argument(
@@ -229,6 +237,7 @@ def _build(arguments: argparse.Namespace) -> int:
                 factory=arguments.factory,
                 metric=arguments.metric,
                 kept=arguments.keep,
+                target_recall=arguments.target_recall,
                 overwrite=arguments.overwrite,
                 restart=arguments.restart,
                 max_memory=arguments.max_memory,
@@ -238,6 +247,9 @@ def _build(arguments: argparse.Namespace) -> int:
             ) as index,
         ):
             info = index.info()
+        if arguments.target_recall is not None:
+            for line in table_of(info["tuning"]):
+                show(line)
         seconds = time.perf_counter() - begin
         show(
             f"{printable(path)}: {plural(info['documents'], 'document')} in {seconds:.1f} s "

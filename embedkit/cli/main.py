@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 
 from embedkit import __version__
-from embedkit.cli import build, change, query
+from embedkit.cli import build, change, query, tune
 from embedkit.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, complain
 from embedkit.index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
 
@@ -20,6 +20,7 @@ examples:
   embedkit-index query my-index "how do I reset my password?" -k 3 --where "lang = 'en'"
   embedkit-index upsert my-index changed.jsonl
   embedkit-index delete my-index --where "year < 2010"
+  embedkit-index build big.jsonl -o big-index --target-recall 0.95
   zcat big.jsonl.gz | embedkit-index build - --format jsonl --on-error skip -o my-index
 
 exit codes:
@@ -91,4 +92,5 @@ def _parser() -> argparse.ArgumentParser:
     build.add_commands(commands)
     query.add_commands(commands)
     change.add_commands(commands)
+    tune.add_commands(commands)
     return parser

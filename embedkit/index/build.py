@@ -19,6 +19,14 @@ import numpy as np
 
 from embedkit.arguments import check_threads
 from embedkit.index import faiss_index
+from embedkit.index.auto.stored import (
+    CHOICE_FILE,
+    check_target,
+    choose_for,
+    read_choice,
+    setting_of,
+    write_choice,
+)
 from embedkit.index.documents import Document
 from embedkit.index.encoder import TextEncoder, check_encoder, describe_encoder
 from embedkit.index.errors import BuildError, IndexDamagedError, IndexExistsError, InputError, ResumeError
@@ -31,6 +39,7 @@ from embedkit.index.manifest import KEYS_FILE, METRICS, RAW_KINDS, Manifest, Met
 from embedkit.index.memory import faiss_budget
 from embedkit.index.part import bits_of
 from embedkit.index.segment import finish_segment, remove_all_but
+from embedkit.index.spool import SPOOL_FILE, Spool
 
 Mode = Literal["build", "add", "upsert"]
 
@@ -67,6 +76,7 @@ def build(
     factory: str = faiss_index.AUTO,
     metric: Metric = "cosine",
     kept: Raw = "fp32",
+    target_recall: float | None = None,
     overwrite: bool = False,
     restart: bool = False,
     max_memory: int,
@@ -77,10 +87,12 @@ def build(
 ) -> Written:
     """Build, add or upsert, as `Index.build`, `Index.add` and `Index.upsert` say.
 
-    ``factory``, ``metric``, ``kept`` and ``overwrite`` are for "build"; ``read_ahead`` iterates ``documents``
-    on another thread.
+    ``factory``, ``metric``, ``kept``, ``target_recall`` and ``overwrite`` are for "build"; ``read_ahead``
+    iterates ``documents`` on another thread.
     """
     _check(metric, kept, on_error, threads)
+    if target_recall is not None:
+        check_target(target_recall, factory)
     report = progress or (lambda _: None)
     dimension = encoder.get_embedding_dimension()
     if factory != faiss_index.AUTO:
@@ -126,6 +138,7 @@ def build(
                 state=state,
                 base=base,
                 mode=mode,
+                target_recall=target_recall,
                 max_memory=max_memory,
                 threads=threads,
                 on_error=on_error,
@@ -230,6 +243,7 @@ def _write_segment(
     state: State | None,
     base: Generation | None,
     mode: Mode,
+    target_recall: float | None,
     max_memory: int,
     threads: int | None,
     on_error: OnError,
@@ -267,6 +281,21 @@ def _write_segment(
         factory = manifest.factory
         if mode != "build":
             factory = added_factory(factory, rows, manifest.dimension)
+        # where parameters were measured, what is added later searches as hard as the rest
+        setting = setting_of(manifest.tuning)
+        (folder / CHOICE_FILE).unlink(missing_ok=True)
+        if target_recall is not None:
+            spool = Spool(folder / SPOOL_FILE, rows, manifest.dimension)
+            choice = choose_for(
+                spool,
+                target_recall,
+                budget=faiss_budget(max_memory),
+                threads=threads,
+                progress=lambda done, total: report(Progress("choose", done, total)),
+            )
+            factory, setting = choice.chosen.factory, choice.chosen.setting
+            # with the files of the segment, as a crash may come before the manifest
+            write_choice(folder / CHOICE_FILE, choice)
         entry = finish_segment(
             folder,
             writer.new_name(),
@@ -274,6 +303,7 @@ def _write_segment(
             rows=rows,
             dimension=manifest.dimension,
             factory=factory,
+            setting=setting,
             kept=manifest.kept,
             budget=faiss_budget(max_memory),
             threads=threads,
@@ -303,6 +333,8 @@ def _publish(
 ) -> Written:
     """Make the finished segment live, with tombstones for what it replaces."""
     folder = writer.building if writer.building.exists() else writer.segments / entry.name
+    if (tuning := read_choice(folder / CHOICE_FILE)) is not None:
+        manifest = replace(manifest, factory=tuning["chosen"]["factory"], tuning=tuning)
     remove_all_but(folder, entry.files)
     keys = Keys(folder / KEYS_FILE, entry.rows)
     gone = keys.empty_rows()  # replaced by a later document of the same input

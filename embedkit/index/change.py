@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.index import faiss_index
+from embedkit.index.auto.stored import setting_of
 from embedkit.index.build import bury, dated
 from embedkit.index.documents import Document, DocumentWriter
 from embedkit.index.errors import IndexExistsError, InputError, ModelMismatchError
@@ -126,6 +127,7 @@ def _copy(
             rows=spool.rows,
             dimension=manifest.dimension,
             factory=manifest.factory,
+            setting=setting_of(manifest.tuning),
             kept=manifest.kept,
             budget=faiss_budget(max_memory),
             threads=threads,

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embedkit.arguments import check_threads
 from embedkit.index import build as building
 from embedkit.index import change, transfer
+from embedkit.index.auto.tune import Tuned, tune
 from embedkit.index.build import Written
 from embedkit.index.device import check_device
 from embedkit.index.documents import Document
 from embedkit.index.encoder import TextEncoder, check_encoder
 from embedkit.index.faiss_index import AUTO
 from embedkit.index.generation import open_generation
-from embedkit.index.hits import check_limits
+from embedkit.index.hits import Queries, check_limits, check_vectors, texts_of
 from embedkit.index.ingest import OnError, Progress
 from embedkit.index.manifest import Manifest, Metric, Raw
 from embedkit.index.memory import DEFAULT_MAX_MEMORY
@@ -88,6 +91,7 @@ class Index(Searcher):
         factory: str = AUTO,
         metric: Metric = "cosine",
         kept: Raw = "fp32",
+        target_recall: float | None = None,
         overwrite: bool = False,
         restart: bool = False,
         max_memory: int = DEFAULT_MAX_MEMORY,
@@ -112,6 +116,9 @@ class Index(Searcher):
             metric: "cosine" (vectors are normalised) or "dot".
             kept: how the vectors are kept beside codes that lose some of them, for re-ranking, filters and
                 compaction: "fp32" or "int8".
+            target_recall: for the factory ``auto``: kinds of index are built of a sample and measured, and the
+                fastest whose recall@10 reaches this within ``max_memory`` is built (`embedkit.index.auto`).
+                The table of what was measured is stored in the index: ``info()["tuning"]``.
             overwrite: replace an existing index.
             restart: discard what an interrupted build has left.
             max_memory: bytes that the process may take in all.
@@ -140,6 +147,7 @@ class Index(Searcher):
             factory=factory,
             metric=metric,
             kept=kept,
+            target_recall=target_recall,
             overwrite=overwrite,
             restart=restart,
             max_memory=max_memory,
@@ -148,7 +156,11 @@ class Index(Searcher):
             progress=progress,
             read_ahead=_may_read_ahead(documents),
         )
-        return cls.open(root, encoder, threads=threads)
+        index = cls.open(root, encoder, threads=threads)
+        tuning = index.generation.manifest.tuning
+        if target_recall is not None and tuning is not None and tuning["sample_rows"] < tuning["rows"]:
+            index.tune(target_recall)  # what was chosen on a sample is measured on the whole
+        return index
 
     @classmethod
     def merge(cls, path: PathLike, indexes: Sequence[PathLike]) -> Index:
@@ -300,6 +312,48 @@ class Index(Searcher):
         check_limits(self._open_generation(), 1, nprobe, ef, rescore)
         change.set_search_defaults(self.path, nprobe=nprobe, ef=ef, rescore=rescore, tuning=tuning)
         self.refresh()
+
+    def tune(
+        self, target_recall: float = 0.95, queries: Queries | None = None, *, store: bool = True
+    ) -> Tuned | None:
+        """Measure the least nprobe or ef that reaches ``target_recall``, and make it the index' own.
+
+        Args:
+            target_recall: recall@10 against exact search.
+            queries: texts or vectors (n, dimension) such as users ask; ``None``: up to 1,000 stored vectors,
+                each left out of its own hits.
+            store: keep it in the index; else only tell.
+
+        Returns:
+            What was measured; ``None`` where every vector is compared, so that there is nothing to tune.
+
+        Raises:
+            ValueError: ``target_recall`` is out of range, or there is no document or no query.
+        """
+        generation = self._open_generation()
+        if not any(part.nlist or part.ef for segment in generation.segments for part in segment.parts):
+            return None
+        vectors = None
+        if queries is not None:
+            given = (
+                queries
+                if isinstance(queries, np.ndarray)
+                else self._encode(texts_of(queries), generation.manifest)
+            )
+            vectors = check_vectors(given, generation.manifest)
+            if not len(vectors):
+                raise ValueError("there is no query to tune the index with")
+        tuned = tune(generation, target_recall, vectors)
+        if store:
+            manifest = generation.manifest
+            setting = tuned.point.setting
+            self.set_search_defaults(
+                nprobe=setting.nprobe,
+                ef=setting.ef,
+                rescore=manifest.rescore,
+                tuning={**(manifest.tuning or {}), "tuned": tuned.to_dict()},
+            )
+        return tuned
 
     def verify(self, sample: int = 0) -> dict[str, Any]:
         """Hash every file, compare ids and counts, and encode ``sample`` documents again.

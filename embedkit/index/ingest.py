@@ -42,8 +42,9 @@ class Progress:
     """How far a build is.
 
     Attributes:
-        stage: "encode", "copy", "train" or "add".
-        done: documents encoded (before an interruption, too) or copied, or vectors trained on or added.
+        stage: "encode", "copy", "choose", "train" or "add".
+        done: documents encoded (before an interruption, too) or copied, candidates measured, or vectors
+            trained on or added.
         total: of how many; ``None`` while encoding, where the number of documents is not known.
         position: bytes of input behind the documents encoded, when they were read from files.
     """

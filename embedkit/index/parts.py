@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from embedkit.index.auto.measure import Setting, apply
 from embedkit.index.errors import BuildError
 from embedkit.index.faiss_index import (
     MIN_POINTS_PER_LIST,
@@ -47,6 +48,7 @@ _POINTS_PER_LIST = 64
 _MIN_SAMPLE_ROWS = 65_536  # for codecs without lists (PQ, SQ, OPQ)
 _MAX_SAMPLE_BYTES = 256 << 20
 _SEED = 20240
+_AS_BUILT = Setting()
 
 
 def bytes_per_vector(index: Any) -> float:
@@ -70,6 +72,7 @@ def build_parts(
     folder: Path,
     factory: str,
     *,
+    setting: Setting = _AS_BUILT,
     budget: int,
     threads: int | None,
     progress: StepReport,
@@ -80,6 +83,7 @@ def build_parts(
         spool: the vectors, at least one.
         folder: where to; files of these names are replaced.
         factory: a Faiss factory string or "auto".
+        setting: how hard the indexes search unless told otherwise, written with them.
         budget: bytes that Faiss may take, roughly.
         threads: OpenMP threads, ``None`` for Faiss' default.
         progress: told of each step.
@@ -96,6 +100,7 @@ def build_parts(
             if need > budget and _has_array_lists(index):
                 path = folder / VECTORS_FILE
                 _train(index, spool, 0, rows, budget=budget, progress=progress)
+                apply(index, setting)
                 _merge_on_disk(index, spool, path, budget, progress)
                 return (PartEntry(VECTORS_FILE, rows, factory),)
             count = math.ceil(need / budget)
@@ -107,6 +112,7 @@ def build_parts(
                 index = create_index(factory, spool.dimension)
                 _train(index, spool, begin, end, budget=budget, progress=progress)
                 _fill(index, spool, begin, end, progress)
+                apply(index, setting)
                 (folder / file).unlink(missing_ok=True)
                 write_index(index, folder / file)
                 parts.append(PartEntry(file, end - begin, factory))

@@ -112,6 +112,7 @@ class Searcher:
             "nprobe": manifest.nprobe or (None if largest is None else largest.nprobe),
             "ef": manifest.ef or (None if largest is None else largest.ef),
             "rescore": manifest.rescore,
+            "tuning": manifest.tuning,
             "kept": ", ".join(sorted({segment.raw for segment in manifest.segments})),
             "model": entry.model,
             "fingerprint": entry.fingerprint,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embedkit.index.auto.measure import Setting
 from embedkit.index.documents import DocumentReader, StoredDocument
 from embedkit.index.errors import BuildError, IndexDamagedError
 from embedkit.index.faiss_index import Float32Array, Int64Array, is_exact, read_index
@@ -43,6 +44,7 @@ def finish_segment(
     rows: int,
     dimension: int,
     factory: str,
+    setting: Setting,
     kept: Raw,
     budget: int,
     threads: int | None,
@@ -59,13 +61,16 @@ def finish_segment(
         rows: of the spool.
         dimension: columns of the spool.
         factory: a Faiss factory string or "auto".
+        setting: how hard its Faiss indexes search unless told otherwise.
         kept: how to keep the vectors where the Faiss index loses some of them.
         budget: bytes that Faiss may take.
         threads: of Faiss.
         progress: told of each step.
     """
     spool = Spool(folder / SPOOL_FILE, rows, dimension)
-    parts = build_parts(spool, folder, factory, budget=budget, threads=threads, progress=progress)
+    parts = build_parts(
+        spool, folder, factory, setting=setting, budget=budget, threads=threads, progress=progress
+    )
     lossless = all(
         is_exact(read_index(folder / part.file, rows=part.rows, dimension=dimension)) for part in parts
     )

@@ -4,9 +4,10 @@ What is measured is a sample of at most `SAMPLE_ROWS` vectors; with no more vect
 them. Beyond, these figures of the whole are estimates, and are named so:
 
 * bytes: those of the sample's index × rows / sample (a little too many: centroids grow by the root only);
-* time: Flat and the inverted files × rows / sample, as if the same part of the lists were visited (too much,
-  as fewer are needed the more there are); HNSW × log rows / log sample;
-* nprobe: × lists / lists of the sample.
+* time and nprobe or ef: each candidate is also built of a quarter of the sample. What a fourfold number of
+  vectors does to the least time and effort that reach the target is taken to go on: a power law through the
+  two sizes. Exact search × rows / sample;
+* time to build: × rows / sample.
 
 So whoever builds the index measures nprobe or ef once more on it (`embedkit.index.auto.tune`).
 """
@@ -58,7 +59,8 @@ class Measured:
     Attributes:
         factory: the Faiss factory string for all rows.
         note: why it was not chosen, or "chosen".
-        setting: what reaches the target, scaled to all rows; where nothing does, the best that was seen.
+        setting: what reaches the target, estimated for all rows unless the sample is all; where nothing
+            reaches it, the best that was seen.
         recall: recall@10 on the sample.
         sample_ms: milliseconds a query on the sample.
         ms: milliseconds a query over all rows, estimated unless the sample is all.
@@ -114,30 +116,45 @@ class Choice:
 
     def lines(self) -> list[str]:
         """The table as text, a line a candidate."""
-        sampled = self.rows > self.sample_rows
-        source = "vectors held out" if self.held_out else "queries given"
-        head = f"recall@10 ≥ {self.target_recall:g} of {self.queries:,} {source}, on "
-        head += (
-            f"{self.sample_rows:,} of {self.rows:,} vectors; ~ is an estimate for all"
-            if sampled
-            else (f"all {self.rows:,} vectors")
+        return table_of(self.to_dict())
+
+
+def table_of(choice: dict[str, Any]) -> list[str]:
+    """The lines of `Choice.lines` from what `Choice.to_dict` gave and a manifest kept."""
+    rows, sample_rows, table = choice["rows"], choice["sample_rows"], choice["table"]
+    source = "vectors held out" if choice["held_out"] else "queries given"
+    head = f"recall@10 ≥ {choice['target_recall']:g} of {choice['queries']:,} {source}, on "
+    if rows > sample_rows:
+        head += f"{sample_rows:,} of {rows:,} vectors; ~ is an estimate for all"
+    else:
+        head += f"all {rows:,} vectors"
+    if choice["max_memory"] is not None:
+        head += f"; at most {choice['max_memory'] / 1e6:,.0f} MB"
+    width = max(len(one["factory"]) for one in table)
+    mark = "~" if rows > sample_rows else ""
+
+    def cell(value: float | None, columns: int, form: str, mark: str = mark) -> str:
+        return f"{'' if value is None else mark + format(value, form):>{columns}}"
+
+    lines = [head, f"{'index':<{width}}  recall  ms/query      MB  build s  setting"]
+    for one in table:
+        size = None if one["bytes"] is None else one["bytes"] / 1e6
+        cells = (
+            cell(one["recall"], 6, ".4f", ""),
+            cell(one["ms"], 8, ".4f"),
+            cell(size, 6, ",.0f"),
+            cell(one["build_seconds"], 7, ",.0f"),
+            str(Setting(**one["setting"])),
         )
-        if self.max_memory is not None:
-            head += f"; at most {self.max_memory / 1e6:,.0f} MB"
-        width = max(len(candidate.factory) for candidate in self.table)
-        mark = "~" if sampled else ""
-        lines = [head, f"{'index':<{width}}  recall  ms/query      MB  build s  setting"]
-        for one in self.table:
-            cells = (
-                " " * 6 if one.recall is None else f"{one.recall:6.4f}",
-                " " * 8 if one.ms is None else f"{mark + format(one.ms, '.4f'):>8}",
-                " " * 6 if one.bytes is None else f"{mark + format(one.bytes / 1e6, ',.0f'):>6}",
-                " " * 7 if one.build_seconds is None else f"{mark + format(one.build_seconds, ',.0f'):>7}",
-                str(one.setting),
-            )
-            note = f"({one.note})" if one.note else ""
-            lines.append("  ".join((f"{one.factory:<{width}}", *cells, note)).rstrip())
-        return lines
+        note = f"({one['note']})" if one["note"] else ""
+        lines.append("  ".join((f"{one['factory']:<{width}}", *cells, note)).rstrip())
+    if (tuned := choice.get("tuned")) is not None:
+        point = tuned["point"]
+        lines.append(
+            f"measured on the index itself: {Setting(**point['setting'])}, recall {point['recall']:.4f}, "
+            f"{point['ms']:.4f} ms/query"
+        )
+    return lines
 
 
 def candidates(rows: int, dimension: int) -> list[str]:
@@ -163,8 +180,9 @@ def candidates(rows: int, dimension: int) -> list[str]:
 
 
 def choose(
-    vectors: Float32Array,
+    sample: Float32Array,
     *,
+    rows: int | None = None,
     target_recall: float = 0.95,
     max_memory: int | None = None,
     queries: Float32Array | None = None,
@@ -172,10 +190,12 @@ def choose(
     threads: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Choice:
-    """Measure kinds of index on a sample of ``vectors``, and choose the fastest that is good enough.
+    """Measure kinds of index on a sample of vectors, and choose the fastest that is good enough.
 
     Args:
-        vectors: (rows, dimension) float32, may be memory-mapped; similarity is the inner product.
+        sample: (n, dimension) float32, all vectors or a random part; of more than `SAMPLE_ROWS` and the
+            queries, a part is drawn, the same every time. Similarity is the inner product.
+        rows: how many vectors the index is for; ``None``: n.
         target_recall: recall@10 to reach against exact search, above 0, at most 1.
         max_memory: bytes that the index may take.
         queries: (q, dimension); ``None``: up to 1,000 vectors are taken out of the sample and searched for.
@@ -185,25 +205,29 @@ def choose(
         progress: told the factory string before each candidate.
 
     Raises:
-        ValueError: ``target_recall`` or ``max_memory`` is out of range, there are no vectors, or the queries
-            have another dimension.
+        ValueError: ``target_recall``, ``max_memory`` or ``rows`` is out of range, there are no vectors, or the
+            queries have another dimension.
     """
     if not 0 < target_recall <= 1:
         raise ValueError(f"target_recall must be above 0 and at most 1, not {target_recall}")
     if max_memory is not None and max_memory < 1:
         raise ValueError(f"max_memory must be at least 1 byte, not {max_memory}")
-    rows, dimension = vectors.shape
-    if rows == 0:
+    given, dimension = sample.shape
+    if given == 0:
         raise ValueError("there are no vectors to choose an index for")
+    rows = given if rows is None else rows
+    if rows < given:
+        raise ValueError(f"rows must be at least the {given} vectors given, not {rows}")
     if queries is not None and (queries.ndim != 2 or queries.shape[1] != dimension or not len(queries)):
         raise ValueError(
             f"the queries have the shape {queries.shape}; give (q, {dimension}), as the vectors have it"
         )
-    sample, asked = _sample(vectors, queries)
+    vectors, asked = _parts(sample, queries)
     run = _Run(
         rows,
-        sample,
+        vectors,
         asked,
+        scaled=rows > len(vectors) + (len(asked) if queries is None else 0),
         target=target_recall,
         max_memory=max_memory,
         threads=threads,
@@ -217,7 +241,7 @@ def choose(
     return _decide(table, run, held_out=queries is None)
 
 
-def _sample(vectors: Float32Array, queries: Float32Array | None) -> tuple[Float32Array, Float32Array]:
+def _parts(vectors: Float32Array, queries: Float32Array | None) -> tuple[Float32Array, Float32Array]:
     """Vectors to build of, and queries; the same every time."""
     rows = len(vectors)
     held_out = 0 if queries is not None else min(QUERIES, max(1, rows // 10))
@@ -239,6 +263,7 @@ class _Run:
         sample: Float32Array,
         queries: Float32Array,
         *,
+        scaled: bool,
         target: float,
         max_memory: int | None,
         threads: int | None,
@@ -251,8 +276,8 @@ class _Run:
         self.max_memory = max_memory
         self._threads = threads
         self._deadline = deadline
-        # queries that were held out are no part of the sample: the scale counts them as if they were
-        self.scale = 1.0 if rows <= SAMPLE_ROWS + QUERIES else rows / len(sample)
+        # of all vectors but the queries held out, the figures stand for all as they are
+        self.scale = rows / len(sample) if scaled else 1.0
         self._centroids: Float32Array | None = None
         flat = create_index("Flat", sample.shape[1])
         flat.add(sample)
@@ -262,6 +287,18 @@ class _Run:
         some = queries[:64]  # exact search takes as long for any query
         _, taken = timed_search(lambda: flat.search(some, k)[1], FINAL_CALLS)
         self.exact_ms = 1e3 * taken / len(some)
+        self._quarter: _Run | None = None
+        if scaled:
+            self._quarter = _Run(
+                len(sample[::4]),
+                np.ascontiguousarray(sample[::4]),
+                queries,
+                scaled=False,
+                target=target,
+                max_memory=None,
+                threads=threads,
+                deadline=deadline,
+            )
 
     def candidate(self, factory: str) -> Measured:
         """Build, measure and scale one candidate."""
@@ -281,30 +318,54 @@ class _Run:
         index, build_seconds = built
         point, points = search_settings(index, self.queries, self._truth, self.target, too_slow=self.exact_ms)
         shown = point or max(points, key=lambda one: (one.sure_recall, -one.ms))
-        graph = factory.startswith("HNSW")
-        growth = math.log(self.rows) / math.log(len(self.sample)) if self.scale > 1 else 1.0
         size = round(_written_bytes(index) * self.scale)
+        del index
+        setting, ms = (shown.setting, shown.ms) if self._quarter is None else self._grown(factory, shown)
         over = self.max_memory is not None and size > self.max_memory
         missed = f"below recall {self.target:g}" if point is None else ""
         return Measured(
             factory,
             "over the memory allowed" if over else missed,
-            self._scaled(shown.setting, factory, index),
+            setting,
             shown.recall,
             shown.ms,
-            shown.ms * (growth if graph else self.scale),
+            ms,
             size,
-            build_seconds * self.scale * (growth if graph else 1.0),
+            build_seconds * self.scale,
             tuple(points),
         )
 
-    def _scaled(self, setting: Setting, factory: str, index: Any) -> Setting:
-        """``setting`` with nprobe scaled from the lists of the sample's ``index`` to those of all rows."""
-        if setting.nprobe is None:
-            return setting
-        whole = inverted_lists(create_index(factory, self.sample.shape[1])) or 1
-        part = inverted_lists(_base(index)) or 1
-        return replace(setting, nprobe=min(whole, math.ceil(setting.nprobe * whole / part)))
+    def _grown(self, factory: str, point: Point) -> tuple[Setting, float]:
+        """Setting and milliseconds over all rows, from ``point`` on the sample and the same on a quarter."""
+        quarter = self._quarter
+        assert quarter is not None
+        built = quarter._build(factory)
+        factor = point.setting.k_factor
+        smaller = None
+        if built is not None:
+            smaller, _ = search_settings(
+                built[0],
+                quarter.queries,
+                quarter._truth,
+                min(self.target, point.recall),
+                k_factors=() if factor is None else (factor,),
+            )
+        doublings = math.log(self.scale) / math.log(len(self.sample) / len(quarter.sample))
+
+        def go_on(small: float, large: float) -> float:
+            # no faster with more vectors, and no worse than all of them: what is beyond is noise
+            return large * min(float(max(large / small, 1.0) ** doublings), self.scale)
+
+        if smaller is None:
+            return point.setting, point.ms * self.scale
+        setting = point.setting
+        if setting.nprobe is not None:
+            lists = inverted_lists(create_index(factory, self.sample.shape[1])) or 1
+            grown = point.setting.nprobe and go_on(smaller.setting.nprobe or 1, setting.nprobe)
+            setting = replace(setting, nprobe=min(lists, math.ceil(grown or 1)))
+        if setting.ef is not None:
+            setting = replace(setting, ef=math.ceil(go_on(smaller.setting.ef or 1, setting.ef)))
+        return setting, go_on(smaller.ms, point.ms)
 
     def _build(self, factory: str) -> tuple[Any, float] | None:
         """The index of the sample and the processor seconds it took; ``None`` if time ran out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from embedkit.index.faiss_index import Float32Array, Int64Array, faiss_threads, 
 K = 10
 """Recall is that of the ten nearest."""
 
-_K_FACTORS = (32, 16, 8, 4, 2)
+K_FACTORS = (32, 16, 8, 4, 2)
 _FEWER_CODES_MORE_LISTS = 4  # a smaller k_factor that needs this many times the lists is not faster
 _MOST_EF = 1024
 FINAL_CALLS = 3
@@ -154,6 +154,7 @@ def search_settings(
     truth: Int64Array,
     target: float,
     *,
+    k_factors: Sequence[int] = K_FACTORS,
     too_slow: float = np.inf,
 ) -> tuple[Point | None, list[Point]]:
     """The fastest setting of a Faiss index that reaches ``target``, and every point measured.
@@ -165,6 +166,7 @@ def search_settings(
         queries: (q, dimension).
         truth: (q, k) rows of exact search.
         target: recall@k to reach.
+        k_factors: those to try, falling.
         too_slow: as in `smallest`.
     """
     faiss = import_faiss()
@@ -180,7 +182,7 @@ def search_settings(
         return (point if point.sure_recall >= target else None), [point]
     best: Point | None = None
     points: list[Point] = []
-    for factor in _K_FACTORS if refined else (None,):
+    for factor in k_factors if refined else (None,):
 
         def measured(value: int, factor: int | None = factor) -> Point:
             setting = Setting(k_factor=factor, **{kind: value})

@@ -134,7 +134,8 @@ def test_a_sample_is_extrapolated_and_says_so(monkeypatch: pytest.MonkeyPatch) -
     flat, inverted = choice.table[:2]
     assert (choice.sample_rows, choice.queries) == (4000, 200)
     assert flat.ms == pytest.approx(flat.sample_ms * 2.1)
-    assert inverted.ms == pytest.approx(inverted.sample_ms * 2.1)
+    assert inverted.sample_ms <= inverted.ms <= inverted.sample_ms * 2.1
+    assert inverted.setting.nprobe <= 256
     assert inverted.bytes == pytest.approx(8400 * (16 * 4 + 8), rel=0.1)
     assert "~" in "\n".join(choice.lines())
 

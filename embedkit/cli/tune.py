@@ -1,0 +1,79 @@
+"""``embedkit-index tune``: the nprobe or ef that reaches a recall; and the option of build that asks for one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from embedkit.cli.common import (
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    add_threads,
+    load_index_encoder,
+    print_json,
+    show,
+)
+from embedkit.index import Index, InputError, ModelMismatchError
+from embedkit.index.auto.plot import plot
+from embedkit.readers import Corpus
+
+
+def add_target(command: argparse.ArgumentParser, default: float | None, help: str) -> None:
+    """Add ``--target-recall``."""
+    command.add_argument("--target-recall", type=float, default=default, metavar="R", help=help)
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
+    tune = commands.add_parser("tune", help="find the nprobe or ef of an index that reaches a recall")
+    tune.set_defaults(run=_tune)
+    tune.add_argument("index", metavar="INDEX", help="index folder")
+    add_target(tune, 0.95, "recall@10 to reach, against exact search (default: 0.95)")
+    tune.add_argument(
+        "--queries",
+        metavar="FILE",
+        help="a query per line, such as users ask; - is standard input (default: documents of the index)",
+    )
+    tune.add_argument("--dry-run", action="store_true", help="only measure: the index stays as it is")
+    tune.add_argument("--plot", metavar="FILE", help="draw recall against time (.png, .svg or .pdf)")
+    tune.add_argument("--json", action="store_true", help="print a JSON object")
+    tune.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
+    add_threads(tune)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    with Index.open(arguments.index, arguments.model, threads=arguments.threads) as index:
+        queries = None
+        if arguments.queries is not None:
+            queries = [document.text for document in Corpus([arguments.queries], format="txt")]
+            if not queries:
+                raise CommandError(EXIT_USAGE, f"{arguments.queries}: no query in it")
+            load_index_encoder(index)
+        try:
+            tuned = index.tune(arguments.target_recall, queries, store=not arguments.dry_run)
+            info = index.info()
+            if tuned is not None and arguments.plot is not None:
+                name = f"{info['factory']}, {info['documents']:,} × {info['dimension']}"
+                plot(
+                    arguments.plot,
+                    {name: tuned.points},
+                    target=arguments.target_recall,
+                    title=name,
+                    chosen=tuned.point,
+                )
+        except (InputError, ModelMismatchError):
+            raise
+        except ValueError as error:
+            raise CommandError(EXIT_USAGE, str(error)) from None
+    if tuned is None:
+        raise CommandError(
+            EXIT_USAGE,
+            f"{arguments.index}: {info['factory']} compares every vector: there is nothing to tune",
+        )
+    if arguments.json:
+        print_json(tuned.to_dict(), indent=2)
+    else:
+        for line in tuned.lines():
+            show(line)
+    return EXIT_OK
