@@ -49,7 +49,8 @@ CPU_FLAGS = (
 # --------------------------------------------------------------------------------------------------- texts
 
 
-def _open_text(path: Path) -> TextIO:
+def open_text(path: Path) -> TextIO:
+    """The file at `path`, decompressed if it is a .gz, as UTF-8 text with its line ends as they are."""
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
     return open(path, encoding="utf-8", newline="")
@@ -57,7 +58,7 @@ def _open_text(path: Path) -> TextIO:
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[str]:
     kind = Path(path.name.removesuffix(".gz")).suffix
-    with _open_text(path) as file:
+    with open_text(path) as file:
         if kind == ".txt":
             for line in file:
                 yield line.rstrip("\r\n")

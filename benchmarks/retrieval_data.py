@@ -1,0 +1,197 @@
+"""Questions, judgements and vectors for `retrieval.py`: who asks, what is stored, what counts as found."""
+
+import csv
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[np.float32]
+
+#: Names of the three columns: those of the data folder, and those of Quora's and GLUE's own files.
+PAIR_COLUMNS = (("text1", "text2", "label"), ("question1", "question2", "is_duplicate"))
+_ENCODED_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What is searched, who searches, and what counts as found.
+
+    Attributes:
+        stored: the texts that the index holds.
+        queries: the texts to search with.
+        positives: for each query the rows of ``stored`` that answer it, with their gain (> 0).
+        own_row: for each query the row of ``stored`` that holds the query itself, -1 for none. It is taken
+            out of the ranking: to find oneself is neither right nor wrong.
+        notes: what was counted while the collection was made.
+    """
+
+    stored: list[str]
+    queries: list[str]
+    positives: list[dict[int, float]]
+    own_row: npt.NDArray[np.int64]
+    notes: dict[str, int]
+
+
+def question_key(text: str) -> str:
+    """What makes two questions the same: letters and digits, without case, space and punctuation.
+
+    A part of the pairs at hand is lower-cased and tokenised and repeats questions of the rest, so without this
+    a copy of the right answer in another spelling would be counted as a wrong one.
+    """
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
+def read_pairs(path: Path) -> Iterator[tuple[str, str, bool]]:
+    """First question, second question, duplicates or not; from a .tsv or .tsv.gz with a header row.
+
+    Files with Quora's own column names are quoted as CSV is; the data folder's have no quoting.
+    """
+    with common.open_text(path) as file:
+        header = file.readline().rstrip("\r\n").replace('"', "").split("\t")
+        columns = next((names for names in PAIR_COLUMNS if set(names) <= set(header)), None)
+        if columns is None:
+            raise SystemExit(
+                f"{path}: needs the columns {' or '.join(map(', '.join, PAIR_COLUMNS))}; it has {', '.join(header)}"
+            )
+        at = [header.index(name) for name in columns]
+        quoting = csv.QUOTE_NONE if columns == PAIR_COLUMNS[0] else csv.QUOTE_MINIMAL
+        for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=quoting), 2):
+            if len(row) != len(header):
+                raise SystemExit(f"{path}, row {number}: {len(row)} fields, and the header has {len(header)}")
+            first, second, label = (row[i] for i in at)
+            if label not in ("0", "1"):
+                raise SystemExit(f"{path}, row {number}: the label is {label!r}; it must be 0 or 1")
+            yield first, second, label == "1"
+
+
+def question_pairs(pairs: Iterator[tuple[str, str, bool]], stored: int) -> Collection:
+    """HPD's Table 3: store the second questions, search with the first ones.
+
+    * A question is what `question_key` says; its first spelling stands for it.
+    * Stored: every second question, then other questions up to ``stored``: first those that never search, in
+      the order of the file, then those that do.
+    * Queries: every first question of a pair of duplicates whose second one is another question.
+    * Positive: every stored question that a pair calls a duplicate of the query, in either order. Pairs are
+      not chained, so an unlabelled duplicate counts as wrong.
+    """
+    spelling: dict[str, str] = {}
+    seconds: dict[str, None] = {}  # ordered sets
+    asking: dict[str, None] = {}
+    duplicates: dict[str, set[str]] = {}
+    total = same = blank = 0
+    for first, second, duplicate in pairs:
+        total += 1
+        left, right = question_key(first), question_key(second)
+        if not left or not right:
+            blank += 1
+            continue
+        spelling.setdefault(left, first)
+        spelling.setdefault(right, second)
+        seconds.setdefault(right)
+        if duplicate and left == right:
+            same += 1
+        elif duplicate:
+            asking.setdefault(left)
+            duplicates.setdefault(left, set()).add(right)
+            duplicates.setdefault(right, set()).add(left)
+    others = [key for key in spelling if key not in seconds]
+    padding = [key for key in others if key not in asking] + [key for key in others if key in asking]
+    padding = padding[: max(0, stored - len(seconds))]
+    rows = {key: row for row, key in enumerate((*seconds, *padding))}
+    return Collection(
+        stored=[spelling[key] for key in rows],
+        queries=[spelling[key] for key in asking],
+        positives=[
+            {rows[other]: 1.0 for other in sorted(duplicates[key]) if other in rows} for key in asking
+        ],
+        own_row=np.array([rows.get(key, -1) for key in asking], np.int64),
+        notes={
+            "pairs": total,
+            "distinct_questions": len(spelling),
+            "second_questions": len(seconds),
+            "padding": len(padding),
+            "padding_that_also_searches": sum(key in asking for key in padding),
+            "stored": len(rows),
+            "queries": len(asking),
+            "queries_also_stored": sum(key in rows for key in asking),
+            "duplicate_pairs_of_identical_texts": same,
+            "pairs_with_a_blank_question": blank,
+        },
+    )
+
+
+def cranfield(data: Path) -> Collection:
+    """Cranfield: abstracts, queries, and judgements above 0 as gains. A query without one is left out."""
+    folder = data / "retrieval"
+    documents = list(_records(folder / "docs.tsv.gz"))
+    row_of = {record["doc_id"]: row for row, record in enumerate(documents)}
+    gains: dict[str, dict[int, float]] = {}
+    for record in _records(folder / "qrels.tsv.gz"):
+        if (gain := float(record["rel"])) > 0:
+            gains.setdefault(record["query_id"], {})[row_of[record["doc_id"]]] = gain
+    queries = [record for record in _records(folder / "queries.tsv.gz") if record["query_id"] in gains]
+    return Collection(
+        stored=[record["text"] for record in documents],
+        queries=[record["text"] for record in queries],
+        positives=[gains[record["query_id"]] for record in queries],
+        own_row=np.full(len(queries), -1, np.int64),
+        notes={"stored": len(documents), "queries": len(queries)},
+    )
+
+
+def _records(path: Path) -> Iterator[Mapping[str, str]]:
+    with common.open_text(path) as file:
+        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+# ----------------------------------------------------------------------------------------------------- vectors
+
+
+def cached_vectors(
+    folder: Path, encoder: Any, texts: Sequence[str], encode: Callable[[list[str]], Any], kind: str
+) -> Vectors:
+    """The vectors of ``texts``, (n, dimension), encoded at most once: they are kept in ``folder``.
+
+    The file's name is made of the model, its precision and a hash over fingerprint, kind and texts. What has
+    been encoded when the process is stopped is kept, too.
+
+    Args:
+        folder: where vectors are kept.
+        encoder: names model and fingerprint.
+        texts: in any order; encoded as they come.
+        encode: texts to vectors, of one window.
+        kind: "query" or "document", which may have prompts of their own.
+    """
+    about = encoder.describe()
+    digest = hashlib.sha256("\0".join([encoder.fingerprint, about["precision"], kind]).encode())
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    model = Path(str(about["model"])).name
+    path = folder / f"{model}-{about['precision']}-{kind}-{digest.hexdigest()[:12]}.f32"
+    dimension = encoder.get_embedding_dimension()
+    folder.mkdir(parents=True, exist_ok=True)
+    row_bytes = 4 * dimension
+    with path.open("ab") as file:
+        done = file.tell() // row_bytes
+        os.truncate(file.fileno(), done * row_bytes)
+        for start in range(done, len(texts), _ENCODED_AT_ONCE):
+            window = list(texts[start : start + _ENCODED_AT_ONCE])
+            vectors = np.asarray(encode(window), "<f4")
+            if vectors.shape != (len(window), dimension):
+                raise SystemExit(f"{model}: returned {vectors.shape} for {len(window)} texts")
+            file.write(vectors.tobytes())
+            file.flush()
+    return np.fromfile(path, "<f4").reshape(len(texts), dimension)
+
+
+def truncated(vectors: Vectors, dimension: int) -> Vectors:
+    """The first ``dimension`` columns, each row with norm 1 again."""
+    part = np.ascontiguousarray(vectors[:, :dimension])
+    return part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), np.finfo(np.float32).tiny)

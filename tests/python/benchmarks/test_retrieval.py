@@ -1,0 +1,129 @@
+"""The protocol of `benchmarks/retrieval.py`: who asks, what is stored, and the figures of merit."""
+
+import gzip
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import retrieval
+    import retrieval_data
+
+    yield retrieval, retrieval_data
+    for name in ("common", "retrieval", "retrieval_data"):
+        sys.modules.pop(name, None)
+
+
+PAIRS = [
+    ("How do I cook rice?", "How is rice cooked?", True),
+    ("how is rice cooked ?", "How do I boil rice?", True),  # the second question above, asked in lower case
+    ("What is fire?", "what is FIRE", True),  # the same question
+    ("Where is Rome?", "Who was Nero?", False),
+    ("Who sings?", "Where is Rome?", False),
+]
+
+
+def test_who_asks_what_is_stored_and_what_counts(modules) -> None:
+    _, data = modules
+    found = data.question_pairs(iter(PAIRS), stored=7)
+    assert found.stored[:5] == [
+        "How is rice cooked?",
+        "How do I boil rice?",
+        "What is fire?",
+        "Who was Nero?",
+        "Where is Rome?",
+    ]
+    # padded with what never asks before what does
+    assert found.stored[5:] == ["Who sings?", "How do I cook rice?"]
+    assert found.queries == ["How do I cook rice?", "How is rice cooked?"]
+    assert found.positives == [{0: 1.0}, {1: 1.0, 6: 1.0}]
+    assert found.own_row.tolist() == [6, 0]
+    assert found.notes["duplicate_pairs_of_identical_texts"] == 1
+    assert found.notes["padding_that_also_searches"] == 1
+    assert len(data.question_pairs(iter(PAIRS), stored=0).stored) == 5
+
+
+def test_the_query_itself_is_no_answer(modules) -> None:
+    retrieval, _ = modules
+    found = np.array([[4, 2, 7], [1, -1, -1]])
+    assert retrieval.ranked(found, np.array([4, -1]), 2) == [[2, 7], [1]]
+
+
+def test_figures_of_merit_are_those_of_their_definitions(modules) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    retrieval, _ = modules
+    random = np.random.default_rng(0)
+    scores = random.standard_normal((20, 40))
+    gains = random.integers(0, 4, (20, 40)) * (random.random((20, 40)) < 0.3)
+    gains[:, 0] = 1
+    rankings = np.argsort(-scores, axis=1).tolist()
+    judged = [{row: float(gain) for row, gain in enumerate(line) if gain} for line in gains.tolist()]
+    assert retrieval.ndcg(rankings, judged, 10) == pytest.approx(metrics.ndcg_score(gains, scores, k=10))
+    assert retrieval.mrr([[5, 3], [1, 2], [9]], [{3: 1.0}, {1: 1.0}, {8: 1.0}]) == pytest.approx(0.5)
+    assert retrieval.recall([[5, 3], [1, 2]], [{3: 1.0, 8: 1.0}, {1: 1.0}], 2) == pytest.approx(0.75)
+
+
+def test_pairs_are_read_with_the_quoting_of_their_file(modules, tmp_path: Path) -> None:
+    _, data = modules
+    with gzip.open(tmp_path / "own.tsv.gz", "wt", encoding="utf-8") as file:
+        file.write('text1\ttext2\tlabel\nWhat is "x?\tWhy?\t1\n')
+    (tmp_path / "quora.tsv").write_text(
+        '"id"\t"question1"\t"question2"\t"is_duplicate"\n"1"\t"What is ""x""?"\t"Two\nlines?"\t"0"\n',
+        encoding="utf-8",
+    )
+    assert list(data.read_pairs(tmp_path / "own.tsv.gz")) == [('What is "x?', "Why?", True)]
+    assert list(data.read_pairs(tmp_path / "quora.tsv")) == [('What is "x"?', "Two\nlines?", False)]
+    (tmp_path / "bad.tsv").write_text("a\tb\n1\t2\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="needs the columns text1, text2, label or question1"):
+        list(data.read_pairs(tmp_path / "bad.tsv"))
+    (tmp_path / "label.tsv").write_text("text1\ttext2\tlabel\na\tb\tyes\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="row 2: the label is 'yes'"):
+        list(data.read_pairs(tmp_path / "label.tsv"))
+
+
+class Counting:
+    fingerprint = "f"
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    def describe(self) -> dict[str, str]:
+        return {"model": "counting", "precision": "fp32"}
+
+    def get_embedding_dimension(self) -> int:
+        return 2
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        self.texts += len(texts)
+        return np.array([[len(text), 1.0] for text in texts], np.float32)
+
+
+def test_vectors_are_encoded_once_and_what_was_cut_off_is_encoded_again(modules, tmp_path: Path) -> None:
+    _, data = modules
+    encoder, texts = Counting(), ["a", "bb", "ccc"]
+    expected = [[1, 1], [2, 1], [3, 1]]
+    for _ in range(2):
+        vectors = data.cached_vectors(tmp_path, encoder, texts, encoder.encode, "document")
+        assert vectors.tolist() == expected
+    assert encoder.texts == 3
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:12])  # a row and a half
+    assert data.cached_vectors(tmp_path, encoder, texts, encoder.encode, "document").tolist() == expected
+    assert encoder.texts == 5
+    data.cached_vectors(tmp_path, encoder, texts, encoder.encode, "query")
+    assert encoder.texts == 8
+
+
+def test_truncated_vectors_have_norm_one(modules) -> None:
+    _, data = modules
+    vectors = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
+    short = data.truncated(vectors, 3)
+    assert np.linalg.norm(short, axis=1) == pytest.approx(np.ones(5))
+    assert np.allclose(short / short[:, :1], vectors[:, :3] / vectors[:, :1])
