@@ -7,9 +7,10 @@ vectors, and each gets the setting that reaches the recall at the least time on 
 and time in the table are those of the other half; time is the processor's of one thread, all queries in one
 call, the median of alternating rounds.
 
-The vectors are unit vectors around `--clusters` centres. Centres and deviations are Gaussian with a standard
-deviation of i^-0.5 in dimension i, both alike, so that clusters overlap as those of sentence vectors do; with
-clusters apart, any inverted file finds nearly all in the first list or two.
+The vectors are unit vectors around `--clusters` centres. Centres and deviations from them are Gaussian, with
+a standard deviation of i^-0.5 in dimension i; `--spread` is how many times wider the deviations are than the
+centres lie apart. The wider, the more lists a search needs: at 1, IVF2828 reaches recall 0.95 with 0.4 % of
+its lists. Sentence vectors need more: 43 of 1154 lists for 83,222 questions (`retrieval.py`).
 """
 
 import argparse
@@ -23,12 +24,13 @@ import numpy as np
 K = 10
 
 
-def clustered(rows: int, dimension: int, clusters: int, seed: int) -> Any:
+def clustered(rows: int, dimension: int, clusters: int, spread: float) -> Any:
     """(rows, dimension) unit vectors as the module says; the same for the same arguments."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     deviation = (np.arange(1, dimension + 1) ** -0.5).astype(np.float32)
     centres = random.standard_normal((clusters, dimension), np.float32) * deviation
     vectors = random.standard_normal((rows, dimension), np.float32) * deviation
+    vectors *= spread
     vectors += centres[random.integers(0, clusters, rows)]
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
@@ -41,6 +43,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--clusters", type=int, default=1000)
+    parser.add_argument("--spread", type=float, default=1.0)
     parser.add_argument("--queries", type=int, default=2000, help="half to tune with, half to measure with")
     parser.add_argument("--target-recall", type=float, default=0.95)
     parser.add_argument("--lists", type=int, nargs="+", default=[1024, 2828], help="of IVF-Flat")
@@ -62,7 +65,9 @@ def main() -> None:
 
     machine, found = common.machine_info(), common.versions(["faiss-cpu", "numpy"])
     print(common.show_machine(machine, found))
-    everything = clustered(options.rows + options.queries, options.dimension, options.clusters, seed=0)
+    everything = clustered(
+        options.rows + options.queries, options.dimension, options.clusters, options.spread
+    )
     vectors, queries = everything[: options.rows], everything[options.rows :]
     choice = choose(vectors, target_recall=options.target_recall, seconds=options.seconds)
     print("\n".join(["", *choice.lines(), ""]))
@@ -135,6 +140,7 @@ def main() -> None:
                 rows=options.rows,
                 dimension=options.dimension,
                 clusters=options.clusters,
+                spread=options.spread,
                 queries=len(asked),
                 rounds=options.rounds,
                 choice=choice.to_dict(),

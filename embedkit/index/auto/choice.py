@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -170,8 +171,9 @@ def candidates(rows: int, dimension: int) -> list[str]:
     kinds = [
         "Flat",
         f"{lists},Flat",
-        f"{lists},PQ{subvectors}x4fsr,RFlat",
-        f"{lists},PQ{subvectors}x4fsr,Refine(SQ8)",
+        # turned at random first: 4 bits for each two columns do badly where columns differ in their variance
+        f"RR{dimension},{lists},PQ{subvectors}x4fsr,RFlat",
+        f"RR{dimension},{lists},PQ{subvectors}x4fsr,Refine(SQ8)",
         f"{lists},SQ8",
     ]
     if hasattr(import_faiss(), "IndexIVFRaBitQ"):
@@ -369,9 +371,8 @@ class _Run:
 
     def _build(self, factory: str) -> tuple[Any, float] | None:
         """The index of the sample and the processor seconds it took; ``None`` if time ran out."""
-        if factory.startswith("IVF"):
-            own_lists = resolve_factory("auto", max(len(self.sample), AUTO_IVF_ROWS)).partition(",")[0]
-            factory = f"{own_lists},{factory.partition(',')[2]}"
+        own_lists = resolve_factory("auto", max(len(self.sample), AUTO_IVF_ROWS)).partition(",")[0]
+        factory = re.sub(r"IVF\d+", own_lists, factory)
         index = create_index(factory, self.sample.shape[1])
         begin = time.process_time()
         with faiss_threads(self._threads):
@@ -386,15 +387,23 @@ class _Run:
 
     def _train(self, index: Any) -> None:
         """Train; the centroids of the lists are found once and shared, as all kinds have the same lists."""
-        ivf = ivf_of(_base(index))
+        faiss = import_faiss()
+        base = _base(index)
+        ivf = ivf_of(base)
+        chosen = np.random.default_rng(_SEED).permutation(len(self.sample))[:_TRAINING_ROWS]
+        vectors = self.sample[np.sort(chosen)]
         if ivf is not None and self._centroids is not None:
-            import_faiss().downcast_index(ivf.quantizer).add(self._centroids)
+            centroids = self._centroids
+            if isinstance(base, faiss.IndexPreTransform):
+                rotation = faiss.downcast_VectorTransform(base.chain.at(0))
+                rotation.train(vectors)
+                centroids = rotation.apply(centroids)
+            faiss.downcast_index(ivf.quantizer).add(centroids)
         elif ivf is not None:
             ivf.cp.min_points_per_centroid = 1  # a small sample is no mistake: no warning on stderr
-        chosen = np.random.default_rng(_SEED).permutation(len(self.sample))[:_TRAINING_ROWS]
-        index.train(self.sample[np.sort(chosen)])
-        if ivf is not None and self._centroids is None:
-            self._centroids = import_faiss().downcast_index(ivf.quantizer).reconstruct_n(0, ivf.nlist)
+        index.train(vectors)
+        if self._centroids is None and ivf is not None and not isinstance(base, faiss.IndexPreTransform):
+            self._centroids = faiss.downcast_index(ivf.quantizer).reconstruct_n(0, ivf.nlist)
 
 
 def _decide(table: list[Measured], run: _Run, *, held_out: bool) -> Choice:
@@ -442,7 +451,11 @@ def _least_bytes(factory: str, dimension: int) -> int:
     index = create_index(factory, dimension)
     faiss = import_faiss()
     base = _base(index)
-    storage = faiss.downcast_index(base.storage) if isinstance(base, faiss.IndexHNSW) else base
+    storage = base
+    if isinstance(base, faiss.IndexHNSW):
+        storage = faiss.downcast_index(base.storage)
+    elif isinstance(base, faiss.IndexPreTransform):
+        storage = faiss.downcast_index(base.index)
     size = int(storage.code_size)
     if index is not base:
         size += int(faiss.downcast_index(index.refine_index).code_size)

@@ -98,11 +98,11 @@ def test_a_build_with_a_target_keeps_the_table_and_searches_as_it_says(
     for module in ("auto.choice", "faiss_index"):
         monkeypatch.setattr(f"embedkit.index.{module}.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr(
-        "embedkit.index.auto.choice.candidates", lambda rows, dimension: ["Flat", "IVF60,PQ16x4fsr,RFlat"]
+        "embedkit.index.auto.choice.candidates", lambda rows, dimension: ["Flat", "RR32,IVF60,PQ16x4fsr,RFlat"]
     )
     with Index.build(tmp_path / "index", texts(3000), WordEncoder(), target_recall=0.8) as index:
         tuning = index.info()["tuning"]
-        assert [one["factory"] for one in tuning["table"]] == ["Flat", "IVF60,PQ16x4fsr,RFlat"]
+        assert [one["factory"] for one in tuning["table"]] == ["Flat", "RR32,IVF60,PQ16x4fsr,RFlat"]
         assert index.info()["factory"] == tuning["chosen"]["factory"]
         assert tuning["reached"]
         part = index.generation.segments[0].parts[0]
