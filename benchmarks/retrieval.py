@@ -482,6 +482,7 @@ def question_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def draw(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
     """MRR@10 against time: a line for each model and kind of index, a point for each dimension."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
@@ -498,6 +499,9 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
                 str(point["dimension"]), at, xytext=(5, -10), textcoords="offset points", fontsize=7
             )
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds per 1000 queries, one thread")
     axes.set_ylabel("MRR@10")
     axes.set_title(title, fontsize=10)

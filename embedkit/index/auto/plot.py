@@ -40,6 +40,7 @@ def plot(
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullFormatter
     except ImportError as error:
         raise ImportError(
             "a plot needs matplotlib, which is not installed: pip install matplotlib"
@@ -74,6 +75,9 @@ def plot(
             [chosen.ms], [chosen.recall], "o", markersize=14, fillstyle="none", color="black", label="chosen"
         )
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds a query, one thread")
     axes.set_ylabel("recall@10 against exact search")
     axes.set_title(title, fontsize=10)

@@ -23,8 +23,11 @@ FACTORIES = [
     "IVF4,Flat",
     "IVF4,SQ8",
     "IVF4,PQ8x4fs,RFlat",
+    "RR16,IVF4,PQ8x4fsr,RFlat",
+    "RR16,IVF4,PQ8x4fsr,Refine(SQ8)",
     "IVF4,PQ8x4fs",
     "IVF4,RaBitQ",
+    "IVF4,RaBitQ,RFlat",
     "PQ8x4fs",
 ]
 KEYS = st.integers(0, 400).map(lambda number: f"key-{number}")
