@@ -62,11 +62,10 @@ def plot(
         axes.axhline(target, color="0.4", linewidth=1, linestyle="--")
         axes.annotate(
             f"recall {target:g}",
-            (1, target),
+            (0, target),
             xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
+            xytext=(4, 3),
             textcoords="offset points",
-            ha="right",
             color="0.3",
             fontsize=8,
         )

@@ -98,7 +98,8 @@ def test_a_build_with_a_target_keeps_the_table_and_searches_as_it_says(
     for module in ("auto.choice", "faiss_index"):
         monkeypatch.setattr(f"embedkit.index.{module}.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr(
-        "embedkit.index.auto.choice.candidates", lambda rows, dimension: ["Flat", "RR32,IVF60,PQ16x4fsr,RFlat"]
+        "embedkit.index.auto.choice.candidates",
+        lambda rows, dimension: ["Flat", "RR32,IVF60,PQ16x4fsr,RFlat"],
     )
     with Index.build(tmp_path / "index", texts(3000), WordEncoder(), target_recall=0.8) as index:
         tuning = index.info()["tuning"]
