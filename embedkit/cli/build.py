@@ -247,7 +247,8 @@ def _build(arguments: argparse.Namespace) -> int:
             ) as index,
         ):
             info = index.info()
-        if arguments.target_recall is not None:
+        # a resumed build whose vectors were indexed before, without a target, has no table
+        if arguments.target_recall is not None and info["tuning"] is not None:
             for line in table_of(info["tuning"]):
                 show(line)
         seconds = time.perf_counter() - begin
