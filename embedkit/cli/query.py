@@ -24,9 +24,11 @@ from embedkit.cli.common import (
 from embedkit.index import Index, InputError, ModelMismatchError, SearchStats
 from embedkit.index.device import DEVICES
 from embedkit.readers import Corpus
+from embedkit.rerank import rerank
 from embedkit.terminal import printable, table
 
 if TYPE_CHECKING:
+    from embedkit import CrossEncoder
     from embedkit.index import Hit
 
 _QUERIES_AT_ONCE = 256
@@ -71,6 +73,16 @@ def add_commands(commands: Any) -> None:
         metavar="F",
         help="take F x k documents by their quantised codes, and rank them by their vectors",
     )
+    query.add_argument(
+        "--rerank", metavar="M", help="order what is found by this cross-encoder, a folder or Hub id"
+    )
+    query.add_argument(
+        "--candidates",
+        type=integer(partial(check_positive, "candidates")),
+        default=50,
+        metavar="N",
+        help="documents per query that --rerank scores (default: 50)",
+    )
     query.add_argument("--json", action="store_true", help="print a JSON object per document found")
     query.add_argument(
         "--stats", action="store_true", help="say on stderr how many queries a second, and where time went"
@@ -84,6 +96,7 @@ def add_commands(commands: Any) -> None:
 def _query(arguments: argparse.Namespace) -> int:
     if bool(arguments.texts) == bool(arguments.file):
         raise CommandError(EXIT_USAGE, "give queries as arguments or with --file, one of them")
+    reranker = _open_reranker(arguments.rerank, arguments.threads)
     index = Index.open(
         arguments.index,
         arguments.model,
@@ -101,7 +114,8 @@ def _query(arguments: argparse.Namespace) -> int:
         labelled = arguments.file is not None or len(arguments.texts) > 1
         asked: list[str] = []
         try:
-            for number, hits in enumerate(_search(index, texts, asked, arguments, stats), 1):
+            found = _search(index, texts, asked, arguments, reranker=reranker, stats=stats)
+            for number, hits in enumerate(found, 1):
                 if arguments.json:
                     _print_json_lines(asked[number - 1], hits)
                 else:
@@ -124,6 +138,8 @@ def _search(
     texts: Iterator[str],
     asked: list[str],
     arguments: argparse.Namespace,
+    *,
+    reranker: CrossEncoder | None,
     stats: SearchStats,
 ) -> Iterator[list[Hit]]:
     """The hits of each text; ``asked`` gets the texts, before their hits come."""
@@ -136,7 +152,7 @@ def _search(
 
     found = index.search_stream(
         blocks(),
-        arguments.k,
+        arguments.k if reranker is None else max(arguments.k, arguments.candidates),
         stats=stats,
         nprobe=arguments.nprobe,
         ef=arguments.ef,
@@ -144,8 +160,24 @@ def _search(
         where=arguments.where,
         hybrid=arguments.hybrid,
     )
+    done = 0
     for hits in found:
-        yield from hits
+        queries = asked[done : done + len(hits)]
+        done += len(hits)
+        yield from hits if reranker is None else rerank(reranker, queries, hits, arguments.k)
+
+
+def _open_reranker(model: str | None, threads: int | None) -> CrossEncoder | None:
+    if model is None:
+        return None
+    from embedkit import CrossEncoder
+
+    try:
+        opened = CrossEncoder(model, threads=threads)
+        rerank(opened, [], [], 1)  # refuses a model of several classes before anything is searched
+    except (ValueError, FileNotFoundError) as error:
+        raise CommandError(EXIT_USAGE, f"the reranker cannot be loaded: {error}") from error
+    return opened
 
 
 def _checked_query(text: str, origin: str) -> str:
