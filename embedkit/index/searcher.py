@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedkit.index.device import gpu_resources
+from embedkit.index.documents import StoredDocument
 from embedkit.index.encoder import TextEncoder, check_encoder, load_encoder
 from embedkit.index.faiss_index import Float32Array, Int64Array, faiss_threads
 from embedkit.index.generation import Generation, open_generation
@@ -260,6 +261,17 @@ class Searcher:
         if not isinstance(rows, (np.ndarray, list, tuple)):
             rows = list(rows)
         return self._open_generation().keys(np.asarray(rows, np.int64))
+
+    def get(self, ids: Iterable[str]) -> list[StoredDocument]:
+        """The documents with ``ids``, in that order; ids that are not in the index are left out."""
+        generation = self._open_generation()
+        wanted = list(ids)
+        found = generation.find(wanted)
+        documents: dict[str, StoredDocument] = {}
+        for number, segment in enumerate(generation.segments):
+            rows = [row for at, row in found.values() if at == number]
+            documents.update({item.key: item for item in segment.documents.fetch(rows).values()})
+        return [documents[key] for key in wanted if key in documents]
 
     def close(self) -> None:
         """Close the files. The index cannot be searched afterwards."""

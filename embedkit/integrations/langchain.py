@@ -1,18 +1,35 @@
-"""LangChain: embeddings."""
+"""LangChain: embeddings, and a vector store on an index folder."""
 
 from __future__ import annotations
 
 import os
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 try:
+    from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
+    from langchain_core.vectorstores import VectorStore
+    from langchain_core.vectorstores.utils import maximal_marginal_relevance
 except ImportError as error:
-    raise ImportError("EmbedkitEmbeddings needs langchain-core: pip install 'embedkit[langchain]'") from error
+    raise ImportError(
+        "EmbedkitEmbeddings and EmbedkitVectorStore need langchain-core: pip install 'embedkit[langchain]'"
+    ) from error
 
 from embedkit.encoder import Encoder
+from embedkit.index import Document as IndexDocument
+from embedkit.index import Index, IndexNotFoundError
+from embedkit.index.manifest import Metric
 
-__all__ = ["EmbedkitEmbeddings"]
+__all__ = ["EmbedkitEmbeddings", "EmbedkitVectorStore"]
+
+Filter = str | Mapping[str, str | float | bool | None]
 
 
 class EmbedkitEmbeddings(Embeddings):
@@ -57,3 +74,272 @@ class EmbedkitEmbeddings(Embeddings):
         """The vector of a query."""
         vector = self.encoder.encode_query(text, normalize_embeddings=self.normalize_embeddings)
         return cast(list[float], vector.tolist())
+
+
+class EmbedkitVectorStore(VectorStore):
+    """LangChain's `VectorStore` over an `Index`: a folder that keeps texts, metadata and vectors.
+
+    The index is made with the first documents. Each call that adds writes a segment of its own, so add many
+    documents at once, and call ``store.index.compact()`` after many small additions.
+
+    A filter is a condition as `Index.search` takes it, such as ``"lang = 'en' and year > 2019"``, or a dict of
+    fields and the values that they must have.
+
+    Args:
+        path: the folder; an index that is there is opened.
+        embedding: what encodes; an `EmbedkitEmbeddings` or an `Encoder`. None: the model that the index names,
+            or the built-in one for a new index.
+        metric: of a new index, "cosine" or "dot".
+        factory: of a new index, as `Index.build` takes it.
+
+    Raises:
+        ModelMismatchError: the index was made with another model.
+        TypeError: ``embedding`` is another library's: an index is tied to the fingerprint of its model.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        embedding: EmbedkitEmbeddings | Encoder | None = None,
+        *,
+        metric: Metric = "cosine",
+        factory: str = "auto",
+    ) -> None:
+        """Open the index if there is one."""
+        self._path = Path(path)
+        self._metric: Metric = metric
+        self._factory = factory
+        self._lock = threading.RLock()
+        if embedding is not None and not isinstance(embedding, EmbedkitEmbeddings | Encoder):
+            raise TypeError(
+                f"embedding is {type(embedding).__name__}; an index keeps the fingerprint of its model, "
+                "so give EmbedkitEmbeddings or an Encoder"
+            )
+        encoder = embedding.encoder if isinstance(embedding, EmbedkitEmbeddings) else embedding
+        self._index: Index | None = None
+        try:
+            self._index = Index.open(self._path, encoder)
+        except IndexNotFoundError:
+            encoder = encoder or Encoder()
+        self._encoder = encoder
+
+    @property
+    def index(self) -> Index:
+        """The index (`IndexNotFoundError` before the first document)."""
+        if self._index is None:
+            raise IndexNotFoundError(f"{self._path}: no document was added yet")
+        return self._index
+
+    @property
+    def embeddings(self) -> EmbedkitEmbeddings:
+        """What encodes queries and documents."""
+        if self._encoder is None:
+            self._encoder = cast(Encoder, self.index.encoder)
+        return EmbedkitEmbeddings(self._encoder)
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Encode and add texts; one whose id is there already replaces that document.
+
+        Args:
+            texts: the texts.
+            metadatas: what is kept with each, as JSON.
+            ids: theirs; where there is none, one is made up.
+            kwargs: nothing.
+
+        Returns:
+            The ids.
+
+        Raises:
+            InputError: a text or its metadata cannot be kept; nothing was added.
+            ValueError: there are not as many metadatas or ids as texts.
+        """
+        _refuse("add_texts", kwargs)
+        given = list(texts)
+        fields = [{} for _ in given] if metadatas is None else metadatas
+        keys = [key or str(uuid.uuid4()) for key in (ids or [None] * len(given))]
+        for name, values in (("metadatas", fields), ("ids", keys)):
+            if len(values) != len(given):
+                raise ValueError(f"{len(given)} texts and {len(values)} {name} were given")
+        # Of several with one id the last one stays, as if they had been added one after the other.
+        documents = {
+            key: IndexDocument(text, key, dict(field))
+            for key, text, field in zip(keys, given, fields, strict=True)
+        }
+        if documents:
+            with self._lock:
+                self._add(list(documents.values()))
+        return keys
+
+    def _add(self, documents: list[IndexDocument]) -> None:
+        if self._index is not None:
+            self._index.upsert(documents)
+            return
+        self._index = Index.build(
+            self._path, documents, self.embeddings.encoder, metric=self._metric, factory=self._factory
+        )
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        """Delete the documents with ``ids``, where they are there; None deletes all."""
+        _refuse("delete", kwargs)
+        with self._lock:
+            if self._index is not None:
+                if ids is None:
+                    self._index.delete(where="id is not null")
+                else:
+                    self._index.delete(ids, missing_ok=True)
+        return True
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """The documents with ``ids``, in that order; ids that are not there are left out."""
+        if self._index is None:
+            return []
+        return [_document(found.key, found.text, found.metadata) for found in self._index.get(ids)]
+
+    def similarity_search(
+        self, query: str, k: int = 4, *, filter: Filter | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """The ``k`` documents closest to ``query``, best first."""
+        return [
+            document for document, _ in self.similarity_search_with_score(query, k, filter=filter, **kwargs)
+        ]
+
+    def similarity_search_with_score(
+        self, query: str, k: int = 4, *, filter: Filter | None = None, **kwargs: Any
+    ) -> list[tuple[Document, float]]:
+        """The ``k`` documents closest to ``query`` and their scores: cosines or dot products, best first.
+
+        Args:
+            query: a text.
+            k: most documents.
+            filter: which documents are looked at.
+            kwargs: further arguments of `Index.search`: ``hybrid=True``, ``nprobe``, ``ef``, ``rescore``.
+        """
+        return self._search(query, k, filter, kwargs)
+
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = 4, *, filter: Filter | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """The ``k`` documents closest to a vector; arguments as in `similarity_search_with_score`."""
+        return [document for document, _ in self._search(_vector(embedding), k, filter, kwargs)]
+
+    def max_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        *,
+        filter: Filter | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """``k`` of the ``fetch_k`` documents closest to ``query`` that are close to it and unlike each other.
+
+        Args:
+            query: a text.
+            k: most documents.
+            fetch_k: how many are chosen from.
+            lambda_mult: 1 for closeness alone, 0 for difference alone.
+            filter, kwargs: as in `similarity_search_with_score`.
+        """
+        embedding = self.embeddings.embed_query(query)
+        return self.max_marginal_relevance_search_by_vector(
+            embedding, k, fetch_k, lambda_mult, filter=filter, **kwargs
+        )
+
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        *,
+        filter: Filter | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """`max_marginal_relevance_search` for a vector."""
+        if self._index is None:
+            return []
+        query = _vector(embedding)
+        with self._lock:  # rows are those of one generation
+            _, rows = self._index.search_vectors(query, fetch_k, where=_where(filter), **kwargs)
+            rows = rows[0][rows[0] >= 0]
+            found = self._index.generation.fetch(rows)
+            vectors = self._index.generation.vectors(rows)
+        chosen = maximal_marginal_relevance(query, list(vectors), lambda_mult=lambda_mult, k=k)
+        documents = (found[int(rows[at])] for at in chosen)
+        return [_document(item.key, item.text, item.metadata) for item in documents]
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: EmbedkitEmbeddings | Encoder,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        path: str | os.PathLike[str],
+        **kwargs: Any,
+    ) -> EmbedkitVectorStore:
+        """A store of ``texts`` in the folder ``path``; ``kwargs`` are further arguments of the store."""
+        store = cls(path, embedding, **kwargs)
+        store.add_texts(texts, metadatas, ids=ids)
+        return store
+
+    def _search(
+        self, query: str | npt.NDArray[np.float32], k: int, filter: Filter | None, options: Mapping[str, Any]
+    ) -> list[tuple[Document, float]]:
+        if self._index is None or not len(self._index):
+            return []
+        (hits,) = self._index.search(query, k, where=_where(filter), **options)
+        return [(_document(hit.id, hit.text, hit.metadata), hit.score) for hit in hits]
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        if self._metric != "cosine" or (self._index is not None and self._index.info()["metric"] != "cosine"):
+            raise ValueError(
+                "relevance scores lie between 0 and 1, dot products do not; make the index with metric='cosine'"
+            )
+        return lambda cosine: min(max(cosine, 0.0), 1.0)
+
+
+def _document(key: str, text: str, metadata: dict[str, Any]) -> Document:
+    return Document(id=key, page_content=text, metadata=metadata)
+
+
+def _vector(embedding: Sequence[float]) -> npt.NDArray[np.float32]:
+    return np.asarray(embedding, np.float32)
+
+
+def _where(filter: Filter | None) -> str | None:
+    """A filter as the condition that `Index.search` takes."""
+    if filter is None or isinstance(filter, str):
+        return filter
+    conditions = []
+    for field, value in filter.items():
+        name = '"' + field.replace('"', '""') + '"'
+        if value is None:
+            conditions.append(f"{name} is null")
+        elif isinstance(value, str):
+            text = value.replace("'", "''")
+            conditions.append(f"{name} = '{text}'")
+        elif isinstance(value, bool):
+            conditions.append(f"{name} = {int(value)}")  # as SQLite has true and false
+        elif isinstance(value, int | float):
+            conditions.append(f"{name} = {value!r}")
+        else:
+            raise TypeError(
+                f"filter[{field!r}] is {type(value).__name__}; give a text, a number, true, false or None, "
+                'or a condition as text such as "year > 2019"'
+            )
+    return " and ".join(conditions) or None
+
+
+def _refuse(method: str, options: Mapping[str, Any]) -> None:
+    if options:
+        raise TypeError(f"{method}() got an unexpected keyword argument {next(iter(options))!r}")

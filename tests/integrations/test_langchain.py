@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_tests.integration_tests import EmbeddingsIntegrationTests
+from langchain_tests.integration_tests import EmbeddingsIntegrationTests, VectorStoreIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from embedkit import Encoder
-from embedkit.integrations.langchain import EmbedkitEmbeddings
+from embedkit.index import InputError, ModelMismatchError
+from embedkit.integrations.langchain import EmbedkitEmbeddings, EmbedkitVectorStore
 
 
 class TestStandardUnit(EmbeddingsUnitTests):
@@ -48,3 +52,112 @@ def test_a_store_of_langchain_finds_by_meaning() -> None:
     store.add_texts(["Boil the lentils for half an hour.", "Restart the server after the update."])
     found = store.as_retriever(search_kwargs={"k": 1}).invoke("what to cook")
     assert [document.page_content for document in found] == ["Boil the lentils for half an hour."]
+
+
+class TestStandardVectorStore(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self, tmp_path: Path) -> Iterator[EmbedkitVectorStore]:  # type: ignore[override]
+        yield EmbedkitVectorStore(tmp_path / "index")
+
+
+class TestStandardVectorStoreThatWasEmptied(VectorStoreIntegrationTests):
+    """The same for an index that holds nothing any more."""
+
+    @pytest.fixture
+    def vectorstore(self, tmp_path: Path) -> Iterator[EmbedkitVectorStore]:  # type: ignore[override]
+        store = EmbedkitVectorStore(tmp_path / "index")
+        store.add_texts(["something"])
+        store.delete()
+        yield store
+
+
+NOTES = [
+    ("Boil the lentils for half an hour.", {"topic": "food", "year": 2020, "tried": True}),
+    ("Cook the lentils for thirty minutes.", {"topic": "food", "year": 2021, "tried": False}),
+    ("Bake the bread until it is brown.", {"topic": "food", "year": 2022, "author's": "O'Neill"}),
+    ("Restart the server after the update.", {"topic": "computers", "year": 2021}),
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> EmbedkitVectorStore:
+    return EmbedkitVectorStore.from_texts(
+        [text for text, _ in NOTES],
+        EmbedkitEmbeddings(),
+        [metadata for _, metadata in NOTES],
+        ids=list("abcd"),
+        path=tmp_path / "index",
+    )
+
+
+def test_scores_are_cosines_and_the_store_lasts(store: EmbedkitVectorStore, tmp_path: Path) -> None:
+    encoder = Encoder()
+    expected = encoder.encode([text for text, _ in NOTES]) @ encoder.encode("cooking lentils")
+    for opened in (store, EmbedkitVectorStore(tmp_path / "index")):
+        found = opened.similarity_search_with_score("cooking lentils", k=4)
+        assert [document.id for document, _ in found] == ["abcd"[i] for i in (-expected).argsort()]
+        np.testing.assert_allclose([score for _, score in found], sorted(expected, reverse=True), atol=1e-5)
+        assert opened.embeddings.embed_query("a") == encoder.encode("a").tolist()
+    vector = encoder.encode("cooking lentils").tolist()
+    assert store.similarity_search_by_vector(vector, k=1)[0].id == found[0][0].id
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ({"topic": "food"}, "abc"),
+        ({"topic": "food", "year": 2021}, "b"),
+        ({"tried": True}, "a"),
+        ({"tried": None}, "cd"),
+        ({"author's": "O'Neill"}, "c"),
+        ({}, "abcd"),
+        ("year >= 2021 and topic <> 'food'", "d"),
+        ({"topic": "nothing"}, ""),
+    ],
+)
+def test_filters(store: EmbedkitVectorStore, condition: Any, expected: str) -> None:
+    found = store.similarity_search("lentils", k=4, filter=condition)
+    assert sorted(document.id or "" for document in found) == list(expected)
+
+
+def test_retrievers_of_every_kind(store: EmbedkitVectorStore) -> None:
+    def ids(search_type: str, **options: Any) -> list[str | None]:
+        retriever = store.as_retriever(search_type=search_type, search_kwargs=options)
+        return [document.id for document in retriever.invoke("cooking lentils")]
+
+    assert set(ids("similarity", k=2)) == {"a", "b"}
+    assert ids("similarity", k=1, filter={"year": 2022}) == ["c"]
+    diverse = ids("mmr", k=2, fetch_k=4, lambda_mult=0.1)
+    assert diverse[0] in ("a", "b") and diverse[1] not in ("a", "b")
+    assert set(ids("mmr", k=2, lambda_mult=1.0)) == {"a", "b"}
+    assert set(ids("similarity_score_threshold", score_threshold=0.5)) == {"a", "b"}
+    assert ids("similarity", k=1, hybrid=True)[0] in ("a", "b")
+
+
+def test_texts_with_one_id_leave_the_last(store: EmbedkitVectorStore) -> None:
+    assert store.add_texts(["one", "two"], ids=["x", "x"]) == ["x", "x"]
+    assert store.get_by_ids(["x", "none", "d"]) == [
+        Document(id="x", page_content="two"),
+        Document(id="d", page_content=NOTES[3][0], metadata=NOTES[3][1]),
+    ]
+    assert len(store.index) == 5
+    assert store.add_texts([]) == []
+
+
+def test_what_does_not_fit_is_refused(store: EmbedkitVectorStore, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="metadata"):
+        store.add_texts(["a"], [{"field": {1, 2}}])
+    with pytest.raises(ValueError, match="1 texts and 2 ids"):
+        store.add_texts(["a"], ids=["x", "y"])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batch'"):
+        store.add_texts(["a"], batch=3)
+    with pytest.raises(TypeError, match="filter\\['year'\\] is list"):
+        store.similarity_search("a", filter={"year": [1]})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="give EmbedkitEmbeddings or an Encoder"):
+        EmbedkitVectorStore(tmp_path / "other", TestStandardVectorStore.get_embeddings())  # type: ignore[arg-type]
+    with pytest.raises(ModelMismatchError):
+        EmbedkitVectorStore(tmp_path / "index", Encoder(truncate_dim=8))
+    dot = EmbedkitVectorStore(tmp_path / "dot", metric="dot")
+    dot.add_texts(["a"])
+    with pytest.raises(ValueError, match="metric='cosine'"):
+        dot.similarity_search_with_relevance_scores("a")

@@ -1,0 +1,22 @@
+"""`Index.get`: documents by their ids, whatever has happened to the index."""
+
+from embedkit import Index
+from embedkit.index import Document
+
+
+def test_documents_come_in_the_order_of_the_ids(tmp_path, encoder):
+    documents = [Document(f"text {i}", f"id{i}", {"number": i}) for i in range(5)]
+    with Index.build(tmp_path / "index", documents, encoder) as index:
+        index.add([Document("added", "new")])
+        index.upsert([Document("changed", "id1", {"number": 10})])
+        index.delete(["id3"])
+        found = index.get(["new", "id1", "none", "id3", "id0", "new"])
+        assert [(item.key, item.text, item.metadata) for item in found] == [
+            ("new", "added", {}),
+            ("id1", "changed", {"number": 10}),
+            ("id0", "text 0", {"number": 0}),
+            ("new", "added", {}),
+        ]
+        assert index.get([]) == []
+        assert index.compact()
+        assert index.get(["new", "id1", "none", "id3", "id0", "new"]) == found
