@@ -26,6 +26,7 @@ import hpd
 import lengths
 import numpy as np
 import shapes
+import stages
 from peers import choose, peer_class
 from peers.base import Setting, Tokenizer
 from peers.worker import PeerFailed, Worker
@@ -54,6 +55,9 @@ def arguments() -> argparse.Namespace:
         "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
     )
     parser.add_argument("--cache", type=Path, help="keep converted models here (default: a temporary folder)")
+    parser.add_argument(
+        "--profile", action="store_true", help="time the stages of the core instead, without peers"
+    )
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--plot", type=Path, help="draw a bar chart here (.png)")
     return parser.parse_args()
@@ -288,6 +292,14 @@ def main() -> None:
             return
         if options.shape:
             model = shapes.build(options.shape, tokenizer_of=model, folder=cache)
+        if options.profile:
+            found = stages.run(options, model, texts)
+            print(stages.show(found))
+            if options.json:
+                common.write_json(options.json, found)
+            if options.plot:
+                stages.plot(found, options.plot)
+            return
         converted = cache / f"converted-{model.name}"
         converted.mkdir(parents=True, exist_ok=True)
         result = measure(options, model, converted, texts)

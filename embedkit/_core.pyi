@@ -4,6 +4,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import NotRequired
 
 def active_isa() -> str:
     """The instruction set that an `Encoder` made now runs on, e.g. "avx2"; one of `available_isas`.
@@ -67,10 +68,14 @@ class WordPiece:
         """`encode` of every text, with the GIL released."""
 
 class Stats(TypedDict):
-    """What a call of `Encoder.encode` counted."""
+    """What a call of `Encoder.encode` counted.
+
+    ``stages`` is there if the options ask for ``"profile"``: seconds by stage, summed over the threads.
+    """
 
     tokens: int
     truncated: int
+    stages: NotRequired[dict[str, float]]
 
 class Cancel:
     """Stops a `tokenize_window` that runs on another thread."""

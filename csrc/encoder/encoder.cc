@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/stage_clock.h"
 #include "encoder/pooling.h"
 
 namespace embedkit {
@@ -24,6 +25,14 @@ Share share(size_t items, const Member& member) {
   const auto index = static_cast<size_t>(member.index);
   const auto count = static_cast<size_t>(member.count);
   return {items * index / count, items * (index + 1) / count};
+}
+
+/// Waits for the gang, as every stage ends.
+void end_stage(Stage stage, const Member& member) {
+  StageClock::lap(stage);
+  if (member.count == 1) return;
+  member.sync();
+  StageClock::lap(Stage::kWait);
 }
 
 size_t odd_lines(size_t bytes) {
@@ -147,16 +156,16 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Member& member
                           config_.embedding_width(), weights_.embedding_norm.weight(),
                           weights_.embedding_norm.bias(), config_.layer_norm_eps,
                           int8 && !projected ? &quantised : nullptr);
-  member.sync();
+  end_stage(Stage::kElementWise, member);
   if (!projected) return;
   const Linear& projection = *weights_.projection;
   const Share panels = share(projection.panels(), member);
   kernels_.linear_fp32(embedded.row(0), embedded.ld, tokens, projection.packed(), panels.begin, panels.end,
                        w.hidden_.row(0), w.hidden_.ld);
-  member.sync();
+  end_stage(Stage::kProducts, member);
   if (!int8) return;
   kernels_.quantise(w.hidden_.row(begin), w.hidden_.ld, end - begin, config_.hidden_size, quantised);
-  member.sync();
+  end_stage(Stage::kQuantise, member);
 }
 
 void Encoder::attend(const PackedBatch& batch, Workspace& w, const Member& member) const {
@@ -206,12 +215,12 @@ bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
       kernels_.linear_fp32(w.hidden_.row(first), w.hidden_.ld, rows, layer.intermediate.packed(),
                            in_panels.begin, in_panels.end, inner, w.inner_.ld);
     }
-    member.sync();
+    end_stage(Stage::kProducts, member);
     if (w.stopped_at(step)) return false;
     const QuantisedRows quantised_inner = int8 ? w.quantised_inner_.from(own.begin) : QuantisedRows{};
     kernels_.activate(config_.hidden_act, w.inner_.row(own.begin), w.inner_.ld, own.end - own.begin,
                       config_.intermediate_size, int8 ? &quantised_inner : nullptr);
-    member.sync();
+    end_stage(Stage::kElementWise, member);
     if (int8) {
       kernels_.linear_int8(w.quantised_inner_.from(0), rows, layer.output.packed(), out_panels.begin,
                            out_panels.end, w.projected_.row(first), w.projected_.ld);
@@ -219,14 +228,14 @@ bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
       kernels_.linear_fp32(inner, w.inner_.ld, rows, layer.output.packed(), out_panels.begin, out_panels.end,
                            w.projected_.row(first), w.projected_.ld);
     }
-    member.sync();
+    end_stage(Stage::kProducts, member);
     const QuantisedRows quantised_hidden =
         int8 ? w.quantised_hidden_.from(first + own.begin) : QuantisedRows{};
     kernels_.add_layer_norm(w.hidden_.row(first + own.begin), w.hidden_.ld,
                             w.projected_.row(first + own.begin), w.projected_.ld, own.end - own.begin, hidden,
                             layer.output_norm.weight(), layer.output_norm.bias(), config_.layer_norm_eps,
                             int8 ? &quantised_hidden : nullptr);
-    member.sync();
+    end_stage(Stage::kElementWise, member);
   }
   return true;
 }
@@ -255,21 +264,21 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& memb
   for (const Layer& layer : weights_.layers) {
     w.ask(++step, member, stop);
     linear(layer.query_key_value, w.hidden_, w.quantised_hidden_, w.query_key_value_);
-    member.sync();
+    end_stage(Stage::kProducts, member);
     if (w.stopped_at(step)) return false;
     attend(batch, w, member);
-    member.sync();
+    end_stage(Stage::kAttention, member);
     if (int8) {
       kernels_.quantise(w.context_.row(own.begin), w.context_.ld, own.end - own.begin, hidden,
                         w.quantised_context_.from(own.begin));
-      member.sync();
+      end_stage(Stage::kQuantise, member);
     }
     linear(layer.attention_output, w.context_, w.quantised_context_, w.projected_);
-    member.sync();
+    end_stage(Stage::kProducts, member);
     kernels_.add_layer_norm(w.hidden_.row(own.begin), w.hidden_.ld, w.projected_.row(own.begin),
                             w.projected_.ld, own.end - own.begin, hidden, layer.attention_norm.weight(),
                             layer.attention_norm.bias(), config_.layer_norm_eps, quantised_hidden);
-    member.sync();
+    end_stage(Stage::kElementWise, member);
     if (!feed_forward(layer, w, tokens, member, stop, step)) return false;
   }
   return true;

@@ -78,6 +78,7 @@ class VectorDelivery final : public Delivery {
   void deliver(const size_t* order, const std::vector<Sequence>& sequences, const PackedBatch& batch,
                Workspace& workspace) override {
     const Rows& vectors = encoder_.pool(batch, workspace);
+    StageClock::lap(Stage::kPool);
     for (size_t s = 0; s < batch.sequences(); ++s) {
       if (split_) {
         std::copy_n(vectors.row(s), encoder_.dimension(), parts_.data() + order[s] * encoder_.dimension());
@@ -189,26 +190,36 @@ class Run {
     // them.
     const bool lone = bytes <= kLoneBytes;
     const int threads = lone ? std::min(options_.threads, default_threads()) : options_.threads;
+    clocks_.assign(options_.profile ? static_cast<size_t>(threads) : 0, StageClock());
     ThreadPool::shared().run(threads, [&](Member member) {
+      const StageClock::Running clock(options_.profile ? &clocks_[static_cast<size_t>(member.index)]
+                                                       : nullptr);
       StateLease lease;
       error_.guard([&] {
         lease.take();
         window_.tokenize(source_, options_, member, (*lease).scratch, stop_);
       });
+      StageClock::lap(Stage::kTokenize);
       member.sync();
+      StageClock::lap(Stage::kWait);
       if (member.index == 0) {
         error_.guard([&] { plan(member.count, *lease); });
         planned_ = !error_.failed();
+        StageClock::lap(Stage::kHandOver);
       }
       member.sync();
+      StageClock::lap(Stage::kWait);
       if (!planned_) return;  // the same for all members: one that fails from here on is waited for
       if (team_) {
         encode_together(member);
       } else {
         error_.guard([&] { encode_batches(*lease); });
         wait_for_others(member);
+        StageClock::lap(Stage::kWait);
       }
     });
+    for (const StageClock& clock : clocks_)
+      for (size_t i = 0; i < stats_.stages.size(); ++i) stats_.stages[i] += clock.times()[i];
     error_.rethrow();
     delivery_.end_window();
   }
@@ -282,8 +293,10 @@ class Run {
     for (size_t b; (b = next_batch_.fetch_add(1, std::memory_order_relaxed)) + 1 < batches_.size();) {
       gather(b, state.batch);
       encoder_.prepare(state.batch, state.workspace, 1);
+      StageClock::lap(Stage::kHandOver);
       if (!encoder_.forward(state.batch, state.workspace, alone, stop_)) return;
       delivery_.deliver(order_.data() + batches_[b], window_.sequences(), state.batch, state.workspace);
+      StageClock::lap(Stage::kHandOver);
     }
   }
 
@@ -302,6 +315,7 @@ class Run {
     if (member.index == 0)
       error_.guard([&] {
         delivery_.deliver(order_.data(), window_.sequences(), together_->batch, together_->workspace);
+        StageClock::lap(Stage::kHandOver);
       });
   }
 
@@ -314,8 +328,9 @@ class Run {
 
   FirstError error_;
   TokenWindow window_;
-  std::vector<size_t> order_;    // longest first
-  std::vector<size_t> batches_;  // bounds in order_
+  std::vector<StageClock> clocks_;  // one a member, when the call is profiled
+  std::vector<size_t> order_;       // longest first
+  std::vector<size_t> batches_;     // bounds in order_
   std::atomic<size_t> next_batch_{0};
   std::atomic<int> finished_{0};  // members that have no batch left
   bool team_ = false;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "base/stage_clock.h"
 #include "base/stop.h"
 #include "encoder/encoder.h"
 #include "pipeline/token_window.h"
@@ -20,11 +21,13 @@ struct EncodeOptions : TokenizeOptions {
   size_t batch_size = 0;    ///< most texts per batch, 0 for no cap
   size_t truncate_dim = 0;  ///< 0 for all
   bool normalize = false;
+  bool profile = false;  ///< fill EncodeStats::stages
 };
 
 struct EncodeStats {
-  size_t tokens = 0;     ///< encoded, special tokens included
-  size_t truncated = 0;  ///< texts that lost tokens
+  size_t tokens = 0;           ///< encoded, special tokens included
+  size_t truncated = 0;        ///< texts that lost tokens
+  StageClock::Times stages{};  ///< seconds by stage, summed over the threads
 };
 
 /// Dimension of the vectors that `encode` writes. Throws InvalidArgument if truncate_dim is larger than the

@@ -133,6 +133,7 @@ EncodeOptions options_of(const py::dict& dict) {
   options.batch_size = o.get<size_t>("batch_size", 0);
   options.truncate_dim = o.get<size_t>("truncate_dim", 0);
   options.normalize = o.get<bool>("normalize", false);
+  options.profile = o.get<bool>("profile", false);
   return options;
 }
 
@@ -177,6 +178,11 @@ py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict&
   py::dict counts;
   counts["tokens"] = stats.tokens;
   counts["truncated"] = stats.truncated;
+  if (options.profile) {
+    py::dict stages;
+    for (size_t i = 0; i < stats.stages.size(); ++i) stages[kStageNames[i]] = stats.stages[i];
+    counts["stages"] = std::move(stages);
+  }
   return py::make_tuple(result, counts);
 }
 

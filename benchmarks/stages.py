@@ -1,0 +1,131 @@
+"""Where the time of a call of the core goes, stage by stage: `throughput.py --profile`.
+
+The core's own clocks give the seconds of each stage, summed over the threads. What is fused counts once: "quantise" is
+the attention's output alone, since GELU and layer norm quantise their results in the same pass ("element-wise", with
+the embeddings). "hand-over" sorts the sequences, lays out batches and writes vectors; "wait" is for other threads.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import common
+
+PRECISIONS = ("int8", "fp32")
+
+
+def run(options: argparse.Namespace, model: Path, texts: list[str]) -> dict[str, Any]:
+    """Measures both precisions, alternating, each round with clocks and without."""
+    from embedkit import Encoder, _core
+
+    runs: dict[tuple[str, bool], Any] = {}
+    taken: dict[str, list[dict[str, float]]] = {precision: [] for precision in PRECISIONS}
+    tokens = 0
+    for precision in PRECISIONS:
+        encoder = Encoder(model, precision=precision, threads=options.threads)
+        engine = encoder._engine
+        tokenizer = engine.tokenizer
+        arguments = {
+            "threads": options.threads,
+            "prefix_ids": list(tokenizer.prefix_ids),
+            "suffix_ids": list(tokenizer.suffix_ids),
+            "max_length": encoder.max_seq_length,
+        }
+
+        def call(
+            clocked: bool, engine: Any = engine, arguments: Any = arguments, to: Any = taken[precision]
+        ) -> int:
+            given = {**arguments, "profile": clocked}
+            if engine.tokenizer.core is not None:
+                _, stats = engine.core.encode(texts, engine.tokenizer.core, given)
+            else:
+                _, stats = engine.core.encode_ids(engine.tokenizer.encode_batch(texts), given)
+            if clocked:
+                to.append(stats["stages"])
+            return int(stats["tokens"])
+
+        tokens = call(False)
+        for clocked in (True, False):
+            runs[precision, clocked] = common.timed(lambda call=call, clocked=clocked: call(clocked))
+    seconds = common.alternate(runs, options.rounds)
+    rows = []
+    for precision in PRECISIONS:
+        stages = {
+            name: common.Spread.of([found[name] / options.threads for found in taken[precision]])
+            for name in taken[precision][0]
+        }
+        rows.append(
+            {
+                "precision": precision,
+                "stages_s": stages,
+                "wall_s": common.Spread.of(seconds[precision, True]),
+                "wall_without_clocks_s": common.Spread.of(seconds[precision, False]),
+            }
+        )
+    return common.report(
+        "stages",
+        machine=common.machine_info(),
+        versions=common.versions(["embedkit"]),
+        isa=_core.active_isa(),
+        model=options.model.name,
+        threads=options.threads,
+        cpus=sorted(os.sched_getaffinity(0)),
+        texts=len(texts),
+        tokens=tokens,
+        rows=rows,
+    )
+
+
+def show(result: dict[str, Any]) -> str:
+    """A row a stage: milliseconds a thread and the share of the call, for each precision."""
+    names = list(result["rows"][0]["stages_s"])
+    lines = [
+        common.show_machine(result["machine"], result["versions"]),
+        f"{result['model']}, {result['isa']}, {result['threads']} threads, {result['texts']} texts, "
+        f"{result['tokens']} tokens; median ms a thread over {result['rows'][0]['wall_s'].runs} runs",
+        "",
+    ]
+    headers = ["stage"]
+    for row in result["rows"]:
+        headers += [f"{row['precision']} ms", "share"]
+    totals = [sum(spread.median for spread in row["stages_s"].values()) for row in result["rows"]]
+    table = []
+    for name in names:
+        cells: list[str] = [name]
+        for row, total in zip(result["rows"], totals, strict=True):
+            median = row["stages_s"][name].median
+            cells += [f"{1e3 * median:.1f}", f"{median / total:.1%}"]
+        table.append(cells)
+    for label, key in (("call", "wall_s"), ("call without clocks", "wall_without_clocks_s")):
+        cells = [label]
+        for row in result["rows"]:
+            cells += [f"{1e3 * row[key].median:.1f}", ""]
+        table.append(cells)
+    return "\n".join([*lines, common.table(headers, table)])
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """A stacked bar for each precision."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 2.6), layout="constrained")
+    colours = pyplot.get_cmap("tab10").colors
+    labels = [row["precision"] for row in result["rows"]]
+    left = [0.0] * len(labels)
+    for number, name in enumerate(result["rows"][0]["stages_s"]):
+        widths = [1e6 * row["stages_s"][name].median / result["tokens"] for row in result["rows"]]
+        axes.barh(labels, widths, left=left, label=name, color=colours[number % len(colours)])
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_xlabel("µs a token and thread (median)")
+    axes.set_title(
+        f"{result['model']}, {result['threads']} threads of {result['machine']['cpu']} ({result['isa']})",
+        fontsize=10,
+    )
+    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
