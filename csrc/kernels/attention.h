@@ -26,9 +26,9 @@ inline void product(const float* a, size_t lda, size_t rows, const float* b, siz
   if (c < columns) tile_of_height<V, kRows, 1>(rows, a, lda, b + c, ldb, k, nullptr, out + c, ld_out);
 }
 
-/// scores = softmax(factor * scores) of `length` scores, zero up to `padded`.
+/// scores = exp(factor * (scores - highest)) of `length` scores, zero up to `padded`; returns 1 / their sum.
 template <class V>
-inline void softmax(float* scores, size_t length, size_t padded, float factor) {
+inline float softmax(float* scores, size_t length, size_t padded, float factor) {
   const float lowest = std::numeric_limits<float>::lowest();
   const size_t whole = length / V::kLanes * V::kLanes;
   auto high = V::set1(lowest);
@@ -48,8 +48,7 @@ inline void softmax(float* scores, size_t length, size_t padded, float factor) {
     V::store(scores + whole, e);
     sum = V::add(sum, e);
   }
-  const auto inverse = V::set1(1.0f / V::sum(sum));
-  for (size_t i = 0; i < padded; i += V::kLanes) V::store(scores + i, V::mul(V::load(scores + i), inverse));
+  return 1.0f / V::sum(sum);
 }
 
 /// scores = factor * scores + bias.
@@ -82,17 +81,26 @@ void attention(const AttentionTask& task) {
   over_tiles(task.length, kRows, [&](size_t row, size_t height) {
     product<V, kRows>(task.q + row * task.ld, task.ld, height, transposed, keys, task.head_size, scores, keys,
                       keys);
+    float inverse[kRows];
     for (size_t r = 0; r < height; ++r) {
       float* line = scores + r * keys;
       if (task.bias != nullptr) add_bias<V>(line, task.bias - (row + r), keys, factor);
-      softmax<V>(line, task.length, keys, task.bias != nullptr ? 1.0f : factor);
+      inverse[r] = softmax<V>(line, task.length, keys, task.bias != nullptr ? 1.0f : factor);
     }
     float* out = task.out + row * task.ld_out;
     product<V, kRows>(scores, keys, height, task.v, task.ld, task.length, whole ? out : block,
                       whole ? task.ld_out : features, features);
-    if (!whole)
-      for (size_t r = 0; r < height; ++r)
-        std::copy_n(block + r * features, task.head_size, out + r * task.ld_out);
+    // The sum divides the few features of a row rather than its many scores.
+    for (size_t r = 0; r < height; ++r) {
+      const float* from = whole ? out + r * task.ld_out : block + r * features;
+      const auto factor_of_row = V::set1(inverse[r]);
+      over_columns<V>(
+          task.head_size,
+          [&](size_t i) { V::store(out + r * task.ld_out + i, V::mul(V::load(from + i), factor_of_row)); },
+          [&](size_t i, size_t n) {
+            V::store_first(out + r * task.ld_out + i, V::mul(V::load(from + i), factor_of_row), n);
+          });
+    }
   });
 }
 

@@ -6,18 +6,10 @@
 #include <limits>
 
 #include "kernels/elementwise.h"
+#include "kernels/tile.h"
 
 namespace embedkit {
 namespace {
-
-/// Calls body(column, vector count or tail length) over `columns`: `full` for whole vectors, `tail` for the
-/// rest.
-template <class V, class Full, class Tail>
-inline void over_columns(size_t columns, Full&& full, Tail&& tail) {
-  size_t i = 0;
-  for (; i + V::kLanes <= columns; i += V::kLanes) full(i);
-  if (i < columns) tail(i, columns - i);
-}
 
 template <class V>
 struct Range {

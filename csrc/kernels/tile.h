@@ -50,6 +50,15 @@ inline void over_tiles(size_t rows, size_t most, Body&& body) {
   }
 }
 
+/// Calls body(column, vector count or tail length) over `columns`: `full` for whole vectors, `tail` for the
+/// rest.
+template <class V, class Full, class Tail>
+inline void over_columns(size_t columns, Full&& full, Tail&& tail) {
+  size_t i = 0;
+  for (; i + V::kLanes <= columns; i += V::kLanes) full(i);
+  if (i < columns) tail(i, columns - i);
+}
+
 template <class V, int kRows, int C>
 inline void tile_of_height(size_t height, const float* a, size_t lda, const float* b, size_t ldb, size_t k,
                            const float* start, float* out, size_t ld_out) {
