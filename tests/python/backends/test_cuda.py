@@ -72,7 +72,13 @@ def test_precisions_and_batches(make_model: Make, texts: list[str]) -> None:
     """Against the core's fp32: cosine at least 0.9999 alone, in any batch, from any graph."""
     folder = make_model()
     expected = Encoder(folder).encode(texts)
-    for precision, least in (("auto", 0.9999), ("fp32", 0.99999), ("fp16", 0.9999), ("bf16", 0.998)):
+    for precision, least in (
+        ("auto", 0.9999),
+        ("fp32", 0.99999),
+        ("fp16", 0.9999),
+        ("bf16", 0.998),
+        ("int8", 0.98),
+    ):
         encoder = Encoder(folder, device="cuda", precision=precision)
         for batch_size in (None, 1, 7, 64, None):  # the last from graphs that the first has captured
             assert cosine(encoder.encode(texts, batch_size=batch_size), expected) >= least

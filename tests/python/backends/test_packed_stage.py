@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import threading
 import warnings
 from collections.abc import Callable
@@ -21,9 +23,11 @@ from eager_device import EagerDevice, PlainModel, cosine, packed  # noqa: E402
 
 import embedkit.encoder  # noqa: E402
 from embedkit import Encoder  # noqa: E402
+from embedkit.backends import cuda, cuda_device  # noqa: E402
 from embedkit.backends.buckets import IDLE, SMALL  # noqa: E402
 from embedkit.backends.cuda import choose_precision  # noqa: E402
 from embedkit.backends.many import ManyStages  # noqa: E402
+from embedkit.backends.packed_model import DTYPES  # noqa: E402
 from embedkit.backends.packed_stage import PackedStage  # noqa: E402
 from embedkit.folder import open_folder  # noqa: E402
 
@@ -213,9 +217,7 @@ def test_the_nearest_precision_is_chosen(make_model: Make) -> None:
             loaded.append(precision)
             if precision == refuse:
                 raise ValueError(f"tensor 'x' holds values beyond {precision}")
-            model = PlainModel(
-                folder, {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision, torch.float32)
-            )
+            model = PlainModel(folder, DTYPES[precision])
             if precision == spoil:
                 hidden = model.hidden
                 model.hidden = lambda batch: hidden(batch) * torch.inf  # type: ignore[method-assign]
@@ -253,3 +255,55 @@ def test_the_stage_alone_takes_a_batch_beyond_its_budget(make_model: Make, texts
     np.testing.assert_allclose(
         staged(folder, stage).encode(texts), Encoder(folder).encode(texts), rtol=0, atol=1e-5
     )
+
+
+@pytest.fixture
+def devices_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets `Encoder` open CUDA devices that are stand-ins."""
+
+    def find(names: Any) -> tuple[str, ...]:
+        return tuple("cuda:0" if name == "cuda" else name for name in names)
+
+    def model(folder: Any, precision: str, device: Any) -> PlainModel:
+        return PlainModel(folder.transformer, DTYPES[precision])
+
+    monkeypatch.setattr(cuda_device, "find_devices", find)
+    monkeypatch.setattr(cuda, "find_devices", find)
+    monkeypatch.setattr(cuda, "CudaDevice", lambda name: EagerDevice())
+    monkeypatch.setattr(cuda, "PackedModel", model)
+
+
+@pytest.mark.usefixtures("devices_everywhere")
+def test_the_encoder_of_a_device(make_model: Make, texts: list[str], tmp_path: Path) -> None:
+    folder = make_model()
+    encoder = Encoder(folder, device="cuda", precision="fp32")
+    expected = Encoder(folder).encode(texts)
+    np.testing.assert_allclose(encoder.encode(texts, device="cuda"), expected, rtol=0, atol=1e-5)
+    assert encoder.device == "cuda:0" and "device='cuda:0'" in repr(encoder)
+    for other in ("cpu", "cuda:1"):
+        with pytest.raises(ValueError, match=f"device='{other}': this encoder is on 'cuda:0'"):
+            encoder.encode("a", device=other)
+    restored = pickle.loads(pickle.dumps(encoder))
+    np.testing.assert_array_equal(restored.encode(texts), encoder.encode(texts))
+    assert restored.describe()["device"] == "cuda:0" and restored.describe()["precision"] == "fp32"
+    assert copy.deepcopy(encoder).encode("day").shape == (32,)
+    encoder.save(tmp_path / "saved")
+    np.testing.assert_array_equal(Encoder(tmp_path / "saved").encode(texts), expected)
+    with pytest.raises(
+        ValueError, match="on 'cuda:0', precision='fp64' is not known; known are 'auto', 'fp32'"
+    ):
+        Encoder(folder, device="cuda", precision="fp64")
+
+
+@pytest.mark.usefixtures("devices_everywhere")
+def test_the_encoder_of_several_devices(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    encoder = Encoder(folder, device=["cuda:0", "cuda:1"])
+    assert encoder.device == ["cuda:0", "cuda:1"]
+    described = encoder.describe()
+    assert described["precision"] == "fp16"  # chosen by the first, taken by all
+    assert [device["precision"] for device in described["devices"]] == ["fp16", "fp16"]
+    expected = Encoder(folder).encode(texts)
+    for tensor in (False, True):
+        assert cosine(encoder.encode(texts, convert_to_tensor=tensor), expected) >= 0.9999
+    assert encoder.encode("day", device=["cuda:0", "cuda:1"]).shape == (32,)
