@@ -59,7 +59,9 @@ def load_encoder(
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
         model = entry.model
-    encoder = Encoder(model, precision=entry.precision, threads=threads)
+    # Built on a GPU, the documents are nearer to the model's own precision than to any other of a CPU.
+    precision = entry.precision if entry.precision in ("fp32", "int8") else "auto"
+    encoder = Encoder(model, precision=precision, threads=threads)
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension
     return encoder

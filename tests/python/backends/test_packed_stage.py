@@ -22,7 +22,7 @@ from core_stage import CoreStage, staged  # noqa: E402
 from eager_device import EagerDevice, PlainModel, cosine, packed  # noqa: E402
 
 import embedkit.encoder  # noqa: E402
-from embedkit import Encoder  # noqa: E402
+from embedkit import Encoder, Index  # noqa: E402
 from embedkit.backends import cuda, cuda_device  # noqa: E402
 from embedkit.backends.buckets import IDLE, SMALL  # noqa: E402
 from embedkit.backends.cuda import choose_precision  # noqa: E402
@@ -307,3 +307,16 @@ def test_the_encoder_of_several_devices(make_model: Make, texts: list[str]) -> N
     for tensor in (False, True):
         assert cosine(encoder.encode(texts, convert_to_tensor=tensor), expected) >= 0.9999
     assert encoder.encode("day", device=["cuda:0", "cuda:1"]).shape == (32,)
+
+
+@pytest.mark.usefixtures("devices_everywhere")
+def test_an_index_built_on_a_device_is_searched_without(
+    make_model: Make, texts: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    folder = make_model()
+    Index.build(tmp_path / "index", texts[6:], Encoder(folder, device="cuda", precision="bf16")).close()
+    with Index.open(tmp_path / "index") as index:
+        assert index.info()["precision"] == "bf16"
+        assert index.search(texts[100], k=1)[0][0].text == texts[100]
+        assert index.encoder.describe()["precision"] == "fp32"
