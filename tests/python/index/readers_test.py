@@ -281,7 +281,7 @@ def test_unusable_inputs_are_named_before_anything_is_read(tmp_path):
     with pytest.raises(InputError, match="the folder holds no file that embedkit reads"):
         Corpus([tmp_path / "empty"])
     with pytest.raises(
-        InputError, match=r"a.pdf: unknown file type; embedkit reads .txt, .jsonl, .csv and .tsv"
+        InputError, match=r"a.pdf: unknown file type; embedkit reads .txt, .jsonl, .csv, .tsv and .parquet"
     ):
         Corpus([write(tmp_path, "a.pdf", "x")])
     with pytest.raises(InputError, match=r"a.txt: the input is given twice"):
