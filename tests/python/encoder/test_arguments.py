@@ -159,7 +159,7 @@ def test_numpy_integers_are_integers(encoder: Encoder) -> None:
         ({"device": ["cuda:0", "cpu"]}, "a list is for CUDA devices"),
         ({"device": []}, r"device=\[\] names no device"),
         ({"precision": "fp16"}, "precision='fp16' is for CUDA devices; a CPU has 'fp32' and 'int8'"),
-        ({"precision": "fp8"}, "precision='fp8' is not known; known are 'auto', 'fp32', 'int8'"),
+        ({"precision": "fp4"}, "precision='fp4' is not known; known are 'auto', 'fp32', 'int8'"),
         ({"threads": 0}, "threads must be a positive integer, not 0"),
         ({"threads": -2}, "threads must be a positive integer, not -2"),
         ({"threads": True}, "threads must be a positive integer, not True"),
