@@ -142,7 +142,7 @@ def test_teachers_are_asked_once_and_a_stopped_run_goes_on(
     whole = True
     found = teacher_outputs(str(path), table, 32, tmp_path / "cache")
     assert sorted(asked) == [4, 8, 8]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found, expected, atol=1e-5)  # the core and torch round differently
     np.testing.assert_array_equal(teacher_outputs(str(path), table, 32, tmp_path / "cache"), found)
     assert len(asked) == 3
     teacher_outputs(str(path), table, 31, tmp_path / "cache")
