@@ -62,6 +62,9 @@ def add_commands(commands: Any) -> None:
     build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
     build.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
     build.add_argument(
+        "--device", default="cpu", help="where texts are encoded: cpu (default), cuda, cuda:1, …"
+    )
+    build.add_argument(
         "--factory",
         default="auto",
         help="Faiss index: Flat, IVF1024,Flat, …; auto (default) is Flat below 20,000 documents, else IVF",
@@ -222,7 +225,7 @@ def _build(arguments: argparse.Namespace) -> int:
     if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
         raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
     import_faiss()  # before the model is loaded: what is missing should be said at once
-    encoder = load_encoder(arguments.model, arguments.precision, arguments.threads)
+    encoder = load_encoder(arguments.model, arguments.precision, arguments.threads, arguments.device)
     begin = time.perf_counter()
 
     def work() -> None:

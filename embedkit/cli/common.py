@@ -76,12 +76,12 @@ def add_max_memory(command: argparse.ArgumentParser) -> None:
     )
 
 
-def load_encoder(model: str | None, precision: str, threads: int | None) -> Encoder:
+def load_encoder(model: str | None, precision: str, threads: int | None, device: str = "cpu") -> Encoder:
     """The encoder that the options name."""
     from embedkit import Encoder
 
     try:
-        return Encoder(model, precision=precision, threads=threads)
+        return Encoder(model, device=device, precision=precision, threads=threads)
     except (ValueError, FileNotFoundError) as error:
         raise CommandError(EXIT_USAGE, f"the model cannot be loaded: {error}") from error
 

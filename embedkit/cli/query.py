@@ -89,7 +89,12 @@ def add_commands(commands: Any) -> None:
     )
     query.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
     query.add_argument("--force", action="store_true", help="take another model than the index', and warn")
-    query.add_argument("--device", choices=DEVICES, default="cpu", help="where Faiss searches (default: cpu)")
+    query.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="where queries are encoded and searched (default: cpu)",
+    )
     add_threads(query)
 
 

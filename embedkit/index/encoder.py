@@ -50,18 +50,19 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
 
 
 def load_encoder(
-    manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None
+    manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
 ) -> TextEncoder:
     """The encoder that the index names, or the one at ``model``, with the numerics of the index."""
     from embedkit import Encoder
+    from embedkit.arguments import PRECISIONS
     from embedkit.folder import BUILTIN
 
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
         model = entry.model
     # Built on a GPU, the documents are nearer to the model's own precision than to any other of a CPU.
-    precision = entry.precision if entry.precision in ("fp32", "int8") else "auto"
-    encoder = Encoder(model, precision=precision, threads=threads)
+    precision = entry.precision if device != "cpu" or entry.precision in PRECISIONS else "auto"
+    encoder = Encoder(model, device=device, precision=precision, threads=threads)
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension
     return encoder

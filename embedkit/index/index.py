@@ -60,7 +60,7 @@ class Index(Searcher):
                 its settings are not the model's own (prompts, max_length); it must have the fingerprint and
                 the dimension of the one that built the index.
             threads: threads of Faiss (and of an encoder loaded here); ``None``: all.
-            device: "cpu", or "cuda" to search with faiss-gpu.
+            device: "cpu", or "cuda" to search with faiss-gpu, and to encode there if the encoder is loaded here.
             force: take an encoder of another fingerprint, with a warning.
 
         Raises:

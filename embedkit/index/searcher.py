@@ -90,7 +90,7 @@ class Searcher:
         with self._encoder_lock:
             if self._encoder is None or isinstance(self._encoder, (str, os.PathLike)):
                 manifest = self._open_generation().manifest
-                encoder = load_encoder(manifest, self._encoder, self._threads)
+                encoder = load_encoder(manifest, self._encoder, self._threads, self._device)
                 check_encoder(self.path, manifest, encoder, force=self._force)
                 self._encoder = encoder
             return self._encoder
