@@ -17,6 +17,7 @@ class FakeEncoder:
         self,
         model: str | None = None,
         *,
+        device: str = "cpu",
         precision: str = "auto",
         threads: int | None = None,
         truncate_dim: int = 32,
