@@ -31,10 +31,10 @@ from embedkit.index.documents import Document
 from embedkit.index.encoder import TextEncoder, check_encoder, describe_encoder
 from embedkit.index.errors import BuildError, IndexDamagedError, IndexExistsError, InputError, ResumeError
 from embedkit.index.generation import Generation, open_generation
-from embedkit.index.ingest import Ingest, OnError, Progress
+from embedkit.index.ingest import Ingest, InputDigest, OnError, Progress
 from embedkit.index.journal import State, read_journal
 from embedkit.index.keys import Keys
-from embedkit.index.layout import JOURNAL_FILE, Writer
+from embedkit.index.layout import JOURNAL_FILE, Writer, fsync
 from embedkit.index.manifest import KEYS_FILE, METRICS, RAW_KINDS, Manifest, Metric, Raw, SegmentEntry
 from embedkit.index.memory import faiss_budget
 from embedkit.index.part import bits_of
@@ -103,11 +103,6 @@ def build(
     with _disk_errors(root), Writer(root, create=mode == "build") as writer, contextlib.ExitStack() as stack:
         state = _state(writer, restart)
         live = _live(writer, mode, overwrite, state)
-        if state is not None and state.segment is not None and live is not None:
-            done = next((entry for entry in live.segments if entry.name == state.segment.name), None)
-            if done is not None:  # it was published, and the crash came before the journal was removed
-                writer.journal.unlink()
-                return Written(state.rows, 0, state.rows)
         base: Generation | None = None
         if mode == "build":
             manifest = new_manifest(encoder, dimension, factory, metric, kept)
@@ -124,9 +119,25 @@ def build(
             "document_prompt": manifest.encoder.document_prompt,
             "dimension": dimension,
             "metric": manifest.metric,
+            "factory": manifest.factory,
+            "kept": manifest.kept,
+            "target_recall": target_recall,
         }
+        if state is not None and state.segment is not None and live is not None:
+            done = next((entry for entry in live.segments if entry.name == state.segment.name), None)
+            if done is not None:  # it was published, and the crash came before the journal was removed
+                _forget(writer)
+                if all(state.header.get(name) == header[name] for name in _SETTINGS):
+                    return _finished_before(root, state, done, documents)
+                state = None
+                _live(writer, mode, overwrite, None)
         _check_header(root, state, header)
         entry = None if state is None else state.segment
+        if state is not None and entry is not None and _digest(documents) != state.input:
+            raise ResumeError(
+                f"{root}: these are not the documents that an interrupted '{mode}' has encoded; give the same "
+                "input, or begin anew with --restart (restart=True)"
+            )
         resumed = 0 if state is None else state.rows
         if entry is None:
             entry, resumed = _write_segment(
@@ -220,7 +231,35 @@ _SETTINGS = {
     "document_prompt": "document prompt",
     "dimension": "dimension",
     "metric": "metric",
+    "factory": "factory",
+    "kept": "kind of kept vectors",
+    "target_recall": "target recall",
 }
+
+
+def _digest(documents: Iterable[str | Document]) -> str:
+    digest = InputDigest()
+    for _ in digest.watch(documents):
+        pass
+    return digest.hexdigest()
+
+
+def _forget(writer: Writer) -> None:
+    """Remove the journal, for good."""
+    writer.journal.unlink(missing_ok=True)
+    fsync(writer.root)
+
+
+def _finished_before(
+    root: Path, state: State, done: SegmentEntry, documents: Iterable[str | Document]
+) -> Written:
+    """What a command that was killed after its last step has written, if it was of ``documents``."""
+    if _digest(documents) != state.input:
+        raise ResumeError(
+            f"{root}: an interrupted '{state.header.get('mode')}' of other documents was finished, and nothing of "
+            "these is in the index; run the command again"
+        )
+    return Written(done.documents, 0, state.rows)
 
 
 def _check_header(root: Path, state: State | None, header: dict[str, Any]) -> None:
@@ -260,9 +299,10 @@ def _write_segment(
     def taken(key: str) -> bool:
         return mode == "add" and base is not None and bool(base.find([key]))
 
+    digest = InputDigest()
     with contextlib.closing(ingest):
         ingest.run(
-            documents,
+            digest.watch(documents),
             encoder,
             normalize=manifest.metric == "cosine",
             keys_needed=mode != "build",
@@ -309,7 +349,7 @@ def _write_segment(
             threads=threads,
             progress=lambda stage, done, total: report(Progress(stage, done, total)),
         )
-        ingest.journal.finished(entry)
+        ingest.journal.finished(entry, digest.hexdigest())
         return entry, ingest.resumed
 
 
@@ -350,7 +390,7 @@ def _publish(
     writer.publish(
         dated(manifest.with_segments((*old, entry)), writer.generation), {entry.name: writer.building}
     )
-    writer.journal.unlink(missing_ok=True)
+    _forget(writer)
     return Written(entry.documents, replaced, resumed)
 
 

@@ -8,6 +8,7 @@ each shard of some thousand documents everything is flushed and noted in the jou
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -24,7 +25,7 @@ from embedkit.index.faiss_index import Float32Array
 from embedkit.index.journal import Journal, State
 from embedkit.index.prefetch import prefetch
 from embedkit.index.segment import check_vectors
-from embedkit.index.spool import SPOOL_FILE, SpoolWriter
+from embedkit.index.spool import SPOOL_FILE, Spool, SpoolWriter
 
 OnError = Literal["stop", "skip"] | Callable[[InputError], None]
 """What to do with a document that cannot be used: raise, skip it, or call (and skip it if that returns)."""
@@ -71,6 +72,28 @@ def reject(error: InputError, on_error: OnError) -> None:
         raise error
     if on_error != "skip":
         on_error(error)
+
+
+class InputDigest:
+    """SHA-256 of documents as they pass by: ids, texts, metadata and given vectors."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._hash = hashlib.sha256()
+
+    def watch(self, documents: Iterable[str | Document]) -> Iterator[str | Document]:
+        """Pass ``documents`` on."""
+        for item in documents:
+            document = item if isinstance(item, Document) else Document(item)
+            vector = None if document.vector is None else np.asarray(document.vector)
+            metadata = None if document.metadata is None else dict(document.metadata)
+            told = repr((document.key, document.text, metadata, None if vector is None else vector.tobytes()))
+            self._hash.update(told.encode("utf-8", "surrogatepass"))
+            yield item
+
+    def hexdigest(self) -> str:
+        """Of those that have passed."""
+        return self._hash.hexdigest()
 
 
 class Ingest:
@@ -128,7 +151,7 @@ class Ingest:
             read_ahead: iterate ``documents`` on another thread.
             report: told of each step.
         """
-        chunks = self._stored_chunks(documents, keys_needed, taken, on_error)
+        chunks = self._stored_chunks(documents, keys_needed, taken, on_error, normalize=normalize)
         if read_ahead:
             chunks = prefetch(chunks, _CHUNKS_AHEAD)
         try:
@@ -167,10 +190,14 @@ class Ingest:
         keys_needed: bool,
         taken: Callable[[str], bool],
         on_error: OnError,
+        *,
+        normalize: bool,
     ) -> Generator[_Chunk, None, None]:
         """Store each document, and yield the texts to encode, in chunks of bounded size."""
         chunk = _Chunk()
         writer = self.documents
+        stored = Spool(self.spool.path, self.spool.rows, self._dimension)
+        replayed = 0
         committed, deadline = 0, time.monotonic() + SHARD_SECONDS
         for position, item in enumerate(documents):
             document = item if isinstance(item, Document) else Document(item)
@@ -195,6 +222,11 @@ class Ingest:
                 reject(error, on_error)
                 continue
             if known:
+                if vector is not None:
+                    _check_same_vector(
+                        document, unit(vector[None])[0] if normalize else vector, stored, replayed
+                    )
+                replayed += 1
                 continue
             if vector is not None:
                 chunk.vectors[len(chunk.texts)] = vector
@@ -271,6 +303,14 @@ class Ingest:
         self.documents.close()
         if self._journal is not None:
             self._journal.close()
+
+
+def _check_same_vector(document: Document, vector: Float32Array, stored: Spool, row: int) -> None:
+    if not np.allclose(vector, stored.read(row, row + 1)[0], rtol=1e-5, atol=1e-7):
+        raise ResumeError(
+            f"{document.origin}: its vector is not the one from before the interruption; give the same input, or "
+            "begin anew with --restart (restart=True)"
+        )
 
 
 def unit(vectors: Float32Array) -> Float32Array:

@@ -5,7 +5,8 @@ JSON Lines, appended and fsynced, one object each:
 * ``{"journal": 1, "mode": …, …}``: what the vectors depend on. A build goes on only where it is the same.
 * ``{"rows": n}``: the first n documents lie in ``documents.sqlite`` and their vectors in ``vectors.f32``, on
   disk. A line is written for each shard of some thousand documents.
-* ``{"segment": {…}}``: the segment is complete; only the manifest that names it may be missing.
+* ``{"segment": {…}, "input": …}``: the segment is complete; only the manifest that names it may be missing. With
+  the `InputDigest` of all documents, so that only the same ones are taken to be in it.
 
 A last line that a crash has torn counts as not written.
 """
@@ -32,11 +33,13 @@ class State:
         header: what the vectors depend on.
         rows: documents encoded and on disk.
         segment: the finished segment, ``None`` while there is none.
+        input: `InputDigest` of its documents.
     """
 
     header: dict[str, Any]
     rows: int
     segment: SegmentEntry | None
+    input: str | None
 
 
 def read_journal(path: Path) -> State | None:
@@ -47,7 +50,7 @@ def read_journal(path: Path) -> State | None:
         return None
     header: dict[str, Any] | None = None
     rows = 0
-    segment = None
+    segment = digest = None
     for line in lines:
         try:
             record = json.loads(line)
@@ -62,8 +65,8 @@ def read_journal(path: Path) -> State | None:
         elif isinstance(record.get("rows"), int):
             rows = record["rows"]
         elif "segment" in record:
-            segment = segment_from_json(path, record["segment"])
-    return None if header is None or rows == 0 else State(header, rows, segment)
+            segment, digest = segment_from_json(path, record["segment"]), record.get("input")
+    return None if header is None or rows == 0 else State(header, rows, segment, digest)
 
 
 def segment_of(path: Path) -> str | None:
@@ -94,9 +97,9 @@ class Journal:
         """Note that the first ``rows`` documents and vectors are on disk."""
         self._append({"rows": rows})
 
-    def finished(self, segment: SegmentEntry) -> None:
-        """Note that the segment is complete."""
-        self._append({"segment": asdict(segment)})
+    def finished(self, segment: SegmentEntry, digest: str) -> None:
+        """Note that the segment of the documents with this `InputDigest` is complete."""
+        self._append({"segment": asdict(segment), "input": digest})
 
     def close(self) -> None:
         """Close the file."""

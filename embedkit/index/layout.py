@@ -269,6 +269,7 @@ class Writer:
 
     def publish(self, manifest: Manifest, folders: Mapping[str, Path] | None = None) -> None:
         """Make ``manifest`` the live generation; ``folders``: the staged segments by their final names."""
+        self._forget_finished()
         for name, folder in (folders or {}).items():
             self.adopt(folder, name)
         fsync(self.root / TOMBSTONES_FOLDER)
@@ -281,6 +282,16 @@ class Writer:
         with contextlib.suppress(OSError):
             self._remove_leftovers(manifest)
         self.generation += 1
+
+    def _forget_finished(self) -> None:
+        """Remove the journal of a segment that is live already: once that is deleted, it would come back."""
+        from embedkit.index.journal import segment_of
+
+        with contextlib.suppress(FileNotFoundError, IndexDamagedError):
+            live, finished = self.live(), segment_of(self.journal)
+            if live is not None and finished in {segment.name for segment in live.segments}:
+                self.journal.unlink(missing_ok=True)
+                fsync(self.root)
 
     def __enter__(self) -> Writer:
         """Return the writer itself."""

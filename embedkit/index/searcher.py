@@ -53,6 +53,7 @@ class Searcher:
         self._generation: Generation | None = generation
         self._encoder = encoder
         self._encoder_lock = threading.Lock()
+        self._generation_lock = threading.Lock()
         self._threads = threads
         self._device = device
         self._force = force
@@ -60,15 +61,16 @@ class Searcher:
 
     def refresh(self) -> bool:
         """Go over to the live generation; returns whether it is another one."""
-        before = self._open_generation()
-        generation = open_generation(self.path, lambda _: None)
-        if generation.manifest.generation == before.manifest.generation:
-            generation.close()
-            return False
-        self._to_device(generation)
-        # the former one is closed when the last search that uses it has ended
-        self._generation = generation
-        return True
+        with self._generation_lock:  # or a slow call would bring an older generation back
+            before = self._open_generation()
+            generation = open_generation(self.path, lambda _: None)
+            if generation.manifest.generation == before.manifest.generation:
+                generation.close()
+                return False
+            self._to_device(generation)
+            # the former one is closed when the last search that uses it has ended
+            self._generation = generation
+            return True
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -275,9 +277,10 @@ class Searcher:
 
     def close(self) -> None:
         """Close the files. The index cannot be searched afterwards."""
-        if self._generation is not None:
-            self._generation.close()
-            self._generation = None
+        with self._generation_lock:
+            if self._generation is not None:
+                self._generation.close()
+                self._generation = None
 
     def __enter__(self: _Self) -> _Self:
         """Return the index itself."""

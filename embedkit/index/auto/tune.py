@@ -19,6 +19,7 @@ from embedkit.index.auto.measure import (
     timed_search,
 )
 from embedkit.index.faiss_index import Float32Array, Int64Array, import_faiss
+from embedkit.index.ingest import unit
 
 if TYPE_CHECKING:
     from embedkit.index.generation import Generation
@@ -98,7 +99,7 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
         own = np.sort(random.choice(living, min(QUERIES, len(living)), replace=False))
         queries = generation.vectors(own)
         if generation.manifest.metric == "cosine":  # what is kept as int8 comes back not quite normalised
-            queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+            queries = unit(queries)
     asked = queries
     k = min(K, len(living) - bool(len(own)))
     if k < 1:

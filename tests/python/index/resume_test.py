@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 from fake_encoder import FakeEncoder
 from peak_memory import PEAK_KIB, needs_peak
 
-from embedkit.index import BuildError, Document, Index, InputError, ResumeError, ingest
+from embedkit.index import BuildError, Document, Index, InputError, ResumeError, ingest, searcher
 from embedkit.index.build import resumable_rows
+from embedkit.index.layout import Writer
 
 TESTS = Path(__file__).parents[1]
 
@@ -220,6 +222,120 @@ def test_deleting_and_adding_go_on_beside_an_interrupted_upsert(tmp_path):
         written = index.upsert(new)
         assert (written.documents, written.replaced, written.resumed) == (3000, 9, 2048)
         assert len(index) == 3000
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed(monkeypatch, when, command):
+    """Run ``command``, which dies as it begins or ends to publish; its journal stays as a kill leaves it."""
+    publish = Writer.publish
+
+    def dies(self, *arguments, **options):
+        if when == "after":
+            publish(self, *arguments, **options)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "publish", dies)
+        patch.setattr(Writer, "_discard", lambda self: None)
+        with pytest.raises(Killed):
+            command()
+
+
+@pytest.fixture
+def index(tmp_path):
+    with Index.build(tmp_path / "index", [Document("text x", "x1")], FakeEncoder()) as index:
+        yield index
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_finished_segment_takes_its_own_documents_alone(index, monkeypatch, when):
+    killed(monkeypatch, when, lambda: index.add([Document("text a", "a1")]))
+    with pytest.raises(ResumeError, match="these"):
+        index.add([Document("text b", "b1"), Document("text c", "c1")])
+    if when == "before":
+        assert index.add([Document("text a", "a1")]).documents == 1
+    index.add([Document("text b", "b1")])
+    assert [found.key for found in index.get(["x1", "a1", "b1"])] == ["x1", "a1", "b1"]
+
+
+def test_the_same_command_after_the_last_step_is_done(index, monkeypatch):
+    killed(monkeypatch, "after", lambda: index.add([Document("text a", "a1")]))
+    assert index.add([Document("text a", "a1")]).resumed == 1
+    assert not (index.path / "build.journal").exists()
+    index.refresh()
+    assert len(index) == 2
+
+
+def test_what_is_deleted_after_a_kill_does_not_come_back(index, monkeypatch):
+    killed(monkeypatch, "after", lambda: index.add([Document("text a", "a1")]))
+    index.refresh()
+    assert index.delete(["a1"]) == 1
+    index.add([Document("text b", "b1")])
+    assert [found.key for found in index.get(["x1", "a1", "b1"])] == ["x1", "b1"]
+
+
+def test_a_finished_segment_is_not_taken_for_another_kind(tmp_path, monkeypatch):
+    documents = [Document(f"text {n}", str(n)) for n in range(30)]
+
+    def build(factory):
+        return Index.build(tmp_path / "index", documents, FakeEncoder(), factory=factory)
+
+    killed(monkeypatch, "before", lambda: build("Flat"))
+    with pytest.raises(ResumeError, match="another factory"):
+        build("HNSW16")
+    with build("Flat") as index:
+        assert len(index) == 30
+
+
+def test_given_vectors_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "_CHUNK_TEXTS", 4)
+    vectors = np.random.default_rng(0).standard_normal((12, 32), np.float32)
+
+    def documents(given, stop=None):
+        for n, vector in enumerate(given):
+            if n == stop:
+                raise RuntimeError("the source broke")
+            yield Document(f"text {n}", str(n), vector=vector)
+
+    def build(documents):
+        return Index.build(tmp_path / "index", documents, FakeEncoder())
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        build(documents(vectors, 9))
+    assert resumable_rows(tmp_path / "index") == 8
+    with pytest.raises(ResumeError, match="its vector is not the one from before"):
+        build(documents(vectors[::-1]))
+    with build(documents(vectors)) as index:
+        assert len(index) == 12
+
+
+def test_a_slow_refresh_does_not_bring_a_former_generation_back(index, monkeypatch):
+    opened, go_on = threading.Event(), threading.Event()
+    open_generation = searcher.open_generation
+
+    def slow(*arguments):
+        generation = open_generation(*arguments)
+        if threading.current_thread() is thread:
+            opened.set()
+            go_on.wait(30)
+        return generation
+
+    with Index.open(index.path, FakeEncoder()) as other:
+        other.add([Document("text a", "a1")])
+    thread = threading.Thread(target=index.refresh)
+    monkeypatch.setattr(searcher, "open_generation", slow)
+    thread.start()
+    opened.wait(30)
+    adding = threading.Thread(target=lambda: index.add([Document("text b", "b1")]))
+    adding.start()
+    adding.join(1)
+    go_on.set()
+    thread.join()
+    adding.join()
+    assert len(index) == 3
 
 
 def test_a_torn_journal_line_counts_as_not_written(interrupted):
