@@ -84,6 +84,12 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[str]:
             raise SystemExit(f"{path}: unknown kind of file; give .txt, .tsv, .csv or .jsonl, each also .gz")
 
 
+def records(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a `.tsv` file without quoting, also `.gz`, by its columns."""
+    with open_text(path) as file:
+        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
 def read_texts(
     paths: Iterable[Path], columns: Sequence[str] = ("text",), limit: int | None = None
 ) -> list[str]:

@@ -6,11 +6,16 @@ from typing import Any
 
 import common
 import numpy as np
-from peers.worker import PeerFailed, Worker
+from peers.worker import PeerFailed, Worker, alternate
 
-#: Dense 16-bit products of the vendor's data sheets, operations/s: what model FLOP utilisation is relative to.
-DATA_SHEET = {"H100 PCIe": 756e12, "H200": 989e12, "H100": 989e12, "A100": 312e12}
+#: Dense 16-bit products of the vendor's data sheets, operations/s: what model FLOP utilisation is relative to. The
+#: first name that the GPU's contains counts. Products of 8 bits are twice as fast on all of them.
+DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12, "H100": 989e12, "A100": 312e12}
+#: Seconds that one call to a candidate may take: loading, compiling, encoding all texts once.
+PATIENCE = 90.0
 QUERIES = 200
+#: What the vectors are compared with.
+REFERENCE = "embedkit fp32 on the CPU"
 
 
 def name() -> str:
@@ -23,14 +28,13 @@ def name() -> str:
 
 
 def ceiling() -> dict[str, float]:
-    """GOP/s of a large product by precision, measured."""
+    """GOP/s of a large product by precision, measured; without those that the GPU or torch does not have."""
     import kernels_gpu
 
     name()
-    found = {}
-    for precision, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
-        found[precision] = kernels_gpu.ceilings(dtype, ())[dtype] / 1e9
-    return found
+    kinds = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "int8": "int8"}
+    found = kernels_gpu.products({"bfloat16", "float16", "fp8", "int8"})
+    return {precision: found[kind] / 1e9 for precision, kind in kinds.items() if kind in found}
 
 
 def measure(
@@ -48,14 +52,19 @@ def measure(
         texts: what is encoded.
         counts: tokens of each.
         rounds: how many times.
+
+    Returns:
+        "alone" and "one_query" by candidate, each only where it did not fail.
     """
     runs = {key: (lambda w=w, b=batches[key]: w.alone(b)) for key, w in workers.items()}
-    taken = common.alternate(runs, rounds)
-    result: dict[str, dict[str, Any]] = {}
+    # Once first: it warms up, and finds those that cannot.
+    able = alternate(runs, 1)
+    taken = alternate({key: runs[key] for key in able}, rounds)
+    result: dict[str, dict[str, Any]] = {key: {} for key in workers}
     for key, seconds in taken.items():
         rate = common.Spread.of([len(texts) / s for s in seconds])
         alone = {"sentences_per_s": rate, "tokens_per_s": round(rate.median * sum(counts) / len(texts))}
-        result[key] = {"alone": alone}
+        result[key]["alone"] = alone
     middle = sorted(range(len(texts)), key=lambda i: counts[i])[len(texts) // 2]
     queries = [text for text, count in zip(texts, counts, strict=True) if count == counts[middle]][:QUERIES]
     for key, worker in workers.items():
@@ -75,7 +84,10 @@ def measure(
 
 
 def add_utilisation(
-    measured: dict[str, dict[str, Any]], operations_per_token: float, peaks: Mapping[str, float]
+    measured: dict[str, dict[str, Any]],
+    operations_per_token: float,
+    peaks: Mapping[str, float],
+    precisions: Mapping[str, str],
 ) -> None:
     """Model FLOP utilisation of encoding alone: of the data sheet's peak where it is known, and of the measured.
 
@@ -83,14 +95,85 @@ def add_utilisation(
         measured: as `measure` gives it; gets "mfu" and "share_of_measured_peak".
         operations_per_token: on average over the texts, attention's counted.
         peaks: GOP/s as `ceiling` gives them; 16-bit products all run at the same rate.
+        precisions: of each candidate: 8-bit products are compared with the peak of such.
     """
     gpu_name = name()
     sheet = next((peak for model, peak in DATA_SHEET.items() if model in gpu_name), None)
-    for one in measured.values():
-        alone = one["alone"]
+    for key, one in measured.items():
+        if "alone" not in one:
+            continue
+        alone, precision = one["alone"], precisions[key]
+        eight = precision in ("fp8", "int8")
+        peak = peaks.get(precision) if eight else max(peaks.get("bf16", 0.0), peaks.get("fp16", 0.0))
         rate = operations_per_token * alone["tokens_per_s"]
-        alone["mfu"] = round(rate / sheet, 4) if sheet else None
-        alone["share_of_measured_peak"] = round(rate / (max(peaks.values()) * 1e9), 4)
+        alone["mfu"] = round(rate / (sheet * (2 if eight else 1)), 4) if sheet else None
+        alone["share_of_measured_peak"] = round(rate / (peak * 1e9), 4) if peak else None
+
+
+class Sts:
+    """Pairs of sentences with a score each, and how well vectors order them.
+
+    The columns `sentence1`, `sentence2`, `score`; where the file has a column `split`, the rows of `dev`, or of
+    `test` where a task has no `dev`; where it has a column `task`, each task by itself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        rows = list(common.records(path))
+        missing = [c for c in ("sentence1", "sentence2", "score") if not rows or c not in rows[0]]
+        if missing:
+            raise SystemExit(f"--sts {path}: no column {missing[0]!r}; give sentence1, sentence2 and score")
+        tasks: dict[str, list[dict[str, str]]] = {}
+        for row in rows:
+            tasks.setdefault(row.get("task", "STS"), []).append(row)
+        self.tasks = {}
+        for task, all_rows in tasks.items():
+            splits = {row.get("split", "") for row in all_rows}
+            wanted = next((s for s in ("dev", "test") if s in splits), None)
+            self.tasks[task] = [r for r in all_rows if wanted is None or r["split"] == wanted]
+        self._places: dict[str, int] = {}
+        for rows in self.tasks.values():
+            for row in rows:
+                for column in ("sentence1", "sentence2"):
+                    self._places.setdefault(row[column], len(self._places))
+
+    @property
+    def texts(self) -> list[str]:
+        """The distinct sentences."""
+        return list(self._places)
+
+    def scores(self, vectors: np.ndarray) -> dict[str, float]:
+        """Spearman × 100 of the cosines by task, and their "mean".
+
+        Args:
+            vectors: (len(texts), dimension), of length 1.
+        """
+        from embedkit.training.evaluate.pairs import spearman
+
+        result = {}
+        for task, rows in self.tasks.items():
+            one, two = (vectors[[self._places[row[c]] for row in rows]] for c in ("sentence1", "sentence2"))
+            gold = [float(row["score"]) for row in rows]
+            result[task] = round(100 * spearman(np.sum(one * two, axis=1), gold), 3)
+        return result | {"mean": round(float(np.mean(list(result.values()))), 3)}
+
+
+def quality(
+    path: Path, model: Path, threads: int, workers: Mapping[str, Worker], batches: Mapping[str, int | None]
+) -> dict[str, dict[str, float]]:
+    """`Sts.scores` of every candidate and of fp32 on the CPU; those that fail are told and left out."""
+    from embedkit import Encoder
+
+    pairs = Sts(path)
+    encoder = Encoder(str(model), device="cpu", precision="fp32", threads=threads)
+    result = {REFERENCE: pairs.scores(encoder.encode(pairs.texts, normalize_embeddings=True))}
+    for key, worker in workers.items():
+        try:
+            worker.texts(pairs.texts)
+            worker.run(batches[key])
+            result[key] = pairs.scores(worker.vectors())
+        except PeerFailed as error:
+            print(f"no quality of {key}: {error}")
+    return result
 
 
 def reference(
@@ -102,8 +185,7 @@ def reference(
     step = max(1, len(texts) // 512)
     encoder = Encoder(str(model), device="cpu", precision="fp32", threads=threads)
     chosen = {key: rows[::step] for key, rows in vectors.items()}
-    label = "embedkit fp32 on the CPU"
-    return label, {**chosen, label: encoder.encode(texts[::step], normalize_embeddings=True)}
+    return REFERENCE, {**chosen, REFERENCE: encoder.encode(texts[::step], normalize_embeddings=True)}
 
 
 def show(rows: list[dict[str, Any]]) -> str:
@@ -114,16 +196,25 @@ def show(rows: list[dict[str, Any]]) -> str:
 
     cells = []
     for row in rows:
+        if "alone" not in row:
+            continue
         alone, query = row["alone"], row.get("one_query")
         cells.append(
             [
                 row["name"],
                 alone["sentences_per_s"],
                 f"{alone['tokens_per_s']:,}",
-                percent(alone["mfu"]),
-                percent(alone["share_of_measured_peak"]),
+                percent(alone.get("mfu")),
+                percent(alone.get("share_of_measured_peak")),
                 f"{query['p50_ms']:.3f} / {query['p99_ms']:.3f}" if query else "-",
             ]
         )
     headers = ["", "sentences/s, encoding alone", "valid tokens/s", "MFU", "of the measured peak"]
     return common.table([*headers, "one query, p50 / p99 ms"], cells)
+
+
+def show_quality(reference: dict[str, float], rows: list[dict[str, Any]]) -> str:
+    """The table of the pairs' order: Spearman × 100 by task."""
+    cells = [[REFERENCE, *reference.values()]]
+    cells += [[row["name"], *row["sts"].values()] for row in rows if "sts" in row]
+    return common.table(["Spearman x 100", *reference], cells)

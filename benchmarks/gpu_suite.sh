@@ -1,24 +1,38 @@
 #!/usr/bin/env bash
-# The whole measurement on a GPU, in under 10 minutes and without a network: the tests that need one, kernels.py and
-# throughput.py. Everything it finds goes to $OUT: suite.log and a JSON file a step.
+# The whole measurement on a GPU, without a network: kernels.py, throughput.py and the tests that need a GPU, in two
+# calls of under 10 minutes each, the figures that matter most first. Everything found goes to $OUT: suite.log and a
+# JSON file a step, written after each part of a step, so that a step that fails or runs out of time keeps the rest.
 #
 #   EMBEDKIT_BUILD=DIR EMBEDKIT_MODELS=DIR EMBEDKIT_TEXTS=FILE OUT=DIR benchmarks/gpu_suite.sh [--dry-run] [STEP...]
+#
+#   benchmarks/gpu_suite.sh throughput mpnet                     # first
+#   benchmarks/gpu_suite.sh kernels lengths tinybert hpd tests   # then
+#   benchmarks/gpu_suite.sh tune                                 # if there is time: other block sizes
 #
 #   EMBEDKIT_BUILD   a folder with a wheel of embedkit for this Python (`pip wheel --no-deps -w DIR .`), or with its
 #                    compiled _core*.so; without it the core is compiled here, which takes pip, g++, cmake, ninja,
 #                    pybind11 and scikit-build-core
 #   EMBEDKIT_MODELS  a folder with the folder all-MiniLM-L6-v2 and, if it is to be measured, all-mpnet-base-v2
 #   EMBEDKIT_TEXTS   texts, .txt, .tsv or .jsonl, each also .gz; EMBEDKIT_COLUMN names the columns (default: text)
+#   EMBEDKIT_STS     scored pairs for the quality of each precision (optional): .tsv, also .gz, with the columns
+#                    sentence1, sentence2, score and, if there are several, task and split (dev is taken, else test)
 #   PYTHON           default: python3
 #
-# Besides: Linux on x86-64 and a CUDA device, torch 2.11 to 2.13 for CUDA 13, triton 3.6 or 3.7, numpy, safetensors,
-# tqdm, tokenizers, transformers, sentence-transformers and pytest. A step is tests, kernels, throughput, lengths,
-# mpnet or hpd (default: all). --dry-run does the same on a CPU: tiny, the kernels under Triton's interpreter.
+# Besides: Linux on x86-64 and a CUDA device, torch 2.11 to 2.13 for CUDA 13, triton 3.6 or 3.7, a C compiler and
+# Python.h for triton, numpy, scipy, safetensors, tqdm, tokenizers, transformers, sentence-transformers and pytest.
+# Without a STEP all but tune are run, as far as the time goes. --dry-run does the same on a CPU: tiny, the kernels
+# under Triton's interpreter. EMBEDKIT_SUITE_SECONDS (default: 580) is how long one call may take.
 set -euo pipefail
+# Before the first cd: relative paths are the caller's. A virtual environment's python is a link that must stay one.
+for name in EMBEDKIT_BUILD EMBEDKIT_MODELS EMBEDKIT_TEXTS EMBEDKIT_STS OUT; do
+  [ -z "${!name:-}" ] || printf -v "$name" %s "$(realpath -m -- "${!name}")"
+done
+python=${PYTHON:-python3}
+[[ $python != */* ]] || python=$(realpath -s -- "$python")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
-python=${PYTHON:-python3}
-known=(tests kernels throughput lengths mpnet hpd)
+default=(throughput mpnet kernels lengths tinybert hpd tests)
+known=("${default[@]}" tune)
 
 die() {
   echo "gpu_suite.sh: $*" >&2
@@ -36,18 +50,20 @@ for argument in "$@"; do
     die "unknown step $argument; there are ${known[*]}"
   fi
 done
-[ ${#steps[@]} -gt 0 ] || steps=("${known[@]}")
+[ ${#steps[@]} -gt 0 ] || steps=("${default[@]}")
 [ -n "${OUT:-}" ] || die "set OUT to a folder for the results"
 [ -n "${EMBEDKIT_MODELS:-}" ] || die "set EMBEDKIT_MODELS to a folder with all-MiniLM-L6-v2"
 minilm=$EMBEDKIT_MODELS/all-MiniLM-L6-v2
 mpnet=$EMBEDKIT_MODELS/all-mpnet-base-v2
 [ -f "$minilm/model.safetensors" ] || die "no $minilm/model.safetensors"
 [ -f "${EMBEDKIT_TEXTS:-}" ] || die "set EMBEDKIT_TEXTS to a file of texts"
+[ -z "${EMBEDKIT_STS:-}" ] || [ -f "$EMBEDKIT_STS" ] || die "no file $EMBEDKIT_STS (EMBEDKIT_STS)"
 mkdir -p "$OUT"
-OUT=$(cd "$OUT" && pwd)
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-exec > >(tee "$OUT/suite.log") 2>&1
+# A second call adds to the log. At the end tee gets its end of file and is waited for, or it loses the last lines.
+exec > >(exec tee -a "$OUT/suite.log") 2>&1
+tee=$!
+trap 'rm -rf "$work"; exec >&- 2>&-; wait "$tee" || true' EXIT
 
 # Nothing may be looked for on the Hub, and the compiled core must be found without an installation.
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=$work/triton
@@ -77,10 +93,14 @@ export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 # From elsewhere: the checkout's folder embedkit has no compiled core.
 cd "$work"
 "$python" - "${dry:-}" << 'CHECK' || exit 2
+import os
+import shutil
 import sys
+import sysconfig
 from importlib import import_module
+from pathlib import Path
 
-needed = ["embedkit._core", "numpy", "torch", "triton", "tokenizers", "transformers", "sentence_transformers", "pytest"]
+needed = ["embedkit._core", "numpy", "torch", "triton", "tokenizers", "transformers", "sentence_transformers", "pytest", "scipy"]
 missing = []
 for name in needed:
     try:
@@ -89,6 +109,14 @@ for name in needed:
         missing.append(f"{name} ({error})")
 if missing:
     sys.exit("gpu_suite.sh: cannot import " + ", ".join(missing))
+if not sys.argv[1]:
+    # Triton compiles its launchers with a C compiler; found missing here, not in the middle of a step.
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or shutil.which(compiler) is None:
+        sys.exit("gpu_suite.sh: no C compiler for triton: install gcc or clang, or set CC")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        sys.exit(f"gpu_suite.sh: no {header} for triton: install the headers of this Python (python3-dev)")
 import torch, triton
 
 print(f"python {sys.version.split()[0]}, torch {torch.__version__} (CUDA {torch.version.cuda}), triton {triton.__version__}")
@@ -111,17 +139,34 @@ run() {
     return
   fi
   echo "=== $step ($SECONDS s): ${*/#$root\//}"
-  if ! timeout "$((limit < left ? limit : left))" "$@"; then
+  if ! timeout -k 10 "$((limit < left ? limit : left))" "$@"; then
     echo "=== $step failed, or ran past its $limit s"
     failed+=("$step")
   fi
 }
 
+# The parts of a step become one file: {"part": what throughput.py wrote}.
+merge() {
+  local step=$1
+  "$python" - "$OUT/$step.json" "$work/$step".*.json << 'MERGE'
+import json
+import sys
+from pathlib import Path
+
+target, *parts = map(Path, sys.argv[1:])
+found = {part.name.split(".")[1]: json.loads(part.read_text(encoding="utf-8")) for part in parts}
+if found:
+    target.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+MERGE
+}
+
 threads=$(nproc)
 texts=("$EMBEDKIT_TEXTS" --column "${EMBEDKIT_COLUMN:-text}" --threads "$threads" --cache "$work/cache")
-kernels=("$python" "$root/benchmarks/kernels.py" --device cuda --json "$OUT/kernels.json")
+kernels=("$python" "$root/benchmarks/kernels.py" --device cuda)
 throughput=("$python" "$root/benchmarks/throughput.py" "${texts[@]}")
 pytest=("$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider)
+tinybert=layers=4,hidden=312,heads=12,intermediate=1200,pooling=mean
+sts=() hpd=()
 if [ -n "$dry" ]; then
   kernels+=(--dry-run)
   throughput+=(--device cpu --rounds 1)
@@ -133,38 +178,49 @@ else
   # Every rival on the questions; elsewhere the usual one, and embedkit alone on the table's eight models: each
   # process of a rival takes some ten seconds to start.
   every=(--peers all) two=(--peers "embedkit-cuda-bf16,sentence-transformers-cuda-fp16") own=(--peers embedkit-cuda-bf16)
-  many=32768 few=8192 long=(--lengths 128) mixed=(--lengths 8-256) hpd=()
-  [ -f "$mpnet/model.safetensors" ] && hpd=(--mpnet "$mpnet")
-  selected=("$root/tests/python" -m gpu)
+  # More than one window of 8,192 texts, or nothing overlaps.
+  many=32768 few=16384 long=(--lengths 128) mixed=(--lengths 8-256)
+  [ ! -f "$mpnet/model.safetensors" ] || hpd=(--mpnet "$mpnet")
+  [ -z "${EMBEDKIT_STS:-}" ] || sts=(--sts "$EMBEDKIT_STS")
+  # The files, not the folder: others import what need not be installed here.
+  selected=("$root/tests/python/kernels" "$root/tests/python/backends/test_cuda.py" -m gpu)
   # Most of the tests' time is Triton's compiler, on one core a test.
   "$python" -c "import xdist" 2> /dev/null && selected+=(-n 8)
 fi
 mkdir -p "$work/cache"
 for step in "${steps[@]}"; do
   case $step in
-    tests) run tests 200 "${pytest[@]}" "${selected[@]}" ;;
-    kernels) run kernels 150 "${kernels[@]}" ;;
     throughput)
-      run throughput 200 "${throughput[@]}" "${every[@]}" --model "$minilm" --limit "$many" \
-        --json "$OUT/minilm-questions.json"
-      ;;
-    lengths)
-      small=("${throughput[@]}" "${two[@]}" --model "$minilm" --limit "$few")
-      run lengths 70 "${small[@]}" "${long[@]}" --json "$OUT/minilm-128.json"
-      run lengths 70 "${small[@]}" "${mixed[@]}" --json "$OUT/minilm-mixed.json"
+      run throughput 280 "${throughput[@]}" "${every[@]}" "${sts[@]}" --model "$minilm" --limit "$many" \
+        --json "$OUT/throughput.json"
       ;;
     mpnet)
       if [ -f "$mpnet/model.safetensors" ]; then
-        run mpnet 90 "${throughput[@]}" "${two[@]}" --model "$mpnet" --limit "$few" "${long[@]}" \
-          --json "$OUT/mpnet-128.json"
+        big=("${throughput[@]}" "${two[@]}" --model "$mpnet")
+        run mpnet 130 "${big[@]}" --limit "$few" "${long[@]}" --json "$work/mpnet.long.json"
+        run mpnet 130 "${big[@]}" --limit "$many" --json "$work/mpnet.questions.json"
+        merge mpnet
       else
         echo "=== mpnet: left out, no $mpnet"
       fi
       ;;
+    kernels) run kernels 150 "${kernels[@]}" --json "$OUT/kernels.json" ;;
+    lengths)
+      small=("${throughput[@]}" "${two[@]}" --model "$minilm" --limit "$few")
+      run lengths 70 "${small[@]}" "${long[@]}" --json "$work/lengths.long.json"
+      run lengths 70 "${small[@]}" "${mixed[@]}" --json "$work/lengths.mixed.json"
+      merge lengths
+      ;;
+    tinybert)
+      run tinybert 60 "${throughput[@]}" "${two[@]}" --model "$minilm" --shape "$tinybert" --limit "$many" \
+        --json "$OUT/tinybert.json"
+      ;;
     hpd)
-      run hpd 110 "${throughput[@]}" "${own[@]}" --model "$minilm" --limit "$few" --table hpd "${hpd[@]}" \
+      run hpd 130 "${throughput[@]}" "${own[@]}" --model "$minilm" --limit "$many" --table hpd "${hpd[@]}" \
         --json "$OUT/hpd.json"
       ;;
+    tests) run tests 200 "${pytest[@]}" "${selected[@]}" ;;
+    tune) run tune 570 "${kernels[@]}" --tune --no-compile --json "$OUT/tune.json" ;;
   esac
 done
 echo "=== $SECONDS s; results in $OUT"

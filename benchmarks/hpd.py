@@ -2,7 +2,8 @@
 
 Zhao et al. 2022 (arXiv 2203.07687) give sentences/s on a TITAN Xp. Here each shape of their table is measured with
 and without a projection to 128 dimensions. Speed does not depend on the weights' values, so shapes without real
-weights at hand get random ones; the table says which. A large model gets fewer of the texts, each evenly spread.
+weights at hand get random ones; the table says which. On a CPU a large model gets fewer of the texts, evenly spread;
+on a GPU each gets all, and encoding alone and its utilisation are measured as well.
 """
 
 import argparse
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import common
+import gpu
 import shapes
 from peers import choose, peer_class
 from peers.base import Tokenizer
-from peers.worker import PeerFailed, Worker
+from peers.worker import PeerFailed, Worker, alternate
 
 DIMENSION = 128
 HARDWARE = "TITAN Xp (Zhao et al. 2022, Table 1)"
@@ -64,6 +66,24 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
     chosen = [shape.name for shape in SHAPES] if options.rows is None else options.rows.split(",")
     if unknown := set(chosen) - {shape.name for shape in SHAPES}:
         raise SystemExit(f"--rows: no {', '.join(unknown)}; there are {', '.join(s.name for s in SHAPES)}")
+    peaks = gpu.ceiling() if device == "cuda" else {}
+
+    def report() -> dict[str, Any]:
+        return common.report(
+            "throughput-hpd",
+            machine=machine | ({"gpu": gpu.name()} if device == "cuda" else {}),
+            versions=found,
+            isa=common.embedkit_isa() if device == "cpu" else None,
+            device=device,
+            threads=options.threads,
+            rounds=options.rounds,
+            texts=common.length_histogram(counts),
+            tokenization_counted=True,
+            paper_hardware=HARDWARE,
+            left_out=left_out,
+            rows=rows,
+        )
+
     for shape in SHAPES:
         if shape.name not in chosen:
             continue
@@ -75,10 +95,13 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
         else:
             folder = shapes.build(shape.spec, tokenizer_of=model, folder=cache)
         cost = shapes.flops_per_token(folder) / reference
-        step = max(1, min(round(cost), len(texts) // 64))
+        step = 1 if device == "cuda" else max(1, min(round(cost), len(texts) // 64))
         for projected in (False, True):
             one = shapes.project(folder, DIMENSION, cache) if projected else folder
-            speeds = _speeds(options, keys, one, cache, texts[::step])
+            speeds, alone = _speeds(options, keys, one, cache, texts=texts[::step], counts=counts[::step])
+            precisions = {key: peer_class(key).precision for key in alone}
+            if alone:
+                gpu.add_utilisation(alone, shapes.flops(one, counts) / sum(counts), peaks, precisions)
             dimension = DIMENSION if projected else shapes.hidden_size(folder)
             rows.append(
                 {
@@ -89,46 +112,53 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
                     "dimension": dimension,
                     "texts": len(texts[::step]),
                     "sentences_per_s": speeds,
+                    **({"on_gpu": alone} if alone else {}),
                     "paper_sentences_per_s": shape.paper.get(dimension),
                 }
             )
             measured = ", ".join(f"{peer_class(key).name} {speed}" for key, speed in speeds.items())
             print(f"{shape.name}, {dimension} dimensions: sentences/s {measured}", flush=True)
-    result = common.report(
-        "throughput-hpd",
-        machine=machine,
-        versions=found,
-        isa=common.embedkit_isa() if device == "cpu" else None,
-        device=device,
-        threads=options.threads,
-        rounds=options.rounds,
-        texts=common.length_histogram(counts),
-        tokenization_counted=True,
-        paper_hardware=HARDWARE,
-        left_out=left_out,
-        rows=rows,
-    )
+            if alone:
+                print(gpu.show([{"name": peer_class(key).name, **one} for key, one in alone.items()]))
+            if options.json:
+                common.write_json(options.json, report())
     print(f"\n{options.threads} threads, tokenization counted; paper: {HARDWARE}\n{_table(rows, keys)}")
-    if options.json:
-        common.write_json(options.json, result)
 
 
 def _speeds(
-    options: argparse.Namespace, keys: list[str], folder: Path, cache: Path, texts: list[str]
-) -> dict[str, common.Spread]:
-    """Sentences/s of each candidate, alternating; those that fail are told and left out."""
+    options: argparse.Namespace,
+    keys: list[str],
+    folder: Path,
+    cache: Path,
+    *,
+    texts: list[str],
+    counts: list[int],
+) -> tuple[dict[str, common.Spread], dict[str, dict[str, Any]]]:
+    """Sentences/s of each candidate, alternating; those that fail are told and left out.
+
+    Beside them what `gpu.measure` gives; empty on a CPU.
+    """
+    on_cuda = options.device == "cuda"
     cpus = sorted(os.sched_getaffinity(0))[: options.threads]
     with contextlib.ExitStack() as stack:
         workers, batches = {}, {}
         for key in keys:
-            worker = stack.enter_context(Worker(key, folder, options.threads, cache, cpus))
+            worker = stack.enter_context(
+                Worker(key, folder, options.threads, cache, cpus, patience=gpu.PATIENCE if on_cuda else None)
+            )
             try:
                 # The largest batch: the texts are short, and packages sort them by length.
                 setting = worker.settings()[-1]
                 worker.load(setting.streams)
-                worker.texts(texts[:64])
-                worker.run(setting.batch)
-                worker.texts(texts)
+                if on_cuda:
+                    # A batch's second time is when its CUDA graph is captured.
+                    worker.texts(texts)
+                    worker.run(setting.batch)
+                    worker.run(setting.batch)
+                else:
+                    worker.texts(texts[:64])
+                    worker.run(setting.batch)
+                    worker.texts(texts)
             except PeerFailed as error:
                 print(f"left out: {error}")
                 continue
@@ -136,8 +166,13 @@ def _speeds(
         runs: dict[str, Any] = {
             key: (lambda w=worker, b=batches[key]: w.run(b)) for key, worker in workers.items()
         }
-        taken = common.alternate(runs, options.rounds)
-    return {key: common.Spread.of([len(texts) / s for s in seconds]) for key, seconds in taken.items()}
+        taken = alternate(runs, options.rounds)
+        alone = {}
+        if on_cuda:
+            left = {key: workers[key] for key in taken}
+            alone = gpu.measure(left, batches, texts, counts, options.rounds)
+    speeds = {key: common.Spread.of([len(texts) / s for s in seconds]) for key, seconds in taken.items()}
+    return speeds, alone
 
 
 def _table(rows: list[dict[str, Any]], keys: list[str]) -> str:

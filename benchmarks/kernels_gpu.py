@@ -359,21 +359,42 @@ def _copy_rate() -> float:
     return 2 * source.numel() / seconds(lambda: target.copy_(source))
 
 
-def ceilings(dtype: str, products: tuple[str, ...]) -> dict[str, float]:
+def ceilings(dtype: str, eight: tuple[str, ...]) -> dict[str, float]:
     """Measured on the GPU: "copy" in bytes/s (read and written), and a large product in operations/s by type."""
-    found = {"copy": _copy_rate()}
+    return {"copy": _copy_rate()} | products({dtype, *eight})
+
+
+def products(kinds: set[str]) -> dict[str, float]:
+    """Operations/s of a large product of each of `kinds`, torch's dtypes, "int8" and "fp8".
+
+    Those that the GPU or torch does not multiply are told and left out.
+    """
     side = 8192
-    a, b = (torch.randn(side, side, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
-    found[dtype] = 2 * side**3 / seconds(lambda: a @ b, calls=4)
-    if "int8" in products:
-        x, w = (torch.randint(-128, 128, (side, side), dtype=torch.int8, device="cuda") for _ in range(2))
-        found["int8"] = 2 * side**3 / seconds(lambda: torch._int_mm(x, w.T), calls=4)
-    if "fp8" in products:
-        x, w = (t.to(torch.float8_e4m3fn) for t in (a, b))
-        one = torch.ones((), device="cuda")
-        run = lambda: torch._scaled_mm(x, w.T, one, one, out_dtype=torch.bfloat16)  # noqa: E731
-        found["fp8"] = 2 * side**3 / seconds(run, calls=4)
+    found = {}
+    for kind in sorted(kinds):
+        try:
+            found[kind] = 2 * side**3 / seconds(_product(kind, side), calls=4)
+        except (RuntimeError, ValueError) as error:
+            print(f"no large product of {kind}: {first_line(error)}")
     return found
+
+
+def _product(kind: str, side: int) -> Callable[[], Any]:
+    if kind == "int8":
+        x, w = (torch.randint(-128, 128, (side, side), dtype=torch.int8, device="cuda") for _ in range(2))
+        return lambda: torch._int_mm(x, w.T)
+    dtype = torch.float8_e4m3fn if kind == "fp8" else getattr(torch, kind)
+    a, b = (torch.randn(side, side, device="cuda").to(dtype) for _ in range(2))
+    if kind != "fp8":
+        return lambda: a @ b
+    one = torch.ones((), device="cuda")
+    return lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16)
+
+
+def first_line(failure: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    said = str(failure).strip().splitlines()
+    return f"{type(failure).__name__}: {said[0] if said else ''}"
 
 
 def tune(case: Case) -> list[tuple[float, dict[str, int]]]:

@@ -6,9 +6,10 @@
 
 All candidates get the same distinct texts, the same CPUs and the same number of threads; their runs
 alternate; tokenization is counted. Each peer first looks for its best batch size on a part of the texts.
-Beside the speed stand the mean cosine to the fp32 reference and the share of what the processor could do
-at most. On a GPU (``gpu.py``) encoding alone, its share of the GPU's peak and the latency of one query are measured
-as well. ``--table hpd`` (``hpd.py``) prints the sizes, dimensions and speeds of HPD's Table 1 for this machine.
+Beside the speed stand the mean and the worst cosine to the fp32 reference and the share of what the processor
+could do at most. On a GPU (``gpu.py``) encoding alone, its share of the GPU's peak, the latency of one query and,
+with ``--sts``, the order of scored pairs are measured as well; ``--json`` is then written after each of them.
+``--table hpd`` (``hpd.py``) prints the sizes, dimensions and speeds of HPD's Table 1 for this machine.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import shapes
 import stages
 from peers import choose, peer_class
 from peers.base import Setting, Tokenizer
-from peers.worker import PeerFailed, Worker
+from peers.worker import PeerFailed, Worker, alternate
 
 
 def arguments() -> argparse.Namespace:
@@ -50,6 +51,9 @@ def arguments() -> argparse.Namespace:
         "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls",
     )
     parser.add_argument("--peers", default="all", help="all, own, names; separated by commas (default: all)")
+    parser.add_argument(
+        "--sts", type=Path, help="cuda: scored pairs (.tsv: sentence1, sentence2, score), for the quality"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
@@ -61,6 +65,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--plot", type=Path, help="draw a bar chart here (.png)")
     return parser.parse_args()
+
+
+#: A GPU's candidates look for their batch size on up to so many texts, of up to so many tokens together.
+SEARCH_TEXTS, SEARCH_TOKENS = 8192, 2**18
 
 
 def ceiling(threads: int) -> dict[str, float]:
@@ -125,17 +133,24 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
     for key, reason in left_out.items():
         print(f"left out: {key}: {reason}")
 
-    search = texts[:: max(1, len(texts) // 384)]
+    on_cuda = options.device == "cuda"
+    # Enough for several of the largest batches of a GPU, on which 384 short texts are one small batch.
+    searched = min(SEARCH_TEXTS, SEARCH_TOKENS * len(texts) // tokens) if on_cuda else 384
+    search = texts[:: max(1, len(texts) // searched)]
     best: dict[str, tuple[Setting, dict[str, float]]] = {}
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for key in chosen:
-            worker = stack.enter_context(Worker(key, model, options.threads, cache, cpus))
+            worker = stack.enter_context(
+                Worker(key, model, options.threads, cache, cpus, patience=gpu.PATIENCE if on_cuda else None)
+            )
             try:
                 worker.convert()
                 best[key] = best_setting(worker, search, worker.settings())
                 worker.texts(texts)
                 worker.run(best[key][0].batch)  # warm-up at full size
+                if on_cuda:
+                    worker.run(best[key][0].batch)  # a batch's second time is when its CUDA graph is captured
             except PeerFailed as error:
                 left_out[key] = str(error).strip().splitlines()[-1]
                 print(f"left out: {error}")
@@ -146,26 +161,94 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
         if not workers:
             raise SystemExit("no candidate left to measure")
         runs = {key: (lambda w=w, b=best[key][0].batch: w.run(b)) for key, w in workers.items()}
-        seconds = common.alternate(runs, options.rounds)
+        seconds = alternate(runs, options.rounds)
+        workers = {key: workers[key] for key in seconds}
+        left_out |= {key: "failed while it was measured" for key in runs if key not in seconds}
+        if not workers:
+            raise SystemExit("no candidate left to measure")
         vectors = {key: worker.vectors() for key, worker in workers.items()}
-        on_gpu: dict[str, dict[str, Any]] = {}
-        if options.device == "cuda":
+        on_gpu: dict[str, dict[str, Any]] = {key: {} for key in workers}
+        peaks: dict[str, float] = {}
+        if on_cuda:
+            reference, vectors = gpu.reference(model, texts, vectors, options.threads)
+        else:
+            peaks = ceiling(options.threads)
+            reference = next(
+                (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
+            )
+        cosines = {key: np.sum(vectors[key] * vectors[reference], axis=1) for key in workers}
+
+        def result(sts: dict[str, dict[str, float]] | None = None) -> dict[str, Any]:
+            rows = _rows(
+                model,
+                tokens=tokens,
+                texts=len(texts),
+                best=best,
+                seconds=seconds,
+                cosines=cosines,
+                peaks=peaks,
+            )
+            for row in rows:
+                row.update(on_gpu[row["peer"]])
+                if sts and row["peer"] in sts:
+                    row["sts"] = sts[row["peer"]]
+            return common.report(
+                "throughput-cuda" if on_cuda else "throughput",
+                machine=machine | ({"gpu": gpu.name()} if on_cuda else {}),
+                versions=found,
+                isa=common.embedkit_isa(),
+                threads=options.threads,
+                rounds=options.rounds,
+                model=model.name,
+                shape=shapes.describe(model),
+                texts={**histogram, "distinct": True},
+                tokenization_counted=True,
+                reference=reference,
+                **({"reference_sts": sts[gpu.REFERENCE]} if sts else {}),
+                mflop_per_token=round(shapes.flops_per_token(model) / 1e6, 2),
+                ceiling_gops={k: round(v, 1) for k, v in peaks.items()},
+                left_out=left_out,
+                rows=rows,
+            )
+
+        def keep(part: dict[str, Any]) -> None:
+            # What there is so far: the time that a GPU is lent for can end before this program does.
+            if options.json:
+                common.write_json(options.json, part)
+
+        if on_cuda:
+            keep(result())
             batches = {key: best[key][0].batch for key in workers}
-            on_gpu = gpu.measure(workers, batches, texts, counts, options.rounds)
-    peaks = ceiling(options.threads) if options.device == "cpu" else gpu.ceiling()
+            on_gpu |= gpu.measure(workers, batches, texts, counts, options.rounds)
+            keep(result())
+            sts = gpu.quality(options.sts, model, options.threads, workers, batches) if options.sts else None
+            keep(result(sts))
+        else:
+            sts = None
+    if on_cuda:
+        peaks |= gpu.ceiling()
+        precisions = {key: peer_class(key).precision for key in workers}
+        gpu.add_utilisation(on_gpu, shapes.flops(model, counts) / tokens, peaks, precisions)
+    return result(sts)
+
+
+def _rows(
+    model: Path,
+    *,
+    tokens: int,
+    texts: int,
+    best: dict[str, tuple[Setting, dict[str, float]]],
+    seconds: dict[str, list[float]],
+    cosines: dict[str, np.ndarray],
+    peaks: dict[str, float],
+) -> list[dict[str, Any]]:
+    """A row for each candidate of ``seconds``, the fastest of each precision first."""
     flops = shapes.flops_per_token(model)
-    if options.device == "cuda":
-        reference, vectors = gpu.reference(model, texts, vectors, options.threads)
-        gpu.add_utilisation(on_gpu, shapes.flops(model, counts) / tokens, peaks)
-    else:
-        reference = next(
-            (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
-        )
     rows = []
     for key, taken in seconds.items():
         kind = peer_class(key)
-        rate = common.Spread.of([len(texts) / s for s in taken])
-        speed = rate.median * tokens / len(texts)
+        rate = common.Spread.of([texts / s for s in taken])
+        speed = rate.median * tokens / texts
         peak = peaks.get(kind.precision)
         rows.append(
             {
@@ -176,29 +259,13 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
                 "tried": best[key][1],
                 "sentences_per_s": rate,
                 "tokens_per_s": round(speed),
-                "cosine": round(float(np.sum(vectors[key] * vectors[reference], axis=1).mean()), 6),
+                "cosine": round(float(cosines[key].mean()), 6),
+                "worst_cosine": round(float(cosines[key].min()), 6),
                 "share_of_ceiling": round(speed * flops / (peak * 1e9), 4) if peak else None,
-                **on_gpu.get(key, {}),
             }
         )
     rows.sort(key=lambda row: (row["precision"], -row["sentences_per_s"].median))
-    return common.report(
-        "throughput" if options.device == "cpu" else "throughput-cuda",
-        machine=machine | ({"gpu": gpu.name()} if options.device == "cuda" else {}),
-        versions=found,
-        isa=common.embedkit_isa(),
-        threads=options.threads,
-        rounds=options.rounds,
-        model=model.name,
-        shape=shapes.describe(model),
-        texts={**histogram, "distinct": True},
-        tokenization_counted=True,
-        reference=reference,
-        mflop_per_token=round(flops / 1e6, 2),
-        ceiling_gops={k: round(v, 1) for k, v in peaks.items()},
-        left_out=left_out,
-        rows=rows,
-    )
+    return rows
 
 
 def show(result: dict[str, Any]) -> str:
@@ -217,7 +284,7 @@ def show(result: dict[str, Any]) -> str:
                 "batch",
                 "sentences/s (range)",
                 "tokens/s",
-                f"cosine to {result['reference']}",
+                f"cosine to {result['reference']}: mean, worst",
                 "of the ceiling",
             ],
             [
@@ -226,7 +293,7 @@ def show(result: dict[str, Any]) -> str:
                     row["batch"],
                     row["sentences_per_s"],
                     row["tokens_per_s"],
-                    f"{row['cosine']:.6f}",
+                    f"{row['cosine']:.6f}, {row['worst_cosine']:.6f}",
                     "-" if row["share_of_ceiling"] is None else f"{row['share_of_ceiling']:.1%}",
                 ]
                 for row in result["rows"]
@@ -235,6 +302,8 @@ def show(result: dict[str, Any]) -> str:
     )
     if any("alone" in row for row in result["rows"]):
         lines.append(gpu.show(result["rows"]))
+    if "reference_sts" in result:
+        lines.append(gpu.show_quality(result["reference_sts"], result["rows"]))
     for precision in dict.fromkeys(row["precision"] for row in result["rows"]):
         rows = [r for r in result["rows"] if r["precision"] == precision]
         own = [r for r in rows if r["peer"].startswith("embedkit")]

@@ -26,6 +26,8 @@ REGISTRY = {
 REGISTRY_CUDA = {
     "embedkit-cuda-bf16": "cuda:EmbedKitCuda",
     "embedkit-cuda-fp16": "cuda:EmbedKitCudaFp16",
+    "embedkit-cuda-fp8": "cuda:EmbedKitCudaFp8",
+    "embedkit-cuda-int8": "cuda:EmbedKitCudaInt8",
     "sentence-transformers-cuda-fp16": "cuda:SentenceTransformersCuda",
     "sentence-transformers-cuda-bf16": "cuda:SentenceTransformersCudaBf16",
     "sentence-transformers-cuda-compiled": "cuda:SentenceTransformersCudaCompiled",

@@ -53,6 +53,20 @@ class EmbedKitCudaFp16(EmbedKitCuda):
     precision = "fp16"
 
 
+class EmbedKitCudaFp8(EmbedKitCuda):
+    """Products of 8-bit floats."""
+
+    name = "embedkit fp8"
+    precision = "fp8"
+
+
+class EmbedKitCudaInt8(EmbedKitCuda):
+    """Products of 8-bit integers."""
+
+    name = "embedkit int8"
+    precision = "int8"
+
+
 class SentenceTransformersCuda(Peer):
     """fp16, padded."""
 
@@ -76,7 +90,10 @@ class SentenceTransformersCuda(Peer):
         )
         if self.compiled:
             transformer: Any = self._model[0]
-            transformer.auto_model = torch.compile(transformer.auto_model, dynamic=True)
+            # From sentence-transformers 6 on the transformer is `model`, of which `auto_model` is a read-only view,
+            # and `model.forward` is what it calls; before, it called `auto_model` itself, which calls `forward`.
+            model = getattr(transformer, "model", None) or transformer.auto_model
+            model.forward = torch.compile(model.forward, dynamic=True)
 
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
         """It sorts by length and makes its batches by itself."""
@@ -95,12 +112,12 @@ class SentenceTransformersCuda(Peer):
 
         size = batch or 32
         ordered = sorted(texts, key=lambda text: -len(text))
-        preprocess = getattr(self._model, "preprocess", self._model.tokenize)
+        preprocess = getattr(self._model, "preprocess", None) or self._model.tokenize
+        # What is no tensor stays: without padding, FlashAttention's longest lengths are numbers.
         batches = [
             {
-                name: value.to("cuda")
+                name: value.to("cuda") if isinstance(value, torch.Tensor) else value
                 for name, value in preprocess(ordered[i : i + size]).items()
-                if hasattr(value, "to")
             }
             for i in range(0, len(ordered), size)
         ]

@@ -6,16 +6,19 @@ while it works: only one of them ever runs.
 """
 
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import common
 import numpy as np
 
 from peers import peer_class
@@ -31,9 +34,28 @@ class PeerFailed(RuntimeError):
 class Worker:
     """The parent's end: each method waits for the worker's answer."""
 
-    def __init__(self, key: str, model: Path | None, threads: int, cache: Path, cpus: list[int]) -> None:
-        """Starts the process; nothing is loaded yet."""
+    def __init__(
+        self,
+        key: str,
+        model: Path | None,
+        threads: int,
+        cache: Path,
+        cpus: list[int],
+        *,
+        patience: float | None = None,
+    ) -> None:
+        """Starts the process; nothing is loaded yet.
+
+        Args:
+            key: a `--peers` name.
+            model: its folder.
+            threads: of the peer.
+            cache: for converted models.
+            cpus: where it runs.
+            patience: seconds that one call may take before the process is ended and the call fails; None for any.
+        """
         self.key = key
+        self._patience = patience
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         before = dict(os.environ)
@@ -85,11 +107,14 @@ class Worker:
     def _call(self, method: str, *arguments: Any) -> Any:
         pid = self._process.pid
         assert pid is not None
-        os.kill(pid, signal.SIGCONT)
         try:
+            os.kill(pid, signal.SIGCONT)
             self._pipe.send((method, arguments))
+            if self._patience is not None and not self._pipe.poll(self._patience):
+                self._process.kill()
+                raise PeerFailed(f"{self.key}: {method} took more than {self._patience:g} s")
             failed, answer = self._pipe.recv()
-        except (EOFError, BrokenPipeError):
+        except (EOFError, OSError):
             raise PeerFailed(f"{self.key}: the process ended") from None
         if failed:
             raise PeerFailed(f"{self.key}: {answer}")
@@ -112,6 +137,24 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.close()
+
+
+def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """`common.alternate`; a candidate that fails is told and left out, so that the others' figures are not lost."""
+    failed = set()
+
+    def guarded(key: str) -> float:
+        if key in failed:
+            return math.nan
+        try:
+            return runs[key]()
+        except PeerFailed as error:
+            failed.add(key)
+            print(f"left out: {key}: {str(error).strip().splitlines()[-1].strip()}", flush=True)
+            return math.nan
+
+    taken = common.alternate({key: (lambda k=key: guarded(k)) for key in runs}, rounds)
+    return {key: seconds for key, seconds in taken.items() if key not in failed}
 
 
 class _Server:

@@ -56,11 +56,64 @@ def test_utilisation_and_one_query(gpu: ModuleType) -> None:
     assert measured["own"]["one_query"] == {"tokens": 16, "p50_ms": 1.0, "p99_ms": 1.0}
     alone = measured["own"]["alone"]
     assert (alone["sentences_per_s"].median, alone["tokens_per_s"]) == (1000, 16000)
-    gpu.add_utilisation(measured, operations_per_token=989e7, peaks={"bf16": 632_960.0, "fp16": 1.0})
+    measured["eight"] = {"alone": dict(alone)}
+    peaks = {"bf16": 632_960.0, "fp16": 1.0, "fp8": 1_265_920.0}
+    gpu.add_utilisation(measured, 989e7, peaks, {"own": "bf16", "eight": "fp8"})
+    assert measured["eight"]["alone"]["mfu"] == pytest.approx(0.08)
+    assert measured["eight"]["alone"]["share_of_measured_peak"] == pytest.approx(0.125)
     assert alone["mfu"] == pytest.approx(0.16)
     assert alone["share_of_measured_peak"] == pytest.approx(0.25)
     shown = gpu.show([{"name": "embedkit", **measured["own"]}])
     assert "16.0%" in shown and "1.000 / 1.000" in shown
+
+
+def test_a_candidate_that_fails_is_left_out(gpu: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    from peers.worker import PeerFailed
+
+    class Failing(FakeWorker):
+        def alone(self, batch: int | None) -> float:
+            raise PeerFailed("rival: Traceback\n  no such kernel")
+
+    workers: Any = {"own": FakeWorker(), "rival": Failing()}
+    measured = gpu.measure(workers, {"own": None, "rival": 8}, ["a", "b"], [8, 8], rounds=2)
+    assert "left out: rival: no such kernel" in capsys.readouterr().out
+    assert "alone" not in measured["rival"] and measured["rival"]["one_query"]["p50_ms"] == 1.0
+    gpu.add_utilisation(measured, 1.0, {"bf16": 1.0}, {"own": "bf16", "rival": "fp16"})
+    assert "rival" not in gpu.show([{"name": key, **one} for key, one in measured.items()])
+
+
+def test_a_worker_that_does_not_answer_is_ended(tmp_path: Path) -> None:
+    from peers.worker import PeerFailed, Worker
+
+    with (
+        Worker("embedkit-fp32", tmp_path, 1, tmp_path, [0], patience=0.001) as worker,
+        pytest.raises(PeerFailed, match=r"convert took more than 0\.001 s"),
+    ):
+        worker.convert()
+
+
+@pytest.mark.parametrize(("name", "peak"), [("NVIDIA H100 NVL", 835e12), ("NVIDIA H100 80GB HBM3", 989e12)])
+def test_the_data_sheet_of_a_gpu(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, peak: float
+) -> None:
+    monkeypatch.setattr(gpu, "name", lambda: name)
+    measured: dict[str, Any] = {"own": {"alone": {"tokens_per_s": 1000}}}
+    gpu.add_utilisation(measured, peak / 1e4, {}, {"own": "bf16"})
+    assert measured["own"]["alone"]["mfu"] == pytest.approx(0.1)
+
+
+def test_the_order_of_scored_pairs(gpu: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    file = tmp_path / "sts.tsv"
+    rows = ["A\tdev\t3\tx\ty", "A\tdev\t1\tx\tz", "A\ttest\t9\tx\tw", "B\ttest\t1\tx\ty", "B\ttest\t2\tx\tz"]
+    file.write_text("\n".join(["task\tsplit\tscore\tsentence1\tsentence2", *rows]) + "\n")
+    pairs = gpu.Sts(file)
+    assert pairs.texts == ["x", "y", "z"]
+    vectors = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype=np.float32)
+    assert pairs.scores(vectors) == {"A": 100.0, "B": -100.0, "mean": 0.0}
+    file.write_text("a\tb\n1\t2\n")
+    with pytest.raises(SystemExit, match="no column 'sentence1'"):
+        gpu.Sts(file)
 
 
 def test_operations_of_texts(tmp_path: Path) -> None:
