@@ -17,6 +17,7 @@ Triton's interpreter, for machines without a GPU.
 import argparse
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -163,8 +164,8 @@ def show_cpu(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def measure_gpu(options: argparse.Namespace) -> dict[str, Any]:
-    """Checks, times and compares every kernel; what `show_gpu` prints."""
+def measure_gpu(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Checks, times and compares every kernel; what `show_gpu` prints, given to ``keep`` after each operation."""
     if options.dry_run:
         # Before triton is imported: it chooses its interpreter then.
         os.environ["TRITON_INTERPRET"] = "1"
@@ -182,12 +183,27 @@ def measure_gpu(options: argparse.Namespace) -> dict[str, Any]:
     sizes = kernels_gpu.Sizes(
         options.tokens, options.length, options.hidden, options.heads, options.inner, options.dimension,
         "float32" if options.dry_run else options.dtype, "cpu" if options.dry_run else "cuda",
+        **({"lengths": (24,), "head_sizes": (26,)} if options.dry_run else {}),
     )  # fmt: skip
     products: tuple[str, ...] = ("int8",)
     if options.dry_run or torch.cuda.get_device_capability() >= (8, 9):
         products = ("int8", "fp8")
     ceiling = {} if options.dry_run else kernels_gpu.ceilings(sizes.dtype, products)
-    rows, tuned = [], []
+    rows: list[dict[str, Any]] = []
+    tuned: list[dict[str, Any]] = []
+    failed: list[dict[str, str]] = []
+    device = "the interpreter, not timed" if options.dry_run else torch.cuda.get_device_name()
+
+    def content() -> dict[str, Any]:
+        return {
+            "device": device,
+            "sizes": asdict(sizes),
+            "ceilings": {name: round(value / 1e9, 1) for name, value in ceiling.items()},
+            "rows": rows,
+            "tuned": tuned,
+            "failed": failed,
+        }
+
     compiled = not options.dry_run and not options.no_compile
     for case in kernels_gpu.cases(sizes, compiled=compiled, products=products):
         if case.op not in names:
@@ -195,14 +211,22 @@ def measure_gpu(options: argparse.Namespace) -> dict[str, Any]:
         expected = case.expected()
         times: dict[str, float] = {}
         for form, run in case.forms.items():
-            result = run()
-            wrong = None if "sums only" in form else kernels_gpu.error(result, expected)
-            if options.dry_run:
-                start = time.perf_counter()
-                run()
-                times[form] = time.perf_counter() - start
-            else:
-                times[form] = kernels_gpu.seconds(run)
+            try:
+                result = run()
+                wrong = None if "sums only" in form else kernels_gpu.error(result, expected)
+                if options.dry_run:
+                    start = time.perf_counter()
+                    run()
+                    times[form] = time.perf_counter() - start
+                else:
+                    times[form] = kernels_gpu.seconds(run)
+            # Compilers and libraries raise what they like; the other forms' figures must not be lost with theirs.
+            except Exception as error:
+                why = kernels_gpu.first_line(error)
+                print(f"failed: {case.op} ({case.shape}), {form}: {why}", flush=True)
+                failed.append({"op": case.op, "shape": case.shape, "form": form, "why": why})
+                continue
+            own = times.get("embedkit")
             rows.append(
                 {
                     "op": case.op,
@@ -210,10 +234,10 @@ def measure_gpu(options: argparse.Namespace) -> dict[str, Any]:
                     "form": form,
                     "error": None if wrong is None else float(f"{wrong:.2g}"),
                     **kernels_gpu.rates(case, times[form], ceiling),
-                    "embedkit_is_faster": round(times[form] / times["embedkit"], 3),
+                    "embedkit_is_faster": round(times[form] / own, 3) if own else None,
                 }
             )
-        if options.tune and not options.dry_run:
+        if options.tune and case.tuned and "embedkit" in times and not options.dry_run:
             found = kernels_gpu.tune(case)
             best = [{"us": round(t * 1e6, 2), **choice} for t, choice in found[:3]]
             tuned.append(
@@ -221,14 +245,8 @@ def measure_gpu(options: argparse.Namespace) -> dict[str, Any]:
             )
         if not options.dry_run:
             torch.cuda.empty_cache()
-    device = "the interpreter, not timed" if options.dry_run else torch.cuda.get_device_name()
-    return {
-        "device": device,
-        "sizes": asdict(sizes),
-        "ceilings": {name: round(value / 1e9, 1) for name, value in ceiling.items()},
-        "rows": rows,
-        "tuned": tuned,
-    }
+        keep(content())
+    return content()
 
 
 def show_gpu(result: dict[str, Any]) -> str:
@@ -242,14 +260,15 @@ def show_gpu(result: dict[str, Any]) -> str:
             share = f"{row['share_of_roofline']:.0%} ({row['bound']})"
             cells += [
                 row["us"],
+                f"{row['bytes'] / 1e6:.1f}",
                 row["gb_per_s"],
                 row["tflop_per_s"],
                 share,
-                f"{row['embedkit_is_faster']:.2f} x",
+                "-" if row["embedkit_is_faster"] is None else f"{row['embedkit_is_faster']:.2f} x",
             ]
         rows.append(cells)
     headers = ["operation", "shape", "form", "relative error"]
-    headers += ["us", "GB/s", "TFLOP/s", "of the roofline", "embedkit is faster"] if timed else []
+    headers += ["us", "MB", "GB/s", "TFLOP/s", "of the roofline", "embedkit is faster"] if timed else []
     lines.append(common.table(headers, rows))
     for one in result["tuned"]:
         best = "; ".join(str(choice) for choice in one["best"])
@@ -264,18 +283,28 @@ def main() -> None:
     packages = ["embedkit", "numpy"] + (["torch", "triton"] if options.device == "cuda" else [])
     found = common.versions(packages)
     print(common.show_machine(machine, found))
+
+    def keep(content: dict[str, Any]) -> None:
+        if options.json:
+            result = common.report(
+                f"kernels-{options.device}",
+                machine=machine,
+                versions=found,
+                dry_run=options.dry_run,
+                **content,
+            )
+            common.write_json(options.json, result)
+
     if options.device == "cpu":
         rows = measure_cpu(options)
         content: dict[str, Any] = {"threads": 1, "rows": rows}
         print(show_cpu(rows))
     else:
-        content = measure_gpu(options)
+        content = measure_gpu(options, keep)
         print(show_gpu(content))
-    if options.json:
-        result = common.report(
-            f"kernels-{options.device}", machine=machine, versions=found, dry_run=options.dry_run, **content
-        )
-        common.write_json(options.json, result)
+    keep(content)
+    if own := [one["shape"] for one in content.get("failed", []) if one["form"] == "embedkit"]:
+        raise SystemExit(f"embedkit's kernels failed on: {'; '.join(own)}")
 
 
 if __name__ == "__main__":

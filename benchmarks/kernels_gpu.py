@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from embedkit.kernels.attention_tiles import attention_tiles
@@ -31,7 +31,10 @@ GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: a packed batch of texts of one length, and a model's widths."""
+    """What is measured: a packed batch of texts of one length, and a model's widths.
+
+    ``lengths`` and ``head_sizes`` are further ones of attention.
+    """
 
     tokens: int
     length: int
@@ -41,6 +44,8 @@ class Sizes:
     dimension: int
     dtype: str
     device: str
+    lengths: tuple[int, ...] = (128, 512)
+    head_sizes: tuple[int, ...] = (64, 26, 128)
 
     @property
     def texts(self) -> int:
@@ -61,6 +66,7 @@ class Case:
         bytes: each operand read once, each result written once.
         flops: 2 for a multiplication and an addition, of the products alone.
         unit: whose rate bounds them: a dtype's name, "fp8" or "int8".
+        tuned: whether ``--tune`` tries the grid on it: once for what takes the same blocks.
     """
 
     op: str
@@ -71,6 +77,7 @@ class Case:
     bytes: int
     flops: int = 0
     unit: str = ""
+    tuned: bool = True
 
 
 def _size(*tensors: Tensor | None) -> int:
@@ -108,17 +115,28 @@ def cases(sizes: Sizes, *, compiled: bool, products: tuple[str, ...]) -> Iterato
         (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else lambda f: f
     )
 
-    def rivals(name: str, function: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
-        return {name: function} | ({"torch.compile": compile_(function)} if compiled else {})
+    def rivals(
+        name: str, function: Callable[[], Any], around: Callable[[Any], Any] = lambda f: f
+    ) -> dict[str, Callable[[], Any]]:
+        forms = {name: around(function)}
+        return forms | ({"torch.compile": around(compile_(function))} if compiled else {})
 
     yield from _pooling(sizes, rivals)
     yield from _attention(sizes, rivals)
     yield from _rows(sizes, rivals)
     for kind in products:
         yield from _products(sizes, rivals, kind)
+    yield from _pooling_outputs(sizes, rivals)
+    yield from _pooling_backward(sizes, rivals)
+    yield from _more_attention(sizes, rivals)
 
 
-Rivals = Callable[[str, Callable[[], Any]], dict[str, Callable[[], Any]]]
+class Rivals(Protocol):
+    """Makes torch's forms of a function: as it is, and compiled; ``around`` is not compiled itself."""
+
+    def __call__(
+        self, name: str, function: Callable[[], Any], around: Callable[[Any], Any] = ...
+    ) -> dict[str, Callable[[], Any]]: ...
 
 
 def _pooling(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
@@ -152,42 +170,175 @@ def _pooling(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
     )
 
 
-def _attention(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
+def _pooling_outputs(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
+    """Maximum and first token without a projection; the mean's projection in 8 bits and in one."""
     make = Operands(sizes)
+    hidden = make.normal(sizes.tokens, sizes.hidden)
+    weight = make.normal(sizes.dimension, sizes.hidden, scale=sizes.hidden**-0.5)
+    bounds = torch.arange(0, sizes.tokens + 1, sizes.length, dtype=torch.int32, device=sizes.device)
+    padded = hidden.view(sizes.texts, sizes.length, sizes.hidden)
+    shape = f"{sizes.texts} texts of {sizes.length} x {sizes.hidden}"
+
+    for pooling, read in (("max", _size(hidden)), ("cls", _size(hidden) // sizes.length)):
+
+        def pooled(dtype: torch.dtype, pooling: str = pooling) -> Tensor:
+            rows = padded.amax(1) if pooling == "max" else padded[:, 0]
+            return functional.normalize(rows.to(dtype), dim=-1)
+
+        yield Case(
+            "pool_project_normalize",
+            f"{shape}, {pooling}",
+            "pool_project_normalize",
+            {
+                "embedkit": lambda pooling=pooling: pool_project_normalize(
+                    hidden, bounds, pooling=pooling, normalize=True
+                ),
+                **rivals("torch", lambda pooled=pooled: pooled(hidden.dtype)),
+            },
+            lambda pooled=pooled: pooled(torch.float32),
+            read + _size(bounds) + 4 * sizes.texts * sizes.hidden,
+            tuned=False,
+        )
+
+    def head(dtype: torch.dtype) -> Tensor:
+        return functional.normalize(functional.linear(padded.to(dtype).mean(1), weight.to(dtype)), dim=-1)
+
+    vectors = head(torch.float32)
+    ranges = torch.stack([vectors.amin(0), vectors.amax(0)])
+    powers = 2 ** torch.arange(7, -1, -1, dtype=torch.int32, device=sizes.device)
+
+    def eighth(rows: Tensor) -> Tensor:
+        # 255 steps between the least and the greatest value, as `Encoder.encode` has them.
+        steps = (rows - ranges[0]) / ((ranges[1] - ranges[0]) / 255)
+        return (steps - 128).clamp(-128, 127).to(torch.int8)
+
+    def signs(rows: Tensor) -> Tensor:
+        bits = functional.pad((rows > 0).int(), (0, -sizes.dimension % 8))
+        return (bits.view(len(rows), -1, 8) * powers).sum(-1).to(torch.uint8)
+
+    for output, encoded in (("int8", eighth), ("ubinary", signs)):
+        result = encoded(vectors)
+        yield Case(
+            "pool_project_normalize",
+            f"{shape} -> {sizes.dimension}, {output}",
+            "pool_project_normalize",
+            {
+                "embedkit": lambda output=output: pool_project_normalize(
+                    hidden, bounds, weight=weight.T, normalize=True, output=output,
+                    ranges=ranges if output == "int8" else None,
+                ),
+                **rivals("torch", lambda encoded=encoded: encoded(head(hidden.dtype))),
+            },
+            lambda result=result: result.float(),
+            _size(hidden, weight, bounds, result),
+            2 * sizes.texts * sizes.hidden * sizes.dimension,
+            sizes.dtype,
+            tuned=False,
+        )  # fmt: skip
+
+
+def _pooling_backward(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
+    """Forward and backward pass together: what a step of training takes."""
+    make = Operands(sizes)
+    hidden = make.normal(sizes.tokens, sizes.hidden).requires_grad_()
+    weight = make.normal(sizes.dimension, sizes.hidden, scale=sizes.hidden**-0.5).requires_grad_()
+    given = make.normal(sizes.texts, sizes.dimension).float()
+    bounds = torch.arange(0, sizes.tokens + 1, sizes.length, dtype=torch.int32, device=sizes.device)
+
+    def head(rows: Tensor, matrix: Tensor) -> Tensor:
+        pooled = rows.view(sizes.texts, sizes.length, sizes.hidden).mean(1)
+        return functional.normalize(functional.linear(pooled, matrix), dim=-1).float()
+
+    def gradient(forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return lambda: torch.autograd.grad(forward(), (hidden, weight), given)[0]
+
+    def expected() -> Tensor:
+        rows, matrix = (t.detach().float().requires_grad_() for t in (hidden, weight))
+        return torch.autograd.grad(head(rows, matrix), (rows, matrix), given)[0]
+
+    yield Case(
+        "pool_project_normalize",
+        f"{sizes.texts} texts of {sizes.length} x {sizes.hidden} -> {sizes.dimension}, forward and backward",
+        "pool_project_normalize",
+        {
+            "embedkit": gradient(
+                lambda: pool_project_normalize(hidden, bounds, weight=weight.T, normalize=True)
+            ),
+            **rivals("torch", lambda: head(hidden, weight), gradient),
+        },
+        expected,
+        # The hidden states once each way; the pooled rows are kept or made again as the form likes.
+        2 * _size(hidden, weight) + _size(bounds) + 8 * sizes.texts * sizes.dimension,
+        6 * sizes.texts * sizes.hidden * sizes.dimension,
+        sizes.dtype,
+        tuned=False,
+    )
+
+
+def _attention(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
     size = sizes.hidden // sizes.heads
+    for kind in ("", "relative bias", "rotary"):
+        yield _attention_case(sizes, rivals, sizes.length, size, kind, tuned=kind != "rotary")
+
+
+def _more_attention(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
+    """Other head sizes at the same length, and other lengths with the model's and with MPNet's head size."""
+    own = sizes.hidden // sizes.heads
+    for size in sizes.head_sizes:
+        yield _attention_case(sizes, rivals, sizes.length, size, "", tuned=False)
+    for length in sizes.lengths:
+        if sizes.tokens % length == 0:
+            yield _attention_case(sizes, rivals, length, own, "", tuned=False)
+            yield _attention_case(sizes, rivals, length, sizes.head_sizes[0], "relative bias", tuned=False)
+
+
+def _attention_case(sizes: Sizes, rivals: Rivals, length: int, size: int, kind: str, *, tuned: bool) -> Case:
+    """Attention of the batch cut into texts of ``length``, heads of ``size``; kind "", "relative bias" or "rotary"."""
+    make = Operands(sizes)
+    texts = sizes.tokens // length
     packed = make.normal(sizes.tokens, 3, sizes.heads, size)
     query, key, value = packed.unbind(1)
-    bounds = torch.arange(0, sizes.tokens + 1, sizes.length, dtype=torch.int32, device=sizes.device)
-    tiles = torch.from_numpy(attention_tiles([sizes.length] * sizes.texts)).to(sizes.device)
-    table = make.normal(sizes.heads, 2 * sizes.length - 1).float()
-    place = torch.arange(sizes.length, device=sizes.device)
-    square = table[:, place[None] - place[:, None] + sizes.length - 1]
+    bounds = torch.arange(0, sizes.tokens + 1, length, dtype=torch.int32, device=sizes.device)
+    tiles = torch.from_numpy(attention_tiles([length] * texts)).to(sizes.device)
+    place = torch.arange(length, device=sizes.device)
+    bias = make.normal(sizes.heads, 2 * length - 1).float() if kind == "relative bias" else None
+    square = None if bias is None else bias[:, place[None] - place[:, None] + length - 1]
+    rotary: tuple[Tensor, Tensor] | None = None
+    if kind == "rotary":
+        angles = place[:, None] * 10000.0 ** (-torch.arange(size // 2, device=sizes.device) * 2 / size)
+        rotary = (angles.cos(), angles.sin())
 
-    def sdpa(mask: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-        rows = packed if dtype is None else packed.to(dtype)
-        q, k, v = rows.view(sizes.texts, sizes.length, 3, sizes.heads, size).permute(2, 0, 3, 1, 4)
-        mask = None if mask is None else mask.to(rows.dtype)[None]
-        result = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    def turned(rows: Tensor) -> Tensor:
+        if rotary is None:
+            return rows
+        cos, sin = (table.to(rows.dtype) for table in rotary)
+        even, odd = rows[..., 0::2], rows[..., 1::2]
+        return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
+
+    def sdpa(dtype: torch.dtype) -> Tensor:
+        rows = packed.to(dtype)
+        q, k, v = rows.view(texts, length, 3, sizes.heads, size).permute(2, 0, 3, 1, 4)
+        mask = None if square is None else square.to(dtype)[None]
+        result = functional.scaled_dot_product_attention(turned(q), turned(k), v, attn_mask=mask)
         return result.transpose(1, 2).reshape(sizes.tokens, sizes.heads, size)
 
-    for name, bias in (("", None), (", relative bias", table)):
-        mask = None if bias is None else square
-        yield Case(
-            "varlen_attention",
-            f"{sizes.texts} texts of {sizes.length}, {sizes.heads} heads of {size}{name}",
-            "varlen_attention",
-            {
-                "embedkit": lambda bias=bias: varlen_attention(
-                    query, key, value, bounds, sizes.length, bias=bias, tile_map=tiles
-                ),
-                # Equal lengths: nothing is padded, which flatters it.
-                **rivals("torch sdpa", lambda mask=mask: sdpa(mask)),
-            },
-            lambda mask=mask: sdpa(mask, torch.float32),
-            _size(packed, bias) + _size(query),
-            4 * sizes.tokens * sizes.length * sizes.hidden,
-            sizes.dtype,
-        )
+    return Case(
+        "varlen_attention",
+        f"{texts} texts of {length}, {sizes.heads} heads of {size}" + (f", {kind}" if kind else ""),
+        "varlen_attention",
+        {
+            "embedkit": lambda: varlen_attention(
+                query, key, value, bounds, length, bias=bias, rotary=rotary, tile_map=tiles
+            ),
+            # Equal lengths: nothing is padded, which flatters it.
+            **rivals("torch sdpa", lambda: sdpa(packed.dtype)),
+        },
+        lambda: sdpa(torch.float32),
+        _size(packed, bias, *(rotary or ())) + _size(query),
+        4 * sizes.tokens * length * sizes.heads * size,
+        sizes.dtype,
+        tuned,
+    )
 
 
 def _rows(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
@@ -284,6 +435,7 @@ def _products(sizes: Sizes, rivals: Rivals, kind: Any) -> Iterator[Case]:
             + tokens * outputs * (1 if grouped else x.element_size()),
             2 * tokens * hidden * outputs,
             kind,
+            tuned=not grouped,
         )
     matrix = make.normal(hidden, inner, scale=inner**-0.5)
     groups = quantized_linear_groups(rows, quantize_weight(matrix.T.contiguous(), kind), activation="gelu")
@@ -301,6 +453,7 @@ def _products(sizes: Sizes, rivals: Rivals, kind: Any) -> Iterator[Case]:
         _size(groups.values, groups.scale, weight.values) + tokens * hidden * x.element_size(),
         2 * tokens * hidden * inner,
         kind,
+        tuned=False,
     )
 
 
@@ -425,6 +578,8 @@ def rates(case: Case, taken: float, ceiling: dict[str, float]) -> dict[str, Any]
         floor, bound = case.flops / ceiling[case.unit], f"{case.unit} products"
     return {
         "us": round(taken * 1e6, 2),
+        "bytes": case.bytes,
+        "flops": case.flops,
         "gb_per_s": round(case.bytes / taken / 1e9, 1),
         "tflop_per_s": round(case.flops / taken / 1e12, 2),
         "bound": bound if ceiling else None,
