@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["CudaDevice", "Device", "Event", "Staging", "find_devices"]
+__all__ = ["CudaDevice", "Device", "Event", "Staging", "find_devices", "out_of_memory"]
 
 
 class Event(Protocol):
@@ -38,10 +40,12 @@ class Staging:
 
 
 class Device(Protocol):
-    """What `PackedStage` needs of a device. All but `scatter` and `empty` are for one thread at a time."""
+    """What `PackedStage` needs of a device.
+
+    All but `scatter`, `lend` and `empty` are for one thread at a time.
+    """
 
     device: torch.device
-    out_of_memory: type[Exception]
 
     def staging(self, size: int) -> Staging:
         """Memory for ``size`` integers."""
@@ -59,13 +63,20 @@ class Device(Protocol):
         """The end of the work begun so far."""
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What replays the work that ``run`` begins."""
+        """What replays the work that ``run`` begins; this thread has called ``run`` before.
 
-    def download(self, values: Tensor) -> Tensor:
-        """A tensor of the host that has the ``values`` once an event marked after this call is reached."""
+        Raises:
+            RuntimeError: other work in the process ended the capture, or `out_of_memory` is true of it.
+        """
+
+    def download(self, values: Tensor, ready: Event) -> tuple[Tensor, Event]:
+        """A tensor of the host, and when it has the ``values``, which nothing writes to after ``ready``."""
+
+    def lend(self, values: Tensor) -> None:
+        """Keep the memory of ``values``, which were waited for, until the caller's own work has read them."""
 
     def scatter(self, out: Tensor, rows: Tensor, values: Tensor) -> None:
-        """``out[rows] = values``, for the caller's own work on ``out``; ``values`` were waited for."""
+        """``out[rows] = values``, for the caller's own work on ``out``; ``values`` were lent to it."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory of the device for the caller's own work."""
@@ -75,15 +86,22 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """A CUDA device with two streams: one copies in, the other computes and copies out."""
+    """A CUDA device with three streams: one copies in, one computes, one copies out.
 
-    out_of_memory: type[Exception] = torch.OutOfMemoryError
+    Only the second is ever captured. Memory that was used on it must not be pinned: torch marks the end of its use
+    on the stream when it is freed, which may be while the stream is captured.
+    """
+
+    # torch captures one graph at a time in a process, and a wait for a whole device ends a capture on it.
+    _capturing = threading.Lock()
+    # Graphs whose capture was ended: torch's allocators may still ask them which stream they are of.
+    _abandoned: list[torch.cuda.CUDAGraph] = []  # noqa: RUF012
 
     def __init__(self, name: str) -> None:
         """Make the streams; ``name`` is "cuda:0" or the like."""
         self.device = torch.device(name)
         with torch.cuda.device(self.device):
-            self._copy, self._compute = torch.cuda.Stream(), torch.cuda.Stream()
+            self._copy, self._compute, self._deliver = (torch.cuda.Stream() for _ in range(3))
             self._pool = torch.cuda.graph_pool_handle()
 
     @property
@@ -125,31 +143,62 @@ class CudaDevice:
         return event
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As `Device.capture` says; all graphs take their memory from one pool, since one runs at a time."""
+        """As `Device.capture` says; all graphs take their memory from one pool, since one runs at a time.
+
+        Graphs are dropped all together, by `reset`, or not at all: with one of them torch frees the workspaces
+        of cuBLAS on its stream, which the others use.
+        """
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate pinned memory meanwhile: only this one's calls must be fit for a graph.
         try:
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"
+            with (
+                self._capturing,
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"
+                ),
             ):
                 run()
         except RuntimeError as error:
+            self._abandon(graph)
             # Ending a capture that ran out of memory may fail, too, and would hide why.
-            if isinstance(error.__context__, self.out_of_memory):
-                raise error.__context__ from None
+            cause = error.__context__
+            if cause is not None and out_of_memory(cause) and not out_of_memory(error):
+                raise cause from None
             raise
         replay: Callable[[], None] = graph.replay
         return replay
 
-    def download(self, values: Tensor) -> Tensor:
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Undo what torch leaves half done where the end of a capture fails.
+
+        Its allocator goes on to serve the capture, and takes back no memory that two streams have used.
+        """
+        try:
+            graph.pool()
+        except RuntimeError:
+            self._abandoned.append(graph)
+            with suppress(RuntimeError):  # where the capture had not even begun
+                torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+                torch._C._cuda_releasePool(self.device.index, self._pool)
+
+    def download(self, values: Tensor, ready: Any) -> tuple[Tensor, Event]:
         """As `Device.download` says."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        return host.copy_(values, non_blocking=True)
+        with torch.cuda.device(self.device), torch.cuda.stream(self._deliver):
+            self._deliver.wait_event(ready)
+            host.copy_(values, non_blocking=True)
+            values.record_stream(self._deliver)
+            copied = torch.cuda.Event()
+            copied.record(self._deliver)
+        return host, copied
+
+    def lend(self, values: Tensor) -> None:
+        """As `Device.lend` says."""
+        values.record_stream(torch.cuda.current_stream(self.device))
 
     def scatter(self, out: Tensor, rows: Tensor, values: Tensor) -> None:
         """As `Device.scatter` says."""
         with torch.cuda.device(self.device):
-            values.record_stream(torch.cuda.current_stream())
             out.index_copy_(0, rows.to(out.device), values.to(out.device))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -158,10 +207,15 @@ class CudaDevice:
 
     def reset(self) -> None:
         """As `Device.reset` says."""
-        torch.cuda.synchronize(self.device)
-        with torch.cuda.device(self.device):
+        with self._capturing, torch.cuda.device(self.device):
+            torch.cuda.synchronize()
             self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory did not suffice, the device's or pinned: of torch's allocator, the driver's, or cuBLAS'."""
+    return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|ALLOC_FAILED", str(error)))
 
 
 def find_devices(names: Sequence[str]) -> tuple[str, ...]:

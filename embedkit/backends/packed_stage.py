@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from ..inputs import outside_level
 from ..kernels.attention_tiles import BLOCK, HEADER, attention_tiles, max_attention_tiles
 from ..kernels.forward import PackedBatch
 from .buckets import SMALL, Buckets
-from .cuda_device import Device, Event, Staging
+from .cuda_device import Device, Event, Staging, out_of_memory
 from .packed_model import finish_on_device
 from .stage import Batch, Indices, Request, host_empty
 
@@ -30,6 +31,9 @@ __all__ = ["BUDGET", "PackedStage"]
 
 BUDGET = 16384
 """Tokens of a batch."""
+_CUBLAS_WORKSPACE = 32 << 20
+"""Bytes for each thread that submits: what torch takes on compute capability 9.0; less before."""
+_log = logging.getLogger("embedkit")
 _COLUMNS = int(HEADER + BLOCK)
 _DTYPES = {
     "float32": torch.float32,
@@ -97,18 +101,24 @@ def _aligned(count: int) -> int:
 class PackedStage:
     """Encodes packed batches on one device; a `stage.Stage`.
 
-    A batch is packed into pinned memory, copied in on one stream, and encoded and copied out on another, so
-    that the copies and the host's work on neighbouring batches overlap with it. It is filled up to the size of
-    the nearest CUDA graph (see `buckets`), which is captured when its size is met for the second time. When
-    the device's memory does not suffice, the token budget is halved for good and the batch cut again.
+    A batch is packed into pinned memory, copied in on one stream, encoded on another and copied out on a third,
+    so that the copies and the host's work on neighbouring batches overlap with it. It is filled up to the size
+    of the nearest CUDA graph (see `buckets`), which is captured when its size is met for the second time. A size
+    whose capture fails, as it does when other work in the process waits for the whole device meanwhile, runs
+    without a graph from then on. When memory does not suffice, the token budget is halved for good and the batch
+    cut again.
 
     Memory on the device, for a budget of T tokens, hidden size H, inner size I, dimension D, values of s
-    bytes and S = T / 4 sequences:
+    bytes, S = T / 4 sequences and W threads that submit:
 
-        weights + T (7 H + I) s + 4 S D + 3 · 4 (2 T + 2 S + 68 (3 T / 64 + 2)) bytes
+        weights + 2 T (7 H + I) s + 4 · 4 S D + 3 · 4 N + 32 MiB · W,  N = 2 T + 2 S + 68 (3 T / 64 + 2)
 
     and memory of the driver for each graph, of which there are some 65 at most for each of two kinds of batch
-    (with and without a prompt that is left out of the pooling). All graphs share the T (7 H + I) s bytes.
+    (with and without a prompt that is left out of the pooling). All graphs share T (7 H + I) s bytes; batches
+    without a graph take as many from torch's general pool. The results of three batches are under way beside
+    the graphs' own (token embeddings take 4 T H bytes each instead), and the integers of two. A thread's
+    workspaces of cuBLAS are 32 MiB at most. Pinned on the host are 2 · 4 N bytes, and those of three results,
+    each rounded up to a power of two.
     """
 
     ahead = 2
@@ -125,6 +135,7 @@ class PackedStage:
         self._vocab_size = int(config["vocab_size"])
         self._padding = int(config.get("padding_idx", -1))
         self._positions = folder.positions
+        self._normalizes = folder.normalizes
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._warned = False
@@ -132,25 +143,34 @@ class PackedStage:
         self._prepare(max(budget, _aligned(folder.positions)))
 
     def _prepare(self, budget: int) -> None:
-        """Memory and graphs for batches of ``budget`` tokens."""
+        """Start over with batches of at most ``budget`` tokens; the first of them takes the memory."""
         self._buckets = Buckets(budget)
-        sequences = Buckets.sequences(self._buckets.budget)
-        largest = _Layout(self._buckets.budget, sequences, skips=True).size
-        with self._device.running():
-            device = self._device.device
-            self._static = torch.zeros(largest, dtype=torch.int32, device=device)
-            self._vectors = torch.empty(sequences, self.dimension, device=device)
+        self._static = self._vectors = torch.empty(0)
         self._slots: list[Staging] = []
         self._met: set[_Layout] = set()
         self._graphs: dict[_Layout, Callable[[], None]] = {}
+        self._eager: set[_Layout] = set()
+
+    def _allocate(self) -> None:
+        largest, device = self._largest(skips=True), self._device.device
+        with self._device.running():
+            self._vectors = torch.empty(largest.sequences, self.dimension, device=device)
+            self._static = torch.zeros(largest.size, dtype=torch.int32, device=device)
+
+    def _largest(self, *, skips: bool) -> _Layout:
+        return _Layout(self._buckets.budget, Buckets.sequences(self._buckets.budget), skips)
 
     @property
-    def memory_bytes(self) -> int:
-        """What the formula gives for the present budget, without the weights and the graphs themselves."""
-        budget, size = self._buckets.budget, 4 if self._precision == "fp32" else 2
-        sequences = Buckets.sequences(budget)
-        activations = budget * (7 * self._hidden_size + self._inner_size) * size
-        return activations + 4 * sequences * self.dimension + 12 * _Layout(budget, sequences, skips=True).size
+    def memory_bytes(self) -> tuple[int, int]:
+        """What the formula gives for the present budget, on the device and pinned.
+
+        Without the weights and the graphs themselves, and with one thread.
+        """
+        largest, size = self._largest(skips=True), 4 if self._precision == "fp32" else 2
+        activations = largest.tokens * (7 * self._hidden_size + self._inner_size) * size
+        result = 4 * largest.sequences * self.dimension
+        device = 2 * activations + 4 * result + 3 * 4 * largest.size + _CUBLAS_WORKSPACE
+        return device, 2 * 4 * largest.size + 3 * (1 << (result - 1).bit_length())
 
     def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> list[int]:
         """As `Stage.cut` says."""
@@ -178,9 +198,12 @@ class PackedStage:
         if lengths.sum() <= buckets.budget and len(order) <= buckets.sequences(buckets.budget):
             try:
                 return self._run(window, order, lengths, request)
-            except self._device.out_of_memory as error:
-                # The frames of its traceback hold the memory that it was about.
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                # The frames of its tracebacks hold the memory that it was about.
                 failure = error.with_traceback(None)
+                failure.__context__ = None
             self._shrink(failure)
         parts = self._buckets.cut(lengths, 0)
         # The budget was halved after this batch was cut.
@@ -190,15 +213,14 @@ class PackedStage:
 
     def _shrink(self, error: Exception) -> None:
         budget = self._buckets.budget
-        self._slots.clear()
-        self._graphs.clear()
+        smallest = budget // 2 < _aligned(self._positions)
+        self._prepare(budget if smallest else budget // 2)
         self._device.reset()
-        if budget // 2 < _aligned(self._positions):
+        if smallest:
             raise MemoryError(
                 f"{self._device.device}: no memory for a batch of {budget} tokens; end what else uses the "
                 "device, or open the Encoder with precision='fp16'"
             ) from error
-        self._prepare(budget // 2)
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -219,6 +241,8 @@ class PackedStage:
             texts if size is None else Buckets.sequences(size),
             skips=bool(skipped.any()),
         )
+        if not len(self._static):
+            self._allocate()
         staging = self._staging()
         self._fill(layout, staging.host.numpy(), window, order, skipped)
         device.upload(staging, layout.size)
@@ -239,10 +263,16 @@ class PackedStage:
                 self._replay(layout)
                 result = self._vectors[:texts]
             if not request.token_embeddings:
+                if self._normalizes and request.width == self.dimension:
+                    request = replace(request, normalize=False)  # it would change nothing
                 result = finish_on_device(result, request, self._ranges_of(request))
-            result = result.clone() if request.on_device else device.download(result)
-            end = device.mark()
-        return _Batch(device, result, (begin, end), request, lengths)
+            if result.data_ptr() == self._vectors.data_ptr():  # the next batch is written there
+                result = result.clone(memory_format=torch.contiguous_format)
+            result = result.contiguous()
+            end = ready = device.mark()
+            if not request.on_device:
+                result, ready = device.download(result, end)
+        return _Batch(device, result, (begin, end, ready), request, lengths)
 
     def _staging(self) -> Staging:
         """One of two that take turns, when its last upload is done."""
@@ -286,27 +316,33 @@ class PackedStage:
 
     def _reserve(self, skips: bool) -> None:
         """Capture the largest graph before any other large one: they then find room in its memory."""
-        budget = self._buckets.budget
-        layout = _Layout(budget, Buckets.sequences(budget), skips)
-        if layout not in self._graphs:
+        layout = self._largest(skips=skips)
+        if layout not in self._graphs and layout not in self._eager:
             self._static.zero_()  # the bounds and tiles of another layout would not be in range
-            while layout not in self._graphs:
+            while layout not in self._graphs and layout not in self._eager:
                 self._replay(layout)
 
     def _replay(self, layout: _Layout) -> None:
-        """Vectors of the batch in the static memory, by a graph where this shape has been met before."""
-        if layout not in self._graphs:
-            batch = self._batch(layout, self._static)
+        """Vectors of the batch in the static memory, by a graph from the third batch of this layout on."""
+        if layout in self._graphs:
+            self._graphs[layout]()
+            return
+        batch = self._batch(layout, self._static)
 
-            def run() -> None:
-                self._vectors[: layout.sequences].copy_(self._model.vectors(batch, skips=layout.skips))
+        def run() -> None:
+            self._vectors[: layout.sequences].copy_(self._model.vectors(batch, skips=layout.skips))
 
-            if layout not in self._met:  # this compiles kernels, which a capture cannot
-                self._met.add(layout)
-                run()
-                return
-            self._graphs[layout] = self._device.capture(run)
-        self._graphs[layout]()
+        # What a capture cannot do, such as compiling kernels and opening cuBLAS in this thread, is done here.
+        run()
+        if layout in self._met and layout not in self._eager:
+            try:
+                self._graphs[layout] = self._device.capture(run)
+            except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
+                self._eager.add(layout)
+                _log.info("no CUDA graph for batches of %d tokens: %s", layout.tokens, error)
+        self._met.add(layout)
 
     def empty(self, texts: int, request: Request) -> Any:
         """As `Stage.empty` says; with ``on_device`` a tensor there."""
@@ -324,11 +360,13 @@ class PackedStage:
 
     def describe(self) -> dict[str, Any]:
         """Precision, budget, graphs and memory."""
+        on_device, pinned = self.memory_bytes
         return {
             "precision": self._precision,
             "token_budget": self._buckets.budget,
             "cuda_graphs": len(self._graphs),
-            "batch_memory_bytes": self.memory_bytes,
+            "batch_memory_bytes": on_device,
+            "pinned_memory_bytes": pinned,
         }
 
 
@@ -339,19 +377,21 @@ class _Batch:
         self,
         device: Device,
         result: Tensor,
-        events: tuple[Event, Event],
+        events: tuple[Event, Event, Event],
         request: Request,
         lengths: npt.NDArray[np.int32],
     ) -> None:
         self._device, self._result, self._request = device, result, request
-        self._begin, self._end = events
+        self._begin, self._end, self._ready = events
         self._lengths = lengths
 
     def wait(self) -> float:
-        self._end.synchronize()
+        self._ready.synchronize()
         return self._begin.elapsed_time(self._end) / 1000
 
     def deliver(self, out: Any, rows: Indices) -> None:
+        if self._request.on_device:
+            self._device.lend(self._result)
         if self._request.token_embeddings:
             values: Any = self._result if self._request.on_device else self._result.numpy()
             end = 0
@@ -362,8 +402,8 @@ class _Batch:
         elif self._request.on_device:
             self._device.scatter(out, torch.from_numpy(rows), self._result)
         else:
-            # As out[rows] = ..., on several threads and without the GIL.
-            torch.from_numpy(out).index_copy_(0, torch.from_numpy(rows), self._result)
+            # Not with torch: the threads of its index_copy_ go on to spin, where others tokenize.
+            out[rows] = self._result.numpy()
 
 
 class _Joined:

@@ -33,14 +33,27 @@ class Event:
         return 1.0
 
 
+class Copied(Event):
+    """Copies as late as it may: what a later batch writes to ``values`` is seen."""
+
+    def __init__(self, host: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.host, self.values = host, values
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        with torch.inference_mode():
+            self.host.copy_(self.values)
+
+
 class EagerDevice:
     """A `cuda_device.Device` without streams. What may no longer be read is overwritten."""
 
     def __init__(self, name: str = "cpu") -> None:
         self.device = torch.device(name)
-        self.out_of_memory = torch.OutOfMemoryError
         self.stagings: list[Staging] = []
-        self.captured = self.replayed = self.uploads = self.resets = 0
+        self.captured = self.replayed = self.uploads = self.resets = self.lent = 0
+        self.fail_capture: Callable[[], None] | None = None
         self.has_fast_halves = True
         self._inside = threading.local()
 
@@ -66,6 +79,8 @@ class EagerDevice:
         return Event()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        if self.fail_capture is not None:
+            self.fail_capture()
         self.captured += 1
 
         def replay() -> None:
@@ -74,8 +89,13 @@ class EagerDevice:
 
         return replay
 
-    def download(self, values: Tensor) -> Tensor:
-        return values.clone()
+    def download(self, values: Tensor, ready: Any) -> tuple[Tensor, Event]:
+        assert values.is_contiguous()
+        host = torch.empty_like(values)
+        return host, Copied(host, values)
+
+    def lend(self, values: Tensor) -> None:
+        self.lent += 1
 
     def scatter(self, out: Tensor, rows: Tensor, values: Tensor) -> None:
         out.index_copy_(0, rows, values)

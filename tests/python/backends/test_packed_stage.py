@@ -23,7 +23,7 @@ from eager_device import EagerDevice, PlainModel, cosine, packed  # noqa: E402
 
 import embedkit.encoder  # noqa: E402
 from embedkit import Encoder, Index  # noqa: E402
-from embedkit.backends import cuda, cuda_device  # noqa: E402
+from embedkit.backends import cuda, cuda_device, packed_stage  # noqa: E402
 from embedkit.backends.buckets import IDLE, SMALL  # noqa: E402
 from embedkit.backends.cuda import choose_precision  # noqa: E402
 from embedkit.backends.many import ManyStages  # noqa: E402
@@ -56,7 +56,8 @@ def test_vectors_of_the_cpu(make_model: Make, texts: list[str], include_prompt: 
         assert all_ <= SMALL or all_ - used <= IDLE * all_ or (used, all_) == (0, 592)
     described = encoder.describe()
     assert described["cuda_graphs"] == device.captured and described["token_budget"] == 592
-    assert described["batch_memory_bytes"] > 592 * (7 * 32 + 64) * 4
+    assert described["batch_memory_bytes"] > 2 * 592 * (7 * 32 + 64) * 4 + (32 << 20)
+    assert described["pinned_memory_bytes"] > 3 * 160 * 32 * 4
     assert described["precision"] == "fp32" and described["stages"]["encode"] > 0
 
 
@@ -67,7 +68,7 @@ def test_one_query_replays_a_small_graph(make_model: Make) -> None:
     for query in ("day", "sunny day", "water", "naïve café"):
         np.testing.assert_allclose(encoder.encode(query), expected.encode(query), rtol=0, atol=1e-5)
     assert {size for _, size in model.batches} == {16}
-    assert (device.captured, device.replayed, device.uploads) == (1, 3, 4)
+    assert (device.captured, device.replayed, device.uploads) == (1, 2, 4)
 
 
 def same(got: Any, want: Any, dtype: str) -> None:
@@ -147,6 +148,70 @@ def test_out_of_memory_halves_the_budget(make_model: Make, texts: list[str]) -> 
         encoder.encode(texts)
     model.fail = None
     np.testing.assert_allclose(encoder.encode(texts), result, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"],
+)
+def test_memory_that_is_not_torchs_may_not_suffice_either(
+    make_model: Make, texts: list[str], message: str
+) -> None:
+    folder = make_model()
+    encoder, device, _ = packed(folder)
+
+    def fail() -> None:
+        if encoder.describe()["token_budget"] > 300:
+            raise RuntimeError(message)
+
+    device.fail_capture = fail
+    with pytest.warns(UserWarning, match="out of memory: batches have 288 tokens from now on, not 592"):
+        result = encoder.encode(texts)
+    np.testing.assert_allclose(result, Encoder(folder).encode(texts), rtol=0, atol=1e-5)
+    assert encoder.describe()["token_budget"] == 288 and device.captured
+
+
+def test_a_capture_that_fails_leaves_the_batch_and_the_other_graphs(
+    make_model: Make, texts: list[str]
+) -> None:
+    folder = make_model()
+    encoder, device, _ = packed(folder)
+    failed = 0
+
+    def fail() -> None:
+        nonlocal failed
+        failed += 1
+        if failed == 1:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    device.fail_capture = fail
+    expected = Encoder(folder).encode(texts)
+    for _ in range(3):
+        np.testing.assert_allclose(encoder.encode(texts), expected, rtol=0, atol=1e-5)
+    assert device.captured == failed - 1 == encoder.describe()["cuda_graphs"] > 0 and device.resets == 0
+    model = PlainModel(folder)
+    encoder, _, _ = packed(folder, model=model)
+    model.fail = lambda tokens: (_ for _ in ()).throw(RuntimeError("an illegal instruction"))
+    with pytest.raises(RuntimeError, match="an illegal instruction"):
+        encoder.encode(texts)
+
+
+def test_normalized_vectors_are_not_normalized_again(
+    make_model: Make, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    finish = packed_stage.finish_on_device
+
+    def spy(vectors: Any, request: Any, ranges: Any) -> Any:
+        seen.append(request.normalize)
+        return finish(vectors, request, ranges)
+
+    monkeypatch.setattr(packed_stage, "finish_on_device", spy)
+    for normalize, width, expected in ((True, None, False), (True, 11, True), (False, None, True)):
+        folder = make_model(normalize=normalize)
+        seen.clear()
+        packed(folder)[0].encode(texts[:3], normalize_embeddings=True, truncate_dim=width)
+        assert set(seen) == {expected}
 
 
 def test_several_devices_keep_the_order(make_model: Make, texts: list[str]) -> None:
