@@ -398,7 +398,8 @@ class Encoder(Model):
         engine = self._engine
         out = engine.empty(len(texts), plan)
         with progress(len(texts), show_progress_bar) as advance:
-            blocks = windows(texts, _WINDOW if advance is None else _WINDOW_WITH_BAR)
+            most = _WINDOW if advance is None else _WINDOW_WITH_BAR
+            blocks = windows(texts, most, first=engine.first_window)
             with closing(engine.encode(blocks, plan, self._counts, out)) as results:
                 for block in results:
                     if advance is not None:

@@ -99,10 +99,12 @@ class Engine(ABC):
         folder: the model.
         precision: what it computes in.
         tensors: whether results can be left on its device as torch tensors.
+        first_window: most texts of a call's first window, from which on they grow; None for all alike.
     """
 
     precision: str
     tensors = False
+    first_window: int | None = None
 
     def __init__(self, folder: ModelFolder) -> None:
         """Load the tokenizer."""

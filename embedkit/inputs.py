@@ -38,15 +38,36 @@ def as_texts(sentences: Any) -> tuple[list[str], bool]:
     return list(sentences), False
 
 
-def windows(texts: Iterable[str], max_texts: int) -> Iterator[list[str]]:
+def windows(texts: Iterable[str], max_texts: int, *, first: int | None = None) -> Iterator[list[str]]:
     """Cut texts into lists of at most ``max_texts`` texts and `MAX_CHARACTERS` characters, in order.
+
+    Args:
+        texts: an iterator is read as the lists are asked for.
+        max_texts: of a list.
+        first: most texts of the first one cut from a list; each may have twice as many as the one before, up to
+            ``max_texts``. None for ``max_texts``.
 
     Raises:
         TypeError: for an item that is not a str; names its index.
     """
+    if not isinstance(texts, list):
+        yield from _one_by_one(texts, max_texts, 0)
+        return
+    begin, size = 0, max_texts if first is None else min(first, max_texts)
+    while part := texts[begin : begin + size]:
+        # Where nothing is the matter, without a step of Python for each text.
+        if set(map(type, part)) == {str} and sum(map(len, part)) <= MAX_CHARACTERS:
+            yield part
+        else:
+            yield from _one_by_one(part, size, begin)
+        begin, size = begin + size, min(2 * size, max_texts)
+
+
+def _one_by_one(texts: Iterable[str], max_texts: int, first: int) -> Iterator[list[str]]:
+    """`windows` of texts, the first of which has this index."""
     window: list[str] = []
     characters = 0
-    for index, text in enumerate(texts):
+    for index, text in enumerate(texts, first):
         if not isinstance(text, str):
             hint = ": decode it first, e.g. text.decode('utf-8')" if isinstance(text, bytes) else ""
             raise TypeError(f"texts[{index}] is {type(text).__name__}, not str{hint}")

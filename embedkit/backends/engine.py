@@ -18,6 +18,9 @@ __all__ = ["StageEngine"]
 class StageEngine(Engine):
     """A tokenizer of the core and an encode stage; threads and copies share it."""
 
+    # The stage has nothing to do until the first window is tokenized; the next ones are tokenized meanwhile.
+    first_window = 1024
+
     def __init__(self, folder: ModelFolder, open_stage: Callable[[], Stage]) -> None:
         """Load the tokenizer, then the stage, which may need it."""
         super().__init__(folder)
