@@ -95,7 +95,7 @@ class TokenWindow:
         text_of_sequence: (sequences,); with overflow "window" a text may have several, one after another.
         pool_skip: (sequences,) leading tokens that the pooling leaves out.
 
-    The three arrays are made anew at each access.
+    The three arrays are read-only.
     """
 
     texts: int

@@ -81,13 +81,19 @@ std::unique_ptr<TokenWindow> run(const TokenSource& source, const py::dict& dict
   return window;
 }
 
+/// A read-only array of what `get` says of each sequence; made once, since it is asked for at every batch.
 template <typename Get>
-py::array_t<int32_t> array_of(const TokenWindow& window, Get&& get) {
-  const std::vector<Sequence>& sequences = window.sequences();
-  py::array_t<int32_t> array(static_cast<py::ssize_t>(sequences.size()));
-  int32_t* out = array.mutable_data();
-  for (const Sequence& s : sequences) *out++ = static_cast<int32_t>(get(s));
-  return array;
+py::object array_of(const py::object& window, const char* name, Get&& get) {
+  const py::dict kept = window.attr("__dict__");
+  if (!kept.contains(name)) {
+    const std::vector<Sequence>& sequences = window.cast<const TokenWindow&>().sequences();
+    py::array_t<int32_t> array(static_cast<py::ssize_t>(sequences.size()));
+    int32_t* out = array.mutable_data();
+    for (const Sequence& s : sequences) *out++ = static_cast<int32_t>(get(s));
+    array.attr("setflags")(py::arg("write") = false);
+    kept[name] = array;
+  }
+  return kept[name];
 }
 
 /// The memory of an array that is written to; it is never copied.
@@ -113,21 +119,23 @@ size_t pack_into(const TokenWindow& window, const py::array_t<int64_t, py::array
 
 void bind_token_window(py::module_& m) {
   py::class_<Cancel, std::shared_ptr<Cancel>>(m, "Cancel").def(py::init<>()).def("cancel", &Cancel::cancel);
-  py::class_<TokenWindow>(m, "TokenWindow")
+  py::class_<TokenWindow>(m, "TokenWindow", py::dynamic_attr())
       .def_property_readonly("texts", &TokenWindow::texts)
       .def_property_readonly("tokens", &TokenWindow::tokens)
       .def_property_readonly("truncated", &TokenWindow::truncated)
       .def_property_readonly("lengths",
-                             [](const TokenWindow& window) {
-                               return array_of(window, [](const Sequence& s) { return s.length; });
+                             [](const py::object& window) {
+                               return array_of(window, "lengths", [](const Sequence& s) { return s.length; });
                              })
       .def_property_readonly("text_of_sequence",
-                             [](const TokenWindow& window) {
-                               return array_of(window, [](const Sequence& s) { return s.text; });
+                             [](const py::object& window) {
+                               return array_of(window, "text_of_sequence",
+                                               [](const Sequence& s) { return s.text; });
                              })
       .def_property_readonly("pool_skip",
-                             [](const TokenWindow& window) {
-                               return array_of(window, [](const Sequence& s) { return s.pool_skip; });
+                             [](const py::object& window) {
+                               return array_of(window, "pool_skip",
+                                               [](const Sequence& s) { return s.pool_skip; });
                              })
       .def("pack", &pack_into, py::arg("order"), py::arg("ids"), py::arg("cu_seqlens"),
            py::arg("positions") = py::none(), py::kw_only(), py::arg("padding_idx") = -1,

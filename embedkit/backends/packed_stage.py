@@ -244,7 +244,7 @@ class PackedStage:
         if not len(self._static):
             self._allocate()
         staging = self._staging()
-        self._fill(layout, staging.host.numpy(), window, order, skipped)
+        self._fill(layout, staging.host.numpy(), window, order, lengths=lengths, skipped=skipped)
         device.upload(staging, layout.size)
         with device.running():
             begin = device.mark()
@@ -289,11 +289,12 @@ class PackedStage:
         array: npt.NDArray[np.int32],
         window: _core.TokenWindow,
         order: Indices,
+        *,
+        lengths: npt.NDArray[np.int32],
         skipped: npt.NDArray[np.int32],
     ) -> None:
         """Write the integers of a batch, of whose sequences ``skipped`` tokens are not pooled."""
         ids, positions, bounds, tiles = layout.parts(array)
-        lengths = window.lengths[order]
         ends = np.empty(layout.sequences + 1, dtype=np.int32) if layout.skips else bounds
         window.pack(order, ids, ends, positions, padding_idx=self._padding, vocab_size=self._vocab_size)
         if layout.skips:

@@ -73,6 +73,7 @@ def test_combine_weighs_by_the_tokens_that_were_pooled() -> None:
     assert window.lengths.tolist() == [6, 4, 3, 2]
     assert window.text_of_sequence.tolist() == [0, 0, 1, 2]
     assert window.pool_skip.tolist() == [2, 0, 2, 2]
+    assert window.lengths is window.lengths and not window.lengths.flags.writeable
     parts = np.array([[1.0, 0.0], [0.0, 3.0], [2.0, 2.0], [5.0, 5.0]], np.float32)
     np.testing.assert_allclose(combine(parts, window, normalized=False), [[0.5, 1.5], [2.0, 2.0], [5.0, 5.0]])
     np.testing.assert_allclose(
