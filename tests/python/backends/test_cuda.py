@@ -68,8 +68,11 @@ def test_opening_on_a_cpu_loads_none_of_it(make_model: Make) -> None:
 
 
 @on_a_gpu
-def test_precisions_and_batches(make_model: Make, texts: list[str]) -> None:
-    """Against the core's fp32: cosine at least 0.9999 alone, in any batch, from any graph."""
+def test_precisions_and_batches(make_model: Make, texts: list[str], record_property: Any) -> None:
+    """Every text against the core's fp32, alone, in any batch, from any graph; the worst cosine is reported.
+
+    Of fp16 it is at least 0.9999. bf16 has three bits less, and is chosen only where fp16 overflows.
+    """
     folder = make_model()
     expected = Encoder(folder).encode(texts)
     for precision, least in (
@@ -80,11 +83,15 @@ def test_precisions_and_batches(make_model: Make, texts: list[str]) -> None:
         ("int8", 0.98),
     ):
         encoder = Encoder(folder, device="cuda", precision=precision)
-        for batch_size in (None, 1, 7, 64, None):  # the last from graphs that the first has captured
-            assert cosine(encoder.encode(texts, batch_size=batch_size), expected) >= least
+        # The third time from graphs that the second has captured.
+        worst = [
+            cosine(encoder.encode(texts, batch_size=size), expected) for size in (None, None, None, 1, 7, 64)
+        ]
         assert encoder.describe()["cuda_graphs"] > 0
         order = np.random.default_rng(0).permutation(len(texts))
-        assert cosine(encoder.encode([texts[i] for i in order]), expected[order]) >= least
+        worst.append(cosine(encoder.encode([texts[i] for i in order]), expected[order]))
+        record_property(f"worst_cosine_{precision}", min(worst))
+        assert min(worst) >= least, (precision, worst)
 
 
 @on_a_gpu
