@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -119,25 +119,21 @@ def build(
             "document_prompt": manifest.encoder.document_prompt,
             "dimension": dimension,
             "metric": manifest.metric,
-            "factory": manifest.factory,
-            "kept": manifest.kept,
-            "target_recall": target_recall,
         }
+        made = {"factory": manifest.factory, "kept": manifest.kept, "target_recall": target_recall}
         if state is not None and state.segment is not None and live is not None:
             done = next((entry for entry in live.segments if entry.name == state.segment.name), None)
             if done is not None:  # it was published, and the crash came before the journal was removed
                 _forget(writer)
-                if all(state.header.get(name) == header[name] for name in _SETTINGS):
+                settings, before = {**header, **made}, {**state.header, **state.made}
+                if all(before.get(name) == value for name, value in settings.items()):
                     return _finished_before(root, state, done, documents)
                 state = None
                 _live(writer, mode, overwrite, None)
         _check_header(root, state, header)
         entry = None if state is None else state.segment
-        if state is not None and entry is not None and _digest(documents) != state.input:
-            raise ResumeError(
-                f"{root}: these are not the documents that an interrupted '{mode}' has encoded; give the same "
-                "input, or begin anew with --restart (restart=True)"
-            )
+        if state is not None and entry is not None:
+            _check_made(root, state, made, documents)
         resumed = 0 if state is None else state.rows
         if entry is None:
             entry, resumed = _write_segment(
@@ -146,6 +142,7 @@ def build(
                 encoder,
                 manifest=manifest,
                 header=header,
+                made=made,
                 state=state,
                 base=base,
                 mode=mode,
@@ -231,10 +228,8 @@ _SETTINGS = {
     "document_prompt": "document prompt",
     "dimension": "dimension",
     "metric": "metric",
-    "factory": "factory",
-    "kept": "kind of kept vectors",
-    "target_recall": "target recall",
 }
+_MADE = {"factory": "factory", "kept": "kind of kept vectors", "target_recall": "target recall"}
 
 
 def _digest(documents: Iterable[str | Document]) -> str:
@@ -242,6 +237,24 @@ def _digest(documents: Iterable[str | Document]) -> str:
     for _ in digest.watch(documents):
         pass
     return digest.hexdigest()
+
+
+def _check_made(
+    root: Path, state: State, made: Mapping[str, Any], documents: Iterable[str | Document]
+) -> None:
+    """Refuse a finished segment that is not the one that would be made now."""
+    for name, what in _MADE.items():
+        if state.made.get(name) != made[name]:
+            raise ResumeError(
+                f"{root}: an interrupted '{state.header.get('mode')}' was finished with another {what} "
+                f"({state.made.get(name)}, now {made[name]}); run that command again, or discard it with "
+                "--restart (restart=True)"
+            )
+    if _digest(documents) != state.made.get("input"):
+        raise ResumeError(
+            f"{root}: these are not the documents that an interrupted '{state.header.get('mode')}' has encoded; give "
+            "the same input, or begin anew with --restart (restart=True)"
+        )
 
 
 def _forget(writer: Writer) -> None:
@@ -254,7 +267,7 @@ def _finished_before(
     root: Path, state: State, done: SegmentEntry, documents: Iterable[str | Document]
 ) -> Written:
     """What a command that was killed after its last step has written, if it was of ``documents``."""
-    if _digest(documents) != state.input:
+    if _digest(documents) != state.made.get("input"):
         raise ResumeError(
             f"{root}: an interrupted '{state.header.get('mode')}' of other documents was finished, and nothing of "
             "these is in the index; run the command again"
@@ -279,6 +292,7 @@ def _write_segment(
     *,
     manifest: Manifest,
     header: dict[str, Any],
+    made: dict[str, Any],
     state: State | None,
     base: Generation | None,
     mode: Mode,
@@ -349,7 +363,7 @@ def _write_segment(
             threads=threads,
             progress=lambda stage, done, total: report(Progress(stage, done, total)),
         )
-        ingest.journal.finished(entry, digest.hexdigest())
+        ingest.journal.finished(entry, {**made, "input": digest.hexdigest()})
         return entry, ingest.resumed
 
 

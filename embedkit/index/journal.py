@@ -5,8 +5,8 @@ JSON Lines, appended and fsynced, one object each:
 * ``{"journal": 1, "mode": …, …}``: what the vectors depend on. A build goes on only where it is the same.
 * ``{"rows": n}``: the first n documents lie in ``documents.sqlite`` and their vectors in ``vectors.f32``, on
   disk. A line is written for each shard of some thousand documents.
-* ``{"segment": {…}, "input": …}``: the segment is complete; only the manifest that names it may be missing. With
-  the `InputDigest` of all documents, so that only the same ones are taken to be in it.
+* ``{"segment": {…}, "made": {…}}``: the segment is complete; only the manifest that names it may be missing. With
+  what it was made of, so that it stands in for the same documents and settings alone.
 
 A last line that a crash has torn counts as not written.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,13 @@ class State:
         header: what the vectors depend on.
         rows: documents encoded and on disk.
         segment: the finished segment, ``None`` while there is none.
-        input: `InputDigest` of its documents.
+        made: what it was made of: ``input`` (the `InputDigest` of its documents) and settings.
     """
 
     header: dict[str, Any]
     rows: int
     segment: SegmentEntry | None
-    input: str | None
+    made: dict[str, Any]
 
 
 def read_journal(path: Path) -> State | None:
@@ -50,7 +51,8 @@ def read_journal(path: Path) -> State | None:
         return None
     header: dict[str, Any] | None = None
     rows = 0
-    segment = digest = None
+    segment = None
+    made: dict[str, Any] = {}
     for line in lines:
         try:
             record = json.loads(line)
@@ -65,8 +67,8 @@ def read_journal(path: Path) -> State | None:
         elif isinstance(record.get("rows"), int):
             rows = record["rows"]
         elif "segment" in record:
-            segment, digest = segment_from_json(path, record["segment"]), record.get("input")
-    return None if header is None or rows == 0 else State(header, rows, segment, digest)
+            segment, made = segment_from_json(path, record["segment"]), dict(record.get("made") or {})
+    return None if header is None or rows == 0 else State(header, rows, segment, made)
 
 
 def segment_of(path: Path) -> str | None:
@@ -97,9 +99,9 @@ class Journal:
         """Note that the first ``rows`` documents and vectors are on disk."""
         self._append({"rows": rows})
 
-    def finished(self, segment: SegmentEntry, digest: str) -> None:
-        """Note that the segment of the documents with this `InputDigest` is complete."""
-        self._append({"segment": asdict(segment), "input": digest})
+    def finished(self, segment: SegmentEntry, made: Mapping[str, Any]) -> None:
+        """Note that the segment is complete, and what it was made of."""
+        self._append({"segment": asdict(segment), "made": dict(made)})
 
     def close(self) -> None:
         """Close the file."""

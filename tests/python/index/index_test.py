@@ -327,7 +327,7 @@ def test_the_encoder_is_loaded_when_first_needed(tmp_path, monkeypatch):
         index.search("cat")
         with Index.open(tmp_path / "index", "elsewhere") as moved, pytest.raises(ModelMismatchError):
             moved.search("cat")
-    options = {"precision": "int8", "threads": 1}
+    options = {"device": "cpu", "precision": "int8", "threads": 1}
     assert made == [("one", options), ("elsewhere", options | {"threads": None})]
     monkeypatch.setattr("embedkit.Encoder", lambda *_, **__: FakeEncoder("changed"), raising=False)
     with Index.open(tmp_path / "index") as index, pytest.raises(ModelMismatchError):
