@@ -1,172 +1,25 @@
 // AVX2 with FMA. vpmaddubsw would saturate, so weights and activations are widened to 16 bits when they are
 // packed and quantised: vpmaddwd adds two products to each of eight int32 lanes, exactly.
-#include <cstring>
-
-#include "kernels/attention.h"
-#include "kernels/linear_fp32.h"
-#include "kernels/rows.h"
-#include "kernels/vec_avx2.h"
+#include "kernels/avx2_kernels.h"
 
 namespace embedkit {
 namespace {
 
-constexpr int kRows = 6;  // 6 x 2 accumulators, 2 registers of weights, 1 of activations
-constexpr int kVectors = 2;
-constexpr size_t kPanel = 8 * kVectors;
-constexpr size_t kGroup = 2;
-
-size_t packed_int8_bytes(size_t out, size_t in) {
-  return round_up(out, kPanel) * round_up(in, kGroup) * sizeof(int16_t);
-}
-
-/// [panel][k / 2][column of the panel][k % 2]
-void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
-  int16_t* to = static_cast<int16_t*>(packed);
-  for (size_t n0 = 0; n0 < out; n0 += kPanel)
-    for (size_t k0 = 0; k0 < in; k0 += kGroup)
-      for (size_t n = n0; n < n0 + kPanel; ++n)
-        for (size_t k = k0; k < k0 + kGroup; ++k)
-          *to++ = n < out && k < in ? weights[n * in + k] : int16_t{0};
-}
-
-/// The integer products of R rows with one panel, handed to `finish(vector)(row, sums)`.
-template <int R, class Finish>
-inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride, const int16_t* b,
-                                                         size_t groups, Finish&& finish) {
-  __m256i acc[R][kVectors];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) acc[r][c] = _mm256_setzero_si256();
-  for (size_t g = 0; g < groups; ++g, a += kGroup * sizeof(uint16_t), b += kPanel * kGroup) {
-    __m256i column[kVectors];
-#pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) column[c] = _mm256_load_si256(reinterpret_cast<const __m256i*>(b) + c);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      int32_t two;
-      std::memcpy(&two, a + static_cast<size_t>(r) * stride, sizeof(two));
-      const __m256i x = _mm256_set1_epi32(two);
-#pragma GCC unroll 4
-      for (int c = 0; c < kVectors; ++c)
-        acc[r][c] = _mm256_add_epi32(acc[r][c], _mm256_madd_epi16(x, column[c]));
-    }
+struct Wide {
+  static constexpr Isa kIsa = Isa::kAvx2;
+  using Weight = int16_t;
+  using Activation = uint16_t;
+  static __m256i add(__m256i sums, __m256i x, __m256i w) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(x, w));
   }
-#pragma GCC unroll 4
-  for (int c = 0; c < kVectors; ++c) {
-    const auto finish_row = finish(c);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) finish_row(r, acc[r][c]);
+  static void spin(__m256i& sums, __m256i x) {
+    __m256i product;
+    asm volatile("vpmaddwd %2, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(product) : "x"(x));
   }
-}
-
-/// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
-template <int R>
-__attribute__((noinline)) void int8_tile(const QuantisedRows& x, const int16_t* weights, size_t groups,
-                                         const float* scale, const float* row_sums, const float* bias,
-                                         float* out, size_t ld_out) {
-  // The vectors of the columns are loaded again for each row: with them, 16 registers would be too few.
-  int8_products<R>(x.data, x.stride, weights, groups, [&](int c) __attribute__((always_inline)) {
-    return [&, c](int r, __m256i sums) __attribute__((always_inline)) {
-      const __m256 start = _mm256_fmadd_ps(_mm256_set1_ps(x.lowest[r]), _mm256_loadu_ps(row_sums + c * 8),
-                                           _mm256_loadu_ps(bias + c * 8));
-      const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(x.scale[r]));
-      _mm256_storeu_ps(out + static_cast<size_t>(r) * ld_out + c * 8,
-                       _mm256_fmadd_ps(scaled, _mm256_loadu_ps(scale + c * 8), start));
-    };
-  });
-}
-
-template <int... I>
-constexpr auto int8_tiles(std::integer_sequence<int, I...>) {
-  struct Table {
-    decltype(&int8_tile<1>) of[sizeof...(I)];
-  };
-  return Table{{&int8_tile<I + 1>...}};
-}
-constexpr auto kInt8Tiles = int8_tiles(std::make_integer_sequence<int, kRows>{});
-
-void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
-                 size_t panel_end, float* out, size_t ld_out) {
-  const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
-  const int16_t* weights = static_cast<const int16_t*>(linear.weights);
-  for (size_t p = panel_begin; p < panel_end; ++p) {
-    const size_t column = p * kPanel;
-    over_tiles(rows, kRows, [&](size_t row, size_t height) {
-      kInt8Tiles.of[height - 1](x.from(row), weights + column * groups * kGroup, groups,
-                                linear.scale + column, linear.row_sums + column, linear.bias + column,
-                                out + row * ld_out + column, ld_out);
-    });
-  }
-}
-
-void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
-                   size_t ld_out) {
-  const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
-  const int16_t* weights = static_cast<const int16_t*>(linear.weights);
-  for (size_t column = 0; column < linear.out_features; column += kPanel)
-    for (size_t row = 0; row < rows; ++row)
-      int8_products<1>(x.data + row * x.stride, x.stride, weights + column * groups * kGroup, groups,
-                       [&](int c) {
-                         return [=](int, __m256i sums) {
-                           alignas(32) int32_t lanes[8];
-                           _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
-                           for (size_t i = 0; i < 8; ++i) {
-                             const size_t n = column + static_cast<size_t>(c) * 8 + i;
-                             if (n < linear.out_features) out[row * ld_out + n] = lanes[i];
-                           }
-                         };
-                       });
-}
-
-double spin_int8(size_t iterations) {
-  __m256i acc[12];
-  for (auto& a : acc) a = _mm256_setzero_si256();
-  __m256i x = _mm256_set1_epi16(1);
-  for (size_t i = 0; i < iterations; ++i) {
-#pragma GCC unroll 12
-    for (auto& a : acc) {
-      __m256i product;
-      asm volatile("vpmaddwd %2, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(a), "=&x"(product) : "x"(x));
-    }
-  }
-  return static_cast<double>(iterations) * 12 * 16;
-}
-
-double spin_fp32(size_t iterations) {
-  __m256 acc[12];
-  for (auto& a : acc) a = _mm256_setzero_ps();
-  __m256 x = _mm256_set1_ps(0.5f);
-  for (size_t i = 0; i < iterations; ++i) {
-#pragma GCC unroll 12
-    for (auto& a : acc) asm volatile("vfmadd231ps %1, %1, %0" : "+x"(a) : "x"(x));
-  }
-  return static_cast<double>(iterations) * 12 * 8;
-}
+};
 
 }  // namespace
 
-extern const Kernels kAvx2Kernels = {
-    .isa = Isa::kAvx2,
-    .panel = kPanel,
-    .quantised_bytes = 2,
-    .quantised_group = kGroup,
-    .packed_int8_bytes = packed_int8_bytes,
-    .packed_fp32_bytes = packed_fp32_bytes<kPanel>,
-    .pack_int8 = pack_int8,
-    .pack_fp32 = pack_fp32<kPanel>,
-    .linear_int8 = linear_int8,
-    .linear_fp32 = linear_fp32<Avx2, kRows, kVectors>,
-    .products_int8 = products_int8,
-    .quantise = quantise_rows<Avx2, uint16_t>,
-    .activate = activate<Avx2, uint16_t>,
-    .add_layer_norm = add_layer_norm<Avx2, uint16_t>,
-    .add_scaled_int8 = add_scaled_int8<Avx2>,
-    .rotate = rotate<Avx2>,
-    .attention_scratch = attention_scratch<Avx2, kRows>,
-    .attention = attention<Avx2, kRows>,
-    .spin_int8 = spin_int8,
-    .spin_fp32 = spin_fp32,
-};
+extern constinit const Kernels kAvx2Kernels = avx2_kernels<Wide>();
 
 }  // namespace embedkit

@@ -1,7 +1,11 @@
-// The 256-bit kernels with vpdpbusd: unsigned bytes (activations) by signed bytes (weights), four products
-// added to each of eight int32 lanes, without saturation. Written once for the two encodings of the
-// instruction: AVX-VNNI's (VEX), and AVX-512 VNNI's with 256-bit vectors (EVEX), by which machines without
-// AVX-VNNI run and test the same code. `Dot::add` is the instruction.
+// The kernels of 256-bit instruction sets, written once for three ways to add products of quantised rows
+// (activations) and weights to eight int32 lanes, each exact. `Dot` is one of them:
+//
+//   Dot::kIsa        the instruction set
+//   Dot::Weight      of packed weights: int8_t, or int16_t
+//   Dot::Activation  of quantised rows: uint8_t, or uint16_t; four bytes of them are one step of K
+//   Dot::add         the lanes, four bytes of a row in each lane, and as many weights of eight columns
+//   Dot::spin        the same on one register in assembly, for the ceiling
 #pragma once
 
 #include <cstring>
@@ -18,37 +22,47 @@ namespace {
 constexpr int kRows = 6;  // 6 x 2 accumulators, 2 registers of weights, 1 of activations
 constexpr int kVectors = 2;
 constexpr size_t kPanel = 8 * kVectors;
-constexpr size_t kGroup = 4;
+constexpr size_t kStep = 4;  // bytes of a row that are multiplied in one step
 
-size_t packed_int8_bytes(size_t out, size_t in) { return round_up(out, kPanel) * round_up(in, kGroup); }
+template <class Dot>
+constexpr size_t kGroup = kStep / sizeof(typename Dot::Activation);
 
-/// [panel][k / 4][column of the panel][k % 4]
+template <class Dot>
+size_t packed_int8_bytes(size_t out, size_t in) {
+  return round_up(out, kPanel) * round_up(in, kGroup<Dot>) * sizeof(typename Dot::Weight);
+}
+
+/// [panel][k / kGroup][column of the panel][k % kGroup]
+template <class Dot>
 void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
-  int8_t* to = static_cast<int8_t*>(packed);
+  using Weight = typename Dot::Weight;
+  Weight* to = static_cast<Weight*>(packed);
   for (size_t n0 = 0; n0 < out; n0 += kPanel)
-    for (size_t k0 = 0; k0 < in; k0 += kGroup)
+    for (size_t k0 = 0; k0 < in; k0 += kGroup<Dot>)
       for (size_t n = n0; n < n0 + kPanel; ++n)
-        for (size_t k = k0; k < k0 + kGroup; ++k) *to++ = n < out && k < in ? weights[n * in + k] : int8_t{0};
+        for (size_t k = k0; k < k0 + kGroup<Dot>; ++k)
+          *to++ = n < out && k < in ? weights[n * in + k] : Weight{0};
 }
 
 /// The integer products of R rows with one panel, handed to `finish(vector)(row, sums)`.
 template <class Dot, int R, class Finish>
-inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride, const int8_t* b,
-                                                         size_t groups, Finish&& finish) {
+inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride,
+                                                         const typename Dot::Weight* b, size_t groups,
+                                                         Finish&& finish) {
   __m256i acc[R][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int c = 0; c < kVectors; ++c) acc[r][c] = _mm256_setzero_si256();
-  for (size_t g = 0; g < groups; ++g, a += kGroup, b += kPanel * kGroup) {
+  for (size_t g = 0; g < groups; ++g, a += kStep, b += kPanel * kGroup<Dot>) {
     __m256i column[kVectors];
 #pragma GCC unroll 4
     for (int c = 0; c < kVectors; ++c) column[c] = _mm256_load_si256(reinterpret_cast<const __m256i*>(b) + c);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, a + static_cast<size_t>(r) * stride, sizeof(four));
-      const __m256i x = _mm256_set1_epi32(four);
+      int32_t step;
+      std::memcpy(&step, a + static_cast<size_t>(r) * stride, kStep);
+      const __m256i x = _mm256_set1_epi32(step);
 #pragma GCC unroll 4
       for (int c = 0; c < kVectors; ++c) acc[r][c] = Dot::add(acc[r][c], x, column[c]);
     }
@@ -63,9 +77,9 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
 
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
 template <class Dot, int R>
-__attribute__((noinline)) void int8_tile(const QuantisedRows& x, const int8_t* weights, size_t groups,
-                                         const float* scale, const float* row_sums, const float* bias,
-                                         float* out, size_t ld_out) {
+__attribute__((noinline)) void int8_tile(const QuantisedRows& x, const typename Dot::Weight* weights,
+                                         size_t groups, const float* scale, const float* row_sums,
+                                         const float* bias, float* out, size_t ld_out) {
   // The vectors of the columns are loaded again for each row: with them, 16 registers would be too few.
   int8_products<Dot, R>(x.data, x.stride, weights, groups, [&](int c) __attribute__((always_inline)) {
     return [&, c](int r, __m256i sums) __attribute__((always_inline)) {
@@ -90,14 +104,14 @@ template <class Dot>
 void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out) {
   static constexpr auto tiles = int8_tiles<Dot>(std::make_integer_sequence<int, kRows>{});
-  const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
-  const int8_t* weights = static_cast<const int8_t*>(linear.weights);
+  const size_t groups = (linear.in_features + kGroup<Dot> - 1) / kGroup<Dot>;
+  const auto* weights = static_cast<const typename Dot::Weight*>(linear.weights);
   for (size_t p = panel_begin; p < panel_end; ++p) {
     const size_t column = p * kPanel;
     over_tiles(rows, kRows, [&](size_t row, size_t height) {
-      tiles.of[height - 1](x.from(row), weights + column * groups * kGroup, groups, linear.scale + column,
-                           linear.row_sums + column, linear.bias + column, out + row * ld_out + column,
-                           ld_out);
+      tiles.of[height - 1](x.from(row), weights + column * groups * kGroup<Dot>, groups,
+                           linear.scale + column, linear.row_sums + column, linear.bias + column,
+                           out + row * ld_out + column, ld_out);
     });
   }
 }
@@ -105,12 +119,12 @@ void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear
 template <class Dot>
 void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
                    size_t ld_out) {
-  const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
-  const int8_t* weights = static_cast<const int8_t*>(linear.weights);
+  const size_t groups = (linear.in_features + kGroup<Dot> - 1) / kGroup<Dot>;
+  const auto* weights = static_cast<const typename Dot::Weight*>(linear.weights);
   for (size_t column = 0; column < linear.out_features; column += kPanel)
     for (size_t row = 0; row < rows; ++row)
-      int8_products<Dot, 1>(x.data + row * x.stride, x.stride, weights + column * groups * kGroup, groups,
-                            [&](int c) {
+      int8_products<Dot, 1>(x.data + row * x.stride, x.stride, weights + column * groups * kGroup<Dot>,
+                            groups, [&](int c) {
                               return [=](int, __m256i sums) {
                                 alignas(32) int32_t lanes[8];
                                 _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
@@ -131,7 +145,7 @@ double spin_int8(size_t iterations) {
 #pragma GCC unroll 12
     for (auto& a : acc) Dot::spin(a, x);
   }
-  return static_cast<double>(iterations) * 12 * 32;
+  return static_cast<double>(iterations) * 12 * (32 / sizeof(typename Dot::Weight));
 }
 
 double spin_fp32(size_t iterations) {
@@ -146,22 +160,22 @@ double spin_fp32(size_t iterations) {
 }
 
 template <class Dot>
-constexpr Kernels vnni_kernels() {
+constexpr Kernels avx2_kernels() {
   return {
-      .isa = Isa::kAvx2Vnni,
+      .isa = Dot::kIsa,
       .panel = kPanel,
-      .quantised_bytes = 1,
-      .quantised_group = kGroup,
-      .packed_int8_bytes = packed_int8_bytes,
+      .quantised_bytes = sizeof(typename Dot::Activation),
+      .quantised_group = kGroup<Dot>,
+      .packed_int8_bytes = packed_int8_bytes<Dot>,
       .packed_fp32_bytes = packed_fp32_bytes<kPanel>,
-      .pack_int8 = pack_int8,
+      .pack_int8 = pack_int8<Dot>,
       .pack_fp32 = pack_fp32<kPanel>,
       .linear_int8 = linear_int8<Dot>,
       .linear_fp32 = linear_fp32<Avx2, kRows, kVectors>,
       .products_int8 = products_int8<Dot>,
-      .quantise = quantise_rows<Avx2, uint8_t>,
-      .activate = activate<Avx2, uint8_t>,
-      .add_layer_norm = add_layer_norm<Avx2, uint8_t>,
+      .quantise = quantise_rows<Avx2, typename Dot::Activation>,
+      .activate = activate<Avx2, typename Dot::Activation>,
+      .add_layer_norm = add_layer_norm<Avx2, typename Dot::Activation>,
       .add_scaled_int8 = add_scaled_int8<Avx2>,
       .rotate = rotate<Avx2>,
       .attention_scratch = attention_scratch<Avx2, kRows>,
