@@ -7,16 +7,20 @@ from pathlib import Path
 
 
 def wanted(lengths: str, count: int) -> list[int]:
-    """``count`` token counts as ``lengths`` says: "128", or "8-256" for log-uniform ones between the two.
+    """Token counts as ``lengths`` says.
 
-    Most texts of a mixture are short and most of its tokens in long ones, as in real corpora.
+    "128": ``count`` of them; "8-256": ``count`` log-uniform ones between the two, of which most are short and most
+    tokens in long ones, as in real corpora; "200,63x10": one of 200 and 63 of 10, whatever ``count`` says.
     """
     low, _, high = lengths.partition("-")
     try:
+        if "," in lengths or "x" in lengths:
+            parts = [part.rpartition("x") for part in lengths.split(",")]
+            return [int(size) for times, _, size in parts for _ in range(int(times or 1))]
         bounds = int(low), int(high or low)
     except ValueError:
         raise SystemExit(
-            f"--lengths {lengths!r}: give a number of tokens or two, such as 128 or 8-256"
+            f"--lengths {lengths!r}: give a number of tokens or two, such as 128 or 8-256, or a list: 200,63x10"
         ) from None
     if not 4 <= bounds[0] <= bounds[1]:
         raise SystemExit(f"--lengths {lengths!r}: from 4 tokens (two of them special) up, the lesser first")

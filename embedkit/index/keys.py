@@ -91,7 +91,8 @@ class Keys:
             return [self[row] for row in rows.tolist()]
         begins = self._offsets[rows].astype(np.int64)
         lengths = self._offsets[rows + 1].astype(np.int64) - begins
-        if not ((lengths >= 0).all() and (begins + lengths).max() <= self._table - _HEADER.size):
+        inside = begins.min() >= 0 and lengths.min() >= 0
+        if not inside or (begins + lengths).max() > self._table - _HEADER.size:
             return [self[row] for row in rows.tolist()]  # names the one that is wrong
         ends = np.cumsum(lengths)
         starts = ends - lengths
