@@ -56,6 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sts", type=Path, help="cuda: scored pairs (.tsv: sentence1, sentence2, score), for the quality"
     )
+    parser.add_argument("--isa", help="hold all to this instruction set: avx2 (embedkit also to avx2_vnni)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
@@ -75,10 +76,10 @@ USUAL_BATCH = "32"
 SEARCH_TEXTS, SEARCH_TOKENS = 8192, 2**18
 
 
-def ceiling(threads: int) -> dict[str, float]:
+def ceiling(threads: int, isa: str | None = None) -> dict[str, float]:
     """The processor's peak in GOP/s on `threads` threads for each precision; empty without embedkit's core.
 
-    Measured by the widest multiply-add instruction on registers alone, on all threads at once.
+    Measured by the widest multiply-add instruction (of ``isa``) on registers alone, on all threads at once.
     """
     try:
         from embedkit import _core
@@ -88,7 +89,9 @@ def ceiling(threads: int) -> dict[str, float]:
         return {}
     with ThreadPoolExecutor(threads) as pool:
         return {
-            precision: sum(pool.map(lambda _, p=precision: _core.measure_peak(p, 0.5), range(threads)))
+            precision: sum(
+                pool.map(lambda _, p=precision: _core.measure_peak(p, 0.5, isa or ""), range(threads))
+            )
             for precision in ("fp32", "int8")
         }
 
@@ -127,7 +130,7 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
     counts = [len(row) for row in Tokenizer(model)(texts)]
     tokens = sum(counts)
     histogram = common.length_histogram(counts)
-    chosen, left_out = choose(options.peers, options.device)
+    chosen, left_out = choose(options.peers, options.device, options.isa)
     packages = sorted({p for key in chosen for p in peer_class(key).packages} | {"numpy"})
     machine, found = common.machine_info(), common.versions(packages)
     cpus = machine["cpus_usable"][: options.threads]
@@ -146,7 +149,15 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
         workers: dict[str, Worker] = {}
         for key in chosen:
             worker = stack.enter_context(
-                Worker(key, model, options.threads, cache, cpus, patience=gpu.PATIENCE if on_cuda else None)
+                Worker(
+                    key,
+                    model,
+                    options.threads,
+                    cache,
+                    cpus,
+                    patience=gpu.PATIENCE if on_cuda else None,
+                    isa=options.isa,
+                )
             )
             try:
                 worker.convert()
@@ -176,7 +187,7 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
         if on_cuda:
             reference, vectors = gpu.reference(model, texts, vectors, options.threads)
         else:
-            peaks = ceiling(options.threads)
+            peaks = ceiling(options.threads, options.isa)
             reference = next(
                 (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
             )
@@ -200,7 +211,7 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
                 "throughput-cuda" if on_cuda else "throughput",
                 machine=machine | ({"gpu": gpu.name()} if on_cuda else {}),
                 versions=found,
-                isa=common.embedkit_isa(),
+                isa=options.isa or common.embedkit_isa(),
                 threads=options.threads,
                 rounds=options.rounds,
                 model=model.name,

@@ -41,12 +41,13 @@ def peer_class(key: str) -> "type[Peer]":
     return getattr(import_module(f"peers.{module}"), name)
 
 
-def choose(names: str, device: str = "cpu") -> tuple[list[str], dict[str, str]]:
+def choose(names: str, device: str = "cpu", isa: str | None = None) -> tuple[list[str], dict[str, str]]:
     """The peers to run, and those left out with the reason.
 
     Args:
         names: peers, "all" or "own" (embedkit), separated by commas.
         device: "cpu" or "cuda".
+        isa: the instruction set that all are held to; those that cannot be are left out.
     """
     registry = REGISTRY if device == "cpu" else REGISTRY_CUDA
     groups = {"all": list(registry), "own": [k for k in registry if k.startswith("embedkit")]}
@@ -59,6 +60,8 @@ def choose(names: str, device: str = "cpu") -> tuple[list[str], dict[str, str]]:
         missing = [p for p in peer_class(key).packages if not _installed(p)]
         if missing:
             left_out[key] = f"{', '.join(missing)} not installed"
+        elif isa and isa not in peer_class(key).held:
+            left_out[key] = f"cannot be held to {isa}"
         else:
             chosen.append(key)
     return chosen, left_out

@@ -7,10 +7,11 @@ by token count, and the batch size and number of streams that `throughput.py` fi
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,11 +41,14 @@ class Peer(ABC):
         name: what tables and `--peers` call it.
         precision: "fp32" or "int8".
         packages: distributions it needs (their versions are reported); the first one names the peer.
+        held: environment variables that hold it to an instruction set that is not the machine's best, for each such set
+            that it knows.
     """
 
     name: str
     precision: str
     packages: tuple[str, ...]
+    held: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def __init__(self, model: Path | None, threads: int, cache: Path) -> None:
         """Keeps what `load` needs. `cache` is a folder for converted models, reused by later runs."""

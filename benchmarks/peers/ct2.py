@@ -1,5 +1,7 @@
 """CTranslate2, fp32 and int8. It removes the padding inside; pooling is done here, in numpy."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from peers.base import Batched, pooling
@@ -12,6 +14,9 @@ class CTranslate2(Batched):
     name = "ctranslate2 fp32"
     precision = "fp32"
     packages = ("ctranslate2", "torch", "transformers", "tokenizers")
+    held: ClassVar = {
+        "avx2": {"CT2_FORCE_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    }
 
     def convert(self) -> None:
         """CTranslate2's own converter; int8 is made when the model is loaded."""

@@ -1,5 +1,7 @@
 """embedkit itself."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from peers.base import Peer, Setting
@@ -11,6 +13,7 @@ class EmbedKit(Peer):
     name = "embedkit fp32"
     precision = "fp32"
     packages = ("embedkit",)
+    held: ClassVar = {"avx2": {"EMBEDKIT_ISA": "avx2"}, "avx2_vnni": {"EMBEDKIT_ISA": "avx2_vnni"}}
 
     def load(self, streams: int = 1) -> None:
         """Loads the folder, or the built-in model if there is none."""
@@ -40,6 +43,7 @@ class EmbedKitOnnx(EmbedKit):
 
     name = "embedkit onnx"
     packages = ("embedkit", "onnxruntime", "onnx", "torch", "transformers")
+    held: ClassVar = {}
 
     def convert(self) -> None:
         """Exports the folder."""

@@ -1,5 +1,7 @@
 """sentence-transformers on torch: what `embedkit.Encoder` stands in for, and the reference of the quality."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from peers.base import Peer, Setting
@@ -11,6 +13,13 @@ class SentenceTransformers(Peer):
     name = "sentence-transformers fp32"
     precision = "fp32"
     packages = ("sentence-transformers", "torch", "transformers", "tokenizers")
+    held: ClassVar = {
+        "avx2": {
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        }
+    }
 
     def load(self, streams: int = 1) -> None:
         """Loads the folder; torch's pool gets all threads."""

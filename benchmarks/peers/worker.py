@@ -43,6 +43,7 @@ class Worker:
         cpus: list[int],
         *,
         patience: float | None = None,
+        isa: str | None = None,
     ) -> None:
         """Starts the process; nothing is loaded yet.
 
@@ -53,6 +54,7 @@ class Worker:
             cache: for converted models.
             cpus: where it runs.
             patience: seconds that one call may take before the process is ended and the call fails; None for any.
+            isa: the instruction set that the peer is held to; None for the machine's best.
         """
         self.key = key
         self._patience = patience
@@ -62,6 +64,7 @@ class Worker:
         # Read by the packages when they are imported, so they must be there when the process starts.
         os.environ.update({"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)})
         os.environ.update({"TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"})
+        os.environ.update(peer_class(key).held[isa] if isa else {})
         try:
             self._process = context.Process(
                 target=_serve, args=(theirs, key, (model, threads, cache), cpus), daemon=True
