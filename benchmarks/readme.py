@@ -49,7 +49,7 @@ def throughput(result: dict[str, Any]) -> str:
     caption = [
         f"{result['model']} ({result['shape']}), {result['threads']} threads,",
         f"{texts['texts']:,} distinct texts of {texts['mean']} tokens, tokenization counted,",
-        f"median of {result['rounds']} alternating runs, each package at its best batch size.",
+        f"median of {result['rounds']} alternating runs, each package at its best batch size, on {result['isa']}.",
         f"{_machine(result)}.",
     ]
     return "\n".join([*caption, "", common.table(headers, rows)])
