@@ -1,0 +1,155 @@
+"""What an index costs over the encoder alone: building, adding, one query and a thousand.
+
+    python benchmarks/indexing.py TEXTS --limit 501000 --threads 2 --json OUT.json
+
+The last 1,000 texts ask, the others (500,000 by default) are stored: `--build` of them are built into an index,
+before and after which `Encoder.encode` is timed on a quarter of them; the rest is added, and all is compacted to
+one segment. Then one text at a time goes from text to hits (`Index.search`), and all queries in one
+call, of which encoding and Faiss alone are measured too: what is left is embedkit's own.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import common
+
+QUERIES = 1000
+K = 10
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    common.add_text_arguments(parser, default_limit=501_000)
+    parser.add_argument("--model", type=Path, help="model folder (default: the built-in model)")
+    parser.add_argument("--build", type=int, default=200_000, help="texts of the build that is timed")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=5, help="of the searches")
+    parser.add_argument("--work", type=Path, help="where to make the index (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    return parser.parse_args()
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds of a call."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def measure(
+    options: argparse.Namespace, stored: list[str], queries: list[str], folder: Path
+) -> dict[str, Any]:
+    """Builds, grows and asks an index in ``folder``."""
+    from embedkit import Encoder, Index
+
+    encoder = Encoder(*([str(options.model)] if options.model else []), device="cpu", threads=options.threads)
+    first = stored[: options.build]
+    encoder.encode(first[:2000])  # warm-up
+    quarter = first[::4]
+    alone = [timed(lambda: encoder.encode(quarter))]
+    steps: dict[str, float] = {}
+    before = time.perf_counter()
+
+    def note(progress: Any) -> None:
+        nonlocal before
+        now = time.perf_counter()
+        steps[progress.stage] = steps.get(progress.stage, 0.0) + now - before
+        before = now
+
+    build = timed(lambda: Index.build(folder, first, encoder, threads=options.threads, progress=note).close())
+    alone.append(timed(lambda: encoder.encode(quarter)))
+    rate = 2 * len(quarter) / sum(alone)
+    result: dict[str, Any] = {
+        "build": {
+            "texts": len(first),
+            "encode_per_s": [round(len(quarter) / s) for s in alone],
+            "build_per_s": round(len(first) / build),
+            "share_of_encode_rate": round(len(first) / build / rate, 3),
+            "steps_s": {stage: round(s, 1) for stage, s in steps.items()},
+        }
+    }
+    with Index.open(folder, encoder, threads=options.threads) as index:
+        rest = stored[options.build :]
+        if rest:
+            documents = ((str(number), text) for number, text in enumerate(rest, options.build))
+            added = timed(lambda: index.add(_documents(documents)))
+            compacted = timed(index.compact)
+            result["add"] = {"texts": len(rest), "add_s": round(added, 1), "compact_s": round(compacted, 1)}
+        index.refresh()
+        result |= _ask(index, encoder, queries, options.rounds)
+    return result
+
+
+def _documents(pairs: Any) -> Any:
+    from embedkit.index import Document
+
+    return (Document(text, key) for key, text in pairs)
+
+
+def _ask(index: Any, encoder: Any, queries: list[str], rounds: int) -> dict[str, Any]:
+    """One query at a time, and all in one call beside its parts."""
+    index.search(queries[:100], K)
+    vectors = encoder.encode_query(queries, normalize_embeddings=True)
+    single = [timed(lambda q=query: index.search(q, K)) * 1e3 for query in queries]
+    runs = {
+        "all": lambda: timed(lambda: index.search(queries, K)),
+        "encode": lambda: timed(lambda: encoder.encode_query(queries, normalize_embeddings=True)),
+        "faiss": lambda: timed(lambda: index.search_vectors(vectors, K)),
+    }
+    taken = {
+        name: common.Spread.of([s * 1e3 for s in values])
+        for name, values in common.alternate(runs, rounds).items()
+    }
+    info = index.info()
+    return {
+        "documents": info["documents"],
+        "factory": info["factory"],
+        "nprobe": info["nprobe"],
+        "one_query_ms": {
+            "p50": round(common.percentile(single, 50), 3),
+            "p99": round(common.percentile(single, 99), 3),
+            "calls": len(single),
+        },
+        "queries_in_one_call": {
+            "queries": len(queries),
+            **{f"{name}_ms": spread for name, spread in taken.items()},
+            "share_of_encode_and_search": round(
+                (taken["encode"].median + taken["faiss"].median) / taken["all"].median, 3
+            ),
+        },
+    }
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    options = arguments()
+    texts = common.texts_of(options)
+    if len(texts) < QUERIES + 2:
+        raise SystemExit(f"{len(texts)} texts are too few: {QUERIES} ask")
+    machine, found = common.machine_info(), common.versions(["embedkit", "faiss-cpu", "numpy"])
+    print(common.show_machine(machine, found))
+    work = Path(tempfile.mkdtemp(prefix="embedkit-bench-", dir=options.work))
+    try:
+        result = measure(options, texts[:-QUERIES], texts[-QUERIES:], work / "index")
+    finally:
+        shutil.rmtree(work)
+    for name, part in result.items():
+        print(f"{name}: {part}")
+    if options.json:
+        common.write_json(
+            options.json,
+            common.report("indexing", machine=machine, versions=found, threads=options.threads, **result),
+        )
+
+
+if __name__ == "__main__":
+    main()
