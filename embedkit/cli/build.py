@@ -26,9 +26,10 @@ from embedkit.cli.common import (
     show,
     size,
 )
-from embedkit.cli.tune import add_target
+from embedkit.cli.tune import add_plot, add_target
 from embedkit.index import BuildError, Index, IndexExistsError, InputError, ModelMismatchError
 from embedkit.index.auto.choice import table_of
+from embedkit.index.auto.plot import check_plot, plot_choice
 from embedkit.index.build import resumable_rows
 from embedkit.index.estimate import Estimate, estimate
 from embedkit.index.faiss_index import import_faiss
@@ -75,6 +76,7 @@ def add_commands(commands: Any) -> None:
         "with --factory auto: build the fastest kind of index whose recall@10, measured, reaches R (0.95, say) "
         "within --max-memory",
     )
+    add_plot(build)
     build.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
     build.add_argument(
         "--keep",
@@ -224,7 +226,15 @@ def _build(arguments: argparse.Namespace) -> int:
     resumed = 0 if arguments.restart else resumable_rows(Path(path))
     if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
         raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
-    import_faiss()  # before the model is loaded: what is missing should be said at once
+    # before the model is loaded: what is missing should be said at once
+    import_faiss()
+    if arguments.plot is not None:
+        if arguments.target_recall is None:
+            raise CommandError(EXIT_USAGE, "--plot draws what --target-recall measures: give both")
+        try:
+            check_plot(arguments.plot)
+        except ValueError as error:
+            raise CommandError(EXIT_USAGE, str(error)) from None
     encoder = load_encoder(arguments.model, arguments.precision, arguments.threads, arguments.device)
     begin = time.perf_counter()
 
@@ -254,6 +264,8 @@ def _build(arguments: argparse.Namespace) -> int:
         if arguments.target_recall is not None and info["tuning"] is not None:
             for line in table_of(info["tuning"]):
                 show(line)
+            if arguments.plot is not None:
+                plot_choice(arguments.plot, info["tuning"])
         seconds = time.perf_counter() - begin
         show(
             f"{printable(path)}: {plural(info['documents'], 'document')} in {seconds:.1f} s "

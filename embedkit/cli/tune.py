@@ -15,13 +15,18 @@ from embedkit.cli.common import (
     show,
 )
 from embedkit.index import Index, InputError, ModelMismatchError
-from embedkit.index.auto.plot import plot
+from embedkit.index.auto.plot import check_plot, plot
 from embedkit.readers import Corpus
 
 
 def add_target(command: argparse.ArgumentParser, default: float | None, help: str) -> None:
     """Add ``--target-recall``."""
     command.add_argument("--target-recall", type=float, default=default, metavar="R", help=help)
+
+
+def add_plot(command: argparse.ArgumentParser) -> None:
+    """Add ``--plot``."""
+    command.add_argument("--plot", metavar="FILE", help="draw recall against time (.png, .svg or .pdf)")
 
 
 def add_commands(commands: Any) -> None:
@@ -36,7 +41,7 @@ def add_commands(commands: Any) -> None:
         help="a query per line, such as users ask; - is standard input (default: documents of the index)",
     )
     tune.add_argument("--dry-run", action="store_true", help="only measure: the index stays as it is")
-    tune.add_argument("--plot", metavar="FILE", help="draw recall against time (.png, .svg or .pdf)")
+    add_plot(tune)
     tune.add_argument("--json", action="store_true", help="print a JSON object")
     tune.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
     add_threads(tune)
@@ -51,6 +56,8 @@ def _tune(arguments: argparse.Namespace) -> int:
                 raise CommandError(EXIT_USAGE, f"{arguments.queries}: no query in it")
             load_index_encoder(index)
         try:
+            if arguments.plot is not None:
+                check_plot(arguments.plot)
             tuned = index.tune(arguments.target_recall, queries, store=not arguments.dry_run)
             info = index.info()
             if tuned is not None and arguments.plot is not None:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from embedkit.index.auto.measure import FINAL_CALLS, K, Point, Setting, search_settings, timed_search
+from embedkit.index.auto.plot import frontier
 from embedkit.index.faiss_index import (
     AUTO_IVF_ROWS,
     Float32Array,
@@ -109,10 +110,11 @@ class Choice:
     table: tuple[Measured, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON for the manifest: all but the single points."""
+        """JSON for the manifest; of the points measured, those of the table that no other one beats."""
         data = asdict(self)
-        for candidate in (data["chosen"], *data["table"]):
-            del candidate["points"]
+        del data["chosen"]["points"]
+        for candidate, measured in zip(data["table"], self.table, strict=True):
+            candidate["points"] = [asdict(point) for point in frontier(measured.points)]
         return data
 
     def lines(self) -> list[str]:

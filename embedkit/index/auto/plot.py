@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from embedkit.index.auto.measure import Point
+from embedkit.index.auto.measure import Point, Setting
+
+FORMATS = (".png", ".svg", ".pdf")
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -15,6 +19,32 @@ def frontier(points: Sequence[Point]) -> list[Point]:
         if not best or point.recall > best[-1].recall:
             best.append(point)
     return best
+
+
+def check_plot(path: str | os.PathLike[str]) -> None:
+    """What keeps `plot` from writing ``path``, before hours of work; the errors are those of `plot`."""
+    if not str(path).endswith(FORMATS):
+        raise ValueError(f"a plot is written as {', '.join(FORMATS)}, and not as {os.fspath(path)!r}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("a plot needs matplotlib, which is not installed: pip install matplotlib")
+
+
+def plot_choice(path: str | os.PathLike[str], tuning: dict[str, Any]) -> None:
+    """`plot` of what an automatic choice measured on its sample: ``info()["tuning"]`` of a built index."""
+    curves = {
+        one["factory"]: [
+            Point(Setting(**point["setting"]), point["recall"], point["sure_recall"], point["ms"])
+            for point in one["points"]
+        ]
+        for one in tuning["table"]
+        if one.get("points")
+    }
+    chosen = tuning["chosen"]
+    ring = None
+    if chosen["recall"] is not None and chosen["sample_ms"] is not None:
+        ring = Point(Setting(), chosen["recall"], chosen["recall"], chosen["sample_ms"])
+    title = f"{tuning['sample_rows']:,} of {tuning['rows']:,} vectors; chosen: {chosen['factory']}"
+    plot(path, curves, target=tuning["target_recall"], title=title, chosen=ring)
 
 
 def plot(
@@ -36,15 +66,12 @@ def plot(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: the file's ending is no format that matplotlib writes.
+        ValueError: the file's ending is none of `FORMATS`.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator, NullFormatter
-    except ImportError as error:
-        raise ImportError(
-            "a plot needs matplotlib, which is not installed: pip install matplotlib"
-        ) from error
+    check_plot(path)
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     markers = "osD^vP*Xph"

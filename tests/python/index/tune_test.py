@@ -163,8 +163,16 @@ def test_the_command_tunes_draws_and_says_what_it_found(
 def test_the_command_builds_with_a_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(texts(500)) + "\n", encoding="utf-8")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "auto.png"
     command = ["build", str(corpus), "-o", str(tmp_path / "index"), "--target-recall", "0.95"]
-    assert cli.main(command) == 0
+    assert cli.main([*command, "--plot", str(tmp_path / "auto.gif")]) == 2
+    assert "a plot is written as .png, .svg, .pdf" in capsys.readouterr().err
+    assert cli.main([*command[:4], "--plot", str(picture)]) == 2
+    assert "--plot draws what --target-recall measures" in capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
+    assert cli.main([*command, "--plot", str(picture)]) == 0
+    assert picture.read_bytes()[:4] == b"\x89PNG"
     out = capsys.readouterr().out
     assert "recall@10 ≥ 0.95 of 50 vectors held out, on all 500 vectors" in out
     assert "(chosen)" in out
