@@ -28,13 +28,14 @@ from embedkit.index.auto.stored import (
     write_choice,
 )
 from embedkit.index.documents import Document
+from embedkit.index.durable import fsync
 from embedkit.index.encoder import TextEncoder, check_encoder, describe_encoder
 from embedkit.index.errors import BuildError, IndexDamagedError, IndexExistsError, InputError, ResumeError
 from embedkit.index.generation import Generation, open_generation
 from embedkit.index.ingest import Ingest, InputDigest, OnError, Progress
 from embedkit.index.journal import State, read_journal
 from embedkit.index.keys import Keys
-from embedkit.index.layout import JOURNAL_FILE, Writer, fsync
+from embedkit.index.layout import JOURNAL_FILE, Writer
 from embedkit.index.manifest import KEYS_FILE, METRICS, RAW_KINDS, Manifest, Metric, Raw, SegmentEntry
 from embedkit.index.memory import faiss_budget
 from embedkit.index.part import bits_of

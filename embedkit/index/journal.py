@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from embedkit.index.layout import fsync
+from embedkit.index.durable import fsync
 from embedkit.index.manifest import SegmentEntry, segment_from_json
 
 _VERSION = 1

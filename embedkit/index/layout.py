@@ -29,7 +29,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from embedkit.index.durable import TEMPORARY_SUFFIX, fsync, write_atomically
 from embedkit.index.errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
+from embedkit.index.journal import segment_of
 from embedkit.index.manifest import Manifest, TombstonesEntry, read_manifest
 
 CURRENT_FILE = "CURRENT"
@@ -41,41 +43,16 @@ TOMBSTONES_FOLDER = "tombstones"
 BUILDING = ".building"
 
 _WRITING_PREFIX = ".writing-"
-_TEMPORARY_SUFFIX = ".tmp"
 _MANIFEST_NAME = re.compile(r"[0-9]{6,12}\.json")
 _OURS = {
     CURRENT_FILE,
-    CURRENT_FILE + _TEMPORARY_SUFFIX,
+    CURRENT_FILE + TEMPORARY_SUFFIX,
     LOCK_FILE,
     JOURNAL_FILE,
     MANIFESTS_FOLDER,
     SEGMENTS_FOLDER,
     TOMBSTONES_FOLDER,
 }
-
-
-def fsync(path: Path) -> None:
-    """Make the content of a file, or the names in a folder, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``path`` so that a reader finds the former content or the new one, whole."""
-    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync(path.parent)
 
 
 def current_name(root: Path) -> str:
@@ -215,8 +192,6 @@ class Writer:
 
     def _remove_leftovers(self, live: Manifest | None) -> None:
         """Remove all that neither ``live`` nor a journal mentions. (Readers keep files open that go.)"""
-        from embedkit.index.journal import segment_of
-
         segments = set() if live is None else {segment.name for segment in live.segments}
         if self.journal.exists():
             segments |= {BUILDING, segment_of(self.journal) or BUILDING}
@@ -232,7 +207,7 @@ class Writer:
         for path in (self.root / MANIFESTS_FOLDER).iterdir():
             if live is None or path.name != live.filename:
                 path.unlink(missing_ok=True)
-        (self.root / (CURRENT_FILE + _TEMPORARY_SUFFIX)).unlink(missing_ok=True)
+        (self.root / (CURRENT_FILE + TEMPORARY_SUFFIX)).unlink(missing_ok=True)
 
     def new_name(self) -> str:
         """A name for a new segment or tombstones."""
@@ -285,8 +260,6 @@ class Writer:
 
     def _forget_finished(self) -> None:
         """Remove the journal of a segment that is live already: once that is deleted, it would come back."""
-        from embedkit.index.journal import segment_of
-
         with contextlib.suppress(FileNotFoundError, IndexDamagedError):
             live, finished = self.live(), segment_of(self.journal)
             if live is not None and finished in {segment.name for segment in live.segments}:
