@@ -110,7 +110,9 @@ class TokenWindow:
         ids: npt.NDArray[np.int32],
         cu_seqlens: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int32] | None = None,
+        tiles: npt.NDArray[np.int32] | None = None,
         *,
+        skips: bool = False,
         padding_idx: int = -1,
         vocab_size: int,
     ) -> int:
@@ -121,6 +123,9 @@ class TokenWindow:
             ids: filled up with 0.
             cu_seqlens: (n + 1 or more,) prefix sums of the lengths, filled up with empty sequences.
             positions: as long as ``ids``: rows of the position table, filled up with 0.
+            tiles: (tiles, 4 + block), as `embedkit.kernels.attention_tiles` makes them.
+            skips: give ``cu_seqlens`` two entries a sequence after the first: where its pooled tokens begin, and
+                its end; it is then (2 n + 1 or more, odd).
             padding_idx: the token that takes no position, in models that count as fairseq does; else -1.
             vocab_size: ids are below it.
 

@@ -3,6 +3,9 @@
 A tile is up to ``block`` neighbouring tokens of a packed batch: several whole sequences, or a part of one that
 is longer than the block. Only then does a program have as many queries as the tensor cores take, however short
 the sequences are; and a whole sequence needs one pass over its keys, which are its tile's tokens.
+
+This is the readable form; `_core.TokenWindow.pack` makes the same tiles for the GPU backend, ten times as fast
+(csrc/pipeline/attention_tiles.cc).
 """
 
 from __future__ import annotations

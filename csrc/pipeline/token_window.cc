@@ -1,6 +1,7 @@
 #include "pipeline/token_window.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -27,6 +28,23 @@ std::pair<size_t, size_t> fit_pair(size_t first, size_t second, size_t room) {
   if (first + second <= room) return {first, second};
   const size_t shorter = std::min({first, second, room / 2});
   return first > second ? std::pair{room - shorter, shorter} : std::pair{shorter, room - shorter};
+}
+
+/// Throws InvalidArgument for an id that the model does not know.
+void check_ids(std::span<const int32_t> ids, size_t vocab_size) {
+  uint32_t largest = 0;  // a negative id is larger than any other
+  for (const int32_t id : ids) largest = std::max(largest, static_cast<uint32_t>(id));
+  require(ids.empty() || largest < vocab_size, "token id ", static_cast<int32_t>(largest),
+          " is outside the model's table of ", vocab_size, " tokens; the tokenizer is another model's");
+}
+
+void count_positions(std::span<const int32_t> ids, int32_t padding_idx, std::span<int32_t> positions) {
+  if (padding_idx < 0) {
+    std::iota(positions.begin(), positions.end(), 0);
+    return;
+  }
+  int32_t position = padding_idx;
+  for (size_t t = 0; t < ids.size(); ++t) positions[t] = ids[t] == padding_idx ? padding_idx : ++position;
 }
 
 }  // namespace
@@ -179,36 +197,36 @@ void tokenize(const TokenSource& source, const TokenizeOptions& options, StopTok
 size_t pack(const TokenWindow& window, std::span<const int64_t> order, int32_t padding_idx, size_t vocab_size,
             const PackTarget& target) {
   const std::vector<Sequence>& sequences = window.sequences();
-  require(target.cu_seqlens.size() > order.size(), "cu_seqlens has room for ", target.cu_seqlens.size(),
-          " bounds, ", order.size(), " sequences have one more than there are of them");
+  const std::span<int32_t> bounds = target.cu_seqlens;
+  const size_t step = target.skips ? 2 : 1;
+  require((!target.skips || bounds.size() % 2 == 1) && bounds.size() > step * order.size(),
+          "cu_seqlens has room for ", bounds.size(), " bounds, ", order.size(), " sequences have ",
+          step * order.size() + 1);
   require(target.positions.empty() || target.positions.size() == target.ids.size(), "positions has ",
           target.positions.size(), " elements, ids ", target.ids.size());
   size_t used = 0;
-  target.cu_seqlens[0] = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    require(order[i] >= 0 && static_cast<size_t>(order[i]) < sequences.size(), "sequence ", order[i],
+  size_t bound = 0;
+  bounds[bound++] = 0;
+  for (const int64_t index : order) {
+    require(index >= 0 && static_cast<size_t>(index) < sequences.size(), "sequence ", index,
             " of a window of ", sequences.size());
-    const Sequence& s = sequences[static_cast<size_t>(order[i])];
+    const Sequence& s = sequences[static_cast<size_t>(index)];
     require(s.length <= target.ids.size() - used, "the sequences have more tokens than the ",
             target.ids.size(), " that ids has room for");
-    const int32_t* ids = window.ids(s);
-    int32_t position = padding_idx;
-    for (size_t t = 0; t < s.length; ++t) {
-      const int32_t id = ids[t];
-      require(id >= 0 && static_cast<size_t>(id) < vocab_size, "token id ", id,
-              " is outside the model's table of ", vocab_size, " tokens; the tokenizer is another model's");
-      target.ids[used + t] = id;
-      if (!target.positions.empty())
-        target.positions[used + t] = id == padding_idx ? padding_idx : ++position;
-    }
+    const std::span<const int32_t> ids(window.ids(s), s.length);
+    check_ids(ids, vocab_size);
+    std::copy(ids.begin(), ids.end(), target.ids.begin() + static_cast<ptrdiff_t>(used));
+    if (!target.positions.empty())
+      count_positions(ids, padding_idx, target.positions.subspan(used, s.length));
+    if (target.skips) bounds[bound++] = static_cast<int32_t>(used + std::min(s.pool_skip, s.length));
     used += s.length;
-    target.cu_seqlens[i + 1] = static_cast<int32_t>(used);
+    bounds[bound++] = static_cast<int32_t>(used);
   }
-  std::fill(target.cu_seqlens.begin() + static_cast<ptrdiff_t>(order.size()) + 1, target.cu_seqlens.end(),
-            static_cast<int32_t>(used));
+  std::fill(bounds.begin() + static_cast<ptrdiff_t>(bound), bounds.end(), static_cast<int32_t>(used));
   std::fill(target.ids.begin() + static_cast<ptrdiff_t>(used), target.ids.end(), 0);
   if (!target.positions.empty())
     std::fill(target.positions.begin() + static_cast<ptrdiff_t>(used), target.positions.end(), 0);
+  if (target.tiles.block != 0) attention_tiles(bounds, step, target.ids.size(), target.tiles);
   return used;
 }
 

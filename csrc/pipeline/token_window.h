@@ -14,6 +14,7 @@
 
 #include "base/stop.h"
 #include "base/thread_pool.h"
+#include "pipeline/attention_tiles.h"
 #include "text/wordpiece.h"
 
 namespace embedkit {
@@ -185,6 +186,10 @@ struct PackTarget {
   std::span<int32_t> ids;         ///< (tokens); filled up with 0
   std::span<int32_t> positions;   ///< (tokens) rows of the position table, filled up with 0; or empty
   std::span<int32_t> cu_seqlens;  ///< (sequences + 1), filled up with empty sequences
+  /// Whether cu_seqlens has two entries a sequence after the first, (2 * sequences + 1): where its pooled
+  /// tokens begin, and its end.
+  bool skips = false;
+  TileTarget tiles{};  ///< of the whole batch, the filling counted in; or empty
 };
 
 /// Lays the sequences of the window that `order` names end to end and returns the number of their tokens.

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -97,19 +98,29 @@ py::object array_of(const py::object& window, const char* name, Get&& get) {
 }
 
 /// The memory of an array that is written to; it is never copied.
-std::span<int32_t> writable(const py::array& array, const char* name) {
-  if (!py::isinstance<py::array_t<int32_t>>(array) || array.ndim() != 1 ||
+std::span<int32_t> writable(const py::array& array, const char* name, py::ssize_t dimensions = 1) {
+  if (!py::isinstance<py::array_t<int32_t>>(array) || array.ndim() != dimensions ||
       (array.flags() & py::array::c_style) == 0 || !array.writeable())
-    throw py::type_error(concat(name, " must be a writable, contiguous int32 array of one dimension"));
+    throw py::type_error(concat(name, " must be a writable, contiguous int32 array of ", dimensions,
+                                dimensions == 1 ? " dimension" : " dimensions"));
   return {static_cast<int32_t*>(const_cast<void*>(array.data())), static_cast<size_t>(array.size())};
 }
 
+TileTarget tile_target(const py::array& array) {
+  const std::span<int32_t> values = writable(array, "tiles", 2);
+  const auto columns = static_cast<size_t>(array.shape(1));
+  require(columns > kTileHeader, "tiles has ", columns, " columns; it must have more than ", kTileHeader);
+  return {values, columns - kTileHeader};
+}
+
 size_t pack_into(const TokenWindow& window, const py::array_t<int64_t, py::array::c_style>& order,
-                 const py::array& ids, const py::array& cu_seqlens, const py::object& positions,
-                 int32_t padding_idx, size_t vocab_size) {
+                 const py::array& ids, const py::array& cu_seqlens, const std::optional<py::array>& positions,
+                 const std::optional<py::array>& tiles, bool skips, int32_t padding_idx, size_t vocab_size) {
   if (order.ndim() != 1) throw py::value_error("order must have one dimension");
-  PackTarget target{writable(ids, "ids"), {}, writable(cu_seqlens, "cu_seqlens")};
-  if (!positions.is_none()) target.positions = writable(positions.cast<py::array>(), "positions");
+  PackTarget target{.ids = writable(ids, "ids"), .cu_seqlens = writable(cu_seqlens, "cu_seqlens")};
+  target.skips = skips;
+  if (positions) target.positions = writable(*positions, "positions");
+  if (tiles) target.tiles = tile_target(*tiles);
   const std::span<const int64_t> rows(order.data(), static_cast<size_t>(order.size()));
   const GilRelease release;
   return pack(window, rows, padding_idx, vocab_size, target);
@@ -138,8 +149,8 @@ void bind_token_window(py::module_& m) {
                                                [](const Sequence& s) { return s.pool_skip; });
                              })
       .def("pack", &pack_into, py::arg("order"), py::arg("ids"), py::arg("cu_seqlens"),
-           py::arg("positions") = py::none(), py::kw_only(), py::arg("padding_idx") = -1,
-           py::arg("vocab_size"));
+           py::arg("positions") = py::none(), py::arg("tiles") = py::none(), py::kw_only(),
+           py::arg("skips") = false, py::arg("padding_idx") = -1, py::arg("vocab_size"));
   m.def(
       "tokenize_window",
       [](const py::list& texts, const WordPiece& tokenizer, const py::dict& options,

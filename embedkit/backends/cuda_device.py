@@ -171,7 +171,8 @@ class CudaDevice:
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Undo what torch leaves half done where the end of a capture fails.
 
-        Its allocator goes on to serve the capture, and takes back no memory that two streams have used.
+        Its allocator goes on to serve the capture, and takes back no memory that two streams have used. Up to torch
+        2.13 no public call ends that: `CUDAGraph.reset` does so only after an end that worked.
         """
         try:
             graph.pool()

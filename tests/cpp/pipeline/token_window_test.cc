@@ -72,6 +72,23 @@ void batches_are_packed() {
   CHECK_EQ(pack(window, order, -1, 100, target), size_t{6});
   CHECK(positions == Ids({0, 1, 2, 3, 0, 1, 0, 0}));
 
+  // Two of each; both sequences share a tile of at most 6 tokens, the rest of the batch has one without keys.
+  Ids pooled(9, -1), tiles(4 * (kTileHeader + 6), -1);
+  PackTarget all{packed, positions, pooled, true, {tiles, 6}};
+  CHECK_EQ(pack(window, order, -1, 100, all), size_t{6});
+  CHECK(pooled == Ids({0, 3, 4, 6, 6, 6, 6, 6, 6}));
+  Ids expected = {0, 6, 0, 6, 0, 0, 0, 0, 4, 4, 6, 8};
+  expected.resize(tiles.size());
+  CHECK(tiles == expected);
+  // In blocks of 3 the first sequence is cut, and one tile is too few.
+  all.tiles.block = 3;
+  all.tiles.values = std::span(tiles).first(4 * (kTileHeader + 3));
+  pack(window, order, -1, 100, all);
+  CHECK(Ids(tiles.begin(), tiles.begin() + 28) ==
+        Ids({0, 3, 0, 4, 0, 0, 0, 3, 4, 0, 4, 0, 0, 0, 4, 6, 4, 6, 4, 4, 0, 6, 8, 0, 0, 0, 0, 0}));
+  all.tiles.values = std::span(tiles).first(3 * (kTileHeader + 3));
+  CHECK_THROWS(pack(window, order, -1, 100, all), InvalidArgument);
+
   CHECK_THROWS(pack(window, order, -1, 9, target), InvalidArgument);  // id 9
   const std::vector<int64_t> beyond = {3};
   CHECK_THROWS(pack(window, beyond, -1, 100, target), InvalidArgument);
