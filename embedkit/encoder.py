@@ -323,6 +323,35 @@ class Encoder(Model):
 
         return encoded()
 
+    def query_steps(
+        self, *, normalize_embeddings: bool = False
+    ) -> tuple[Callable[[list[str]], Any], Callable[[Any], tuple[Vectors, float]]]:
+        """`encode_query` of many lists of texts in two steps, which may be done on a thread each.
+
+        Returns:
+            What tokenizes a list of texts ahead, as far as that gains time; and what gives the vectors (n, dim)
+            for what the first returned, the bits of `encode_query`, and the seconds that tokenizing took in it.
+        """
+        plan = self._plan(
+            prompt_name="query",
+            prompt=None,
+            batch_size=None,
+            normalize=normalize_embeddings,
+            truncate_dim=None,
+            dtype="float32",
+            ranges=None,
+            token_embeddings=False,
+        )
+
+        def tokenize(texts: list[str]) -> Any:
+            engine = self._engine
+            return engine.tokenize(windows(texts, _WINDOW, first=engine.first_window), plan)
+
+        def encode(tokenized: Any) -> tuple[Vectors, float]:
+            return self._engine.encode_tokenized(tokenized, plan, self._counts)
+
+        return tokenize, encode
+
     def _plan(
         self,
         *,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +46,10 @@ class Plan:
     ranges: npt.NDArray[np.float32] | None
     width: int
     on_device: bool = False
+
+    def prompted(self, texts: list[str]) -> list[str]:
+        """The texts behind the prompt."""
+        return [self.prompt + text for text in texts] if self.prompt else texts
 
 
 class Counts:
@@ -174,6 +179,26 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
+        """The first half of `encode`, for a caller that does it for other texts meanwhile.
+
+        What is not worth doing ahead is left to `encode_tokenized`.
+        """
+
+    @abstractmethod
+    def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
+        """The second half, with the bits of `encode`.
+
+        Args:
+            windows: from `tokenize`, with the same plan.
+            plan: the arguments of the call.
+            counts: takes what was seen.
+
+        Returns:
+            The results of all texts, and the seconds that tokenizing took in here.
+        """
+
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What is particular to this engine, for `Encoder.describe`."""
 
@@ -223,27 +248,60 @@ class CoreEngine(Engine):
         """As `Engine.encode` says; a window is read when it is asked for."""
         first = 0
         for block in blocks:
-            result = self._run(block, first, plan, counts)
+            result, _ = self._run(self._tokens(block, first, plan), first, plan, counts)
             if out is not None:
                 out[first : first + len(block)] = result
             first += len(block)
             yield result
 
-    def _run(self, block: list[str], first: int, plan: Plan, counts: Counts) -> Any:
-        """Encode one window; ``first`` is the index of its first text in the whole input.
+    def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
+        """As `Engine.tokenize` says: texts that the core tokenizes itself, else ids.
+
+        The core does both on all of its threads. Ahead of its turn, tokenizing would take them from the texts that
+        are being encoded, which then have to do with the fewer that were idle when they began.
+        """
+        windows, first = [], 0
+        for block in blocks:
+            windows.append(self._tokens(block, first, plan))
+            first += len(block)
+        return windows
+
+    def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
+        """As `Engine.encode_tokenized` says; the threads' clocks tell what share tokenizing had."""
+        out = self.empty(sum(map(len, windows)), plan)
+        plan = replace(plan, options={**plan.options, "profile": True})
+        first, spent = 0, 0.0
+        for tokens in windows:
+            begin = time.perf_counter()
+            out[first : first + len(tokens)], stats = self._run(tokens, first, plan, counts)
+            stages = stats["stages"]
+            spent += (time.perf_counter() - begin) * stages["tokenize"] / max(sum(stages.values()), 1e-9)
+            first += len(tokens)
+        return out, spent
+
+    def _tokens(self, block: list[str], first: int, plan: Plan) -> list[Any]:
+        """The texts, which the core tokenizes itself, or their ids where it cannot."""
+        if self.tokenizer.core is not None:
+            return block
+        with self.named(block, first):
+            return self.tokenizer.encode_batch(plan.prompted(block))
+
+    def _run(self, tokens: list[Any], first: int, plan: Plan, counts: Counts) -> tuple[Any, _core.Stats]:
+        """Encode one window of `_tokens`; ``first`` is the index of its first text in the whole input.
 
         Returns:
-            (n, width) vectors, or a list of (tokens, hidden_size) for token embeddings.
+            (n, width) vectors, or a list of (tokens, hidden_size) for token embeddings; what the core counted.
         """
-        texts = [plan.prompt + text for text in block] if plan.prompt else block
-        tokenizer, options = self.tokenizer, {**plan.options, "first_text": first}
-        with self.named(block, first):
-            if tokenizer.core is not None:
-                result, stats = self.core.encode(texts, tokenizer.core, options)
-            else:
-                result, stats = self.core.encode_ids(tokenizer.encode_batch(texts), options)
-        counts.add(len(block), stats, plan.options["max_length"])
-        return result if plan.options["token_embeddings"] else convert(result, plan.dtype, plan.ranges)
+        options = {**plan.options, "first_text": first}
+        if self.tokenizer.core is not None:
+            with self.named(tokens, first):
+                result, stats = self.core.encode(plan.prompted(tokens), self.tokenizer.core, options)
+        else:
+            result, stats = self.core.encode_ids(tokens, options)
+        counts.add(len(tokens), stats, plan.options["max_length"])
+        if not plan.options["token_embeddings"]:
+            result = convert(result, plan.dtype, plan.ranges)
+        return result, stats
 
     def describe(self) -> dict[str, Any]:
         """The instruction set."""

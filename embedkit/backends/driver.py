@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from .. import _core
 from .stage import Batch, Indices, Request, Stage, combine, finish
 
-__all__ = ["Occupancy", "Tokenize", "encode_windows"]
+__all__ = ["Occupancy", "Tokenize", "encode_windows", "tokenize_ahead"]
 
 WINDOWS_AHEAD = 2
 """Windows tokenized, or being so, while an earlier one is encoded."""
@@ -110,8 +110,7 @@ class _Window:
 
 def encode_windows(
     stage: Stage,
-    blocks: Iterator[list[str]],
-    tokenize: Tokenize,
+    ready: Iterable[_core.TokenWindow],
     request: Request,
     occupancy: Occupancy,
     *,
@@ -121,12 +120,9 @@ def encode_windows(
 ) -> Generator[tuple[Any, _core.TokenWindow], None, None]:
     """Encode windows of texts.
 
-    ``blocks`` is read by the calling thread, up to `WINDOWS_AHEAD` + 1 windows ahead of what was yielded.
-
     Args:
         stage: encodes.
-        blocks: the texts, in windows of bounded size.
-        tokenize: called on a thread in the background, or here for a lone window.
+        ready: the tokenized windows, such as `tokenize_ahead` gives; read by the calling thread.
         request: what is wanted.
         occupancy: counts.
         batch_size: most texts of a batch; 0 leaves it to the stage.
@@ -134,11 +130,10 @@ def encode_windows(
         out: `Stage.empty` for all texts together; None for an array of its own for each window.
 
     Yields:
-        The results of the next window, in input order, and the window. An error of ``blocks``, of the
-        tokenization or of the stage comes after the results of the windows before it; closing the generator
-        waits for what is under way and drops it.
+        The results of the next window, in input order, and the window. An error of ``ready`` or of the stage
+        comes after the results of the windows before it; closing the generator waits for what is under way and
+        drops it.
     """
-    ahead = _tokenized(blocks, tokenize, occupancy)
     flying: deque[tuple[Batch, _Window, Indices]] = deque()
     windows: deque[_Window] = deque()
     begin = time.perf_counter()
@@ -166,7 +161,7 @@ def encode_windows(
     failure: Exception | None = None
     try:
         try:
-            for tokens in ahead:
+            for tokens in ready:
                 window = _Window(
                     tokens,
                     stage,
@@ -190,17 +185,27 @@ def encode_windows(
         if failure is not None:
             raise failure
     finally:
-        ahead.close()
         for batch, _, _ in flying:  # memory that a device still writes to must not be given away
             with contextlib.suppress(Exception):
                 batch.wait()
         occupancy.add("wall", time.perf_counter() - begin)
 
 
-def _tokenized(
+def tokenize_ahead(
     blocks: Iterator[list[str]], tokenize: Tokenize, occupancy: Occupancy
 ) -> Generator[_core.TokenWindow, None, None]:
-    """Tokenize windows of texts ahead of the consumer; a lone window without a thread."""
+    """Tokenize windows of texts ahead of the consumer.
+
+    Args:
+        blocks: the texts, in windows of bounded size; read by the calling thread, up to `WINDOWS_AHEAD` + 1
+            windows ahead of what was yielded.
+        tokenize: called on a thread in the background, or here for a lone window.
+        occupancy: counts.
+
+    Yields:
+        The windows. An error of ``blocks`` or of the tokenization comes after those before it; closing the
+        generator stops the thread.
+    """
 
     def work(block: list[str], first: int, cancel: _core.Cancel | None) -> _core.TokenWindow:
         with occupancy.busy("tokenize"):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
 from .. import _core
 from ..engine import Counts, Engine, Plan
 from ..folder import ModelFolder
-from .driver import Occupancy, encode_windows
+from .driver import Occupancy, encode_windows, tokenize_ahead
 from .stage import Request, Stage
 
 __all__ = ["StageEngine"]
@@ -47,17 +47,46 @@ class StageEngine(Engine):
         self.check(plan.options)
 
         def tokenize(block: list[str], first: int, cancel: _core.Cancel | None) -> _core.TokenWindow:
-            texts = [plan.prompt + text for text in block] if plan.prompt else block
-            options = {**plan.options, "first_text": first}
-            with self.named(block, first):
-                if self.tokenizer.core is not None:
-                    return _core.tokenize_window(texts, self.tokenizer.core, options, cancel)
-                return _core.tokenize_window_ids(self.tokenizer.encode_batch(texts), options, cancel)
+            return self._tokenize(block, first, plan, cancel)
 
+        # The thread that tokenizes is stopped before what is under way on the device is waited for.
+        with (
+            closing(tokenize_ahead(blocks, tokenize, self._occupancy)) as ready,
+            closing(self._encode(ready, plan, counts, out)) as results,
+        ):
+            yield from results
+
+    def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
+        """As `Engine.tokenize` says: token windows."""
+        windows, first = [], 0
+        for block in blocks:
+            with self._occupancy.busy("tokenize"):
+                windows.append(self._tokenize(block, first, plan))
+            first += len(block)
+        return windows
+
+    def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
+        """As `Engine.encode_tokenized` says."""
+        out = self.empty(sum(window.texts for window in windows), plan)
+        for _ in self._encode(windows, plan, counts, out):
+            pass
+        return out, 0.0
+
+    def _tokenize(
+        self, block: list[str], first: int, plan: Plan, cancel: _core.Cancel | None = None
+    ) -> _core.TokenWindow:
+        texts, options = plan.prompted(block), {**plan.options, "first_text": first}
+        with self.named(block, first):
+            if self.tokenizer.core is not None:
+                return _core.tokenize_window(texts, self.tokenizer.core, options, cancel)
+            return _core.tokenize_window_ids(self.tokenizer.encode_batch(texts), options, cancel)
+
+    def _encode(
+        self, ready: Iterable[_core.TokenWindow], plan: Plan, counts: Counts, out: Any
+    ) -> Generator[Any, None, None]:
         results = encode_windows(
             self.stage,
-            blocks,
-            tokenize,
+            ready,
             _request(plan),
             self._occupancy,
             batch_size=plan.options["batch_size"],

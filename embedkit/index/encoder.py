@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,6 +66,20 @@ def load_encoder(
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension
     return encoder
+
+
+def query_steps(
+    encoder: TextEncoder, *, normalize: bool
+) -> tuple[Callable[[list[str]], Any], Callable[[Any], tuple[Any, float]]]:
+    """`embedkit.Encoder.query_steps`; of another encoder the first step does nothing."""
+    from embedkit.encoder import Encoder
+
+    if type(encoder) is Encoder:  # a subclass may have an `encode_query` of its own
+        return encoder.query_steps(normalize_embeddings=normalize)
+    return lambda texts: texts, lambda texts: (
+        encoder.encode_query(texts, normalize_embeddings=normalize),
+        0.0,
+    )
 
 
 def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force: bool = False) -> None:

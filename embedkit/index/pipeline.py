@@ -1,4 +1,4 @@
-"""Many queries: encoding a block, searching for the one before, and reading texts of hits, all at once."""
+"""Many queries: tokenizing a block, encoding the one before, searching, and reading texts of hits, all at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from embedkit.index.prefetch import prefetch
 
 __all__ = ["SearchStats", "overlapped"]
 
-T = TypeVar("T")
-U = TypeVar("U")
-V = TypeVar("V")
+Block = TypeVar("Block")
+Tokens = TypeVar("Tokens")
+Vectors = TypeVar("Vectors")
+Found = TypeVar("Found")
 
-STAGES = ("read", "encode", "search", "fetch")
+STAGES = ("read", "tokenize", "encode", "search", "fetch")
 
 
 @dataclass
@@ -27,13 +28,19 @@ class SearchStats:
     Attributes:
         queries: answered.
         wall: seconds in all.
-        busy: seconds of work by stage: reading queries, encoding them, searching vectors, fetching texts.
+        busy: seconds of work by stage: reading queries, tokenizing them, encoding, searching vectors, fetching
+            texts. What an encoder of another kind than `embedkit.Encoder` tokenizes counts as encoding.
     """
 
     queries: int = 0
     wall: float = 0.0
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Count ``seconds`` of work of ``stage``."""
+        with self._lock:
+            self.busy[stage] += seconds
 
     @contextmanager
     def timed(self, stage: str) -> Generator[None, None, None]:
@@ -42,8 +49,7 @@ class SearchStats:
         try:
             yield
         finally:
-            with self._lock:
-                self.busy[stage] += time.perf_counter() - begin
+            self.add(stage, time.perf_counter() - begin)
 
     def __str__(self) -> str:
         """One line: queries a second, and the share of the time that each stage worked."""
@@ -53,11 +59,18 @@ class SearchStats:
 
 
 def overlapped(
-    blocks: Iterable[T], encode: Callable[[T], U], search: Callable[[U], V], stats: SearchStats
-) -> Generator[V, None, None]:
-    """``search(encode(block))`` of each of ``blocks``, in order, with the stages on threads of their own."""
+    blocks: Iterable[Block],
+    tokenize: Callable[[Block], Tokens],
+    encode: Callable[[Tokens], tuple[Vectors, float]],
+    search: Callable[[Vectors], Found],
+    stats: SearchStats,
+) -> Generator[Found, None, None]:
+    """What ``search`` finds for each of ``blocks``, in order, with the stages on threads of their own.
 
-    def read() -> Generator[T, None, None]:
+    ``encode`` also returns the seconds that tokenizing took in it.
+    """
+
+    def read() -> Generator[Block, None, None]:
         iterator = iter(blocks)
         while True:
             with stats.timed("read"):
@@ -67,13 +80,21 @@ def overlapped(
                     return
             yield block
 
-    def encoded() -> Generator[U, None, None]:
+    def tokenized() -> Generator[Tokens, None, None]:
         for block in read():
-            with stats.timed("encode"):
-                result = encode(block)
+            with stats.timed("tokenize"):
+                result = tokenize(block)
             yield result
 
-    def searched() -> Generator[V, None, None]:
+    def encoded() -> Generator[Vectors, None, None]:
+        for tokens in prefetch(tokenized(), 1):
+            with stats.timed("encode"):
+                result, within = encode(tokens)
+            stats.add("encode", -within)
+            stats.add("tokenize", within)
+            yield result
+
+    def searched() -> Generator[Found, None, None]:
         for vectors in prefetch(encoded(), 1):
             with stats.timed("search"):
                 result = search(vectors)

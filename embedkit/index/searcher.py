@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from embedkit.index.device import gpu_resources
 from embedkit.index.documents import StoredDocument
-from embedkit.index.encoder import TextEncoder, check_encoder, load_encoder
+from embedkit.index.encoder import TextEncoder, check_encoder, load_encoder, query_steps
 from embedkit.index.faiss_index import Float32Array, Int64Array, faiss_threads
 from embedkit.index.generation import Generation, open_generation
 from embedkit.index.hits import (
@@ -223,7 +224,7 @@ class Searcher:
         stats: SearchStats | None = None,
         **options: Any,
     ) -> Iterator[list[list[Hit]]]:
-        """The hits of each block of texts, while the next blocks are encoded and searched.
+        """The hits of each block of texts, while the next blocks are tokenized, encoded and searched.
 
         Args:
             queries: blocks of texts, iterated on another thread.
@@ -246,9 +247,17 @@ class Searcher:
         effort = generation.effort(*arguments)
         count = min(k, generation.manifest.documents)
 
-        def encode(block: list[str]) -> tuple[list[str], Float32Array]:
+        manifest = generation.manifest
+        steps = cache(lambda: query_steps(self.encoder, normalize=manifest.metric == "cosine"))
+
+        def tokenize(block: list[str]) -> tuple[list[str], Any]:
             texts = texts_of(block)
-            return texts, check_vectors(self._encode(texts, generation.manifest), generation.manifest)
+            return texts, steps()[0](texts) if texts else None
+
+        def encode(block: tuple[list[str], Any]) -> tuple[tuple[list[str], Float32Array], float]:
+            texts, tokens = block
+            vectors, within = steps()[1](tokens) if texts else (np.empty((0, manifest.dimension)), 0.0)
+            return (texts, check_vectors(np.asarray(vectors, np.float32), manifest)), within
 
         def find(block: tuple[list[str], Float32Array]) -> tuple[Float32Array, Int64Array]:
             with faiss_threads(self._threads):
@@ -256,7 +265,7 @@ class Searcher:
                     return hybrid_rows(generation, *block, k=count, effort=effort, chosen=chosen)
                 return generation.search(block[1], count, effort, chosen)
 
-        return _fetched(generation, overlapped(queries, encode, find, counts), counts)
+        return _fetched(generation, overlapped(queries, tokenize, encode, find, counts), counts)
 
     def keys(self, rows: Iterable[int] | Int64Array) -> list[str]:
         """The ids of ``rows`` (from `search_vectors`); ``IndexError`` for a row that is not there."""

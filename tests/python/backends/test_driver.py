@@ -259,5 +259,5 @@ def test_what_pack_refuses() -> None:
 
 def test_the_driver_alone() -> None:
     """No window: nothing is asked of the stage."""
-    results = encode_windows(None, iter([]), None, Request(3), Occupancy())  # type: ignore[arg-type]
+    results = encode_windows(None, iter([]), Request(3), Occupancy())  # type: ignore[arg-type]
     assert list(results) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import embedkit.encoder
 from embedkit import Encoder
 
 MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
@@ -113,9 +115,13 @@ class TestAgainstSentenceTransformers:
             tokenizer_object=unigram, model_max_length=64, **dict(zip(names, special, strict=True))
         )
         fast.save_pretrained(folder)
-        encoder = Encoder(folder)
+        encoder = Encoder(folder, prompts={"query": "the day "})
         assert encoder._engine.tokenizer.core is None
         assert_same_vectors(encoder.encode(texts), reference(folder).encode(texts))
+        tokenize, encode = encoder.query_steps()
+        ids = tokenize(texts)
+        assert ids == [encoder._engine.tokenizer.encode_batch([f"the day {text}" for text in texts])]
+        np.testing.assert_array_equal(encode(ids)[0], encoder.encode_query(texts))
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_half_weights(self, make_model: Make, reference: Load, texts: list[str], dtype: str) -> None:
@@ -387,3 +393,26 @@ def test_tokenize(make_model: Make, reference: Load, texts: list[str]) -> None:
         for row, mask in zip(features["input_ids"], features["attention_mask"], strict=True)
     ]
     assert Encoder(folder).tokenize(texts) == {"input_ids": expected}
+
+
+@pytest.mark.filterwarnings("ignore:.*longer than max_length")
+@pytest.mark.parametrize("normalize", [True, False])
+def test_queries_in_two_steps(
+    make_model: Make, texts: list[str], normalize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedkit.encoder, "_WINDOW", 40)
+    encoder = Encoder(make_model(include_prompt=False), prompts={"query": "the day "}, truncate_dim=9)
+    expected = encoder.encode_query(texts, normalize_embeddings=normalize)
+    truncated = encoder.describe()["truncated"]
+    tokenize, encode = encoder.query_steps(normalize_embeddings=normalize)
+    begin = time.perf_counter()
+    vectors, spent = encode(tokenize(texts))
+    np.testing.assert_array_equal(vectors, expected)
+    assert 0 < spent < time.perf_counter() - begin
+    assert encoder.describe()["truncated"] == 2 * truncated > 0
+    assert encode(tokenize([]))[0].shape == (0, 9)
+    with pytest.raises(ValueError, match=r"texts\[41\] holds a lone surrogate at position 1,"):
+        encode(tokenize([*texts[:41], "a\ud800"]))
+    encoder.close()
+    with pytest.raises(ValueError, match="closed"):
+        tokenize(texts)
