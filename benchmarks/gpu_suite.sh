@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# The whole measurement on a GPU, without a network: kernels.py, throughput.py and the tests that need a GPU, in two
-# calls of under 10 minutes each, the figures that matter most first. Everything found goes to $OUT: suite.log and a
-# JSON file a step, written after each part of a step, so that a step that fails or runs out of time keeps the rest.
+# The whole measurement on a GPU, without a network, in one call of under 10 minutes: kernels.py, throughput.py and the
+# tests that need a GPU, the figures that matter most first. Everything found goes to $OUT: suite.log and a JSON file a
+# step, written after each part of a step, so that a step that fails or runs out of time keeps the rest.
 #
 #   EMBEDKIT_BUILD=DIR EMBEDKIT_MODELS=DIR EMBEDKIT_TEXTS=FILE OUT=DIR benchmarks/gpu_suite.sh [--dry-run] [STEP...]
 #
-#   benchmarks/gpu_suite.sh throughput mpnet                     # first
-#   benchmarks/gpu_suite.sh kernels lengths tinybert hpd tests   # then
-#   benchmarks/gpu_suite.sh tune                                 # if there is time: other block sizes
+#   benchmarks/gpu_suite.sh                                      # throughput mpnet kernels hpd tests: at most 560 s
+#   benchmarks/gpu_suite.sh throughput-all mpnet-questions lengths          # longer forms, if there is time
+#   benchmarks/gpu_suite.sh kernels-all hpd-all tinybert
+#   benchmarks/gpu_suite.sh tune                                            # other block sizes
 #
 #   EMBEDKIT_BUILD   a folder with a wheel of embedkit for this Python (`pip wheel --no-deps -w DIR .`), or with its
 #                    compiled _core*.so; without it the core is compiled here, which takes pip, g++, cmake, ninja,
@@ -20,8 +21,8 @@
 #
 # Besides: Linux on x86-64 and a CUDA device, torch 2.11 to 2.13 for CUDA 13, triton 3.6 or 3.7, a C compiler and
 # Python.h for triton, numpy, scipy, safetensors, tqdm, tokenizers, transformers, sentence-transformers and pytest.
-# Without a STEP all but tune are run, as far as the time goes. --dry-run does the same on a CPU: tiny, the kernels
-# under Triton's interpreter. EMBEDKIT_SUITE_SECONDS (default: 580) is how long one call may take.
+# --dry-run does the same on a CPU: tiny, the kernels under Triton's interpreter. EMBEDKIT_SUITE_SECONDS (default: 580)
+# is how long one call may take.
 set -euo pipefail
 # Before the first cd: relative paths are the caller's. A virtual environment's python is a link that must stay one.
 for name in EMBEDKIT_BUILD EMBEDKIT_MODELS EMBEDKIT_TEXTS EMBEDKIT_STS OUT; do
@@ -31,8 +32,11 @@ python=${PYTHON:-python3}
 [[ $python != */* ]] || python=$(realpath -s -- "$python")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
-default=(throughput mpnet kernels lengths tinybert hpd tests)
-known=("${default[@]}" tune)
+# Seconds of each step. Those of one call without a STEP are 560 together; the rest of 580 is for making ready.
+declare -A limits=([throughput]=195 [mpnet]=95 [kernels]=85 [hpd]=65 [tests]=120
+  [throughput-all]=280 [mpnet-questions]=130 [lengths]=140 [kernels-all]=180 [hpd-all]=150 [tinybert]=60 [tune]=560)
+default=(throughput mpnet kernels hpd tests)
+known=("${default[@]}" throughput-all mpnet-questions lengths kernels-all hpd-all tinybert tune)
 
 die() {
   echo "gpu_suite.sh: $*" >&2
@@ -128,10 +132,11 @@ CHECK
 
 # A step gets its limit or what is left of the whole, so that the later ones are not lost to a slow one unseen.
 total=${EMBEDKIT_SUITE_SECONDS:-580}
+parts=1 # of a step, which share its limit
 failed=()
 run() {
-  local step=$1 limit=$2
-  shift 2
+  local step=$1 limit=$((limits[$1] / parts))
+  shift
   local left=$((total - SECONDS))
   if [ "$left" -lt 10 ]; then
     echo "=== $step: no time left"
@@ -170,16 +175,20 @@ sts=() hpd=()
 if [ -n "$dry" ]; then
   kernels+=(--dry-run)
   throughput+=(--device cpu --rounds 1)
-  every=(--peers embedkit-fp32) two=(--peers embedkit-fp32) own=(--peers embedkit-fp32)
-  many=64 few=32 long=(--lengths 24) mixed=(--lengths 4-32) hpd=(--rows "TinyBERT,MiniLM-L6")
+  every=(--peers embedkit-fp32) main=("${every[@]}") two=("${every[@]}") own=("${every[@]}")
+  many=64 few=32 fewest=16 long=(--lengths 24) mixed=(--lengths 4-32) rows=(--rows "TinyBERT,MiniLM-L6")
   selected=("$root/tests/python/kernels/test_bias_gelu.py" -k "interpreted or gpu")
 else
   throughput+=(--device cuda --rounds 3)
-  # Every rival on the questions; elsewhere the usual one, and embedkit alone on the table's eight models: each
-  # process of a rival takes some ten seconds to start.
-  every=(--peers all) two=(--peers "embedkit-cuda-bf16,sentence-transformers-cuda-fp16") own=(--peers embedkit-cuda-bf16)
-  # More than one window of 8,192 texts, or nothing overlaps.
-  many=32768 few=16384 long=(--lengths 128) mixed=(--lengths 8-256)
+  # Each process of a rival takes some ten seconds to start, and torch.compile more: in one call sentence-transformers
+  # in the forms that may be its fastest, on the questions; elsewhere the usual one, and embedkit alone on the table's
+  # models.
+  every=(--peers all)
+  st=sentence-transformers-cuda
+  main=(--peers "embedkit-cuda-bf16,embedkit-cuda-fp16,$st-fp16,$st-flash,$st-compiled")
+  two=(--peers "embedkit-cuda-bf16,$st-fp16") own=(--peers embedkit-cuda-bf16)
+  # More than one window of 8,192 texts, or little overlaps; 8,192 texts of 128 tokens are 64 batches.
+  many=32768 few=16384 fewest=8192 long=(--lengths 128) mixed=(--lengths 8-256) rows=(--rows "TinyBERT,MiniLM-L6")
   [ ! -f "$mpnet/model.safetensors" ] || hpd=(--mpnet "$mpnet")
   [ -z "${EMBEDKIT_STS:-}" ] || sts=(--sts "$EMBEDKIT_STS")
   # The files, not the folder: others import what need not be installed here.
@@ -189,38 +198,52 @@ else
 fi
 mkdir -p "$work/cache"
 for step in "${steps[@]}"; do
+  parts=1
+  if [[ $step == mpnet* && ! -f $mpnet/model.safetensors ]]; then
+    echo "=== $step: left out, no $mpnet"
+    continue
+  fi
   case $step in
     throughput)
-      run throughput 280 "${throughput[@]}" "${every[@]}" "${sts[@]}" --model "$minilm" --limit "$many" \
-        --json "$OUT/throughput.json"
+      run throughput "${throughput[@]}" "${main[@]}" --model "$minilm" --limit "$many" --json "$OUT/throughput.json"
+      ;;
+    throughput-all)
+      run throughput-all "${throughput[@]}" "${every[@]}" "${sts[@]}" --model "$minilm" --limit "$many" \
+        --json "$OUT/throughput-all.json"
       ;;
     mpnet)
-      if [ -f "$mpnet/model.safetensors" ]; then
-        big=("${throughput[@]}" "${two[@]}" --model "$mpnet")
-        run mpnet 130 "${big[@]}" --limit "$few" "${long[@]}" --json "$work/mpnet.long.json"
-        run mpnet 130 "${big[@]}" --limit "$many" --json "$work/mpnet.questions.json"
-        merge mpnet
-      else
-        echo "=== mpnet: left out, no $mpnet"
-      fi
+      run mpnet "${throughput[@]}" "${two[@]}" --rounds 2 --model "$mpnet" --limit "$fewest" "${long[@]}" \
+        --json "$OUT/mpnet.json"
       ;;
-    kernels) run kernels 150 "${kernels[@]}" --json "$OUT/kernels.json" ;;
+    mpnet-questions)
+      run mpnet-questions "${throughput[@]}" "${two[@]}" --model "$mpnet" --limit "$many" \
+        --json "$OUT/mpnet-questions.json"
+      ;;
+    kernels) run kernels "${kernels[@]}" --no-compile --json "$OUT/kernels.json" ;;
+    kernels-all) run kernels-all "${kernels[@]}" --json "$OUT/kernels-all.json" ;;
     lengths)
       small=("${throughput[@]}" "${two[@]}" --model "$minilm" --limit "$few")
-      run lengths 70 "${small[@]}" "${long[@]}" --json "$work/lengths.long.json"
-      run lengths 70 "${small[@]}" "${mixed[@]}" --json "$work/lengths.mixed.json"
+      parts=2
+      run lengths "${small[@]}" "${long[@]}" --json "$work/lengths.long.json"
+      run lengths "${small[@]}" "${mixed[@]}" --json "$work/lengths.mixed.json"
       merge lengths
       ;;
     tinybert)
-      run tinybert 60 "${throughput[@]}" "${two[@]}" --model "$minilm" --shape "$tinybert" --limit "$many" \
+      run tinybert "${throughput[@]}" "${two[@]}" --model "$minilm" --shape "$tinybert" --limit "$many" \
         --json "$OUT/tinybert.json"
       ;;
     hpd)
-      run hpd 130 "${throughput[@]}" "${own[@]}" --model "$minilm" --limit "$many" --table hpd "${hpd[@]}" \
+      run hpd "${throughput[@]}" "${own[@]}" "${rows[@]}" --model "$minilm" --limit "$few" --table hpd \
         --json "$OUT/hpd.json"
       ;;
-    tests) run tests 200 "${pytest[@]}" "${selected[@]}" ;;
-    tune) run tune 570 "${kernels[@]}" --tune --no-compile --json "$OUT/tune.json" ;;
+    hpd-all)
+      # A dry run has no time for the large shapes.
+      [ -n "$dry" ] || rows=()
+      run hpd-all "${throughput[@]}" "${own[@]}" "${rows[@]}" --model "$minilm" --limit "$many" --table hpd \
+        "${hpd[@]}" --json "$OUT/hpd-all.json"
+      ;;
+    tests) run tests "${pytest[@]}" "${selected[@]}" ;;
+    tune) run tune "${kernels[@]}" --tune --no-compile --json "$OUT/tune.json" ;;
   esac
 done
 echo "=== $SECONDS s; results in $OUT"
