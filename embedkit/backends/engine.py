@@ -49,7 +49,6 @@ class StageEngine(Engine):
         def tokenize(block: list[str], first: int, cancel: _core.Cancel | None) -> _core.TokenWindow:
             return self._tokenize(block, first, plan, cancel)
 
-        # The thread that tokenizes is stopped before what is under way on the device is waited for.
         with (
             closing(tokenize_ahead(blocks, tokenize, self._occupancy)) as ready,
             closing(self._encode(ready, plan, counts, out)) as results,
