@@ -8,11 +8,8 @@
 #include <new>
 #include <utility>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "base/error.h"
+#include "base/platform.h"
 
 namespace embedkit {
 
@@ -55,10 +52,7 @@ class AlignedBuffer {
     data_ = static_cast<T*>(std::aligned_alloc(alignment, bytes));
     if (data_ == nullptr) throw std::bad_alloc();
     size_ = size;
-#if defined(__linux__)
-    if (alignment == kHugePage)
-      madvise(data_, bytes, MADV_HUGEPAGE);  // advice only: failure costs speed, nothing else
-#endif
+    if (alignment == kHugePage) advise_huge_pages(data_, bytes);
   }
 
   /// Holds at least `size` elements; the contents are lost when it grows.

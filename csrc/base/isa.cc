@@ -3,11 +3,10 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/platform.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
 #endif
 
 namespace embedkit {
@@ -53,10 +52,8 @@ std::vector<Isa> available_isas() {
     if (avx512 || has_avx_vnni()) isas.push_back(Isa::kAvx2Vnni);
     if (avx512) isas.push_back(Isa::kAvx512Vnni);
   }
-#elif defined(__aarch64__) && defined(__linux__)
-  if ((getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0) isas.push_back(Isa::kNeon);
-#elif defined(__aarch64__) && defined(__APPLE__)
-  isas.push_back(Isa::kNeon);  // every Apple processor that runs macOS has the dot product
+#elif defined(__aarch64__)
+  if (has_neon_dot_product()) isas.push_back(Isa::kNeon);
 #endif
   return isas;
 }

@@ -1,11 +1,9 @@
 #include "base/thread_pool.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <system_error>
 
-#include "base/cpu.h"
+#include "base/platform.h"
 
 namespace embedkit {
 namespace {
@@ -147,8 +145,7 @@ ThreadPool& ThreadPool::shared() {
   // Never destroyed: helpers may still wait on it while the process exits. In a forked child the parent's
   // pool has no threads and its locks may be held for ever, so the child starts with a new one.
   static std::atomic<ThreadPool*> pool{nullptr};
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
-  (void)registered;
+  [[maybe_unused]] static const bool registered = (after_fork_in_child([] { pool.store(nullptr); }), true);
   ThreadPool* current = pool.load(std::memory_order_acquire);
   if (current == nullptr) {
     auto* fresh = new ThreadPool();

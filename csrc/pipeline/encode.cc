@@ -6,9 +6,9 @@
 #include <numeric>
 #include <thread>
 
-#include "base/cpu.h"
 #include "base/error.h"
 #include "base/first_error.h"
+#include "base/platform.h"
 #include "encoder/pooling.h"
 
 namespace embedkit {

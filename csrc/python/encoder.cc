@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/cpu.h"
 #include "base/error.h"
+#include "base/platform.h"
 #include "pipeline/encode.h"
 #include "python/bind.h"
 #include "python/gil.h"

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <Python.h>
-#include <unistd.h>
+
+#include <chrono>
+#include <thread>
 
 namespace embedkit {
 
@@ -17,7 +19,7 @@ class GilRelease {
     try {
       PyEval_RestoreThread(state_);
     } catch (...) {
-      for (;;) pause();
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(24));
     }
   }
   GilRelease(const GilRelease&) = delete;

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata, resources
@@ -89,3 +90,10 @@ def test_built_in_model_is_installed_with_its_licence_and_notice() -> None:
 def test_command_is_installed() -> None:
     commands = {e.name: e.value for e in metadata.entry_points(group="console_scripts")}
     assert all(commands[name].startswith("embedkit.") for name in ("embedkit-index", "embedkit-model"))
+
+
+def test_system_headers_are_included_in_one_file_of_the_core() -> None:
+    system = re.compile(r"#include <(sys/|linux/|mach/|sched|pthread|unistd|fcntl|dlfcn|signal)")
+    sources = [path for pattern in ("*.cc", "*.h") for path in (ROOT / "csrc").rglob(pattern)]
+    found = {str(path.relative_to(ROOT)) for path in sources if system.search(path.read_text("utf-8"))}
+    assert found == {"csrc/base/platform.cc"}

@@ -1,4 +1,4 @@
-#include "base/cpu.h"
+#include "base/platform.h"
 
 #include <algorithm>
 #include <fstream>
@@ -6,6 +6,11 @@
 
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
 #endif
 
 namespace embedkit {
@@ -38,6 +43,28 @@ int default_threads() {
   const double granted = quota();
   if (granted > 0) threads = std::min(threads, std::max(1, static_cast<int>(granted + 0.5)));
   return threads;
+}
+
+void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#if defined(__linux__)
+  madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+void after_fork_in_child([[maybe_unused]] void (*function)()) {
+#if defined(__unix__) || defined(__APPLE__)
+  pthread_atfork(nullptr, nullptr, function);
+#endif
+}
+
+bool has_neon_dot_product() {
+#if defined(__aarch64__) && defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  return true;  // every Apple processor that runs macOS
+#else
+  return false;
+#endif
 }
 
 }  // namespace embedkit
