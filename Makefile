@@ -4,11 +4,12 @@ PYTHON ?= python3
 DEMO_INDEX ?= demo-index
 PRESET ?= release
 PYTEST_ARGS ?=
+PACKAGE ?= .
 
 SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: demo test test-cpp test-aarch64 test-python lint sanitize readme clean
+.PHONY: demo test test-cpp test-aarch64 test-python lint sanitize docs readme clean
 
 # Install, index the sample corpus, ask three questions.
 demo: $(VENV)/bin/python
@@ -53,6 +54,11 @@ lint:
 sanitize:
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(MAKE) test-cpp PRESET=asan
 	$$(setarch -R true 2> /dev/null && echo setarch -R) $(MAKE) test-cpp PRESET=tsan
+
+# The site, in build/site. PACKAGE=WHEEL takes the docstrings of a wheel that is there instead of building one.
+docs: $(VENV)/bin/python
+	$(VENV)/bin/pip install -q -c constraints.txt '$(PACKAGE)[docs]'
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
 
 # Rewrite the tables of the README from benchmarks/results.
 readme:

@@ -130,11 +130,83 @@ def table_of_hpd(result: dict[str, Any]) -> str:
     )
 
 
+def tokenizer(result: dict[str, Any]) -> str:
+    """Texts per second beside the `tokenizers` package, by kind of text and number of threads."""
+    rows = []
+    for threads, kinds in result["threads"].items():
+        for kind, one in kinds.items():
+            speed = {name: spread["median"] for name, spread in one["texts_per_second"].items()}
+            times = one["times_encode_batch_fast"]
+            rows.append(
+                [
+                    kind,
+                    threads,
+                    *(f"{value:,.0f}" for value in speed.values()),
+                    f"{times['median']:.1f} ({times['low']:.1f}-{times['high']:.1f})",
+                ]
+            )
+    names = list(next(iter(result["threads"]["1"].values()))["texts_per_second"])
+    headers = ["texts", "threads", *(f"{name}, texts/s" for name in names), "times encode_batch_fast"]
+    versions = f"tokenizers {result['versions']['tokenizers']}"
+    return f"Tokenizing alone, beside {versions}. {_machine(result)}.\n\n{common.table(headers, rows)}"
+
+
+def retrieval(result: dict[str, Any]) -> str:
+    """Quality and time of searching duplicate questions, and of `Index` beside Faiss alone."""
+    rows = []
+    for row in result["rows"]:
+        over = row.get("against_faiss", {}).get("times_faiss_in_batches")
+        texts = row.get("text_to_answer")
+        rows.append(
+            [
+                f"{row['model']}, {row['dimension']}",
+                row["kind"],
+                f"{row['factory']} {row['setting']}".strip(),
+                f"{row['mrr_at_10']:.4f}",
+                f"{row['recall_at_10_of_exact']:.3f}",
+                f"{row['ms_per_1000']['median']:,.0f}",
+                f"{row['index_mb']:.0f}",
+                "" if over is None else f"{over['median']:.2f}",
+                "" if texts is None else f"{texts['one_query_p50_ms']:.2f}",
+            ]
+        )
+    headers = ["model, dimension", "index", "Faiss factory", "MRR@10", "recall@10 of exact", "ms per 1,000"]
+    headers += ["MB", "time / Faiss alone", "a text to its answer, p50 ms"]
+    questions = result["questions"]
+    return (
+        f"{questions['queries']:,} questions searched among {questions['stored']:,}, {result['threads']} thread. "
+        f"{_machine(result)}.\n\n{common.table(headers, rows)}"
+    )
+
+
+def auto_index(result: dict[str, Any]) -> str:
+    """The index that ``--target-recall`` chose beside inverted files of the same recall."""
+    rows = [
+        [
+            row["name"],
+            f"{row['factory']}, {row['setting']}",
+            f"{row['recall_at_10']:.3f}",
+            f"{row['ms_per_query']['median']:.3f}",
+            f"{row['times_auto']:.1f}",
+        ]
+        for row in result["results"]
+    ]
+    headers = ["", "Faiss factory, setting", "recall@10", "ms a query", "times auto"]
+    return (
+        f"{result['rows']:,} vectors of {result['dimension']} dimensions in {result['clusters']:,} clusters, "
+        f"recall@10 of {result['choice']['target_recall']} asked for. {_machine(result)}.\n\n"
+        f"{common.table(headers, rows)}"
+    )
+
+
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
-    "throughput": throughput,
-    "latency": latency,
+    "auto_index": auto_index,
     "kernels-cpu": kernels,
+    "latency": latency,
+    "retrieval": retrieval,
+    "throughput": throughput,
     "throughput-hpd": table_of_hpd,
+    "tokenizer": tokenizer,
 }
 
 

@@ -36,9 +36,10 @@ class Index(Searcher):
     here, whatever other processes write meanwhile. Searching is thread-safe. Vectors are mapped where Faiss can;
     texts stay on disk and are read for hits only.
 
-    >>> index = Index.build("cities", ["Paris is in France.", "Rome is in Italy."], encoder)
-    >>> index.search("Where is Rome?", k=1)[0][0].text
-    'Rome is in Italy.'
+    Examples:
+        >>> index = Index.build("cities", ["Paris is in France.", "Rome is in Italy."], encoder)
+        >>> index.search("Where is Rome?", k=1)[0][0].text
+        'Rome is in Italy.'
     """
 
     @classmethod

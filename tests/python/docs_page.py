@@ -1,0 +1,108 @@
+"""Runs the code blocks of a Markdown page in their order: ``python docs_page.py PAGE``, in the folder to work in.
+
+* ```` ```python ````: all in one namespace, statement by statement. A comment that begins with a shape, such as
+  ``# (2, 384)``, must be the shape of what the statement gave.
+* ```` ```sh ````: by bash, which stops at the first command that fails, with the installed commands first on the path.
+* Any other block that ``<!-- file: NAME -->`` stands above is written to that file.
+* ``<!-- not run: WHY -->`` or ``<!-- run by TEST-FILE: WHY -->`` above a block leaves it out here.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_FENCE = re.compile(r"^( *)```(\S*)")
+_MARKER = re.compile(r"^<!-- (not run|run by|file)\b:? ?(.*?) -->$")
+_SHAPE = re.compile(r"# (\((?:\d+, ?)*\d*\))")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the line of its first line of code, the code, and the marker above it."""
+
+    language: str
+    line: int
+    code: str
+    marker: str = ""
+    told: str = ""  # what the marker says: a reason, a file
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The blocks of a page.
+
+    Raises:
+        ValueError: a block is indented, or has no end.
+    """
+    lines = page.split("\n")
+    marker: tuple[str, str] = ("", "")
+    number = 0
+    while number < len(lines):
+        fence = _FENCE.match(lines[number])
+        if fence is None:
+            found = _MARKER.match(lines[number])
+            marker = (found[1], found[2]) if found else marker if not lines[number].strip() else ("", "")
+            number += 1
+            continue
+        if fence[1]:
+            raise ValueError(f"line {number + 1}: a block must not be indented")
+        try:
+            end = lines.index("```", number + 1)
+        except ValueError:
+            raise ValueError(f"line {number + 1}: the block has no end") from None
+        yield Block(fence[2], number + 2, "\n".join(lines[number + 1 : end]) + "\n", *marker)
+        marker = ("", "")
+        number = end + 1
+
+
+def run(page: Path, namespace: dict[str, Any]) -> None:
+    """Run what a page has for this machine, in the working directory."""
+    for block in blocks(page.read_text(encoding="utf-8")):
+        if block.marker == "file":
+            Path(block.told).write_text(block.code, encoding="utf-8")
+        elif block.marker:
+            continue
+        elif block.language == "python":
+            _run_python(block, page, namespace)
+        elif block.language == "sh":
+            _run_shell(block, page)
+
+
+def _run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    lines = block.code.split("\n")
+    # line numbers of the page, so that a traceback shows the place
+    for statement in ast.parse("\n" * (block.line - 1) + block.code, str(page)).body:
+        value = None
+        if isinstance(statement, ast.Expr):
+            code = compile(ast.Expression(statement.value), str(page), "eval")
+            value = eval(code, namespace)
+        else:
+            exec(compile(ast.Module([statement], []), str(page), "exec"), namespace)
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                value = namespace[statement.targets[0].id]
+        end = statement.end_lineno
+        shape = _SHAPE.search(lines[end - block.line]) if end is not None else None
+        if shape is not None and value is not None:
+            assert tuple(value.shape) == ast.literal_eval(shape[1]), (
+                f"{page}:{end}: the page says {shape[1]}, the shape is {tuple(value.shape)}"
+            )
+
+
+def _run_shell(block: Block, page: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euxo", "pipefail", "-c", block.code], env={**os.environ, "PATH": path}, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{page}:{block.line}: this block ended with exit status {done.returncode}")
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), {"__name__": "__main__"})

@@ -1,0 +1,103 @@
+"""The documentation does what it says: every code block of its pages and of the README runs, or says why not."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from docs_page import blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+_NAMES = [page.name for page in PAGES]
+_DATA = ("json", "yaml", "text")  # languages of what is read, not run
+
+
+@pytest.fixture(params=PAGES, ids=_NAMES)
+def page(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param
+    return found
+
+
+def test_blocks_run(page: Path, tmp_path: Path) -> None:
+    for module in ("faiss", "onnxruntime", "sklearn", "torch", "transformers", "triton"):
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: the pages use all extras")
+    found = list(blocks(page.read_text(encoding="utf-8")))
+    if all(block.marker not in ("", "file") for block in found):
+        return
+    corpus = (ROOT / "examples" / "corpus.jsonl").read_text(encoding="utf-8").splitlines()[:300]
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "corpus.jsonl").write_text("\n".join(corpus) + "\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "docs_page.py"), str(page)],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_block_is_run_or_says_why_not(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8")):
+        where = f"{page.name}:{block.line}"
+        assert block.language in ("python", "sh", *_DATA), f"{where}: unknown language {block.language!r}"
+        if block.marker == "not run":
+            assert len(block.told) >= 10, f"{where}: say why this block is not run"
+        elif block.marker == "run by":
+            test, _, why = block.told.partition(": ")
+            assert (ROOT / test).is_file(), f"{where}: there is no {test}"
+            assert why, f"{where}: say why this block is run elsewhere"
+        elif block.language in _DATA:
+            assert block.marker == "file", f"{where}: name the file, <!-- file: NAME -->"
+
+
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for file, name in re.findall(r"`(tests/[\w./-]+\.py)(?:::(\w+))?`", text):
+        assert (ROOT / file).is_file(), f"{page.name}: there is no {file}"
+        assert f"def {name or ''}" in (ROOT / file).read_text(encoding="utf-8"), (
+            f"{page.name}: {file} has no {name}"
+        )
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^ +- .+: (\w+\.md)$", site, re.MULTILINE)
+    assert sorted(listed) == sorted(name for name in _NAMES if name != "README.md")
+
+
+def test_a_broken_block_is_told_by_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    script = str(Path(__file__).parent / "docs_page.py")
+    for code, said in (
+        ("```python\nx = 1\nx / 0\n```\n", f'"{page}", line 5'),
+        ("```sh\ntrue\nfalse\n```\n", f"{page}:4"),
+        ("```python\nimport numpy\nnumpy.ones(3)  # (2,)\n```\n", f"{page}:5: the page says (2,)"),
+        (" ```python\n ```\n", "line 3: a block must not be indented"),
+    ):
+        page.write_text(f"# Page\n\n{code}", encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, script, str(page)], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode != 0
+        assert said in done.stderr, done.stderr
+
+
+def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss", reason="faiss is not installed: the example is an index")
+    from embedkit import Encoder, Index
+
+    monkeypatch.chdir(tmp_path)
+    (test,) = doctest.DocTestFinder(recurse=False).find(Index, "Index", globs={})
+    test.globs.update(Index=Index, encoder=Encoder())
+    assert doctest.DocTestRunner().run(test) == (0, len(test.examples))
