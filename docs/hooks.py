@@ -63,7 +63,8 @@ def _results(*names: str) -> str:
     render = _renderers()
     tables = []
     for name in names:
-        for path in sorted(RESULTS.glob(f"{name}.json")):
+        path = RESULTS / f"{name}.json"
+        if path.is_file():
             result = json.loads(path.read_text(encoding="utf-8"))
             tables.append(render[result["benchmark"]](result))
     if not tables:
@@ -81,9 +82,9 @@ def _renderers() -> dict[str, Callable[[dict[str, Any]], str]]:
 
 
 def _figure(name: str, *caption: str) -> str:
-    """A picture of ``benchmarks/results``; a caption only where it exists."""
+    """A picture of ``benchmarks/results``."""
     if not (RESULTS / name).is_file():
-        return ""
+        return "*Not measured yet.*"
     return f"![{' '.join(caption)}](figures/{name})"
 
 
