@@ -73,6 +73,15 @@ def test_version_is_the_distributions_and_pyprojects() -> None:
     assert line == f'version = "{embedkit.__version__}"'
 
 
+def test_the_newest_entry_of_the_changes_is_this_version() -> None:
+    headings = re.findall(
+        r"^## (\S+), (unreleased|\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
+    assert headings
+    assert headings[0][0] == embedkit.__version__
+    assert all(date != "unreleased" for _, date in headings[1:])
+
+
 def test_licence_is_installed() -> None:
     assert metadata.metadata("embedkit")["License-Expression"] == "Apache-2.0"
     assert "LICENSE" in {f.name for f in metadata.files("embedkit") or [] if ".dist-info" in str(f)}
