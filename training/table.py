@@ -326,7 +326,8 @@ def markdown(results: Mapping[str, Any], columns: Mapping[str, str]) -> str:
             cells = [_cell(row["scores"][column], len(row["seeds"])) for column in shown]
             missing = len(row["of"]) - len(row["seeds"])
             seeds = f"{len(row['seeds'])}" + (f" of {len(row['of'])}" if missing else "")
-            lines.append(f"| {row['name']} | {seeds} | {' | '.join(cells)} |")
+            name = row["name"].replace("|", r"\|")  # of (u, v, |u-v|)
+            lines.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", results["note"]])
 
 
