@@ -83,29 +83,45 @@ class Corpus:
         """
         if not inputs:
             raise InputError("", "no input file is given")
-        self.blank = 0
-        self._text_field = text_field
-        self._id_field = id_field
-        self._vector_field = vector_field
         if vectors is not None and (vector_field is not None or on_error != "stop"):
             raise InputError(
                 os.fspath(vectors),
                 "vectors in a file belong to the documents by their order: no malformed line may be left out, "
                 "and no field may hold vectors, too",
             )
-        self._vectors = None if vectors is None else _VectorFile(Path(vectors))
         paths = expand(inputs)
         names = [Path(path).name for path in paths]
         if len(set(names)) < len(names):
             names = paths  # the names go into the keys: tell a/x.txt from b/x.txt
-        self._sources = [
-            Source(path, name, format, on_error) for path, name in zip(paths, names, strict=True)
-        ]
+        sources = [Source(path, name, format, on_error) for path, name in zip(paths, names, strict=True)]
         identities = [path if path == STDIN else os.path.realpath(path) for path in paths]
         for number, identity in enumerate(identities):
             if identity in identities[:number]:
                 raise InputError(paths[number], "the input is given twice")
-        sizes = [source.size for source in self._sources]
+        self._read(sources, text_field, id_field, vector_field, vectors)
+
+    @classmethod
+    def of_sources(cls, sources: Sequence[Source], *, text_field: str, id_field: str | None) -> Corpus:
+        """The documents of ``sources``, where these are chosen already."""
+        corpus = cls.__new__(cls)
+        corpus._read(sources, text_field, id_field, None, None)
+        return corpus
+
+    def _read(
+        self,
+        sources: Sequence[Source],
+        text_field: str,
+        id_field: str | None,
+        vector_field: str | None,
+        vectors: str | os.PathLike[str] | None,
+    ) -> None:
+        self.blank = 0
+        self._text_field = text_field
+        self._id_field = id_field
+        self._vector_field = vector_field
+        self._vectors = None if vectors is None else _VectorFile(Path(vectors))
+        self._sources = sources
+        sizes = [source.size for source in sources]
         self.total_bytes = None if None in sizes else sum(cast("list[int]", sizes))
 
     def __iter__(self) -> Iterator[Document]:
@@ -202,8 +218,9 @@ class Corpus:
         return text, key, record, vector
 
     def _parquet_records(self, source: Source) -> Iterator[_Record]:
+        names: list[str] = []
         for first, columns in source.tables():
-            if first == 1:
+            if not names:
                 self._columns(source.path, list(columns))
             names = list(columns)
             for line, values in enumerate(zip(*columns.values(), strict=True), first):

@@ -9,8 +9,9 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, cast
@@ -84,15 +85,50 @@ def import_pyarrow(purpose: str) -> Any:
     return pyarrow
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive lines or rows of a file, read by themselves.
+
+    Attributes:
+        first: number of the first line or row, from 1.
+        begin: where they begin: bytes of a file of lines, rows of a parquet file.
+        end: where they end (exclusive).
+    """
+
+    first: int
+    begin: int
+    end: int
+
+
 class Source:
     """One input: opened as a context manager, read as decoded lines."""
 
-    def __init__(self, path: str, name: str, format: Format | None, on_error: OnError) -> None:
-        """Check that ``path`` can be read; ``name`` goes into the keys of its documents."""
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        format: Format | None,
+        on_error: OnError,
+        *,
+        span: Span | None = None,
+        open_file: Callable[[str], IO[bytes]] | None = None,
+    ) -> None:
+        """Check that ``path`` can be read.
+
+        Args:
+            path: the file, or ``-``.
+            name: what the keys of its documents begin with.
+            format: of the file; ``None``: by its name.
+            on_error: what to do about a malformed line.
+            span: what to read of a file that is not packed; ``None``: all.
+            open_file: opens ``path`` where it is none of this machine's, which is checked only then.
+        """
         self.path = "stdin" if path == STDIN else path
         self.name = "stdin" if path == STDIN else name
-        self.size = None if path == STDIN else _size(path)
+        self.size = None if path == STDIN or open_file is not None else _size(path)
         self.strict = False
+        self._span = span
+        self._open_file = open_file
         self._on_error = on_error
         self._from_stdin = path == STDIN
         found, self._packing = _format_of("-.txt" if path == STDIN else path)
@@ -124,7 +160,10 @@ class Source:
                     open(sys.stdin.fileno(), "rb", closefd=False)
                 )
             else:
-                self._raw = self._files.enter_context(open(self.path, "rb"))
+                opened = open(self.path, "rb") if self._open_file is None else self._open_file(self.path)
+                self._raw = self._files.enter_context(opened)
+            if self._span is not None and self.format != "parquet":
+                self._raw.seek(self._span.begin)
         except OSError as error:
             raise InputError(self.path, f"cannot be read: {error.strerror or error}") from None
         self._file = self._raw
@@ -157,8 +196,8 @@ class Source:
 
     def lines(self) -> Iterator[tuple[int, str | None]]:
         """Number and content of each line, without its end; ``None`` for one that was rejected."""
-        number = 0
-        while True:
+        number = 0 if self._span is None else self._span.first - 1
+        while self._span is None or self._raw.tell() < self._span.end:
             number += 1
             line = self._readline(number)
             if not line:
@@ -192,7 +231,7 @@ class Source:
             raise InputError(f"{self.path}:{number}", f"cannot be read: {error.strerror or error}") from None
 
     def tables(self) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-        """The rows of a parquet file, in batches: the number of the first (from 1), and columns by name.
+        """The rows of a parquet file, in batches (one at least): the number of the first (from 1), and columns by name.
 
         Raises:
             InputError: it is no parquet file, or damaged.
@@ -200,18 +239,36 @@ class Source:
         pyarrow = import_pyarrow("reading .parquet")
         from pyarrow.parquet import ParquetFile
 
-        first = 1
+        row = 0
         try:
             file = ParquetFile(self._raw)
-            total = file.metadata.num_rows
-            for batch in file.iter_batches(batch_size=1024):
-                self._fraction = (first - 1 + batch.num_rows) / max(1, total)
-                yield first, batch.to_pydict()
-                first += batch.num_rows
-            if first == 1:
-                yield first, {name: [] for name in file.schema_arrow.names}
+            begin, end = 0, file.metadata.num_rows
+            if self._span is not None:
+                begin, end = self._span.begin, self._span.end
+            groups, row = _row_groups(file.metadata, begin, end)
+            for batch in file.iter_batches(batch_size=1024, row_groups=groups):
+                start, stop = max(begin - row, 0), min(end - row, batch.num_rows)
+                self._fraction = (row + stop) / max(1, file.metadata.num_rows)
+                if start < stop:
+                    yield row + start + 1, batch.slice(start, stop - start).to_pydict()
+                row += batch.num_rows
+            if begin >= end:
+                yield begin + 1, {name: [] for name in file.schema_arrow.names}
         except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{self.path}:{first}", f"the parquet data is damaged: {error}") from None
+            raise InputError(f"{self.path}:{row + 1}", f"the parquet data is damaged: {error}") from None
+
+
+def _row_groups(metadata: Any, begin: int, end: int) -> tuple[list[int], int]:
+    """The row groups of a parquet file that hold its rows ``begin`` to ``end``, and the first row of the first."""
+    groups = []
+    first = row = 0
+    for number in range(metadata.num_row_groups):
+        rows = metadata.row_group(number).num_rows
+        if row < end and row + rows > begin:
+            first = first if groups else row
+            groups.append(number)
+        row += rows
+    return groups, first
 
 
 def _size(path: str) -> int | None:

@@ -86,10 +86,16 @@ def add_commands(commands: Any) -> None:
     take.add_argument("--text-field", default="text", metavar="F", help="field or column of the texts (text)")
     take.add_argument("--id-field", metavar="F", help="field or column of ids")
 
-    export = commands.add_parser("export", help="write the vectors as a Faiss file, and their ids beside it")
+    export = commands.add_parser(
+        "export", help="write the vectors as a Faiss file, and their ids beside it; or all as a parquet file"
+    )
     export.set_defaults(run=_export)
     _add_index(export)
-    export.add_argument("file", metavar="FILE.faiss", help="file to write")
+    export.add_argument(
+        "file",
+        metavar="FILE",
+        help="file to write: .parquet (id, text, metadata, vector), or with any other name what Faiss writes",
+    )
     add_max_memory(export)
     add_threads(export)
 
@@ -205,9 +211,13 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    name = printable(arguments.file)
     with Index.open(arguments.index, threads=arguments.threads) as index, ProgressBar(None) as bar:
-        rows = index.export_faiss(arguments.file, max_memory=arguments.max_memory, progress=bar.update)
-    show(
-        f"{printable(arguments.file)}: {plural(rows, 'vector')}; ids in {printable(arguments.file)}.ids.jsonl"
-    )
+        if arguments.file.lower().endswith(".parquet"):
+            rows = index.export_parquet(arguments.file, progress=bar.update)
+            told = f"{name}: {plural(rows, 'document')}"
+        else:
+            rows = index.export_faiss(arguments.file, max_memory=arguments.max_memory, progress=bar.update)
+            told = f"{name}: {plural(rows, 'vector')}; ids in {name}.ids.jsonl"
+    show(told)
     return EXIT_OK

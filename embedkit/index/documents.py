@@ -71,6 +71,14 @@ def check_text(text: object, what: str) -> str | None:
     return None
 
 
+def check_document(document: Document) -> str:
+    """The key of ``document``, if it and the text can be stored (else `InputError`)."""
+    problem = check_text(document.text, "the text") or check_text(document.key, "the id")
+    if problem is not None or not document.key:
+        raise InputError(document.origin, problem or "the id is empty", skippable=True)
+    return document.key
+
+
 def json_type(value: object) -> str:
     """What a JSON user would call the type of ``value``."""
     if value is None:
@@ -143,10 +151,7 @@ class DocumentWriter:
             InputError: the text, key or metadata cannot be stored, or the key is taken; nothing was written.
             ResumeError: another document was stored here before the crash.
         """
-        key = document.key
-        problem = check_text(document.text, "the text") or check_text(key, "the id")
-        if problem is not None or not key:
-            raise InputError(document.origin, problem or "the id is empty", skippable=True)
+        key = check_document(document)
         metadata = _dump_metadata(document)
         if self._replay is not None:
             self._compare(document, key, metadata)

@@ -214,6 +214,14 @@ class Index(Searcher):
             self.path, Path(file), max_memory=max_memory, threads=self._threads, progress=progress
         )
 
+    def export_parquet(self, file: PathLike, *, progress: Report | None = None) -> int:
+        """Write the live documents with their vectors to ``file``, which vector databases load; returns their number.
+
+        Columns: ``id``, ``text``, ``metadata`` (a JSON object, or null) and ``vector``, a list of fixed length of
+        float32: the vectors as they are kept, normalised if the metric is cosine. Needs ``embedkit[parquet]``.
+        """
+        return transfer.export_parquet_file(self.path, Path(file), progress=progress)
+
     def add(
         self,
         documents: Iterable[Document],

@@ -36,6 +36,7 @@ SHARD_SECONDS = 10.0
 _CHUNK_TEXTS = 2048
 _CHUNK_CHARACTERS = 4 << 20
 _CHUNKS_AHEAD = 2
+_LENGTH_ERROR = 1e-6  # of a vector that was normalised in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +315,10 @@ def _check_same_vector(document: Document, vector: Float32Array, stored: Spool, 
 
 
 def unit(vectors: Float32Array) -> Float32Array:
-    """``vectors`` (n, dimension) at length 1; zeros stay zeros."""
+    """``vectors`` (n, dimension) at length 1; zeros stay zeros, and what has that length stays, bit by bit."""
     # a float32 square overflows beyond 1e19, so the largest value is taken out first
     largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
     scaled = vectors / largest
     norms: Float32Array = np.linalg.norm(scaled, axis=1, keepdims=True)
-    return np.asarray(scaled / np.maximum(norms, np.finfo(np.float32).tiny), np.float32)
+    there = np.abs(norms.astype(np.float64) * largest - 1) <= _LENGTH_ERROR
+    return np.where(there, vectors, scaled / np.maximum(norms, np.finfo(np.float32).tiny)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Raw Faiss files: taken into an index with their ids, and written from one."""
+"""Raw Faiss files: taken into an index with their ids, and written from one; and parquet files of its content."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from embedkit.index.memory import faiss_budget
 from embedkit.index.parts import VECTORS_FILE, build_parts
 from embedkit.index.raw import FaissVectors
 from embedkit.index.spool import Spool, SpoolWriter
+from embedkit.index.vector_table import VectorTable, write_parquet
+
+_ROWS_OF_A_GROUP = 8192  # of a parquet file
 
 IMPORTED = "imported"
 """The factory of vectors that came as a Faiss file."""
@@ -197,3 +200,28 @@ def export_faiss_file(
             for row in rows.tolist():
                 file.write(json.dumps(base.key(row), ensure_ascii=False) + "\n")
         return int(np.size(rows))
+
+
+def export_parquet_file(root: Path, path: Path, *, progress: Callable[[Progress], None] | None) -> int:
+    """Write an index' documents and vectors, as `Index.export_parquet` says; returns their number."""
+    if path.exists():
+        raise IndexExistsError(f"{path}: exists already; name another file")
+    report = progress or (lambda _: None)
+    with contextlib.closing(open_generation(root, lambda _: None)) as base:
+        total = base.manifest.documents
+        if total == 0:
+            raise InputError(str(root), "the index holds no document")
+        rows = VectorTable(base.manifest.dimension)
+        temporary = path.with_name(path.name + ".tmp")
+        done = 0
+        try:
+            with temporary.open("xb") as file, write_parquet(file, rows.schema) as writer:
+                for segment in base.segments:
+                    for documents, vectors in segment.scan(_ROWS_OF_A_GROUP):
+                        writer.write_table(rows.make(documents, vectors))
+                        done += len(documents)
+                        report(Progress("copy", done, total))
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return done

@@ -108,6 +108,33 @@ def test_import_and_export(index, capsys):
     assert "exists already" in done(capsys, "export", index, "out.faiss", code=2)
 
 
+def test_export_parquet(index, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: it writes parquet")
+    assert done(capsys, "export", index, "out.parquet") == "out.parquet: 20 documents"
+    table = parquet.read_table("out.parquet")
+    assert table.column_names == ["id", "text", "metadata", "vector"]
+    with Index.open(index, FakeEncoder()) as opened:
+        documents = opened.get(table["id"].to_pylist())
+        vectors = FakeEncoder().encode_document(table["text"].to_pylist(), normalize_embeddings=True)
+    assert table["text"].to_pylist() == [document.text for document in documents]
+    assert [json.loads(one) for one in table["metadata"].to_pylist()] == [one.metadata for one in documents]
+    np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), vectors)
+    assert "exists already" in done(capsys, "export", index, "out.parquet", code=2)
+    # its vectors come back as they were: what has length 1 is not scaled again
+    assert main(["build", "out.parquet", "-o", "back", "--vector-field", "vector"]) == 0
+    with Index.open("back", FakeEncoder()) as back:
+        scores, _ = back.search_vectors(vectors, 1)
+    np.testing.assert_allclose(scores[:, 0], 1, atol=1e-6)
+
+
+def test_the_engine_has_options_of_its_own(index, capsys):
+    assert "--shards goes with --engine ray" in done(
+        capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
+    )
+    line = done(capsys, "build", "x.jsonl", "-o", "new", "--engine", "ray", "--vectors", "v.npy", code=2)
+    assert "--vectors goes without --engine ray" in line
+
+
 def test_given_vectors(capsys):
     np.save("v.npy", np.eye(32, dtype=np.float32)[:20])
     assert main(["build", write("x.jsonl", 0, 20), "-o", "index", "--vectors", "v.npy"]) == 0
