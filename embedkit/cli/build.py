@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedkit.cli import ray_engine
 from embedkit.cli.common import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -84,6 +85,7 @@ def add_commands(commands: Any) -> None:
         default="fp32",
         help="how vectors are kept beside quantised codes, to re-rank, filter and compact (default: fp32)",
     )
+    ray_engine.add_options(build)
     for name, text in (
         ("add", "encode texts and add them to an index"),
         ("upsert", "add texts, or replace those that have the same ids"),
@@ -221,6 +223,9 @@ def _what_is_left(path: str) -> str:
 
 
 def _build(arguments: argparse.Namespace) -> int:
+    ray_engine.check_options(arguments)
+    if arguments.engine == "ray":
+        return ray_engine.build(arguments)
     source = _Input(arguments)
     path = arguments.output
     resumed = 0 if arguments.restart else resumable_rows(Path(path))

@@ -1,0 +1,139 @@
+"""``embedkit-index build --engine ray``: the texts are encoded on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+
+from embedkit.arguments import check_positive
+from embedkit.cli.common import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    complain,
+    integer,
+    plural,
+    show,
+    size,
+)
+from embedkit.index import BuildError, Index, IndexExistsError, InputError, ModelMismatchError
+from embedkit.index.ingest import OnError
+from embedkit.terminal import ProgressBar, printable
+
+_REPORTED_LINES = 20  # as in a build on one machine
+_OF_RAY = ("address", "shards", "encoders", "encoder_threads", "shard_rows")
+_NOT_OF_RAY = {"format": "--format", "vector_field": "--vector-field", "vectors": "--vectors"}
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add ``--engine`` and what goes with it."""
+    command.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray encodes .jsonl and .parquet files (or URLs of them) on a Ray cluster; embedkit[ray]",
+    )
+    group = command.add_argument_group("with --engine ray")
+    group.add_argument(
+        "--address",
+        metavar="A",
+        help="of the cluster, such as auto (default: RAY_ADDRESS, or this machine alone)",
+    )
+    group.add_argument(
+        "--shards",
+        metavar="URL",
+        help="where vectors go as parquet files, and stay: a folder that all machines share, or s3://… "
+        "(default: INDEX.shards, until the index is complete)",
+    )
+    count = integer(partial(check_positive, "the number"))
+    group.add_argument(
+        "--encoders", type=count, metavar="N", help="encoders at once (default: as many as have room)"
+    )
+    group.add_argument(
+        "--encoder-threads", type=count, metavar="N", help="threads of each encoder (default: up to 4)"
+    )
+    group.add_argument(
+        "--shard-rows", type=count, metavar="N", help="lines or rows of a shard (default: 16384)"
+    )
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that do not go with the engine."""
+    if arguments.engine == "local":
+        for name in _OF_RAY:
+            if getattr(arguments, name) is not None:
+                raise CommandError(EXIT_USAGE, f"--{name.replace('_', '-')} goes with --engine ray")
+        return
+    for name, option in _NOT_OF_RAY.items():
+        if getattr(arguments, name) is not None:
+            raise CommandError(
+                EXIT_USAGE, f"{option} goes without --engine ray, which encodes .jsonl and .parquet"
+            )
+
+
+def build(arguments: argparse.Namespace) -> int:
+    """Build the index that the options name."""
+    from embedkit.integrations.ray_index import SHARD_ROWS, build_index
+
+    path = arguments.output
+    begin = time.perf_counter()
+    skipped = 0
+
+    def skip(error: InputError) -> None:
+        nonlocal skipped
+        skipped += 1
+        if skipped <= _REPORTED_LINES:
+            complain(f"skipped: {error}")
+        if skipped == _REPORTED_LINES:
+            complain("further malformed lines are only counted")
+
+    on_error: OnError = skip if arguments.on_error == "skip" else "stop"
+    left = f"the shards that are finished stay in {arguments.shards or f'{path}.shards'}"
+    try:
+        with ProgressBar(None) as bar:
+            built = build_index(
+                path,
+                arguments.inputs,
+                arguments.model,
+                {"precision": arguments.precision, "device": arguments.device},
+                address=arguments.address,
+                shards=arguments.shards,
+                encoders=arguments.encoders,
+                encoder_threads=arguments.encoder_threads,
+                shard_rows=arguments.shard_rows or SHARD_ROWS,
+                text_field=arguments.text_field,
+                id_field=arguments.id_field,
+                factory=arguments.factory,
+                metric=arguments.metric,
+                kept=arguments.keep,
+                target_recall=arguments.target_recall,
+                overwrite=arguments.overwrite,
+                restart=arguments.restart,
+                max_memory=arguments.max_memory,
+                threads=arguments.threads,
+                on_error=on_error,
+                progress=bar.update,
+            )
+    except KeyboardInterrupt:
+        raise CommandError(
+            EXIT_INTERRUPTED, f"interrupted: {left}, and the same command goes on from there"
+        ) from None
+    except InputError as error:
+        hint = "" if not error.skippable else " (--on-error skip leaves malformed lines out)"
+        raise CommandError(EXIT_USAGE, f"{error}{hint}; {left}") from None
+    except (ModelMismatchError, IndexExistsError, BuildError):
+        raise
+    except ValueError as error:  # the factory, the model
+        raise CommandError(EXIT_USAGE, str(error)) from None
+    seconds = time.perf_counter() - begin
+    counts = ((built.blank, "blank text"), (skipped, "malformed line"))
+    left_out = "".join(f", {plural(count, what)} skipped" for count, what in counts if count)
+    with Index.open(path) as index:
+        info = index.info()
+    show(
+        f"{printable(path)}: {plural(built.documents, 'document')} in {seconds:.1f} s, {built.encoded:,} of them "
+        f"encoded now{left_out}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
+    )
+    return EXIT_OK

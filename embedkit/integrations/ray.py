@@ -1,0 +1,112 @@
+"""Ray: texts of a `ray.data.Dataset` to vectors, on every machine of a cluster.
+
+What ``embedkit-index build --engine ray`` does with it is in `ray_index`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+try:
+    import ray
+except ImportError as error:
+    raise ImportError("EncodeBatches needs ray[data]: pip install 'embedkit[cpu,ray]'") from error
+
+from embedkit.encoder import Encoder
+from embedkit.integrations.opening import check_options
+
+__all__ = ["EncodeBatches", "encoder_options"]
+
+
+class EncodeBatches:
+    """Adds a column of vectors to each batch: a class for `ray.data.Dataset.map_batches`.
+
+    >>> dataset.map_batches(
+    ...     EncodeBatches,
+    ...     fn_constructor_kwargs={"text_column": "text"},
+    ...     num_cpus=4,  # or num_gpus=1
+    ...     batch_size=4096,
+    ...     compute=ray.data.ActorPoolStrategy(min_size=1, max_size=16),
+    ... )
+
+    Each actor opens one encoder, on the GPU that Ray gives it or else with as many threads as CPUs. It keeps nothing
+    between batches, so that Ray may repeat a batch on another actor when one is lost, and the vectors are the same.
+    ``batch_size`` may be large: an encoder cuts batches by their tokens itself, and never pads.
+
+    Args:
+        model: as in `Encoder`: a name, or a folder that every machine of the cluster has; None for the built-in one.
+        options: further arguments of `Encoder`, e.g. ``{"precision": "int8"}``.
+        text_column: where the texts are.
+        vector_column: where the vectors go, float32 (n, dim).
+        kind: ``"document"`` or ``"query"``, for the model's prompt of that name.
+        normalize_embeddings: scale every vector to length 1.
+
+    Attributes:
+        encoder: the `Encoder`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        text_column: str = "text",
+        vector_column: str = "vector",
+        kind: Literal["document", "query"] = "document",
+        normalize_embeddings: bool = False,
+    ) -> None:
+        """Open the model; Ray calls this in the actor."""
+        if kind not in ("document", "query"):
+            raise ValueError(f"kind must be 'document' or 'query', not {kind!r}")
+        given = dict(options or {})
+        self.encoder = Encoder(check_options(model, given), **encoder_options(given))
+        self._encode = self.encoder.encode_query if kind == "query" else self.encoder.encode_document
+        self._text_column = text_column
+        self._vector_column = vector_column
+        self._normalize = normalize_embeddings
+
+    def __call__(self, batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """``batch`` with its column of vectors.
+
+        Args:
+            batch: columns as numpy arrays, which is the ``batch_format`` that Ray uses by default.
+
+        Raises:
+            TypeError: the batch has another format, or a text is none.
+            ValueError: there is no column of texts.
+        """
+        if not isinstance(batch, dict):
+            raise TypeError(
+                f"EncodeBatches takes batch_format='numpy', Ray's default, not {type(batch).__name__}"
+            )
+        if self._text_column not in batch:
+            columns = ", ".join(map(repr, batch)) or "none"
+            raise ValueError(
+                f"no column {self._text_column!r} (the columns are: {columns}); name it with text_column="
+            )
+        texts = batch[self._text_column].tolist()
+        vectors = np.asarray(
+            self._encode(texts, normalize_embeddings=self._normalize, show_progress_bar=False), np.float32
+        )
+        return {**batch, self._vector_column: vectors.reshape(len(texts), -1) if texts else self._none()}
+
+    def _none(self) -> np.ndarray[Any, Any]:
+        """The vectors of no text; several of Ray's operators make empty blocks."""
+        return np.empty((0, self.encoder.get_embedding_dimension()), np.float32)
+
+
+def encoder_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `Encoder` for what Ray has given to this task or actor; those in ``options`` outrank it.
+
+    An encoder takes all processors of its machine unless told otherwise, and Ray only counts them.
+    """
+    if not ray.is_initialized() or (context := ray.get_runtime_context()).get_task_id() is None:
+        return dict(options)  # the driver, or no cluster at all
+    found: dict[str, Any] = {"threads": max(1, int(context.get_assigned_resources().get("CPU", 0)))}
+    if context.get_accelerator_ids().get("GPU"):
+        found["device"] = "cuda"  # Ray hides the others from the process
+    return {**found, **options}

@@ -1,0 +1,160 @@
+"""Which pieces of the input a job on Ray encodes, one shard each."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+import fsspec
+import numpy as np
+from fsspec.core import url_to_fs
+from pyarrow import ArrowException
+from pyarrow.parquet import ParquetFile
+
+from embedkit.index.errors import InputError
+from embedkit.index.ingest import OnError
+from embedkit.sources import Source, Span, expand
+
+__all__ = ["File", "Piece", "digest", "files", "pieces_of", "source_of"]
+
+READ = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+
+_BLOCK = 8 << 20
+_NEWLINE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One input file.
+
+    Attributes:
+        path: absolute, or a URL.
+        name: what the keys of its documents begin with.
+        size: bytes.
+        stamp: changes when the file does: its time or, on an object store, its ETag.
+    """
+
+    path: str
+    name: str
+    size: int
+    stamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive documents of one file; ``span`` is ``None`` for a packed file, which is one piece."""
+
+    file: File
+    span: Span | None
+
+
+def files(inputs: Sequence[str | os.PathLike[str]]) -> list[File]:
+    """The files that ``inputs`` name, in order: files, folders and patterns of this machine or URLs of them.
+
+    Raises:
+        InputError: one is missing, given twice, or neither JSON Lines nor parquet.
+    """
+    if not inputs:
+        raise InputError("", "no input file is given")
+    given: list[str] = []
+    for one in inputs:
+        item = os.fspath(one)
+        given += _remote(item) if "://" in item else expand([item])
+    paths = [path if "://" in path else os.path.realpath(path) for path in given]
+    for number, path in enumerate(paths):
+        if not path.lower().endswith(READ):
+            raise InputError(path, f"on Ray, embedkit reads {', '.join(READ)} files")
+        if path in paths[:number]:
+            raise InputError(path, "the input is given twice")
+    names = [os.path.basename(path) for path in given]
+    if len(set(names)) < len(names):
+        names = given  # as in `Corpus`, so that keys are the same
+    return [_file(path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def _remote(url: str) -> list[str]:
+    fs, path = url_to_fs(url)
+    if glob.has_magic(url):
+        found = fs.glob(path)
+    elif fs.isdir(path):
+        found = [name for name in fs.find(path) if name.lower().endswith(READ)]
+    else:
+        return [url]
+    if not found:
+        raise InputError(url, f"no file there that embedkit reads on Ray ({', '.join(READ)})")
+    return [fs.unstrip_protocol(name) for name in sorted(found)]
+
+
+def _file(path: str, name: str) -> File:
+    fs, inner = url_to_fs(path)
+    try:
+        info = fs.info(inner)
+    except OSError as error:
+        raise InputError(path, f"cannot be read: {error.strerror or error}") from None
+    stamp = next((info[key] for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
+    return File(path, name, int(info["size"]), str(stamp))
+
+
+def open_file(path: str) -> IO[bytes]:
+    """The file at ``path``, of this machine or a URL."""
+    return cast("IO[bytes]", fsspec.open(path, "rb").open())
+
+
+def pieces_of(file: File, rows: int) -> list[Piece]:
+    """``file`` in pieces of ``rows`` lines or rows, the last of fewer; reads it once, or its parquet footer.
+
+    Raises:
+        InputError: it cannot be read, or is no parquet file.
+    """
+    try:
+        with open_file(file.path) as opened:
+            name = file.path.lower()
+            if name.endswith(".parquet"):
+                total = ParquetFile(opened).metadata.num_rows
+                starts = range(0, total, rows) or range(
+                    1
+                )  # an empty one is read, too: its columns are checked
+                return [Piece(file, Span(at + 1, at, min(at + rows, total))) for at in starts]
+            if name.endswith(".jsonl"):
+                return [Piece(file, span) for span in _lines(opened, rows)]
+            return [Piece(file, None)]
+    except ArrowException as error:
+        raise InputError(file.path, f"the parquet data is damaged: {error}") from None
+    except OSError as error:
+        raise InputError(file.path, f"cannot be read: {error.strerror or error}") from None
+
+
+def _lines(file: IO[bytes], rows: int) -> list[Span]:
+    spans = []
+    first, begin, lines, at = 1, 0, 0, 0
+    while block := file.read(_BLOCK):
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE)
+        for place in range(rows - 1 - lines % rows, len(ends), rows):
+            end = at + int(ends[place]) + 1
+            spans.append(Span(first, begin, end))
+            first, begin = first + rows, end
+        lines += len(ends)
+        at += len(block)
+    if at > begin:
+        spans.append(Span(first, begin, at))
+    return spans
+
+
+def source_of(piece: Piece, on_error: OnError) -> Source:
+    """What reads ``piece``, on whichever machine this is."""
+    file = piece.file
+    return Source(file.path, file.name, None, on_error, span=piece.span, open_file=open_file)
+
+
+def digest(pieces: Sequence[Piece]) -> str:
+    """A name for the input: the same for the same files, cut into the same pieces."""
+    told: list[Any] = [
+        (piece.file.path, piece.file.size, piece.file.stamp, piece.span and piece.span.begin)
+        for piece in pieces
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()

@@ -1,0 +1,245 @@
+"""Documents and their vectors in shards: parquet files in a folder on any file system that fsspec knows.
+
+```
+SHARDS/
+  job.json          what the vectors depend on, so that a job goes on only where it is the same
+  shards/000017.parquet   id, text, metadata (JSON), vector, line; and in the file's metadata what was left out
+```
+
+Shard n holds the documents of piece n of the input, so that the shards in their order are the input in its order. A
+shard is there whole or not at all, and one that is there is not encoded again. Vector databases load the files as
+they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import posixpath
+import secrets
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from pyarrow import parquet
+
+from embedkit.index.documents import Document
+from embedkit.index.errors import IndexDamagedError, InputError, ResumeError
+from embedkit.index.faiss_index import Float32Array
+from embedkit.index.vector_table import VectorTable, write_parquet
+
+__all__ = ["Rejected", "Shard", "ShardStore", "ShardWriter"]
+
+JOB_FILE = "job.json"
+SHARDS_FOLDER = "shards"
+
+_VERSION = 1
+_OURS = b"embedkit"
+_READERS = 16  # a footer on an object store is a round trip
+_SETTINGS = {
+    "input": "input",
+    "fingerprint": "model",
+    "precision": "precision",
+    "document_prompt": "document prompt",
+    "dimension": "dimension",
+    "metric": "metric",
+    "fields": "text or id field",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A document that cannot be used, and why."""
+
+    origin: str
+    reason: str
+
+    def error(self) -> InputError:
+        """What a build on one machine would have raised."""
+        return InputError(self.origin, self.reason, skippable=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What a finished shard holds.
+
+    Attributes:
+        piece: its number.
+        rows: documents.
+        blank: documents left out because their text is blank.
+        rejected: documents left out because they cannot be used.
+    """
+
+    piece: int
+    rows: int
+    blank: int
+    rejected: tuple[Rejected, ...] = field(default=())
+
+
+class ShardStore:
+    """The shards of one job."""
+
+    def __init__(self, url: str, job: str) -> None:
+        """Shards of the ``job`` (a digest) at ``url``: a folder of this machine, or a URL such as s3://…."""
+        self.url = url
+        self.job = job
+        self._fs: AbstractFileSystem
+        self._fs, self._root = url_to_fs(url)
+
+    def begin(self, header: dict[str, Any], *, restart: bool) -> None:
+        """Begin the job that ``header`` describes, or go on with it.
+
+        Raises:
+            ResumeError: the shards there are of another job; names what differs.
+        """
+        path = self._path(JOB_FILE)
+        if restart:
+            self.remove()
+        if self._fs.exists(path):
+            try:
+                before = json.loads(self._fs.cat_file(path))
+            except ValueError:
+                before = {}
+            for name, what in _SETTINGS.items():
+                if before.get("job") != _VERSION or before.get(name) != header[name]:
+                    raise ResumeError(
+                        f"{self.url}: the shards there were made with another {what}; give what they were made "
+                        "with, name another place (--shards), or discard them with --restart (restart=True)"
+                    )
+            return
+        self._fs.makedirs(self._path(SHARDS_FOLDER), exist_ok=True)
+        self._fs.pipe_file(path, json.dumps({"job": _VERSION, **header}, indent=2).encode())
+
+    def finished(self, pieces: int) -> dict[int, Shard]:
+        """The shards of this job that are there, by the number of their piece."""
+        folder = self._path(SHARDS_FOLDER)
+        self._fs.invalidate_cache(folder)
+        there = {posixpath.basename(name) for name in self._fs.ls(folder, detail=False)}
+        wanted = [piece for piece in range(pieces) if _name(piece) in there]
+        with ThreadPoolExecutor(_READERS) as pool:
+            found = pool.map(self.find, wanted)
+            return {shard.piece: shard for shard in found if shard is not None}
+
+    def find(self, piece: int) -> Shard | None:
+        """The shard of ``piece``, if it is there and of this job."""
+        try:
+            with self._open(piece) as file:
+                return self._shard(parquet.ParquetFile(file))
+        except (OSError, pyarrow.ArrowException, ValueError, KeyError):
+            return None  # a machine died while it wrote: the shard is made again
+
+    def _shard(self, file: parquet.ParquetFile) -> Shard | None:
+        told = json.loads(file.metadata.metadata[_OURS])
+        if told["job"] != self.job:
+            return None
+        rejected = tuple(Rejected(**one) for one in told["rejected"])
+        return Shard(told["piece"], file.metadata.num_rows, told["blank"], rejected)
+
+    def read(self, shard: Shard) -> Iterator[tuple[Document, int]]:
+        """The documents of ``shard`` with their vectors, and the line or row that each was on.
+
+        Raises:
+            IndexDamagedError: it is not there any more, or damaged.
+        """
+        path = self._path(SHARDS_FOLDER, _name(shard.piece))
+        try:
+            with self._open(shard.piece) as file:
+                opened = parquet.ParquetFile(file)
+                if self._shard(opened) != shard:
+                    raise ValueError("it is of another job")
+                for batch in opened.iter_batches(batch_size=2048):
+                    yield from _documents(batch)
+        except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
+            raise IndexDamagedError(
+                f"{path}: cannot be read here ({error}); --shards must name a place that every machine reaches; "
+                "the same command makes the shards again that are missing"
+            ) from error
+
+    @contextlib.contextmanager
+    def writer(self, piece: int, dimension: int) -> Iterator[ShardWriter]:
+        """Write the shard of ``piece``, which appears at the end, if nothing was raised."""
+        path = self._path(SHARDS_FOLDER, _name(piece))
+        # Two actors may be at the same piece, where one was taken for dead.
+        temporary = self._path(SHARDS_FOLDER, f".{_name(piece)}.{secrets.token_hex(4)}")
+        try:
+            with self._fs.open(temporary, "wb") as file:
+                writer = ShardWriter(file, piece, self.job, dimension)
+                yield writer
+                writer.close()
+            self._fs.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._fs.rm_file(temporary)
+            raise
+
+    def remove(self) -> None:
+        """Remove the job and all its shards."""
+        for name in (JOB_FILE, SHARDS_FOLDER):
+            path = self._path(name)
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
+        with contextlib.suppress(OSError):
+            self._fs.rmdir(self._root)  # unless it holds other things
+
+    def _open(self, piece: int) -> Any:
+        return self._fs.open(self._path(SHARDS_FOLDER, _name(piece)), "rb")
+
+    def _path(self, *names: str) -> str:
+        return posixpath.join(self._root, *names)
+
+
+class ShardWriter:
+    """Appends documents and vectors to one shard.
+
+    Attributes:
+        rows: documents written.
+        blank, rejected: to be set before `close`, see `Shard`.
+    """
+
+    def __init__(self, file: Any, piece: int, job: str, dimension: int) -> None:
+        """Begin the parquet file in ``file``."""
+        self.rows = self.blank = 0
+        self.rejected: list[Rejected] = []
+        self._piece = piece
+        self._job = job
+        self._table = VectorTable(dimension, lines=True)
+        self._writer = write_parquet(file, self._table.schema)
+
+    def add(self, documents: Sequence[Document], lines: Sequence[int], vectors: Float32Array) -> None:
+        """Append ``documents`` with keys, the lines they were on, and their ``vectors`` (n, dimension)."""
+        self._writer.write_table(self._table.make(documents, vectors, lines))
+        self.rows += len(documents)
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        told = {
+            "job": self._job,
+            "piece": self._piece,
+            "blank": self.blank,
+            "rejected": [asdict(one) for one in self.rejected],
+        }
+        self._writer.add_key_value_metadata({_OURS: json.dumps(told).encode()})
+        self._writer.close()
+
+
+def digest_of(header: dict[str, Any]) -> str:
+    """The job that ``header`` describes, as a name that its shards carry."""
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+
+
+def _name(piece: int) -> str:
+    return f"{piece:06d}.parquet"
+
+
+def _documents(batch: pyarrow.RecordBatch) -> Iterator[tuple[Document, int]]:
+    column = batch.column("vector")
+    vectors = column.flatten().to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1)
+    fields = (batch.column(name).to_pylist() for name in ("id", "text", "metadata", "line"))
+    for key, text, metadata, line, vector in zip(*fields, vectors, strict=True):
+        known = None if metadata is None else json.loads(metadata)
+        yield Document(text, key, known, vector=vector), line
