@@ -28,7 +28,7 @@ import numpy as np
 try:
     import ray
     import ray.data
-    from ray.exceptions import RayError
+    from ray.exceptions import RayError, RayTaskError
 except ImportError as error:
     raise ImportError("the engine ray needs ray[data]: pip install 'embedkit[cpu,ray]'") from error
 
@@ -50,7 +50,7 @@ from embedkit.integrations.ray_plan import File, Piece, digest, files, pieces_of
 from embedkit.integrations.ray_shards import Rejected, Shard, ShardStore, digest_of
 from embedkit.readers import Corpus
 
-__all__ = ["SHARD_ROWS", "Built", "build_index"]
+__all__ = ["SHARD_ROWS", "Built", "Description", "Documents", "EncodePieces", "Job", "build_index"]
 
 SHARD_ROWS = 16_384
 """Lines or rows of a piece: some ten seconds of work, and what is repeated at most where an actor is lost."""
@@ -78,7 +78,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
     """What an actor needs to know."""
 
     model: str | None
@@ -135,6 +135,7 @@ def build_index(
         text_field, id_field: as in `Corpus`.
 
     Raises:
+        ValueError: the model cannot be loaded, or an argument is wrong.
         ResumeError: the shards there are of another job.
         BuildError: Ray gave up on the job. What is finished is kept, and the same call goes on.
         Others: as `Index.build`.
@@ -151,7 +152,7 @@ def build_index(
         threads_each = encoder_threads or _default_threads()
         resources = {"num_cpus": threads_each, "num_gpus": int(str(given.get("device", "cpu")) != "cpu")}
         given.setdefault("threads", threads_each)
-        description = ray.get(ray.remote(_describe).options(**resources).remote(name, given))
+        description = _described(name, given, resources)
         if factory != AUTO:
             create_index(factory, description["dimension"])
         pieces = _plan(chosen, shard_rows)
@@ -166,7 +167,7 @@ def build_index(
         }
         store = ShardStore(shards or f"{root.absolute()}.shards", digest_of(header))
         store.begin(header, restart=restart)
-        job = _Job(
+        job = Job(
             name,
             given,
             description,
@@ -182,11 +183,11 @@ def build_index(
         for shard in _encode(job, pieces, found, resources, encoders=encoders, report=report):
             found[shard.piece] = shard
             encoded += shard.rows
-    documents = _Documents(store, pieces, [found[number] for number in range(len(pieces))], on_error)
+    documents = Documents(store, pieces, [found[number] for number in range(len(pieces))], on_error)
     with Index.build(
         root,
         documents,
-        _Description(description),
+        Description(description),
         factory=factory,
         metric=metric,
         kept=kept,
@@ -229,11 +230,18 @@ def _ray_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        cause = error.__cause__ or error
         raise BuildError(
-            f"{root}: the cluster could not finish: {str(cause).strip().splitlines()[-1]}; the shards that are "
-            "finished stay, and the same command goes on from there"
+            f"{root}: the cluster could not finish: {_reason(error)}; the shards that are finished stay, and the "
+            "same command goes on from there"
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What was raised on the cluster, without what Ray wraps around it."""
+    while (cause := getattr(error, "cause", None) or error.__cause__) is not None and cause is not error:
+        error = cause
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _default_threads() -> int:
@@ -241,8 +249,20 @@ def _default_threads() -> int:
     return max(1, min([_MOST_THREADS, *(count for count in cpus if count)]))
 
 
-def _describe(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def _described(model: str | None, options: dict[str, Any], resources: Mapping[str, int]) -> dict[str, Any]:
     """The encoder as a machine of the cluster opens it (this one may have no GPU)."""
+    try:
+        description: dict[str, Any] = ray.get(
+            ray.remote(_describe).options(**resources).remote(model, options)
+        )
+    except RayTaskError as error:
+        if isinstance(error.cause, (ValueError, FileNotFoundError, TypeError)):
+            raise ValueError(f"the model cannot be loaded: {error.cause}") from None
+        raise
+    return description
+
+
+def _describe(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
     encoder = Encoder(model, **encoder_options(options))
     entry = describe_encoder(encoder)
     return {
@@ -254,28 +274,34 @@ def _describe(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Description:
+class Description:
     """An encoder of the cluster's, as far as an index asks for it that encodes nothing."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
+        """Of what `_describe` told."""
         self._description = description
 
     @property
     def fingerprint(self) -> str:
+        """Identifies the model."""
         return str(self._description["fingerprint"])
 
     @property
     def prompts(self) -> Mapping[str, str]:
+        """Prompts by name."""
         prompts: Mapping[str, str] = self._description["prompts"]
         return prompts
 
     def get_embedding_dimension(self) -> int:
+        """The number of columns of a vector."""
         return int(self._description["dimension"])
 
     def describe(self) -> dict[str, Any]:
+        """``model`` and ``precision``, among others."""
         return dict(self._description)
 
     def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> NoReturn:
+        """Not for this one."""
         raise AssertionError(f"{len(sentences)} documents without vectors")
 
     encode_query = encode_document
@@ -301,7 +327,7 @@ def _look(file: File, rows: int) -> list[Piece] | str:
 
 
 def _encode(
-    job: _Job,
+    job: Job,
     pieces: Sequence[Piece],
     found: Mapping[int, Shard],
     resources: Mapping[str, int],
@@ -310,7 +336,11 @@ def _encode(
     report: Callable[[Progress], None],
 ) -> Iterator[Shard]:
     """The shards of the pieces that are not ``found``, as they become ready."""
-    missing = [{"piece": number, "what": piece} for number, piece in enumerate(pieces) if number not in found]
+    missing = [
+        {"number": number, "piece": pickle.dumps(piece)}
+        for number, piece in enumerate(pieces)
+        if number not in found
+    ]
     rows = sum(shard.rows for shard in found.values())
     if found:
         report(Progress("encode", rows, None))
@@ -322,7 +352,7 @@ def _encode(
         room = int(ray.cluster_resources().get("GPU", 0))
     most = encoders or max(1, min(room, len(missing)))
     dataset = ray.data.from_items(missing, override_num_blocks=min(len(missing), _MOST_BLOCKS)).map_batches(
-        _EncodePieces,
+        EncodePieces,
         fn_constructor_args=(job,),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=most),
@@ -350,10 +380,11 @@ def _raise(row: Mapping[str, Any]) -> None:
         raise BuildError(arguments[0])
 
 
-class _EncodePieces:
+class EncodePieces:
     """The actor: one encoder, which turns pieces into shards."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: Job) -> None:
+        """Open the model; Ray calls this in the actor."""
         self._job = job
         self._encoder = Encoder(job.model, **encoder_options(job.options))
         self._store = ShardStore(job.url, job.name)
@@ -385,7 +416,7 @@ class _EncodePieces:
         try:
             if self._mismatch:
                 raise ModelMismatchError(self._mismatch)
-            shard = self._store.find(number) or self._shard(number, piece)
+            shard = self._store.find(number) or self.encode(number, piece)
         except InputError as error:
             told["error"] = ["input", error.origin, error.reason, "skippable" if error.skippable else ""]
         except ModelMismatchError as error:
@@ -397,7 +428,8 @@ class _EncodePieces:
             told["rejected"] = [list(asdict(one).values()) for one in shard.rejected]
         return told
 
-    def _shard(self, number: int, piece: Piece) -> Shard:
+    def encode(self, number: int, piece: Piece) -> Shard:
+        """Write the shard of ``piece``."""
         job = self._job
         rejected: list[Rejected] = []
 
@@ -436,18 +468,20 @@ def _usable(corpus: Iterable[Document], note: Callable[[InputError], None]) -> I
             yield document
 
 
-class _Documents:
+class Documents:
     """The documents of all shards in the order of the input, and what was left out."""
 
     def __init__(
         self, store: ShardStore, pieces: Sequence[Piece], shards: Sequence[Shard], on_error: OnError
     ) -> None:
+        """Read ``shards``, one for each of ``pieces``, and treat what was left out as ``on_error`` says."""
         self._store = store
         self._pieces = pieces
         self._shards = shards
         self._on_error = on_error
 
     def __iter__(self) -> Iterator[Document]:
+        """Read shard after shard."""
         for piece, shard in zip(self._pieces, self._shards, strict=True):
             for one in shard.rejected:
                 reject(one.error(), self._on_error)

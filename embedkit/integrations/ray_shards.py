@@ -33,7 +33,7 @@ from embedkit.index.errors import IndexDamagedError, InputError, ResumeError
 from embedkit.index.faiss_index import Float32Array
 from embedkit.index.vector_table import VectorTable, write_parquet
 
-__all__ = ["Rejected", "Shard", "ShardStore", "ShardWriter"]
+__all__ = ["SETTINGS", "Rejected", "Shard", "ShardStore", "ShardWriter", "digest_of"]
 
 JOB_FILE = "job.json"
 SHARDS_FOLDER = "shards"
@@ -41,7 +41,7 @@ SHARDS_FOLDER = "shards"
 _VERSION = 1
 _OURS = b"embedkit"
 _READERS = 16  # a footer on an object store is a round trip
-_SETTINGS = {
+SETTINGS = {  # what a job's header holds, and what messages call it
     "input": "input",
     "fingerprint": "model",
     "precision": "precision",
@@ -105,7 +105,7 @@ class ShardStore:
                 before = json.loads(self._fs.cat_file(path))
             except ValueError:
                 before = {}
-            for name, what in _SETTINGS.items():
+            for name, what in SETTINGS.items():
                 if before.get("job") != _VERSION or before.get(name) != header[name]:
                     raise ResumeError(
                         f"{self.url}: the shards there were made with another {what}; give what they were made "

@@ -127,6 +127,11 @@ def test_export_parquet(index, capsys):
     np.testing.assert_allclose(scores[:, 0], 1, atol=1e-6)
 
 
+def test_a_text_that_cannot_be_encoded_is_skipped_by_the_estimate_too(capsys):
+    Path("x.jsonl").write_text('{"text": "lone \\ud800"}\n{"text": "good"}\n')
+    assert "1 malformed line skipped" in done(capsys, "build", "x.jsonl", "-o", "new", "--on-error", "skip")
+
+
 def test_the_engine_has_options_of_its_own(index, capsys):
     assert "--shards goes with --engine ray" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
