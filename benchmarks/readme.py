@@ -1,4 +1,4 @@
-"""Rewrites the tables of README.md and benchmarks/README.md from benchmarks/results: none is typed by hand.
+"""Rewrites the tables of README.md, benchmarks/README.md and docs/scale.md from benchmarks/results.
 
 A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, NAME being a result file without `.json`.
 `--check` writes nothing and fails if one of them is out of date.
@@ -15,7 +15,7 @@ from typing import Any
 import common
 from peers import peer_class
 
-READMES = (common.ROOT / "README.md", common.ROOT / "benchmarks" / "README.md")
+READMES = tuple(common.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/scale.md"))
 
 
 def _machine(result: dict[str, Any]) -> str:
@@ -199,6 +199,80 @@ def auto_index(result: dict[str, Any]) -> str:
     )
 
 
+_SCALES = (100_000_000, 10_000_000_000)
+_PRICE = 0.04  # of a core-hour, as an example
+_FLEET = 1000  # cores, as an example
+
+
+def scale(result: dict[str, Any]) -> str:
+    """Time, disk and money of 100 million and 10 billion texts, from one machine's figures."""
+    cpu = json.loads((common.RESULTS / "cpu.json").read_text(encoding="utf-8"))
+    encoder = next(row for row in cpu["rows"] if row["peer"] == "embedkit-int8")
+    rate = encoder["sentences_per_s"]["median"] / cpu["threads"]
+    over = result["actor_us"]["median"] / result["encode_us"]["median"]
+    core_hours = [count / rate * over / 3600 for count in _SCALES]
+    index = _index_hours(result, _SCALES[0])
+    shard = result["shard_bytes"]
+    kept = {name: size for name, size in result["index_bytes"].items() if not name.endswith(".faiss")}
+    documents = sum(kept.values()) - kept.get("vectors.raw", 0)
+    flat, codes = 4 * result["dimension"] + 8, 2 * result["dimension"] + 12
+    rows = [
+        ["encoding and writing shards, core-hours", *(f"{hours:,.0f}" for hours in core_hours)],
+        [f"… on {_FLEET:,} cores", *(_hours(hours / _FLEET) for hours in core_hours)],
+        [f"… at ${_PRICE:.2f} a core-hour", *(f"${hours * _PRICE:,.0f}" for hours in core_hours)],
+        ["shards", *(_bytes(count * shard) for count in _SCALES)],
+        ["the index: reading shards, ids, documents, words (one core)", _hours(index["documents"]), ""],
+        ["… training the lists (core-hours, divides among cores)", f"{index['train']:.1f}", ""],
+        ["… filling the lists (core-hours, divides among cores)", f"{index['add']:.1f}", ""],
+        ["… on disk with `IVF…,Flat`", _bytes(_SCALES[0] * (flat + documents)), ""],
+        ["… on disk with `IVF…,SQ8 --keep int8`", _bytes(_SCALES[0] * (codes + documents)), ""],
+    ]
+    headers = ["", *(f"{_millions(count)} texts" for count in _SCALES)]
+    sentences = [
+        f"Encoding: {rate:,.0f} texts/s a core ({cpu['model']} int8, {cpu['texts']['mean']} tokens a text, half of "
+        "what two",
+        f"threads did; {_machine(cpu)}), and an actor takes {over:.2f} times the CPU of the encoder alone.",
+        f"The index: {sum(result['index_us'].values()):,.0f} µs of CPU a text for {result['documents']:,} texts of "
+        f"{result['characters']:.0f} characters, {result['dimension']} dimensions,",
+        f"`{result['factory']}` ({_machine(result)}). Filling grows with the lists' number (4·√n), training with it",
+        "and the sample. Networks, object stores and Ray's own work are not counted. The price is an example: put in "
+        "yours.",
+    ]
+    return "\n".join([*sentences, "", common.table(headers, rows)])
+
+
+def _index_hours(result: dict[str, Any], count: int) -> dict[str, float]:
+    """CPU hours of the steps of an index of ``count`` documents, by the law each grows with."""
+    steps = {stage: us * 1e-6 / 3600 for stage, us in result["index_us"].items()}
+    before, lists = result["documents"], (_lists(result["documents"]), _lists(count))
+    samples = [
+        min(rows, max(39 * nlist, min(max(65_536, 64 * nlist), (256 << 20) // (4 * result["dimension"]))))
+        for rows, nlist in zip((before, count), lists, strict=True)
+    ]
+    return {
+        "documents": (steps["encode"] + steps["finish"]) * count,
+        "add": steps["add"] * lists[1] / lists[0] * count,
+        "train": steps["train"] * before * (samples[1] * lists[1]) / (samples[0] * lists[0]),
+    }
+
+
+def _lists(rows: int) -> int:
+    """What the factory ``auto`` takes (`embedkit.index.faiss_index.resolve_factory`)."""
+    return min(round(4 * rows**0.5), rows // 39, 65_536)
+
+
+def _millions(count: int) -> str:
+    return f"{count // 10**9} billion" if count >= 10**9 else f"{count // 10**6} million"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours * 60:.0f} min" if hours < 1.5 else f"{hours:,.1f} h"
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 1e12:,.1f} TB" if size >= 1e12 else f"{size / 1e9:,.0f} GB"
+
+
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "auto_index": auto_index,
     "kernels-cpu": kernels,
@@ -206,6 +280,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "retrieval": retrieval,
     "throughput": throughput,
     "throughput-hpd": table_of_hpd,
+    "scale": scale,
     "tokenizer": tokenizer,
 }
 
