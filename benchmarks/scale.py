@@ -1,6 +1,6 @@
 """What `docs/scale.md` extrapolates from: the costs of a document beside its encoding, where Ray encodes.
 
-    python benchmarks/scale.py TEXTS --limit 100000 --json OUT.json
+    python benchmarks/scale.py TEXTS --limit 40000 --json OUT.json
 
 The texts go through the actor's own code (read, encode, write a shard), beside `Encoder.encode` alone, and the shards
 through what makes the index of them; no cluster is needed, but ray[data] is. Times are CPU seconds of the process,
@@ -17,7 +17,7 @@ from typing import Any
 
 import common
 
-ENCODED = 8192  # texts that are encoded; the other shards' vectors are random
+ENCODED = 4096  # texts that are encoded; the other shards' vectors are random
 
 
 def arguments() -> argparse.Namespace:
@@ -25,7 +25,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    common.add_text_arguments(parser, default_limit=100_000)
+    common.add_text_arguments(parser, default_limit=40_000)
     parser.add_argument("--work", type=Path, help="where to write (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="write the results here")
     return parser.parse_args()
@@ -39,6 +39,7 @@ def measure(texts: list[str], folder: Path) -> dict[str, Any]:
     from embedkit.index import Document, Index
     from embedkit.index.encoder import describe_encoder
     from embedkit.integrations import ray_index, ray_plan
+    from embedkit.integrations.ray_encoder import Description
     from embedkit.integrations.ray_shards import SETTINGS, Shard, ShardStore
 
     encoder = Encoder(threads=1)
@@ -105,9 +106,7 @@ def measure(texts: list[str], folder: Path) -> dict[str, Any]:
         before = now
 
     documents_of = ray_index.Documents(store, pieces, shards, "stop")
-    with Index.build(
-        folder / "index", documents_of, ray_index.Description(description), progress=note
-    ) as index:
+    with Index.build(folder / "index", documents_of, Description(description), progress=note) as index:
         steps["finish"] = time.process_time() - before
         info = index.info()
     sizes = {path.name: path.stat().st_size for path in (folder / "index" / "segments").glob("*/*")}

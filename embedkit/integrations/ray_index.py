@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 try:
     import ray
     import ray.data
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import RayError
 except ImportError as error:
     raise ImportError("the engine ray needs ray[data]: pip install 'embedkit[cpu,ray]'") from error
 
@@ -46,11 +46,12 @@ from embedkit.index.memory import DEFAULT_MAX_MEMORY
 from embedkit.index.segment import check_vectors
 from embedkit.integrations.opening import check_options
 from embedkit.integrations.ray import encoder_options
+from embedkit.integrations.ray_encoder import Description, describe
 from embedkit.integrations.ray_plan import File, Piece, digest, files, pieces_of, source_of
 from embedkit.integrations.ray_shards import Rejected, Shard, ShardStore, digest_of
 from embedkit.readers import Corpus
 
-__all__ = ["SHARD_ROWS", "Built", "Description", "Documents", "EncodePieces", "Job", "build_index"]
+__all__ = ["SHARD_ROWS", "Built", "Documents", "EncodePieces", "Job", "build_index"]
 
 SHARD_ROWS = 16_384
 """Lines or rows of a piece: some ten seconds of work, and what is repeated at most where an actor is lost."""
@@ -143,6 +144,11 @@ def build_index(
     root = Path(path)
     given = dict(options or {})
     name = check_options(model, given)
+    if name is not None and os.path.isdir(name):
+        name = os.path.abspath(name)  # actors work in other folders
+    device = str(given.get("device", "cpu"))
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device={device!r}: Ray gives each encoder a GPU of its own; say 'cuda'")
     chosen = files(inputs)
     if not overwrite and not resumable_rows(root) and (root / CURRENT_FILE).exists():
         raise IndexExistsError(f"{root}: an index exists there; name another folder, or pass overwrite=True")
@@ -150,9 +156,9 @@ def build_index(
     report = progress or (lambda _: None)
     with _cluster(address), _ray_errors(root):
         threads_each = encoder_threads or _default_threads()
-        resources = {"num_cpus": threads_each, "num_gpus": int(str(given.get("device", "cpu")) != "cpu")}
+        resources = {"num_cpus": threads_each, "num_gpus": int(device == "cuda")}
         given.setdefault("threads", threads_each)
-        description = _described(name, given, resources)
+        description = describe(name, given, resources)
         if factory != AUTO:
             create_index(factory, description["dimension"])
         pieces = _plan(chosen, shard_rows)
@@ -165,7 +171,8 @@ def build_index(
             "metric": metric,
             "fields": [text_field, id_field],
         }
-        store = ShardStore(shards or f"{root.absolute()}.shards", digest_of(header))
+        place = f"{root.absolute()}.shards" if shards is None else shards
+        store = ShardStore(place if "://" in place else os.path.abspath(place), digest_of(header))
         store.begin(header, restart=restart)
         job = Job(
             name,
@@ -247,64 +254,6 @@ def _reason(error: BaseException) -> str:
 def _default_threads() -> int:
     cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     return max(1, min([_MOST_THREADS, *(count for count in cpus if count)]))
-
-
-def _described(model: str | None, options: dict[str, Any], resources: Mapping[str, int]) -> dict[str, Any]:
-    """The encoder as a machine of the cluster opens it (this one may have no GPU)."""
-    try:
-        description: dict[str, Any] = ray.get(
-            ray.remote(_describe).options(**resources).remote(model, options)
-        )
-    except RayTaskError as error:
-        if isinstance(error.cause, (ValueError, FileNotFoundError, TypeError)):
-            raise ValueError(f"the model cannot be loaded: {error.cause}") from None
-        raise
-    return description
-
-
-def _describe(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    encoder = Encoder(model, **encoder_options(options))
-    entry = describe_encoder(encoder)
-    return {
-        "model": entry.model,
-        "fingerprint": entry.fingerprint,
-        "precision": entry.precision,
-        "prompts": dict(encoder.prompts),
-        "dimension": encoder.get_embedding_dimension(),
-    }
-
-
-class Description:
-    """An encoder of the cluster's, as far as an index asks for it that encodes nothing."""
-
-    def __init__(self, description: Mapping[str, Any]) -> None:
-        """Of what `_describe` told."""
-        self._description = description
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the model."""
-        return str(self._description["fingerprint"])
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """Prompts by name."""
-        prompts: Mapping[str, str] = self._description["prompts"]
-        return prompts
-
-    def get_embedding_dimension(self) -> int:
-        """The number of columns of a vector."""
-        return int(self._description["dimension"])
-
-    def describe(self) -> dict[str, Any]:
-        """``model`` and ``precision``, among others."""
-        return dict(self._description)
-
-    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> NoReturn:
-        """Not for this one."""
-        raise AssertionError(f"{len(sentences)} documents without vectors")
-
-    encode_query = encode_document
 
 
 def _plan(chosen: Sequence[File], rows: int) -> list[Piece]:

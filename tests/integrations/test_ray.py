@@ -233,7 +233,10 @@ class StopError(Exception):
 
 
 def test_a_restarted_job_leaves_out_finished_shards(
-    alone: tuple[list[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    alone: tuple[list[str], Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs, expected = alone
     path, shards = tmp_path / "index", tmp_path / "index.shards" / "shards"
@@ -259,7 +262,8 @@ def test_a_restarted_job_leaves_out_finished_shards(
         build_index(path, inputs, metric="dot", shard_rows=60)
 
     # "encoders" is none of the job's matters
-    options = ["--shards", str(tmp_path / "index.shards"), "--shard-rows", "60", "--encoder-threads", "2"]
+    monkeypatch.chdir(tmp_path)
+    options = ["--shards", "index.shards", "--shard-rows", "60", "--encoder-threads", "2"]
     build = ["build", *inputs, "-o", str(path), "--factory", "IVF8,Flat", "--engine", "ray", *options]
     assert main(build) == 0
     line = capsys.readouterr().out.splitlines()[-1]
@@ -320,6 +324,8 @@ def test_what_is_refused_before_anything_is_encoded(tmp_path: Path) -> None:
         build_index(tmp_path / "index", [tmp_path / "a.parquet"])
     with pytest.raises(ValueError, match="the factory 'IVF0,Flat'"):
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], factory="IVF0,Flat")
+    with pytest.raises(ValueError, match="Ray gives each encoder a GPU of its own"):
+        build_index(tmp_path / "index", [tmp_path / "a.jsonl"], None, {"device": "cuda:1"})
     with pytest.raises(ValueError, match=r"the model cannot be loaded: .*no-model"):
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], tmp_path / "no-model")
     assert not (tmp_path / "index").exists()
