@@ -11,7 +11,6 @@ import numpy as np
 
 from embedkit.index.documents import Document, StoredDocument
 from embedkit.index.faiss_index import Float32Array
-from embedkit.sources import import_pyarrow
 
 __all__ = ["VectorTable", "write_parquet"]
 
@@ -25,6 +24,8 @@ class VectorTable:
 
     def __init__(self, dimension: int, *, lines: bool = False) -> None:
         """For vectors of ``dimension`` float32; with ``lines`` there is a column of that name, of line numbers."""
+        from embedkit.sources import import_pyarrow  # which needs the errors of this package
+
         pyarrow = import_pyarrow("writing .parquet")
         self._pyarrow = pyarrow
         fields = [
