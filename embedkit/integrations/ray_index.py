@@ -190,6 +190,7 @@ def build_index(
         for shard in _encode(job, pieces, found, resources, encoders=encoders, report=report):
             found[shard.piece] = shard
             encoded += shard.rows
+        store.sweep()
     documents = Documents(store, pieces, [found[number] for number in range(len(pieces))], on_error)
     with Index.build(
         root,

@@ -177,6 +177,15 @@ class ShardStore:
                 self._fs.rm_file(temporary)
             raise
 
+    def sweep(self) -> None:
+        """Remove what actors that were killed had begun to write; for when every shard is there."""
+        folder = self._path(SHARDS_FOLDER)
+        self._fs.invalidate_cache(folder)
+        for name in self._fs.ls(folder, detail=False):
+            if posixpath.basename(name).startswith("."):
+                with contextlib.suppress(OSError):
+                    self._fs.rm_file(name)
+
     def remove(self) -> None:
         """Remove the job and all its shards."""
         for name in (JOB_FILE, SHARDS_FOLDER):
