@@ -260,7 +260,7 @@ class Source:
 
 def _row_groups(metadata: Any, begin: int, end: int) -> tuple[list[int], int]:
     """The row groups of a parquet file that hold its rows ``begin`` to ``end``, and the first row of the first."""
-    groups = []
+    groups: list[int] = []
     first = row = 0
     for number in range(metadata.num_row_groups):
         rows = metadata.row_group(number).num_rows
