@@ -6,17 +6,13 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedkit.cli import ray_engine
 from embedkit.cli.common import (
-    EXIT_INTERRUPTED,
     EXIT_OK,
-    EXIT_USAGE,
-    CommandError,
     add_max_memory,
     add_threads,
     complain,
@@ -27,10 +23,9 @@ from embedkit.cli.common import (
     show,
     size,
 )
+from embedkit.cli.outcome import Skipped, check_choice, explained, index_options, show_choice
 from embedkit.cli.tune import add_plot, add_target
-from embedkit.index import BuildError, Index, IndexExistsError, InputError, ModelMismatchError
-from embedkit.index.auto.choice import table_of
-from embedkit.index.auto.plot import check_plot, plot_choice
+from embedkit.index import Index, IndexExistsError, InputError
 from embedkit.index.build import resumable_rows
 from embedkit.index.estimate import Estimate, estimate
 from embedkit.index.faiss_index import import_faiss
@@ -42,7 +37,6 @@ if TYPE_CHECKING:
     from embedkit.index import TextEncoder
     from embedkit.index.ingest import OnError
 
-_REPORTED_LINES = 20  # malformed lines shown one by one; further ones are only counted
 _SAMPLE = 2000
 
 _BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents stream, so a
@@ -134,8 +128,8 @@ class _Input:
     """The documents that the options name, and what became of the malformed ones."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.skipped = 0
-        self.on_error: OnError = self._skip if arguments.on_error == "skip" else "stop"
+        self._skipped = Skipped(arguments.on_error)
+        self.on_error = self._skipped.on_error
         self._arguments = arguments
         self.corpus = self._corpus(self.on_error)
 
@@ -150,13 +144,6 @@ class _Input:
             vectors=arguments.vectors,
             on_error=on_error,
         )
-
-    def _skip(self, error: InputError) -> None:
-        self.skipped += 1
-        if self.skipped <= _REPORTED_LINES:
-            complain(f"skipped: {error}")
-        if self.skipped == _REPORTED_LINES:
-            complain("further malformed lines are only counted")
 
     def estimate(self, encoder: TextEncoder, factory: str, max_memory: int) -> Estimate | None:
         """What the documents will take, from the first ones; ``None`` for what can be read only once."""
@@ -177,8 +164,7 @@ class _Input:
 
     def left_out(self) -> str:
         """What was skipped, for the last line."""
-        counts = ((self.corpus.blank, "blank text"), (self.skipped, "malformed line"))
-        return "".join(f", {plural(count, what)} skipped" for count, what in counts if count)
+        return self._skipped.left_out(self.corpus.blank)
 
 
 def _announce(expected: Estimate | None, path: str) -> None:
@@ -197,21 +183,6 @@ def _announce(expected: Estimate | None, path: str) -> None:
         complain(f"warning: {folder} has {size(free)} free, which may not be enough")
 
 
-def _run(path: str, work: Callable[[], None]) -> None:
-    """Do ``work``, and say of whatever stops it what is left."""
-    try:
-        work()
-    except KeyboardInterrupt:
-        raise CommandError(EXIT_INTERRUPTED, f"interrupted: {_what_is_left(path)}") from None
-    except InputError as error:
-        hint = "" if not error.skippable else " (--on-error skip leaves malformed lines out)"
-        raise CommandError(EXIT_USAGE, f"{error}{hint}; {_what_is_left(path)}") from None
-    except (ModelMismatchError, IndexExistsError, BuildError):
-        raise
-    except ValueError as error:  # the factory
-        raise CommandError(EXIT_USAGE, str(error)) from None
-
-
 def _what_is_left(path: str) -> str:
     rows = resumable_rows(Path(path))
     if rows == 0:
@@ -224,6 +195,7 @@ def _what_is_left(path: str) -> str:
 
 def _build(arguments: argparse.Namespace) -> int:
     ray_engine.check_options(arguments)
+    check_choice(arguments)
     if arguments.engine == "ray":
         return ray_engine.build(arguments)
     source = _Input(arguments)
@@ -231,19 +203,11 @@ def _build(arguments: argparse.Namespace) -> int:
     resumed = 0 if arguments.restart else resumable_rows(Path(path))
     if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
         raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
-    # before the model is loaded: what is missing should be said at once
-    import_faiss()
-    if arguments.plot is not None:
-        if arguments.target_recall is None:
-            raise CommandError(EXIT_USAGE, "--plot draws what --target-recall measures: give both")
-        try:
-            check_plot(arguments.plot)
-        except ValueError as error:
-            raise CommandError(EXIT_USAGE, str(error)) from None
+    import_faiss()  # before the model is loaded: what is missing should be said at once
     encoder = load_encoder(arguments.model, arguments.precision, arguments.threads, arguments.device)
     begin = time.perf_counter()
 
-    def work() -> None:
+    with explained(lambda: _what_is_left(path)):
         _announce(source.estimate(encoder, arguments.factory, arguments.max_memory), path)
         _say_resumed(resumed)
         with (
@@ -252,33 +216,19 @@ def _build(arguments: argparse.Namespace) -> int:
                 path,
                 source.corpus,
                 encoder,
-                factory=arguments.factory,
-                metric=arguments.metric,
-                kept=arguments.keep,
-                target_recall=arguments.target_recall,
-                overwrite=arguments.overwrite,
-                restart=arguments.restart,
-                max_memory=arguments.max_memory,
-                threads=arguments.threads,
+                **index_options(arguments),
                 on_error=source.on_error,
                 progress=bar.update,
             ) as index,
         ):
             info = index.info()
-        # a resumed build whose vectors were indexed before, without a target, has no table
-        if arguments.target_recall is not None and info["tuning"] is not None:
-            for line in table_of(info["tuning"]):
-                show(line)
-            if arguments.plot is not None:
-                plot_choice(arguments.plot, info["tuning"])
+        show_choice(arguments, info)
         seconds = time.perf_counter() - begin
         show(
             f"{printable(path)}: {plural(info['documents'], 'document')} in {seconds:.1f} s "
             f"({(info['documents'] - resumed) / seconds:,.0f}/s){source.left_out()}; "
             f"{info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
         )
-
-    _run(path, work)
     return EXIT_OK
 
 
@@ -292,26 +242,26 @@ def _add(arguments: argparse.Namespace) -> int:
     path = arguments.index
     begin = time.perf_counter()
 
-    def work() -> None:
-        with Index.open(path, arguments.model, threads=arguments.threads) as index:
-            load_index_encoder(index)
-            expected = source.estimate(index.encoder, index.generation.manifest.factory, arguments.max_memory)
-            _announce(expected, path)
-            _say_resumed(0 if arguments.restart else resumable_rows(Path(path)))
-            write = index.add if arguments.change == "add" else index.upsert
-            with ProgressBar(source.corpus.total_bytes) as bar:
-                written = write(
-                    source.corpus,
-                    restart=arguments.restart,
-                    max_memory=arguments.max_memory,
-                    on_error=source.on_error,
-                    progress=bar.update,
-                )
-            replaced = f", {written.replaced:,} of them in place of former ones" if written.replaced else ""
-            show(
-                f"{printable(path)}: {plural(written.documents, 'document')} added{replaced} in "
-                f"{time.perf_counter() - begin:.1f} s{source.left_out()}; {len(index):,} in all"
+    with (
+        explained(lambda: _what_is_left(path)),
+        Index.open(path, arguments.model, threads=arguments.threads) as index,
+    ):
+        load_index_encoder(index)
+        expected = source.estimate(index.encoder, index.generation.manifest.factory, arguments.max_memory)
+        _announce(expected, path)
+        _say_resumed(0 if arguments.restart else resumable_rows(Path(path)))
+        write = index.add if arguments.change == "add" else index.upsert
+        with ProgressBar(source.corpus.total_bytes) as bar:
+            written = write(
+                source.corpus,
+                restart=arguments.restart,
+                max_memory=arguments.max_memory,
+                on_error=source.on_error,
+                progress=bar.update,
             )
-
-    _run(path, work)
+        replaced = f", {written.replaced:,} of them in place of former ones" if written.replaced else ""
+        show(
+            f"{printable(path)}: {plural(written.documents, 'document')} added{replaced} in "
+            f"{time.perf_counter() - begin:.1f} s{source.left_out()}; {len(index):,} in all"
+        )
     return EXIT_OK

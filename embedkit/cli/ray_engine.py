@@ -7,22 +7,11 @@ import time
 from functools import partial
 
 from embedkit.arguments import check_positive
-from embedkit.cli.common import (
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_USAGE,
-    CommandError,
-    complain,
-    integer,
-    plural,
-    show,
-    size,
-)
-from embedkit.index import BuildError, Index, IndexExistsError, InputError, ModelMismatchError
-from embedkit.index.ingest import OnError
+from embedkit.cli.common import EXIT_OK, EXIT_USAGE, CommandError, integer, plural, show, size
+from embedkit.cli.outcome import Skipped, explained, index_options, show_choice
+from embedkit.index import Index
 from embedkit.terminal import ProgressBar, printable
 
-_REPORTED_LINES = 20  # as in a build on one machine
 _OF_RAY = ("address", "shards", "encoders", "encoder_threads", "shard_rows")
 _NOT_OF_RAY = {"format": "--format", "vector_field": "--vector-field", "vectors": "--vectors"}
 
@@ -79,61 +68,35 @@ def build(arguments: argparse.Namespace) -> int:
 
     path = arguments.output
     begin = time.perf_counter()
-    skipped = 0
-
-    def skip(error: InputError) -> None:
-        nonlocal skipped
-        skipped += 1
-        if skipped <= _REPORTED_LINES:
-            complain(f"skipped: {error}")
-        if skipped == _REPORTED_LINES:
-            complain("further malformed lines are only counted")
-
-    on_error: OnError = skip if arguments.on_error == "skip" else "stop"
+    skipped = Skipped(arguments.on_error)
     left = f"the shards that are finished stay in {arguments.shards or f'{path}.shards'}"
-    try:
-        with ProgressBar(None) as bar:
-            built = build_index(
-                path,
-                arguments.inputs,
-                arguments.model,
-                {"precision": arguments.precision, "device": arguments.device},
-                address=arguments.address,
-                shards=arguments.shards,
-                encoders=arguments.encoders,
-                encoder_threads=arguments.encoder_threads,
-                shard_rows=arguments.shard_rows or SHARD_ROWS,
-                text_field=arguments.text_field,
-                id_field=arguments.id_field,
-                factory=arguments.factory,
-                metric=arguments.metric,
-                kept=arguments.keep,
-                target_recall=arguments.target_recall,
-                overwrite=arguments.overwrite,
-                restart=arguments.restart,
-                max_memory=arguments.max_memory,
-                threads=arguments.threads,
-                on_error=on_error,
-                progress=bar.update,
-            )
-    except KeyboardInterrupt:
-        raise CommandError(
-            EXIT_INTERRUPTED, f"interrupted: {left}, and the same command goes on from there"
-        ) from None
-    except InputError as error:
-        hint = "" if not error.skippable else " (--on-error skip leaves malformed lines out)"
-        raise CommandError(EXIT_USAGE, f"{error}{hint}; {left}") from None
-    except (ModelMismatchError, IndexExistsError, BuildError):
-        raise
-    except ValueError as error:  # the factory, the model
-        raise CommandError(EXIT_USAGE, str(error)) from None
+    with (
+        explained(lambda: left, ", and the same command goes on from there"),
+        ProgressBar(None) as bar,
+    ):
+        built = build_index(
+            path,
+            arguments.inputs,
+            arguments.model,
+            {"precision": arguments.precision, "device": arguments.device},
+            address=arguments.address,
+            shards=arguments.shards,
+            encoders=arguments.encoders,
+            encoder_threads=arguments.encoder_threads,
+            shard_rows=arguments.shard_rows or SHARD_ROWS,
+            text_field=arguments.text_field,
+            id_field=arguments.id_field,
+            **index_options(arguments),
+            on_error=skipped.on_error,
+            progress=bar.update,
+        )
     seconds = time.perf_counter() - begin
-    counts = ((built.blank, "blank text"), (skipped, "malformed line"))
-    left_out = "".join(f", {plural(count, what)} skipped" for count, what in counts if count)
     with Index.open(path) as index:
         info = index.info()
+    show_choice(arguments, info)
     show(
         f"{printable(path)}: {plural(built.documents, 'document')} in {seconds:.1f} s, {built.encoded:,} of them "
-        f"encoded now{left_out}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
+        f"encoded now{skipped.left_out(built.blank)}; "
+        f"{info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
     )
     return EXIT_OK
