@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -212,7 +213,7 @@ def export_parquet_file(root: Path, path: Path, *, progress: Callable[[Progress]
         if total == 0:
             raise InputError(str(root), "the index holds no document")
         rows = VectorTable(base.manifest.dimension)
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this export alone
         done = 0
         try:
             with temporary.open("xb") as file, write_parquet(file, rows.schema) as writer:
