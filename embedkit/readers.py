@@ -27,7 +27,7 @@ import numpy.typing as npt
 from embedkit.index.documents import Document, json_type
 from embedkit.index.errors import InputError
 from embedkit.index.ingest import OnError
-from embedkit.sources import FORMATS, STDIN, Format, Source, csv_rows, expand, tsv_rows
+from embedkit.sources import FORMATS, STDIN, Format, Source, csv_rows, expand, names_of, tsv_rows
 
 __all__ = ["FORMATS", "Corpus", "Format"]
 
@@ -90,10 +90,9 @@ class Corpus:
                 "and no field may hold vectors, too",
             )
         paths = expand(inputs)
-        names = [Path(path).name for path in paths]
-        if len(set(names)) < len(names):
-            names = paths  # the names go into the keys: tell a/x.txt from b/x.txt
-        sources = [Source(path, name, format, on_error) for path, name in zip(paths, names, strict=True)]
+        sources = [
+            Source(path, name, format, on_error) for path, name in zip(paths, names_of(paths), strict=True)
+        ]
         identities = [path if path == STDIN else os.path.realpath(path) for path in paths]
         for number, identity in enumerate(identities):
             if identity in identities[:number]:

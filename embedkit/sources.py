@@ -258,6 +258,12 @@ class Source:
             raise InputError(f"{self.path}:{row + 1}", f"the parquet data is damaged: {error}") from None
 
 
+def names_of(paths: list[str]) -> list[str]:
+    """What the keys of each file's documents begin with: its name, or all the path where names repeat."""
+    names = [os.path.basename(path) for path in paths]
+    return names if len(set(names)) == len(names) else paths  # tell a/x.txt from b/x.txt
+
+
 def _row_groups(metadata: Any, begin: int, end: int) -> tuple[list[int], int]:
     """The row groups of a parquet file that hold its rows ``begin`` to ``end``, and the first row of the first."""
     groups: list[int] = []

@@ -18,7 +18,7 @@ from pyarrow.parquet import ParquetFile
 
 from embedkit.index.errors import InputError
 from embedkit.index.ingest import OnError
-from embedkit.sources import Source, Span, expand
+from embedkit.sources import Source, Span, expand, names_of
 
 __all__ = ["File", "Piece", "digest", "files", "pieces_of", "source_of"]
 
@@ -71,10 +71,7 @@ def files(inputs: Sequence[str | os.PathLike[str]]) -> list[File]:
             raise InputError(path, f"on Ray, embedkit reads {', '.join(READ)} files")
         if path in paths[:number]:
             raise InputError(path, "the input is given twice")
-    names = [os.path.basename(path) for path in given]
-    if len(set(names)) < len(names):
-        names = given  # as in `Corpus`, so that keys are the same
-    return [_file(path, name) for path, name in zip(paths, names, strict=True)]
+    return [_file(path, name) for path, name in zip(paths, names_of(given), strict=True)]
 
 
 def _remote(url: str) -> list[str]:
