@@ -51,7 +51,7 @@ def measure(
     """Builds, grows and asks an index in ``folder``."""
     from embedkit import Encoder, Index
 
-    encoder = Encoder(*([str(options.model)] if options.model else []), device="cpu", threads=options.threads)
+    encoder = Encoder(options.model, device="cpu", threads=options.threads)
     first = stored[: options.build]
     encoder.encode(first[:2000])  # warm-up
     quarter = first[::4]
