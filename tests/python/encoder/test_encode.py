@@ -88,7 +88,7 @@ class TestAgainstSentenceTransformers:
         expected = reference(folder).encode(long_texts)
         assert_same_vectors(encoder.encode(long_texts), expected)
         result = Encoder(folder, precision="int8").encode(long_texts)
-        # Random weights are harder on eight bits than trained ones (test_real_model.py holds those).
+        # Random weights are harder on eight bits than trained ones (test_real_models.py holds those).
         assert (unit(result) * unit(expected)).sum(axis=1).min() >= 0.99
 
     def test_tokenizers_that_are_not_wordpiece(

@@ -69,7 +69,7 @@ def test_vectors(isa: str, expected: list[tuple[Path, np.ndarray]], tmp_path: Pa
         assert np.abs(fp32 - reference).max() <= 2e-6, SHAPES[i]
         assert (fp32.astype(np.float64) * reference).sum(axis=1).min() >= 0.999999, SHAPES[i]
         int8 = np.load(tmp_path / f"{i}-int8-1.npy")
-        # Random weights are harder on eight bits than trained ones (test_real_model.py holds those).
+        # Random weights are harder on eight bits than trained ones (test_real_models.py holds those).
         assert (int8 * reference).sum(axis=1).mean() >= 0.99, SHAPES[i]
         for precision, alone in (("fp32", fp32), ("int8", int8)):
             np.testing.assert_array_equal(np.load(tmp_path / f"{i}-{precision}-2.npy"), alone)

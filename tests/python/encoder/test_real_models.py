@@ -1,9 +1,10 @@
-"""all-MiniLM-L6-v2 itself: run with EMBEDKIT_TEST_MODEL=FOLDER pytest -m model."""
+"""Trained models themselves: run with EMBEDKIT_TEST_MODEL=FOLDER (and the others of ``MODELS``) pytest -m model."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,21 @@ import pytest
 from embedkit import Encoder
 
 pytestmark = pytest.mark.model
+
+# What names the folder, and the least mean cosine of its int8 vectors to the exact ones.
+MODELS = {
+    "EMBEDKIT_TEST_MODEL": 0.998,  # all-MiniLM-L6-v2
+    "EMBEDKIT_TEST_MPNET": 0.992,  # all-mpnet-base-v2: few wide columns; its STS average does not suffer
+    "EMBEDKIT_TEST_E5": 0.998,  # multilingual-e5-small: BERT's layers, the tokenizer of XLM-R
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> tuple[Path, float]:
+    folder = os.environ.get(request.param)
+    if not folder:
+        pytest.skip(f"{request.param} does not name a model folder")
+    return Path(folder), MODELS[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +38,19 @@ def int8_folder(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.filterwarnings("ignore:.*longer than max_length")
-def test_fp32_vectors(real_model: Path, texts: list[str]) -> None:
+def test_fp32_vectors(model: tuple[Path, float], texts: list[str]) -> None:
     transformer = pytest.importorskip("sentence_transformers").SentenceTransformer
-    expected = transformer(str(real_model), device="cpu").encode(texts).astype(np.float64)
-    result = Encoder(real_model).encode(texts).astype(np.float64)
-    assert np.abs(result - expected).max() <= 2e-6
+    other = ["今天天气真好", "Über allen Gipfeln ist Ruh", "नमस्ते शांति", "ﬁ ① two  spaces\ttab"]
+    reference = transformer(str(model[0]), device="cpu").float()
+    expected = reference.encode([*texts, *other]).astype(np.float64)
+    result = Encoder(model[0], precision="fp32").encode([*texts, *other]).astype(np.float64)
+    assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    result /= np.linalg.norm(result, axis=1, keepdims=True)
     assert (result * expected).sum(axis=1).min() >= 0.999999
 
 
-def test_int8_vectors(real_model: Path, int8_folder: Path) -> None:
+def test_int8_vectors(model: tuple[Path, float]) -> None:
     questions = """How do I learn to play the piano? | What is the best way to cook rice without a pot?
         Why is the sky blue at noon and red in the evening? | Which phone should I buy under 300 dollars?
         Can a dog eat chocolate? | What happens to the money when a bank goes out of business?
@@ -40,8 +60,11 @@ def test_int8_vectors(real_model: Path, int8_folder: Path) -> None:
         What does a software engineer do all day? | Should I rent or buy a house in a small city?
         How can I improve my handwriting? | When did the last mammoths die out, and why?"""
     texts = [text.strip() for line in questions.splitlines() for text in line.split("|")]
-    exact = Encoder(real_model).encode(texts)
-    assert (exact * Encoder(int8_folder).encode(texts)).sum(axis=1).mean() >= 0.998
+    exact, quantised = (
+        Encoder(model[0], precision=precision).encode(texts, normalize_embeddings=True)
+        for precision in ("fp32", "int8")
+    )
+    assert (exact * quantised).sum(axis=1).mean() >= model[1]
 
 
 def test_folder_is_small(int8_folder: Path) -> None:
