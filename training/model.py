@@ -174,7 +174,7 @@ class SentenceModel(nn.Module):
 
     def hidden(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Token vectors (tokens, hidden_size), fp32, of ``input_ids (tokens,)`` cut at ``cu_seqlens (n + 1,)``."""
-        grid = packed.grid_of(cu_seqlens)
+        grid = packed.blocks_of(cu_seqlens) if self._packed else packed.grid_of(cu_seqlens)
         arguments: dict[str, Any]
         if self._packed:
             starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
@@ -193,7 +193,7 @@ class SentenceModel(nn.Module):
             }
         with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
             output = self.backbone(**arguments).last_hidden_state
-        return (output[0, : len(input_ids)] if self._packed else packed.collect(output, grid)).float()
+        return (output[0, : len(input_ids)] if self._packed else packed.collect([output], grid)).float()
 
     def forward(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Sentence vectors (n, dimension) of a packed batch."""

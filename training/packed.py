@@ -2,50 +2,86 @@
 
 A packed batch is one row of token ids, ``input_ids (tokens,)``, with ``cu_seqlens (n + 1,)``, the prefix sums of
 the lengths. Everything in a transformer but the attention works on single tokens and needs no change; the attention
-spreads its queries, keys and values over a padded ``(n, heads, longest, head_size)`` grid and collects the result
-again. It is registered with transformers as an attention implementation and reads the grid from the keyword
-arguments that the model hands through to it.
+spreads its queries, keys and values over padded ``(n, heads, longest, head_size)`` blocks, one for each range of
+lengths, and collects the result again. It is registered with transformers as an attention implementation and reads
+the blocks from the keyword arguments that the model hands through to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["NAME", "Grid", "grid_of", "pad", "register", "supports"]
+__all__ = ["NAME", "Block", "Grid", "blocks_of", "grid_of", "pad", "register", "supports"]
 
 NAME = "embedkit_packed"
+
+
+class Block(NamedTuple):
+    """Texts that are padded to the longest of them.
+
+    Attributes:
+        shape: (n, longest).
+        mask: (n, 1, 1, longest) bool, True for a token; None when all texts have the same length.
+    """
+
+    shape: tuple[int, int]
+    mask: Tensor | None
 
 
 class Grid(NamedTuple):
     """Where the tokens of a packed batch lie in its padded form.
 
     Attributes:
-        cells: (tokens,) index of each token in the flattened (n * longest) grid.
-        shape: (n, longest).
-        mask: (n, 1, 1, longest) bool, True for a token; None when all texts have the same length.
+        cells: (tokens,) index of each token in the flattened blocks, which follow one another.
+        blocks: each text is in one of them.
     """
 
     cells: Tensor
-    shape: tuple[int, int]
-    mask: Tensor | None
+    blocks: tuple[Block, ...]
 
 
 def grid_of(cu_seqlens: Tensor) -> Grid:
-    """The grid of a packed batch; ``cu_seqlens (n + 1,)``."""
-    lengths = cu_seqlens.diff()
-    n, longest = len(lengths), int(lengths.max()) if len(lengths) else 0
-    offsets = torch.arange(n, device=cu_seqlens.device) * longest - cu_seqlens[:-1]
-    cells = torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device) + offsets.repeat_interleave(lengths)
-    mask = torch.arange(longest, device=cu_seqlens.device) < lengths[:, None]
-    return Grid(cells, (n, longest), None if bool(mask.all()) else mask[:, None, None, :])
+    """All texts of a packed batch in one block, in their order; ``cu_seqlens (n + 1,)``."""
+    return _grid(cu_seqlens, np.zeros(len(cu_seqlens) - 1, np.int64))
+
+
+def blocks_of(cu_seqlens: Tensor) -> Grid:
+    """A block for each range of lengths, half an octave wide; ``cu_seqlens (n + 1,)``.
+
+    Scores take the square of a block's longest text for each of its texts, so that one long text would make those
+    of a hundred short ones dear.
+    """
+    lengths = cu_seqlens.diff().cpu().numpy()
+    return _grid(cu_seqlens, np.ceil(2 * np.log2(np.maximum(lengths, 8))).astype(np.int64))
+
+
+def _grid(cu_seqlens: Tensor, kind_of_text: np.ndarray[Any, Any]) -> Grid:
+    lengths = cu_seqlens.diff().cpu().numpy()
+    starts = np.empty_like(lengths)
+    blocks, offset = [], 0
+    for kind in np.unique(kind_of_text):
+        texts = np.flatnonzero(kind_of_text == kind)
+        n, longest = len(texts), int(lengths[texts].max())
+        starts[texts] = offset + np.arange(n) * longest
+        offset += n * longest
+        mask = np.arange(longest) < lengths[texts, None]
+        block_mask = None if mask.all() else torch.from_numpy(mask[:, None, None, :]).to(cu_seqlens.device)
+        blocks.append(Block((n, longest), block_mask))
+    first = np.repeat(starts - cu_seqlens[:-1].cpu().numpy(), lengths)
+    return Grid(torch.from_numpy(np.arange(len(first)) + first).to(cu_seqlens.device), tuple(blocks))
 
 
 def pad(x: Tensor, grid: Grid, value: int) -> Tensor:
-    """``x (tokens,)`` to ``(n, longest)``, ``value`` where a text has ended: for models that take no packed batch."""
-    n, longest = grid.shape
+    """``x (tokens,)`` to ``(n, longest)``, ``value`` where a text has ended: for models that take no packed batch.
+
+    ``grid`` is of one block (`grid_of`).
+    """
+    ((n, longest), _) = grid.blocks[0] if grid.blocks else Block((0, 0), None)
     return x.new_full((n * longest,), value).index_copy_(0, grid.cells, x).view(n, longest)
 
 
@@ -82,15 +118,17 @@ class _Collect(torch.autograd.Function):
         return grads[0].new_zeros((ctx.size, grads[0].shape[1])).index_copy_(0, cells, grads[0]), None
 
 
-def spread(x: Tensor, grid: Grid) -> Tensor:
-    """``x (tokens, d)`` to ``(n, longest, d)``, zeros where a text has ended."""
-    n, longest = grid.shape
-    return _Spread.apply(x, grid.cells, n * longest).view(n, longest, -1)
+def spread(x: Tensor, grid: Grid) -> tuple[Tensor, ...]:
+    """``x (tokens, d)`` to ``(n, longest, d)`` for each block, zeros where a text has ended."""
+    sizes = [n * longest for (n, longest), _ in grid.blocks]
+    cells = _Spread.apply(x, grid.cells, sum(sizes)).split(sizes)
+    return tuple(part.view(*block.shape, -1) for part, block in zip(cells, grid.blocks, strict=True))
 
 
-def collect(x: Tensor, grid: Grid) -> Tensor:
-    """``x (n, longest, d)`` to the tokens that are there: (tokens, d)."""
-    return _Collect.apply(x.flatten(0, 1), grid.cells)
+def collect(blocks: Sequence[Tensor], grid: Grid) -> Tensor:
+    """``(n, longest, d)`` for each block to the tokens that are there: (tokens, d)."""
+    cells = [block.flatten(0, 1) for block in blocks]
+    return _Collect.apply(cells[0] if len(cells) == 1 else torch.cat(cells), grid.cells)
 
 
 def _attention(
@@ -112,19 +150,19 @@ def _attention(
         )
     heads, tokens, size = query.shape[1:]
 
-    def grid_form(x: Tensor) -> Tensor:
+    def block_form(x: Tensor) -> list[Tensor]:
         rows = x[0].transpose(0, 1)[: len(grid.cells)].flatten(1)
-        return spread(rows, grid).view(*grid.shape, heads, size).transpose(1, 2)
+        return [part.unflatten(2, (heads, size)).transpose(1, 2) for part in spread(rows, grid)]
 
-    mixed = torch.nn.functional.scaled_dot_product_attention(
-        grid_form(query),
-        grid_form(key),
-        grid_form(value),
-        attn_mask=grid.mask,
-        dropout_p=dropout,
-        scale=scaling,
-    )
-    found = collect(mixed.transpose(1, 2).flatten(2), grid)
+    mixed = [
+        torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=block.mask, dropout_p=dropout, scale=scaling
+        )
+        .transpose(1, 2)
+        .flatten(2)
+        for q, k, v, block in zip(*map(block_form, (query, key, value)), grid.blocks, strict=True)
+    ]
+    found = collect(mixed, grid)
     idle = tokens - len(grid.cells)
     return torch.nn.functional.pad(found, (0, 0, 0, idle)).view(1, tokens, heads, size), None
 

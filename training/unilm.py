@@ -113,11 +113,8 @@ class UnilmModel(SentenceModel):
             The texts' vectors (n, dimension), and -log p(target | text) summed over the tokens of each target,
             its [SEP] included, (n,).
         """
-        grid = packed.grid_of(cu_seqlens)
-        n, longest = grid.shape
-        ids = input_ids.new_full((n * longest,), self.backbone.config.pad_token_id or 0)
-        ids[grid.cells] = input_ids
-        ids = ids.view(n, longest)
+        ids = packed.pad(input_ids, packed.grid_of(cu_seqlens), self.backbone.config.pad_token_id or 0)
+        n, longest = ids.shape
         columns = torch.arange(longest, device=ids.device)
         lengths = cu_seqlens.diff()
         with torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None):

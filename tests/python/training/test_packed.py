@@ -71,6 +71,22 @@ def test_token_vectors_and_gradients_are_those_of_single_texts(kind: str, tmp_pa
     assert moved > 20
 
 
+def test_blocks_hold_each_token_once_and_texts_of_like_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, 300)
+    cu_seqlens = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    grid = packed.blocks_of(cu_seqlens)
+    x = torch.randn(int(lengths.sum()), 3)
+    blocks = packed.spread(x, grid)
+    assert torch.equal(packed.collect(blocks, grid), x)
+    assert sum(len(block) for block in blocks) == 300 and len(blocks) < 12
+    for values, (shape, mask) in zip(blocks, grid.blocks, strict=True):
+        assert tuple(values.shape[:2]) == shape
+        present = torch.ones(shape, dtype=torch.bool) if mask is None else mask[:, 0, 0]
+        assert torch.equal(values.abs().sum(-1) > 0, present)
+        assert shape[1] <= max(8, 1.5 * int(present.sum(1).min()))
+    assert len(packed.grid_of(cu_seqlens).blocks) == 1
+
+
 def test_what_is_packed() -> None:
     """transformers 5 packs these; 4.48 has no attention interface, and then all are padded."""
     configs = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
