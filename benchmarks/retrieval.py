@@ -531,7 +531,7 @@ def main() -> None:
     cranfield: list[dict[str, Any]] = []
     precisions = {}
     for name, folder in models_of(options):
-        full = Encoder(folder, precision=options.precision, threads=1)
+        full = Encoder(folder, precision=options.precision)
         precisions[name] = full.describe()["precision"]
         vectors = vectors_of(asked, full, options.work)
         judged_vectors = None if abstracts is None else vectors_of(abstracts, full, options.work)

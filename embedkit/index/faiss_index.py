@@ -70,11 +70,12 @@ def resolve_factory(factory: str, rows: int) -> str:
 
 
 def default_nprobe(nlist: int) -> int:
-    """Lists that a search visits unless told otherwise: √nlist of them, but at least 8.
+    """Lists that a search visits unless told otherwise: a sixteenth of them, but at least 8.
 
-    On 83,222 questions (all-MiniLM-L6-v2, 1,153 lists) that is 34 lists, and recall@10 is 0.975.
+    recall@10 (all-MiniLM-L6-v2) is 0.987 for 83,222 questions and 0.957 for 500,000 mixed sentences, whose nearest
+    neighbours are far; √nlist lists would give 0.975 and 0.856.
     """
-    return min(nlist, max(8, round(math.sqrt(nlist))))
+    return min(nlist, max(8, nlist // 16))
 
 
 def create_index(factory: str, dimension: int) -> Any:

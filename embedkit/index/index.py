@@ -113,7 +113,7 @@ class Index(Searcher):
             documents: texts (their ids are "0", "1", …) or `Document` objects.
             encoder: makes the vectors.
             factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents,
-                and from there an inverted file ``IVF{4·√n},Flat`` of which a search visits √nlist lists.
+                and from there an inverted file ``IVF{4·√n},Flat`` of which a search visits a sixteenth.
             metric: "cosine" (vectors are normalised) or "dot".
             kept: how the vectors are kept beside codes that lose some of them, for re-ranking, filters and
                 compaction: "fp32" or "int8".

@@ -105,7 +105,7 @@ def test_auto_is_an_inverted_file_from_20000_on(tmp_path):
     texts = [str(number) for number in range(len(vectors))]
     with Index.build(tmp_path / "ivf", texts, Vectors(vectors)) as index:
         info = index.info()
-        assert (info["factory"], info["nlist"], info["nprobe"]) == ("IVF512,Flat", 512, 23)
+        assert (info["factory"], info["nlist"], info["nprobe"]) == ("IVF512,Flat", 512, 32)
         _, rows = index.search_vectors(vectors[:200], k=1)
         assert (rows[:, 0] == np.arange(200)).all()
         exact = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :10]
