@@ -174,7 +174,7 @@ class Searcher:
         )
         effort = generation.effort(nprobe, ef, rescore)
         count = min(k, generation.manifest.documents)
-        with faiss_threads(self._threads):
+        with faiss_threads(self._threads, len(vectors)):
             if hybrid and texts is not None:
                 scores, rows = hybrid_rows(generation, texts, vectors, k=count, effort=effort, chosen=chosen)
             else:
@@ -211,9 +211,7 @@ class Searcher:
         chosen = None if where is None else generation.choose(where)
         count = min(k, generation.manifest.documents)
         effort = generation.effort(nprobe, ef, rescore)
-        if self._threads is None:
-            return generation.search(vectors, count, effort, chosen)
-        with faiss_threads(self._threads):
+        with faiss_threads(self._threads, len(vectors)):
             return generation.search(vectors, count, effort, chosen)
 
     def search_stream(
@@ -260,7 +258,7 @@ class Searcher:
             return (texts, check_vectors(np.asarray(vectors, np.float32), manifest)), within
 
         def find(block: tuple[list[str], Float32Array]) -> tuple[Float32Array, Int64Array]:
-            with faiss_threads(self._threads):
+            with faiss_threads(self._threads, len(block[1])):
                 if hybrid:
                     return hybrid_rows(generation, *block, k=count, effort=effort, chosen=chosen)
                 return generation.search(block[1], count, effort, chosen)
