@@ -480,8 +480,9 @@ def question_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """MRR@10 against time: a line for each model and kind of index, a point for each dimension."""
+    """MRR@10 against time: a colour for each model, a marker for each kind of index, a point for each dimension."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
@@ -489,15 +490,16 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
     lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         lines.setdefault((row["model"], row["kind"]), []).append(row)
-    markers = "osD^vP*X"
-    for number, ((model, kind), points) in enumerate(lines.items()):
+    colours = {model: f"C{number}" for number, model in enumerate(dict.fromkeys(model for model, _ in lines))}
+    markers = dict(zip(dict.fromkeys(kind for _, kind in lines), "osD^v", strict=False))
+    for (model, kind), points in lines.items():
         x = [point["ms_per_1000"].median for point in points]
         y = [point["mrr_at_10"] for point in points]
-        axes.plot(x, y, marker=markers[number % len(markers)], label=f"{model}, {kind}")
-        for point, at in zip(points, zip(x, y, strict=True), strict=True):
-            axes.annotate(
-                str(point["dimension"]), at, xytext=(5, -10), textcoords="offset points", fontsize=7
-            )
+        axes.plot(x, y, marker=markers[kind], color=colours[model])
+    best = {(row["kind"], row["dimension"]): row for row in sorted(rows, key=lambda row: row["mrr_at_10"])}
+    for (_, dimension), row in best.items():
+        at = (row["ms_per_1000"].median, row["mrr_at_10"])
+        axes.annotate(str(dimension), at, xytext=(-4, 7), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
@@ -506,7 +508,9 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
     axes.set_ylabel("MRR@10")
     axes.set_title(title, fontsize=10)
     axes.grid(which="both", alpha=0.25)
-    axes.legend(fontsize=7)
+    keys = [Line2D([], [], color=colour, label=model) for model, colour in colours.items()]
+    keys += [Line2D([], [], color="grey", marker=marker, label=kind) for kind, marker in markers.items()]
+    axes.legend(handles=keys, fontsize=8)
     figure.savefig(path)
 
 
