@@ -173,8 +173,10 @@ class IndexMachine(RuleBasedStateMachine):
             best = np.sort(scores)[::-1][: len(hits)]
             if self.factory in ("Flat", "IVF4,Flat") or (FEW and self.factory != "HNSW8"):
                 np.testing.assert_allclose([hit.score for hit in hits], best, atol=1e-5)
-            elif len(hits):  # a graph, or the codes of many, may miss one
-                assert np.mean([hit.score for hit in hits]) >= np.mean(best) - 0.15
+            elif len(
+                hits
+            ):  # a graph, or the codes of many, may miss one: RaBitQ has 16 bits for 200,000 vectors
+                assert np.mean([hit.score for hit in hits]) >= np.mean(best) - (0.15 if FEW else 0.4)
 
     def teardown(self):
         if hasattr(self, "index"):
