@@ -6,8 +6,8 @@ The last 1,000 texts ask, the others (500,000 by default) are stored: `--build` 
 before and after which `Encoder.encode` is timed on a quarter of them; the rest is added, and all is compacted to
 one segment. Then one text at a time goes from text to hits (`Index.search`), and all queries in one
 call, of which encoding and Faiss alone are measured too: what is left is embedkit's own. Recall is against a search
-of all lists. Last, the index is compacted to 4-bit codes, as `--target-recall` chooses at this size, tuned to a recall
-of 0.95, and asked again.
+of all lists. Last, the index is compacted to 4-bit codes (one of the kinds that `--target-recall` tries), tuned to a
+recall of 0.95, and asked again.
 """
 
 import argparse
