@@ -9,16 +9,19 @@ the blocks from the keyword arguments that the model hands through to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 __all__ = ["NAME", "Block", "Grid", "blocks_of", "grid_of", "pad", "register", "supports"]
 
 NAME = "embedkit_packed"
+
+Lengths = npt.NDArray[np.integer[Any]]
 
 
 class Block(NamedTuple):
@@ -47,7 +50,7 @@ class Grid(NamedTuple):
 
 def grid_of(cu_seqlens: Tensor) -> Grid:
     """All texts of a packed batch in one block, in their order; ``cu_seqlens (n + 1,)``."""
-    return _grid(cu_seqlens, np.zeros(len(cu_seqlens) - 1, np.int64))
+    return _grid(cu_seqlens, np.zeros_like)
 
 
 def blocks_of(cu_seqlens: Tensor) -> Grid:
@@ -56,24 +59,25 @@ def blocks_of(cu_seqlens: Tensor) -> Grid:
     Scores take the square of a block's longest text for each of its texts, so that one long text would make those
     of a hundred short ones dear.
     """
-    lengths = cu_seqlens.diff().cpu().numpy()
-    return _grid(cu_seqlens, np.ceil(2 * np.log2(np.maximum(lengths, 8))).astype(np.int64))
+    return _grid(cu_seqlens, lambda lengths: np.ceil(2 * np.log2(np.maximum(lengths, 8))))
 
 
-def _grid(cu_seqlens: Tensor, kind_of_text: np.ndarray[Any, Any]) -> Grid:
-    lengths = cu_seqlens.diff().cpu().numpy()
-    starts = np.empty_like(lengths)
+def _grid(cu_seqlens: Tensor, kind: Callable[[Lengths], Any]) -> Grid:
+    """The grid in which texts of one ``kind(lengths)`` share a block."""
+    device, ends = cu_seqlens.device, cu_seqlens.cpu().numpy()
+    lengths = np.diff(ends)
+    kinds, starts = kind(lengths), np.empty_like(lengths)
     blocks, offset = [], 0
-    for kind in np.unique(kind_of_text):
-        texts = np.flatnonzero(kind_of_text == kind)
+    for one in np.unique(kinds):
+        texts = np.flatnonzero(kinds == one)
         n, longest = len(texts), int(lengths[texts].max())
         starts[texts] = offset + np.arange(n) * longest
         offset += n * longest
         mask = np.arange(longest) < lengths[texts, None]
-        block_mask = None if mask.all() else torch.from_numpy(mask[:, None, None, :]).to(cu_seqlens.device)
+        block_mask = None if mask.all() else torch.from_numpy(mask[:, None, None, :]).to(device)
         blocks.append(Block((n, longest), block_mask))
-    first = np.repeat(starts - cu_seqlens[:-1].cpu().numpy(), lengths)
-    return Grid(torch.from_numpy(np.arange(len(first)) + first).to(cu_seqlens.device), tuple(blocks))
+    cells = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+    return Grid(torch.from_numpy(cells).to(device), tuple(blocks))
 
 
 def pad(x: Tensor, grid: Grid, value: int) -> Tensor:

@@ -5,12 +5,13 @@ principal components of a sample of them. The released code fits on 40,000 sente
 
 Our own addition: of several teachers, e is their vectors one after another.
 
-Three things are kept in the cache folder, shared by runs with other seeds, dimensions or parts of the data:
+Four things are kept in the cache folder, shared by runs with other seeds, dimensions or parts of the data:
 
 * ``vectors-…/``: the vectors e of each text that was ever asked for, in blocks that appear whole or not at
   all: a process that is killed loses one block;
 * ``pca-….npz``: W_t and the mean;
-* ``targets-….npy``: h_t of the texts of a task, in their order, which training maps into memory.
+* ``targets-….npy``: h_t of the texts of a task, in their order, which training maps into memory;
+* ``related-….npy``: neighbours of the texts of a task, see `embedkit.training.mine`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +35,7 @@ from embedkit import Encoder
 from embedkit.inputs import progress
 
 from .linear_map import LinearMap, fit
+from .mine import mine
 
 __all__ = ["STORAGES", "TeacherOptions", "Teachers", "VectorStore"]
 
@@ -41,6 +44,7 @@ _LOG = logging.getLogger("embedkit")
 _BLOCK = 2048  # texts of a block: what a killed process loses
 _CHUNK = 16384  # rows projected at once
 _KEY = 16  # bytes of a text's hash
+_MINE_DIMENSION = 256  # of the vectors among which neighbours are looked up
 _SEED = 0  # of the sample that PCA sees: the same for every run, so that runs share the teacher
 
 Keys = npt.NDArray[np.uint8]
@@ -55,11 +59,21 @@ class TeacherOptions:
         path: folder or Hub name of a model that `embedkit.Encoder` loads.
         precision: ``fp32``, ``int8``, or ``auto`` for that of the folder.
         max_length: tokens a text may have, special tokens counted; None for the folder's own.
+        prompt: put before each text, as the model's card says (``"query: "``).
+        weight: scales the vectors of unit length to this share beside the other teachers, all brought to the
+            same variance; None takes the vectors as they come.
     """
 
     path: str
     precision: str = "auto"
     max_length: int | None = None
+    prompt: str = ""
+    weight: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.weight is not None and not 0 < self.weight < math.inf:
+            raise ValueError(f"a teacher's weight must be positive, not {self.weight}")
 
 
 class VectorStore:
@@ -69,10 +83,11 @@ class VectorStore:
     its texts. The hashes are written last and by renaming: a block without them is not there.
     """
 
-    def __init__(self, folder: Path, storage: str) -> None:
-        """Open the store, or make it; ``storage`` is the type of the vectors on disk."""
+    def __init__(self, folder: Path, storage: str, prompt: str = "") -> None:
+        """Open the store, or make it; ``storage`` is the type of the vectors on disk, ``prompt`` precedes texts."""
         self.folder = folder
         self._storage = storage
+        self._prompt = prompt
         folder.mkdir(parents=True, exist_ok=True)
         self._rows: dict[bytes, int] = {}
         self._blocks: list[npt.NDArray[Any]] = []
@@ -80,11 +95,11 @@ class VectorStore:
         self._load()
 
     @classmethod
-    def of(cls, encoder: Encoder, cache: Path, storage: str) -> VectorStore:
+    def of(cls, encoder: Encoder, cache: Path, storage: str, prompt: str = "") -> VectorStore:
         """The store of an encoder's vectors in a cache folder: whatever moves a vector is in its name."""
         about = encoder.describe()
-        key = _digest(about["fingerprint"], about["precision"], about["max_length"])
-        return cls(cache / f"vectors-{key}-{storage}", storage)
+        key = _digest(about["fingerprint"], about["precision"], about["max_length"], prompt)
+        return cls(cache / f"vectors-{key}-{storage}", storage, prompt)
 
     def __len__(self) -> int:
         """The number of texts."""
@@ -114,7 +129,7 @@ class VectorStore:
             _LOG.info("%s: %d of %d texts are to be encoded", self.folder.name, len(missing), len(texts))
             first = 0
             with progress(len(missing), None) as advance:
-                for vectors in encoder.encode_iter(missing, block_size=_BLOCK):
+                for vectors in encoder.encode_iter(missing, prompt=self._prompt, block_size=_BLOCK):
                     keys = text_keys(missing[first : first + len(vectors)])
                     self._write(vectors, keys)
                     first += len(vectors)
@@ -179,7 +194,11 @@ class Teachers:
             Encoder(teacher.path, precision=teacher.precision, max_length=teacher.max_length)
             for teacher in teachers
         ]
-        self._stores = [VectorStore.of(encoder, cache, storage) for encoder in self._encoders]
+        self._stores = [
+            VectorStore.of(encoder, cache, storage, teacher.prompt)
+            for encoder, teacher in zip(self._encoders, teachers, strict=True)
+        ]
+        self._weights = [teacher.weight for teacher in teachers]
         self._map: LinearMap | None = None
         self._map_key = ""
 
@@ -213,15 +232,13 @@ class Teachers:
             sample = [distinct[i] for i in np.sort(drawn)]
         else:
             sample = distinct
-        self._map_key = _digest(
-            [store.folder.name for store in self._stores], _text_digest(sample), dimension, center
-        )
+        self._map_key = _digest(self._names(), _text_digest(sample), dimension, center)
         path = self._cache / f"pca-{self._map_key}.npz"
         self._add(distinct)
         if not path.is_file():
             with _locked(path.with_suffix(".lock")):
                 if not path.is_file():
-                    fitted = fit(self._read(sample), dimension, center=center)
+                    fitted = self._fit(self._read(sample), dimension, center)
                     _write_whole(path, lambda file: np.savez(file, weight=fitted.weight, mean=fitted.mean))
         with np.load(path) as stored:
             self._map = LinearMap(stored["weight"], stored["mean"])
@@ -240,17 +257,51 @@ class Teachers:
         mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r")
         return mapped
 
+    def related(self, texts: Sequence[str]) -> Rows:
+        """`mine` for distinct texts: (m, 3) rows of them, mapped read-only; kept in the cache."""
+        path = self._cache / f"related-{_digest(self._names(), _text_digest(texts))}.npy"
+        if not path.is_file():
+            self.fit(texts, min(_MINE_DIMENSION, self.dimension, len(texts) - 1), center=False)
+            vectors = self.targets(texts)
+            with _locked(path.with_suffix(".lock")):
+                if not path.is_file():
+                    _write_array(path, mine(vectors))
+        rows: Rows = np.load(path, mmap_mode="r")
+        return rows
+
     def close(self) -> None:
         """Give back the teachers' memory; what was computed can still be read."""
         for encoder in self._encoders:
             encoder.close()
 
+    def _names(self) -> list[Any]:
+        return [
+            [store.folder.name, weight] for store, weight in zip(self._stores, self._weights, strict=True)
+        ]
+
     def _add(self, texts: Sequence[str]) -> None:
         for store, encoder in zip(self._stores, self._encoders, strict=True):
             store.add(texts, encoder)
 
+    def _fit(self, vectors: npt.NDArray[np.float32], dimension: int, center: bool) -> LinearMap:
+        """The components of the weighted vectors, as a map of the vectors themselves."""
+        scales = np.ones(vectors.shape[1], np.float32)
+        start = 0
+        for store, weight in zip(self._stores, self._weights, strict=True):
+            columns = slice(start, start := start + store.dimension)
+            if weight is not None:
+                scales[columns] = weight / math.sqrt(vectors[:, columns].var(0).sum())
+        fitted = fit(vectors * scales, dimension, center=center)
+        return LinearMap(fitted.weight * scales[:, None], fitted.mean / scales)
+
     def _read(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        return np.concatenate([store.read(store.rows(texts)) for store in self._stores], axis=1)
+        parts = []
+        for store, weight in zip(self._stores, self._weights, strict=True):
+            vectors = store.read(store.rows(texts))
+            if weight is not None:
+                vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            parts.append(vectors)
+        return np.concatenate(parts, axis=1)
 
     def _write_targets(self, path: Path, texts: Sequence[str], projection: LinearMap) -> None:
         part = path.with_name(f".{path.name}")

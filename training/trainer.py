@@ -66,7 +66,9 @@ def train(
     dev = {task: read(source, root=root) for task, source in recipe.evaluation.dev.items()}
     _check_dev(tables, dev)
     kind = objective_class(recipe.objective_name)
-    tables = kind.expand(recipe.objective, tables, root)
+    cache = cache or output / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    tables = kind.expand(recipe.objective, tables, root, cache)
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
     if (recipe.evaluation.sts_dev or recipe.evaluation.test) and not hasattr(encoder, "encode"):
         raise ValueError(
@@ -74,7 +76,6 @@ def train(
             "model that has none; leave them out"
         )
     objective = kind(encoder, recipe.objective, tables)
-    cache = cache or output / "cache"
     run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
     checks = run.check_data()
     history = run.train()
@@ -115,7 +116,6 @@ class _Run:
         self.recipe, self.objective, self.output = recipe, objective, output
         self._tables, self._dev_tables, self._root = tables, dev, root
         options, length = recipe.training, recipe.model.max_length
-        cache.mkdir(parents=True, exist_ok=True)
         folder = objective.encoder.tokenizer_folder
         self.examples = Examples(objective, tables, folder, length, cache)
         self.dev = Examples(objective, dev, folder, length, cache) if dev else None

@@ -20,6 +20,7 @@ __all__ = [
     "Arrays",
     "Batch",
     "Objective",
+    "check_matryoshka",
     "check_scores",
     "class_names",
     "first_row",
@@ -82,15 +83,16 @@ class Objective(nn.Module):
         return self.fields
 
     @classmethod
-    def expand(cls, options: Any, tables: Mapping[str, Table], root: Path) -> dict[str, Table]:
+    def expand(cls, options: Any, tables: Mapping[str, Table], root: Path, cache: Path) -> dict[str, Table]:
         """The training data with what the objective adds to them before anything is tokenized (augmentation).
 
         Args:
             options: an instance of `Options`.
             tables: the training data by task, as read.
             root: where relative paths start.
+            cache: as in `prepare`.
         """
-        del options, root
+        del options, root, cache
         return dict(tables)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
@@ -156,6 +158,18 @@ class Objective(nn.Module):
     def save(self, folder: Path) -> None:
         """Write the model folder."""
         self.encoder.save(folder)
+
+
+def check_matryoshka(dimensions: Sequence[int], width: int | None = None) -> None:
+    """Check the option ``matryoshka``: dimensions to which vectors of ``width``, where it is known, can be truncated.
+
+    Raises:
+        ValueError: one is not positive, or not below ``width``.
+    """
+    if min(dimensions, default=1) < 1:
+        raise ValueError(f"objective.matryoshka must hold positive dimensions, not {dimensions}")
+    if width is not None and max(dimensions, default=0) >= width:
+        raise ValueError(f"objective.matryoshka {dimensions}: give less than the {width} of the vectors")
 
 
 def gather(x: Tensor) -> Tensor:

@@ -8,31 +8,59 @@ h_t = W_t^T (e_t - mean), of which `embedkit.training.teacher` tells:
 
 The paper's projection is linear, that of the released models ends with a tanh:
 ``model.projection.activation``.
+
+Our own addition, ``similarity``: the student also learns how similar the teacher finds the texts of a batch, and most
+of all those of one example (a premise and its hypotheses), which random sentences tell it little of.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..augment import augment_wordnet, read_paraphrases
 from ..data.readers import Table
+from ..linear_map import fit
 from ..model import SentenceModel
 from ..teacher import STORAGES, TeacherOptions, Teachers
-from .base import Arrays, Objective
+from .base import Arrays, Objective, check_matryoshka
 
-__all__ = ["Augmentation", "Hpd", "HpdOptions", "projective_loss"]
+__all__ = ["Augmentation", "Hpd", "HpdOptions", "projective_loss", "similarity_loss"]
+
+_GROUP = ("text", "near", "far")  # the fields of a mined example
+_START_SAMPLES = 20_000  # sentences whose principal components the projection starts from
 
 
 def projective_loss(student: Tensor, teacher: Tensor, reduction: str) -> Tensor:
     """The mean over sentences of squared distances of (batch, d) vectors: components added or averaged."""
     squares = (student - teacher).square()
     return squares.sum(1).mean() if reduction == "sum" else squares.mean()
+
+
+def similarity_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """The mean squared difference of student's and teacher's cosines.
+
+    The mean over all pairs of texts, plus, if examples have several texts, that over the pairs of one example.
+
+    Args:
+        student, teacher: (texts of an example, batch, d), of any length.
+    """
+    texts, batch = student.shape[:2]
+    ours, theirs = (functional.normalize(x.flatten(0, 1).float(), dim=-1) for x in (student, teacher))
+    error = (ours @ ours.t() - theirs @ theirs.t()).square()
+    loss = error.sum() / max(len(error) * (len(error) - 1), 1)  # the diagonal is 0
+    if texts > 1:
+        own = error.view(texts, batch, texts, batch).diagonal(dim1=1, dim2=3)
+        loss = loss + own.sum() / (batch * texts * (texts - 1))
+    return loss
 
 
 @dataclass(frozen=True)
@@ -67,7 +95,14 @@ class HpdOptions:
         center: whether the teacher's mean is subtracted; not so in the released code.
         reduction: ``sum`` over the components (the paper) or ``mean`` (the released code).
         augment: copies of the sentences, or None.
+        mine: each single text becomes an example of three, with two of its neighbours (`embedkit.training.mine`).
         storage: type of the teacher's vectors on disk, ``float16`` or ``float32``.
+        pca_start: start the student's projection from the principal components of its own vectors, our own
+            addition; else it starts at random.
+        similarity: weight of `similarity_loss`.
+        projective: weight of the projective loss; 0 with ``similarity`` leaves the student its own directions.
+        teacher_dimension: d of h_t, None for the student's; another needs ``projective: 0``.
+        matryoshka: dimensions to which the vectors can be truncated: the mean of `similarity_loss` over them and all.
     """
 
     teachers: list[TeacherOptions]
@@ -75,7 +110,13 @@ class HpdOptions:
     center: bool = True
     reduction: str = "sum"
     augment: Augmentation | None = None
+    mine: bool = False
     storage: str = "float16"
+    pca_start: bool = False
+    similarity: float = 0.0
+    projective: float = 1.0
+    teacher_dimension: int | None = None
+    matryoshka: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -85,6 +126,14 @@ class HpdOptions:
             raise ValueError(f"objective.pca_samples must be 2 or more, not {self.pca_samples}")
         if self.reduction not in ("sum", "mean"):
             raise ValueError(f"objective.reduction {self.reduction!r} is not known; known are sum, mean")
+        if min(self.similarity, self.projective) < 0 or not self.similarity + self.projective:
+            raise ValueError(
+                f"objective.similarity {self.similarity} and objective.projective {self.projective} must not be "
+                "negative, and one must be positive"
+            )
+        if self.projective and self.teacher_dimension is not None:
+            raise ValueError("objective.teacher_dimension needs objective.projective to be 0")
+        check_matryoshka(self.matryoshka)
         if self.storage not in STORAGES:
             raise ValueError(
                 f"objective.storage {self.storage!r} is not known; known are {', '.join(STORAGES)}"
@@ -92,7 +141,10 @@ class HpdOptions:
 
 
 class Hpd(Objective):
-    """A small encoder with a projection learns a large one's vectors."""
+    """A small encoder with a projection learns a large one's vectors.
+
+    An example is a ``text``; where a task has no such column, all of its columns are texts that are related.
+    """
 
     Options: ClassVar[type[Any]] = HpdOptions
     fields = ("text",)
@@ -101,36 +153,77 @@ class Hpd(Objective):
     def __init__(self, encoder: SentenceModel, options: HpdOptions, tables: Mapping[str, Table]) -> None:
         """``tables`` are what the teacher's projection is fitted on."""
         super().__init__(encoder, options, tables)
-        if encoder.options.normalize:
+        if encoder.options.normalize and options.projective:
             raise ValueError(
                 "hpd learns vectors of any length: set model.normalize to false (cosines do not change)"
             )
-        self._training_texts = [text for table in tables.values() for text in table.texts("text")]
+        check_matryoshka(options.matryoshka, encoder.dimension)
+        projection = encoder.options.projection
+        if options.pca_start and (projection is None or projection.activation != "identity"):
+            raise ValueError("objective.pca_start needs a linear model.projection")
+        self._fields = {task: _fields_of(table) for task, table in tables.items()}
+        self._training_texts = [
+            text
+            for task, table in tables.items()
+            for name in self._fields[task]
+            for text in table.texts(name)
+        ]
         self._teachers: Teachers | None = None
 
+    def fields_of(self, task: str) -> tuple[str, ...]:
+        """See `Objective.fields_of`."""
+        return self._fields[task]
+
     @classmethod
-    def expand(cls, options: HpdOptions, tables: Mapping[str, Table], root: Path) -> dict[str, Table]:
-        """Add the augmented copies to each task."""
-        if options.augment is None:
-            return dict(tables)
-        return {
-            task: Table({"text": _with_copies(table.texts("text"), options.augment, root)})
-            for task, table in tables.items()
-        }
+    def expand(
+        cls, options: HpdOptions, tables: Mapping[str, Table], root: Path, cache: Path
+    ) -> dict[str, Table]:
+        """Tasks of single texts get the augmented copies, then each text its neighbours."""
+        expanded = dict(tables)
+        single = [task for task, table in tables.items() if _fields_of(table) == ("text",)]
+        if options.augment is not None:
+            for task in single:
+                expanded[task] = Table(
+                    {"text": _with_copies(tables[task].texts("text"), options.augment, root)}
+                )
+        if options.mine and single:
+            teachers = Teachers(options.teachers, cache, options.storage)
+            for task in single:
+                texts = list(dict.fromkeys(expanded[task].texts("text")))
+                rows = teachers.related(texts)
+                fields = {name: [texts[i] for i in rows[:, k]] for k, name in enumerate(_GROUP)}
+                expanded[task] = Table(fields)
+            teachers.close()
+        return expanded
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The teacher's projected vectors of the task's texts."""
-        del task
+        """The teacher's projected vectors of the task's texts: (examples, d), or (examples, texts, d) of several."""
         if self._teachers is None:
             self._teachers = Teachers(self.options.teachers, cache, self.options.storage)
             self._teachers.fit(
                 self._training_texts,
-                self.encoder.dimension,
+                self.options.teacher_dimension or self.encoder.dimension,
                 samples=self.options.pca_samples,
                 center=self.options.center,
             )
+            if self.options.pca_start:
+                self._start_from_pca()
             self._training_texts = []
-        return {"teacher": self._teachers.targets(table.texts("text"))}
+        targets = [self._teachers.targets(table.texts(field)) for field in self._fields[task]]
+        return {"teacher": targets[0] if len(targets) == 1 else np.stack(targets, axis=1)}
+
+    def _start_from_pca(self) -> None:
+        model = self.encoder
+        texts = list(dict.fromkeys(self._training_texts))
+        if len(texts) > _START_SAMPLES:
+            texts = random.Random(0).sample(texts, _START_SAMPLES)
+        bare = SentenceModel(
+            replace(model.options, projection=None, normalize=False), model.tokenizer_folder, model.backbone
+        )
+        found = fit(bare.encode(texts), model.dimension, center=False)
+        with torch.no_grad():
+            model.projection.weight.copy_(torch.from_numpy(found.weight.T))
+            model.projection.bias.zero_()
 
     def prepared(self) -> None:
         """The teachers' memory is given back."""
@@ -141,17 +234,32 @@ class Hpd(Objective):
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
         """See `Objective.forward`."""
-        vectors = self.encode(input_ids, cu_seqlens)[0]
-        return {
-            "loss": projective_loss(vectors, targets["teacher"], self.options.reduction),
-            "vectors": vectors,
-        }
+        teacher = targets["teacher"]
+        by_field = teacher.unsqueeze(0) if teacher.dim() == 2 else teacher.transpose(0, 1)
+        vectors = self.encode(input_ids, cu_seqlens, len(by_field))
+        loss = vectors.new_zeros(())
+        if self.options.projective:
+            ours, theirs = vectors.flatten(0, 1), by_field.flatten(0, 1)
+            loss = self.options.projective * projective_loss(ours, theirs, self.options.reduction)
+        if self.options.similarity:
+            widths = (*self.options.matryoshka, vectors.shape[-1])
+            losses = [similarity_loss(vectors[..., :width], by_field) for width in widths]
+            loss = loss + self.options.similarity * torch.stack(losses).mean()
+        return {"loss": loss, "vectors": vectors.transpose(0, 1).reshape(*teacher.shape[:-1], -1)}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """How much of the teacher's variance the student explains (R^2), in per cent."""
+        """How much of the teacher's variance the student explains (R^2), in per cent; nothing without
+        a projective loss.
+        """
+        if not self.options.projective:
+            return {}
         teacher = np.asarray(arrays["teacher"], np.float64)
         left = np.square(outputs["vectors"] - teacher).sum()
         return {"r2": 100 * float(1 - left / np.square(teacher - teacher.mean(0)).sum())}
+
+
+def _fields_of(table: Table) -> tuple[str, ...]:
+    return ("text",) if "text" in table.names and table.names != _GROUP else table.names
 
 
 def _with_copies(texts: list[str], options: Augmentation, root: Path) -> list[str]:

@@ -7,12 +7,15 @@ With cosine similarity sim, temperature t, a batch of N anchors h, positives h+ 
 over j = 1..N; without hard negatives the second term is left out. With several processes j runs over the
 batches of all of them. HPD's baseline "Projection-d" is this objective with a linear layer behind the pooling
 (``model.projection``).
+
+With ``matryoshka`` the loss is the mean of that of all components and those of the first ones alone, so that vectors
+can be truncated (Kusupati et al. 2022, arXiv:2205.13147, equation 1 with equal weights).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +24,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, first_row, gather
+from .base import Arrays, Objective, check_matryoshka, first_row, gather
 
 __all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
 
@@ -50,15 +53,18 @@ class SimCseOptions:
     Attributes:
         temperature: t.
         hard_negatives: whether an example has a field ``negative``.
+        matryoshka: dimensions to which the vectors can be truncated.
     """
 
     temperature: float = 0.05
     hard_negatives: bool = True
+    matryoshka: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Check the values."""
         if self.temperature <= 0:
             raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
+        check_matryoshka(self.matryoshka)
 
 
 class SimCse(Objective):
@@ -72,16 +78,20 @@ class SimCse(Objective):
         """See `Objective`."""
         super().__init__(encoder, options, tables)
         self.fields = ("anchor", "positive", "negative") if options.hard_negatives else ("anchor", "positive")
+        check_matryoshka(options.matryoshka, encoder.dimension)
 
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
         """See `Objective.forward`."""
         vectors = self.encode(input_ids, cu_seqlens)
-        negatives = vectors[2] if self.options.hard_negatives else None
-        loss = contrastive_loss(vectors[0], vectors[1], negatives, self.options.temperature)
+        losses = []
+        for width in (*self.options.matryoshka, vectors.shape[-1]):
+            anchors, positives, *negatives = vectors[..., :width]
+            negative = negatives[0] if negatives else None
+            losses.append(contrastive_loss(anchors, positives, negative, self.options.temperature))
         cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (1 or 2, batch)
-        return {"loss": loss, "cosine": cosine.t()}
+        return {"loss": torch.stack(losses).mean(), "cosine": cosine.t()}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """The share of triplets whose positive is nearer than the hard negative; nothing without these."""

@@ -18,7 +18,13 @@ pytest.importorskip("sklearn")
 
 from embedkit.training.data.readers import Table  # noqa: E402
 from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
-from embedkit.training.objectives.hpd import Augmentation, Hpd, HpdOptions, projective_loss  # noqa: E402
+from embedkit.training.objectives.hpd import (  # noqa: E402
+    Augmentation,
+    Hpd,
+    HpdOptions,
+    projective_loss,
+    similarity_loss,
+)
 from embedkit.training.recipe import Recipe  # noqa: E402
 from embedkit.training.teacher import TeacherOptions  # noqa: E402
 from embedkit.training.trainer import train  # noqa: E402
@@ -39,6 +45,48 @@ def test_loss_is_the_formula(reduction: str) -> None:
     assert got.item() == pytest.approx(want, rel=1e-12)
     leaf = torch.tensor(student, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: projective_loss(x, torch.tensor(teacher), reduction), leaf)
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+def test_similarity_loss_is_the_formula(texts: int) -> None:
+    random = np.random.default_rng(0)
+    student, teacher = random.normal(size=(2, texts, 4, 5))
+    cosines = [
+        np.array([[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in flat] for a in flat])
+        for flat in (student.reshape(-1, 5), teacher.reshape(-1, 5))
+    ]
+    error = np.square(cosines[0] - cosines[1])
+    every = range(4 * texts)
+    want = np.mean([error[i, j] for i in every for j in every if i != j])
+    if texts > 1:
+        want += np.mean([error[i, j] for i in every for j in every if i != j and i % 4 == j % 4])
+    leaf = torch.tensor(student, requires_grad=True)
+    assert similarity_loss(leaf, torch.tensor(teacher)).item() == pytest.approx(want, rel=1e-5)
+
+
+def test_groups_of_related_texts(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    """Each text of a group learns its own target, and how near the others are."""
+    tables = {
+        "single": Table({"text": texts[:40], "source": ["other columns are not looked at"] * 40}),
+        "pairs": Table({"anchor": texts[40:60], "positive": texts[60:80]}),
+    }
+    options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], storage="float32", similarity=7)
+    model = ModelOptions(str(make_model()), projection=Projection(8), max_length=32)
+    objective = Hpd(SentenceModel.load(model), options, tables).eval()
+    from embedkit.training.dataset import Examples
+
+    examples = Examples(objective, tables, objective.encoder.tokenizer_folder, 32, tmp_path)
+    batch = examples.batch([40 + 3, 40 + 11])
+    together = objective._teachers.targets(texts[:80])  # type: ignore[union-attr]
+    np.testing.assert_allclose(batch["teacher"][:, 0], together[[43, 51]], atol=1e-6)
+    outputs = objective(**batch)
+    vectors = objective.encoder.encode([texts[i] for i in (43, 51, 63, 71)])
+    teacher = together[[43, 51, 63, 71]]
+    cosine = similarity_loss(*(torch.tensor(x).view(2, 2, 8) for x in (vectors, teacher))).item()
+    want = np.square(vectors - teacher).sum(1).mean() + 7 * cosine
+    assert outputs["loss"].item() == pytest.approx(want, rel=1e-4)
+    np.testing.assert_allclose(outputs["vectors"].detach()[1, 1], vectors[3], atol=1e-5)
+    assert np.isfinite(objective.score("pairs", {"vectors": np.asarray(batch["teacher"])}, batch)["r2"])
 
 
 def sentences(count: int, seed: int) -> list[str]:
@@ -78,6 +126,41 @@ def test_batch_holds_the_teachers_vectors(make_model: MakeModel, texts: list[str
     assert outputs["loss"].item() == pytest.approx(want, rel=1e-5)
 
 
+def test_projection_starts_from_the_students_components(
+    make_model: MakeModel, texts: list[str], tmp_path: Path
+) -> None:
+    from sklearn.decomposition import PCA
+
+    tables = {"t": Table({"text": list(dict.fromkeys(texts))})}
+    options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], pca_start=True)
+    model = ModelOptions(str(make_model()), projection=Projection(8), max_length=32)
+    objective = Hpd(SentenceModel.load(model), options, tables)
+    objective.prepare("t", tables["t"], tmp_path)
+    bare = SentenceModel.load(dataclasses.replace(model, projection=None)).encode(tables["t"].texts("text"))
+    want = bare @ PCA(8, svd_solver="full").fit(bare).components_.T
+    got = objective.encoder.encode(tables["t"].texts("text"))
+    np.testing.assert_allclose(got, want * np.sign((got * want).sum(0)), atol=5e-3)
+    tanh = dataclasses.replace(model, projection=Projection(8, "tanh"))
+    with pytest.raises(ValueError, match="needs a linear"):
+        Hpd(SentenceModel.load(tanh), options, tables)
+
+
+def test_similarity_alone_learns(make_model: MakeModel, tmp_path: Path) -> None:
+    """Vectors of length 1, half of them enough, from a teacher of more dimensions."""
+    recipe = make_hpd(make_model, tmp_path, epochs=4)
+    objective = dataclasses.replace(
+        recipe.objective, similarity=100, projective=0, teacher_dimension=16, pca_start=True, matryoshka=[4]
+    )
+    model = dataclasses.replace(recipe.model, normalize=True)
+    evaluation = dataclasses.replace(recipe.evaluation, dev={}, select=None)
+    recipe = dataclasses.replace(recipe, objective=objective, model=model, evaluation=evaluation)
+    train(recipe, tmp_path / "run")
+    history = losses(tmp_path / "run")
+    assert np.mean(history[-5:]) < 0.7 * np.mean(history[:5])
+    vectors = Encoder(tmp_path / "run" / "model").encode(sentences(20, 5))
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
 @pytest.mark.parametrize("activation", ["identity", "tanh"])
 def test_it_learns_and_the_folder_loads(
     make_model: MakeModel, reference: Callable[[Path], Any], tmp_path: Path, activation: str
@@ -110,14 +193,14 @@ def test_augmented_copies(make_model: MakeModel, tmp_path: Path) -> None:
         [TeacherOptions(str(make_model()))], augment=Augmentation(wordnet=1.0, paraphrases="p.tsv")
     )
     tables = {"t": Table({"text": ["the automobile", "a day", "the motorcar now"]})}
-    assert Hpd.expand(options, tables, tmp_path)["t"].texts("text") == [
+    assert Hpd.expand(options, tables, tmp_path, tmp_path)["t"].texts("text") == [
         "the automobile",
         "a day",
         "the motorcar now",
         "the motorcar",
         "the auto",
     ]
-    assert Hpd.expand(dataclasses.replace(options, augment=None), tables, tmp_path) == tables
+    assert Hpd.expand(dataclasses.replace(options, augment=None), tables, tmp_path, tmp_path) == tables
 
 
 def test_refusals(make_model: MakeModel) -> None:
@@ -135,5 +218,13 @@ def test_refusals(make_model: MakeModel) -> None:
         HpdOptions(options.teachers, reduction="max")
     with pytest.raises(ValueError, match="known are float16, float32"):
         HpdOptions(options.teachers, storage="int8")
+    with pytest.raises(ValueError, match="must not be negative"):
+        HpdOptions(options.teachers, similarity=-1)
+    with pytest.raises(ValueError, match="one must be positive"):
+        HpdOptions(options.teachers, projective=0)
+    with pytest.raises(ValueError, match=r"needs objective\.projective to be 0"):
+        HpdOptions(options.teachers, teacher_dimension=9)
+    with pytest.raises(ValueError, match="positive dimensions"):
+        HpdOptions(options.teachers, matryoshka=[0])
     with pytest.raises(ValueError, match="from 0 to 1"):
         Augmentation(wordnet=2)

@@ -30,9 +30,11 @@ _NLI = ("entailment", "neutral", "contradiction")
 _HANZI = "天地人你我他上下左右大小多少来去好怎么样可以吗不是有没在家学校北京上海手机电脑水果"
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _MPNET = "sentence-transformers/all-mpnet-base-v2"
+_E5 = "intfloat/multilingual-e5-small"
 _ROFORMER = "junnyu/roformer_chinese_char_base"
 _VOCABULARY = "runs/zh-char-small"
 _RESULTS = {  # the recipes whose models other recipes start from or learn from, by the path that those name
+    "runs/builtin-teacher-1/model": "builtin-teacher",
     "runs/cross-encoder-nli-1/model": "cross-encoder-nli",
     "runs/cross-encoder-stsb-1/model": "cross-encoder-stsb",
     "runs/dvbert-1/model": "dvbert",
@@ -91,6 +93,7 @@ def write_data(root: Path) -> None:
             "source sent0 sent1 hard_neg",
             [(source, en(), en(), en()) for source in sources for _ in range(8)],
         )
+    _write(root / "corpus_en/sentences_en.tsv.gz", "source text", [("nli_snli", en()) for _ in range(400)])
     tasks = [("STSB", split) for split in ("train", "dev", "test")]
     tasks += [(name, "test") for name in ("STS12", "STS13", "STS14", "STS15", "STS16", "SICKR")]
     _write(
@@ -192,7 +195,7 @@ class Workshop:
         file = self._root / f"{recipe}.yaml"
         file.write_text(yaml.safe_dump(content), encoding="utf-8")
         overrides = [f"training.eval_steps={_STEPS}", "training.logging_steps=1", "training.batch_size=8"]
-        if content["training"]["epochs"]:  # else nothing is trained
+        if content["training"].get("epochs", 1):  # else nothing is trained
             overrides.append(f"training.max_steps={_STEPS}")
         if "mini_batch_size" in content["training"]:
             overrides.append("training.mini_batch_size=4")
@@ -225,6 +228,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[...,
         # as wide as the recipes' maps and projections need it: 128 of the student, 384 of the teachers
         _MINILM: make_model(hidden=128, layers=6, max_positions=128, normalize=True),
         _MPNET: make_model(hidden=384, layers=1, max_positions=128, seed=1, normalize=True),
+        _E5: make_model(hidden=32, layers=1, max_positions=128, seed=2),
         _VOCABULARY: folder,
         _ROFORMER: root / "roformer",
     }
@@ -250,7 +254,7 @@ def test_three_steps(recipe: str, workshop: Workshop) -> None:
     output = workshop.run(recipe)
     result = json.loads((output / "result.json").read_text())
     content = yaml.safe_load(find_recipe(recipe).read_text(encoding="utf-8"))
-    trained = content["training"]["epochs"] > 0
+    trained = content["training"].get("epochs", 1) > 0
     assert result["steps"] == (_STEPS if trained else 0)
     assert (output / "model" / "README.md").is_file()
     assert (output / "curve.png").is_file()

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from embedkit.training.data.readers import Table  # noqa: E402
+from embedkit.training.data.store import TextStore  # noqa: E402
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, pack  # noqa: E402
 from embedkit.training.objectives.simcse import SimCse, SimCseOptions, contrastive_loss  # noqa: E402
 from embedkit.training.recipe import find_recipe, list_recipes, load_recipe  # noqa: E402
@@ -49,6 +50,25 @@ def test_loss_is_the_formula(hard: bool) -> None:
     loss = contrastive_loss(a, p, n if hard else None, 0.3)
     want = formula(a.numpy(), p.numpy(), n.numpy() if hard else None, 0.3)
     assert loss.item() == pytest.approx(want, rel=1e-12)
+
+
+def test_matryoshka_is_the_mean_of_both_widths(make_model: MakeModel, texts: list[str]) -> None:
+    options = SimCseOptions(temperature=0.3, matryoshka=[5])
+    model = SentenceModel.load(
+        ModelOptions(str(make_model()), dropout=0.0, projection=Projection(8), max_length=32)
+    )
+    tables = {"t": Table({"anchor": texts[:4], "positive": texts[4:8], "negative": texts[8:12]})}
+    vectors = model.encode(texts[:12]).astype(np.float64).reshape(3, 4, 8)
+    want = np.mean([formula(*vectors[..., :width], 0.3) for width in (5, 8)])
+    store = TextStore(model.tokenizer_folder, texts[:12], 32)
+    ids = [store.ids(row) for row in store.rows]
+    with torch.inference_mode():
+        loss = SimCse(model, options, tables).eval()(torch.tensor(0), *pack(ids))["loss"]
+    assert loss.item() == pytest.approx(want, rel=1e-5)
+    with pytest.raises(ValueError, match=r"give less than the 8"):
+        SimCse(model, SimCseOptions(matryoshka=[8]), tables)
+    with pytest.raises(ValueError, match="positive dimensions"):
+        SimCseOptions(matryoshka=[0])
 
 
 def test_gradients() -> None:

@@ -68,6 +68,42 @@ def test_targets_are_the_projected_vectors(  # noqa: PLR0917
     np.testing.assert_allclose(targets, want * np.sign((targets * want).sum(0)), atol=2e-3)
 
 
+def test_weighted_teachers_have_their_share_of_the_variance(
+    make_model: MakeModel, reference: Callable[[Path], Any], texts: list[str], tmp_path: Path
+) -> None:
+    """Of unit vectors, scaled to one variance each and then by their weights, whatever lengths they had."""
+    from sklearn.decomposition import PCA
+
+    folders, parts = [make_model(), make_model(hidden=16, seed=1)], []
+    options = [
+        TeacherOptions(str(folder), "fp32", weight=w) for folder, w in zip(folders, (1, 0.5), strict=True)
+    ]
+    teachers = Teachers(options, tmp_path, "float32")
+    teachers.fit(texts, 12, center=False)
+    targets = teachers.targets(texts)
+    for option in options:
+        x = reference(Path(option.path)).encode(texts).astype(np.float64)
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        distinct = x[[texts.index(text) for text in dict.fromkeys(texts)]]
+        assert option.weight is not None
+        parts.append(x * option.weight / np.sqrt(distinct.var(0).sum()))
+    both = np.concatenate(parts, axis=1)
+    pca = PCA(12, svd_solver="full").fit(both[[texts.index(text) for text in dict.fromkeys(texts)]])
+    want = both @ pca.components_.T
+    np.testing.assert_allclose(targets, want * np.sign((targets * want).sum(0)), atol=5e-3)
+    with pytest.raises(ValueError, match="weight must be positive, not -1"):
+        TeacherOptions("folder", weight=-1)
+
+
+def test_prompt_precedes_each_text(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    with Encoder(make_model(), precision="fp32") as encoder:
+        store = VectorStore.of(encoder, tmp_path, "float32", "query: ")
+        store.add(texts, encoder)
+        prompted = encoder.encode(["query: " + text for text in texts])
+        np.testing.assert_array_equal(store.read(store.rows(texts)), prompted)
+        assert store.folder != VectorStore.of(encoder, tmp_path, "float32").folder
+
+
 def test_texts_are_encoded_once(
     make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

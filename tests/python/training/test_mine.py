@@ -1,0 +1,61 @@
+"""Mined texts against a search of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("faiss")
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from embedkit.training import mine as module
+from embedkit.training.data.readers import Table
+from embedkit.training.mine import mine
+from embedkit.training.objectives.hpd import Hpd, HpdOptions
+from embedkit.training.teacher import TeacherOptions
+
+
+def test_near_and_far_neighbours() -> None:
+    vectors = np.random.default_rng(0).normal(size=(300, 8))
+    rows = mine(vectors)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -2)
+    assert rows[:, 0].tolist() == list(range(300))
+    for text, near, far in rows:
+        rank = [int((cosines[text] > cosines[text, other]).sum()) for other in (near, far)]
+        same = int((cosines[text] >= 0.97).sum())
+        assert rank[0] - same < 5 and 10 - same <= rank[1] < 15
+    np.testing.assert_array_equal(mine(vectors), rows)
+    assert (mine(vectors, seed=1) != rows).any()
+
+
+def test_copies_and_lonely_texts_are_left_out() -> None:
+    unit = np.eye(4)[[0, 0, 1, 2]]
+    rows = mine(unit)
+    assert {0, 1} <= set(rows[:, 0]) and not any({0, 1} <= set(row) for row in rows.tolist())
+    assert mine(np.eye(2)).shape == (0, 3)
+
+
+def test_cells_find_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(0).normal(size=(4000, 4))
+    exact = mine(vectors)
+    monkeypatch.setattr(module, "_EXACT", 100)
+    monkeypatch.setattr(module, "_PROBED", 6)
+    assert (mine(vectors) == exact).mean() > 0.9
+
+
+def test_texts_become_groups(make_model: Callable[..., Path], texts: list[str], tmp_path: Path) -> None:
+    options = HpdOptions([TeacherOptions(str(make_model()))], mine=True)
+    tables = {"t": Table({"text": texts}), "pairs": Table({"a": texts[:3], "b": texts[3:6]})}
+    groups = Hpd.expand(options, tables, tmp_path, tmp_path)
+    assert groups["pairs"] == tables["pairs"]
+    assert groups["t"].names == ("text", "near", "far")
+    assert 20 < len(groups["t"]) <= len(texts)  # random weights find most of them the same
+    assert not any(a == b for a, b in zip(groups["t"]["text"], groups["t"]["near"], strict=True))
+    again = Hpd.expand(options, tables, tmp_path, tmp_path)
+    assert again["t"]["far"] == groups["t"]["far"] and list(tmp_path.glob("related-*.npy"))

@@ -1,0 +1,61 @@
+"""Related texts for an unlabelled one, mined by a teacher.
+
+Random sentences have little to do with each other, so that a batch of them says nothing of what is nearly the same and
+what is not. Augmented SBERT (Thakur et al. 2021, arXiv:2010.08240) therefore draws pairs from a search; here each text
+gets two of its neighbours among the texts at hand, one of the nearest and one of those that come last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["mine"]
+
+_NEIGHBOURS = 15  # looked at; the nearest third and the farthest third are drawn from
+_SAME = 0.97  # a neighbour with a higher cosine is the text in another spelling
+_CELL = 400  # texts of a cell, on average; `_PROBED` of them are searched
+_PROBED = 12
+_EXACT = 20_000  # texts up to which all are searched
+
+Rows = npt.NDArray[np.int64]
+
+
+def mine(vectors: npt.NDArray[Any], seed: int = 0) -> Rows:
+    """For each text a near and a farther neighbour; the same for the same vectors and seed.
+
+    Args:
+        vectors: (n, d), of any length; neighbours are those of the highest cosine.
+        seed: of the choice among the neighbours.
+
+    Returns:
+        (m, 3) rows: a text, the near one, the farther one. Texts with fewer than two neighbours are left out.
+
+    Raises:
+        ImportError: Faiss is not installed.
+    """
+    from embedkit.index.faiss_index import import_faiss
+
+    faiss = import_faiss()
+    unit = np.asarray(vectors, np.float32)
+    unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
+    count, width = unit.shape
+    if count <= _EXACT:
+        index = faiss.IndexFlatIP(width)
+    else:
+        index = faiss.index_factory(width, f"IVF{count // _CELL},Flat", faiss.METRIC_INNER_PRODUCT)
+        index.train(unit)
+        index.nprobe = _PROBED
+    index.add(unit)
+    scores, found = index.search(unit, min(_NEIGHBOURS + 1, count))
+    random = np.random.default_rng(seed)
+    rows = []
+    for text, (score, neighbours) in enumerate(zip(scores, found, strict=True)):
+        others = neighbours[(neighbours >= 0) & (neighbours != text) & (score < _SAME)]
+        if len(others) < 2:
+            continue
+        third = max(len(others) // 3, 1)
+        rows.append((text, random.choice(others[:third]), random.choice(others[-third:])))
+    return np.array(rows, np.int64).reshape(-1, 3)
