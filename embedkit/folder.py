@@ -34,7 +34,7 @@ __all__ = [
     "read_config",
 ]
 
-BUILTIN = Path(__file__).parent / "models" / "all-MiniLM-L6-v2-int8"
+BUILTIN = Path(__file__).parent / "models" / "hpd-minilm-l6-128-int8"
 """The model that the package carries."""
 
 FORMAT = 1

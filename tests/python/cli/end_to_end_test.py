@@ -32,7 +32,7 @@ def index(tmp_path_factory):
     done = run("build", folder / "head.jsonl", "-o", path)
     assert done.returncode == 0, done.stderr
     assert "600 documents in" in done.stdout
-    assert "Flat, 384 dimensions" in done.stdout
+    assert "Flat, 128 dimensions" in done.stdout
     return path
 
 
@@ -61,7 +61,7 @@ def test_the_info_names_the_model(index):
     encoder = Encoder()
     assert info["fingerprint"] == encoder.fingerprint
     assert info["model"] == encoder.describe()["model"]
-    assert (info["precision"], info["dimension"], info["metric"]) == ("int8", 384, "cosine")
+    assert (info["precision"], info["dimension"], info["metric"]) == ("int8", 128, "cosine")
 
 
 def test_python_gives_the_same_as_exact_search(index):

@@ -91,5 +91,5 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + len(list_models())
-    assert "all-MiniLM-L6-v2-int8" in lines[1]
+    assert "hpd-minilm-l6-128-int8" in lines[1]
     assert json.dumps(lines).isascii()

@@ -19,7 +19,7 @@ def encoder() -> Encoder:
 
 def test_it_is_whole(encoder: Encoder) -> None:
     report = encoder.describe()
-    assert report["model"] == BUILTIN.name and report["precision"] == "int8" and report["dimension"] == 384
+    assert report["model"] == BUILTIN.name and report["precision"] == "int8" and report["dimension"] == 128
     assert encoder.verify() == report["fingerprint"]
     assert {"LICENSE", "NOTICE", "README.md"} <= {path.name for path in BUILTIN.iterdir()}
     assert sum(path.stat().st_size for path in BUILTIN.rglob("*") if path.is_file()) <= 24_000_000
@@ -33,7 +33,7 @@ def test_int8_embeddings_need_no_ranges_of_the_caller(encoder: Encoder) -> None:
         "a violinist plays",
     ]
     exact, coded = encoder.encode(texts), encoder.encode(texts, output_dtype="int8")
-    assert coded.dtype == np.int8 and coded.shape == (4, 384)
+    assert coded.dtype == np.int8 and coded.shape == (4, 128)
     np.testing.assert_array_equal(encoder.encode(texts[1], output_dtype="int8"), coded[1])
     minima, maxima = np.asarray(encoder._engine.folder.stamp.ranges)
     decoded = minima + (coded + 128.5) * (maxima - minima) / 255
@@ -48,7 +48,7 @@ def refuse(*arguments, **options):
     raise AssertionError("a socket was opened")
 socket.socket = socket.create_connection = socket.getaddrinfo = refuse
 from embedkit import Encoder
-assert Encoder().encode("a text").shape == (384,)
+assert Encoder().encode("a text").shape == (128,)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 

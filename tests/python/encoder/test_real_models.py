@@ -44,13 +44,13 @@ def test_fp32_vectors(model: tuple[Path, float], texts: list[str]) -> None:
     reference = transformer(str(model[0]), device="cpu").float()
     expected = reference.encode([*texts, *other]).astype(np.float64)
     result = Encoder(model[0], precision="fp32").encode([*texts, *other]).astype(np.float64)
-    assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)  # e5's folder does not normalise
     result /= np.linalg.norm(result, axis=1, keepdims=True)
+    assert np.abs(result - expected).max() <= 2e-6
     assert (result * expected).sum(axis=1).min() >= 0.999999
 
 
-def test_int8_vectors(model: tuple[Path, float]) -> None:
+def test_int8_vectors(model: tuple[Path, float], tmp_path: Path) -> None:
     questions = """How do I learn to play the piano? | What is the best way to cook rice without a pot?
         Why is the sky blue at noon and red in the evening? | Which phone should I buy under 300 dollars?
         Can a dog eat chocolate? | What happens to the money when a bank goes out of business?
@@ -60,10 +60,10 @@ def test_int8_vectors(model: tuple[Path, float]) -> None:
         What does a software engineer do all day? | Should I rent or buy a house in a small city?
         How can I improve my handwriting? | When did the last mammoths die out, and why?"""
     texts = [text.strip() for line in questions.splitlines() for text in line.split("|")]
-    exact, quantised = (
-        Encoder(model[0], precision=precision).encode(texts, normalize_embeddings=True)
-        for precision in ("fp32", "int8")
-    )
+    encoder = Encoder(model[0], precision="fp32")
+    encoder.save(tmp_path / "int8", precision="int8")
+    exact = encoder.encode(texts, normalize_embeddings=True)
+    quantised = Encoder(tmp_path / "int8").encode(texts, normalize_embeddings=True)
     assert (exact * quantised).sum(axis=1).mean() >= model[1]
 
 

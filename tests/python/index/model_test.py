@@ -173,10 +173,9 @@ class IndexMachine(RuleBasedStateMachine):
             best = np.sort(scores)[::-1][: len(hits)]
             if self.factory in ("Flat", "IVF4,Flat") or (FEW and self.factory != "HNSW8"):
                 np.testing.assert_allclose([hit.score for hit in hits], best, atol=1e-5)
-            elif len(
-                hits
-            ):  # a graph, or the codes of many, may miss one: RaBitQ has 16 bits for 200,000 vectors
-                assert np.mean([hit.score for hit in hits]) >= np.mean(best) - (0.15 if FEW else 0.4)
+            elif len(hits):  # a graph may miss one, and RaBitQ has 16 bits for 200,000 vectors
+                missed = np.mean(best) - np.mean([hit.score for hit in hits])
+                assert missed <= (0.4 if "RaBitQ" in self.factory else 0.15)
 
     def teardown(self):
         if hasattr(self, "index"):
