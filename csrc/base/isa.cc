@@ -19,6 +19,8 @@ std::string_view isa_name(Isa isa) {
       return "avx2";
     case Isa::kAvx2Vnni:
       return "avx2_vnni";
+    case Isa::kOneDnn:
+      return "onednn";
     case Isa::kAvx512Vnni:
       return "avx512_vnni";
     case Isa::kNeon:
@@ -51,6 +53,10 @@ std::vector<Isa> available_isas() {
                         __builtin_cpu_supports("avx512vnni");
     if (avx512 || has_avx_vnni()) isas.push_back(Isa::kAvx2Vnni);
     if (avx512) isas.push_back(Isa::kAvx512Vnni);
+#if defined(EMBEDKIT_WITH_ONEDNN)
+    // Without AMX its products are slower than ours: to be asked for by name.
+    if (avx512) isas.insert(__builtin_cpu_supports("amx-int8") ? isas.end() : isas.end() - 1, Isa::kOneDnn);
+#endif
   }
 #elif defined(__aarch64__)
   if (has_neon_dot_product()) isas.push_back(Isa::kNeon);
