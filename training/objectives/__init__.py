@@ -15,6 +15,7 @@ OBJECTIVES: dict[str, str] = {
     "linear_map": "linear_map:LinearMapped",
     "minbert": "minbert:MinBert",
     "hpd": "hpd:Hpd",
+    "refit": "refit:Refit",
     "roformer_sim": "roformer_sim:RoformerSim",
     "roformer_sim_ft": "roformer_sim_ft:RoformerSimFt",
     "sbert": "sbert:Sbert",

@@ -20,7 +20,7 @@ pytest.importorskip("tensorboard")
 pytest.importorskip("sklearn")
 yaml = pytest.importorskip("yaml")
 
-from embedkit.training import cli, vocabulary  # noqa: E402
+from embedkit.training import cli, linear_map, vocabulary  # noqa: E402
 from embedkit.training.recipe import find_recipe, list_recipes  # noqa: E402
 
 from embedkit import Encoder  # noqa: E402
@@ -34,6 +34,7 @@ _E5 = "intfloat/multilingual-e5-small"
 _ROFORMER = "junnyu/roformer_chinese_char_base"
 _VOCABULARY = "runs/zh-char-small"
 _RESULTS = {  # the recipes whose models other recipes start from or learn from, by the path that those name
+    "runs/builtin-student-1/model": "builtin-student",
     "runs/builtin-teacher-1/model": "builtin-teacher",
     "runs/cross-encoder-nli-1/model": "cross-encoder-nli",
     "runs/cross-encoder-stsb-1/model": "cross-encoder-stsb",
@@ -243,6 +244,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[...,
         patch.setattr(
             sts, "_CHINESE_PAIRS", {k: one._replace(pairs=20) for k, one in sts._CHINESE_PAIRS.items()}
         )
+        patch.setattr(linear_map, "_STEPS", _STEPS)
         yield Workshop(root, models)
     torch.set_num_threads(threads)
     logger.handlers[:] = handlers
