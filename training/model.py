@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from embedkit.modules import Dense, Normalize, module_entries, read_head, read_pooling
 
 from . import packed
+from .linear_map import LinearMap
 from .pooling import Activation, Pooling, pool_project_normalize
 
 __all__ = [
@@ -161,6 +162,18 @@ class SentenceModel(nn.Module):
                     self.projection.weight.copy_(tensors["linear.weight"])
                     self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
             return
+
+    def bare(self) -> SentenceModel:
+        """The same backbone without projection and normalisation: its vectors are the pooled ones."""
+        options = replace(self.options, projection=None, normalize=False)
+        return SentenceModel(options, self.tokenizer_folder, self.backbone)
+
+    def project_by(self, linear_map: LinearMap) -> None:
+        """Set the projection to a map that subtracts nothing or a mean."""
+        assert self.projection is not None
+        with torch.no_grad():
+            self.projection.weight.copy_(torch.from_numpy(linear_map.weight.T))
+            self.projection.bias.copy_(torch.from_numpy(linear_map.bias))
 
     @property
     def hidden_size(self) -> int:

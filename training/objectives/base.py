@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ __all__ = [
     "class_names",
     "first_row",
     "gather",
+    "sample_texts",
     "spearman",
     "to_tensors",
 ]
@@ -170,6 +172,12 @@ def check_matryoshka(dimensions: Sequence[int], width: int | None = None) -> Non
         raise ValueError(f"objective.matryoshka must hold positive dimensions, not {dimensions}")
     if width is not None and max(dimensions, default=0) >= width:
         raise ValueError(f"objective.matryoshka {dimensions}: give less than the {width} of the vectors")
+
+
+def sample_texts(texts: Iterable[str], most: int) -> list[str]:
+    """The distinct texts, or ``most`` of them; the same for the same texts."""
+    distinct = list(dict.fromkeys(texts))
+    return random.Random(0).sample(distinct, most) if len(distinct) > most else distinct
 
 
 def gather(x: Tensor) -> Tensor:

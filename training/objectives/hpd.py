@@ -15,9 +15,8 @@ of all those of one example (a premise and its hypotheses), which random sentenc
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,7 +30,7 @@ from ..data.readers import Table
 from ..linear_map import fit
 from ..model import SentenceModel
 from ..teacher import STORAGES, TeacherOptions, Teachers
-from .base import Arrays, Objective, check_matryoshka
+from .base import Arrays, Objective, check_matryoshka, sample_texts
 
 __all__ = ["Augmentation", "Hpd", "HpdOptions", "projective_loss", "similarity_loss"]
 
@@ -214,16 +213,8 @@ class Hpd(Objective):
 
     def _start_from_pca(self) -> None:
         model = self.encoder
-        texts = list(dict.fromkeys(self._training_texts))
-        if len(texts) > _START_SAMPLES:
-            texts = random.Random(0).sample(texts, _START_SAMPLES)
-        bare = SentenceModel(
-            replace(model.options, projection=None, normalize=False), model.tokenizer_folder, model.backbone
-        )
-        found = fit(bare.encode(texts), model.dimension, center=False)
-        with torch.no_grad():
-            model.projection.weight.copy_(torch.from_numpy(found.weight.T))
-            model.projection.bias.zero_()
+        texts = sample_texts(self._training_texts, _START_SAMPLES)
+        model.project_by(fit(model.bare().encode(texts), model.dimension, center=False))
 
     def prepared(self) -> None:
         """The teachers' memory is given back."""

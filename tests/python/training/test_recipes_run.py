@@ -20,7 +20,8 @@ pytest.importorskip("tensorboard")
 pytest.importorskip("sklearn")
 yaml = pytest.importorskip("yaml")
 
-from embedkit.training import cli, linear_map, vocabulary  # noqa: E402
+from embedkit.training import cli, vocabulary  # noqa: E402
+from embedkit.training.objectives import refit  # noqa: E402
 from embedkit.training.recipe import find_recipe, list_recipes  # noqa: E402
 
 from embedkit import Encoder  # noqa: E402
@@ -244,7 +245,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[...,
         patch.setattr(
             sts, "_CHINESE_PAIRS", {k: one._replace(pairs=20) for k, one in sts._CHINESE_PAIRS.items()}
         )
-        patch.setattr(linear_map, "_STEPS", _STEPS)
+        patch.setattr(refit, "_STEPS", _STEPS)
         yield Workshop(root, models)
     torch.set_num_threads(threads)
     logger.handlers[:] = handlers

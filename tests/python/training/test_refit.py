@@ -17,6 +17,7 @@ pytest.importorskip("sklearn")
 from embedkit.training import linear_map  # noqa: E402
 from embedkit.training.data.readers import Table  # noqa: E402
 from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
+from embedkit.training.objectives import refit  # noqa: E402
 from embedkit.training.objectives.refit import Refit, RefitOptions  # noqa: E402
 
 from embedkit import Encoder  # noqa: E402
@@ -26,7 +27,7 @@ MakeModel = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_map, "_STEPS", 200)
+    monkeypatch.setattr(refit, "_STEPS", 200)
 
 
 def unit(x: np.ndarray) -> np.ndarray:
@@ -48,25 +49,25 @@ def test_cosines_of_neighbours_are_kept_better_than_by_components(monkeypatch: p
     centres = random.normal(size=(60, 48)) * np.linspace(3, 0.5, 48)
     vectors = (centres[random.integers(60, size=1500)] + random.normal(size=(1500, 48))).astype(np.float32)
     seen, held_out = vectors[:1000], vectors[1000:]
-    learned = linear_map.fit_similarities(seen, 12, [6])
+    learned = refit.fit_similarities(seen, 12, [6])
     components = linear_map.fit(unit(seen), 12, center=False)
     for width in (6, 12):
         ours = error_near(held_out, learned.weight[:, :width])
         assert ours < 0.95 * error_near(held_out, components.weight[:, :width]), width
     assert not learned.bias.any()
-    monkeypatch.setattr(linear_map, "_STEPS", 3)
-    again = [linear_map.fit_similarities(seen, 12, [6]).weight for _ in range(2)]
+    monkeypatch.setattr(refit, "_STEPS", 3)
+    again = [refit.fit_similarities(seen, 12, [6]).weight for _ in range(2)]
     np.testing.assert_array_equal(*again)
 
 
 def test_small_samples_and_wrong_dimensions_are_refused() -> None:
     vectors = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     with pytest.raises(ValueError, match="16 sentences are too few"):
-        linear_map.fit_similarities(vectors[:16], 4)
+        refit.fit_similarities(vectors[:16], 4)
     with pytest.raises(ValueError, match=r"matryoshka \[5\] must be from 1 to 4"):
-        linear_map.fit_similarities(vectors, 4, [5])
+        refit.fit_similarities(vectors, 4, [5])
     with pytest.raises(ValueError, match="from 1 to 8"):
-        linear_map.fit_similarities(vectors, 9)
+        refit.fit_similarities(vectors, 9)
 
 
 def load(options: RefitOptions, model: ModelOptions, texts: list[str]) -> Any:
