@@ -144,6 +144,9 @@ def _training() -> str:
             tables.append("")
         if path.with_suffix(".png").is_file():
             tables.append(f"![{result['title']}](figures/training/{path.stem}.png)\n")
+        examples = path.with_suffix(".txt")  # what the models said
+        if examples.is_file():
+            tables.append(f"```text\n{examples.read_text(encoding='utf-8')}```\n")
     return "\n".join(tables)
 
 
