@@ -79,6 +79,8 @@ class TrainingOptions:
         for name in ("epochs", "weight_decay", "max_grad_norm"):
             if getattr(self, name) < 0:
                 raise ValueError(f"training.{name} must not be negative, but is {getattr(self, name)}")
+        if self.max_steps < -1:
+            raise ValueError(f"training.max_steps must be positive, or -1 for epochs, not {self.max_steps}")
         for name in ("mini_batch_size", "early_stopping", "head_learning_rate"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -89,6 +91,8 @@ class TrainingOptions:
             raise ValueError(f"training.seed must not be negative, but is {self.seed}")
         if self.schedule not in typing.get_args(Schedule):
             raise ValueError(_unknown("training.schedule", self.schedule, typing.get_args(Schedule)))
+        if self.schedule == "annealed" and self.max_steps <= 0 and self.epochs <= 1:
+            raise ValueError("training.schedule annealed needs more than one epoch; use proportional")
         if self.precision not in ("fp32", "bf16"):
             raise ValueError(f"training.precision must be fp32 or bf16, not {self.precision!r}")
         if not 0 <= self.warmup_ratio < 1:

@@ -264,7 +264,7 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
             runs[spec.folder] = {"set": spec.told, **result}
         elif known.get(spec.folder, {}).get("set") == spec.told:
             runs[spec.folder] = known[spec.folder]
-    rows = []
+    rows = _majority(table, runs)
     for key, run in table.runs.items():
         results = {seed: runs[f"{key}-{seed}"] for seed in run.seeds if f"{key}-{seed}" in runs}
         if run.name is not None and results:
@@ -283,6 +283,18 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
                 }
             )
     return {"title": table.title, "note": table.note, "rows": rows, "runs": runs}
+
+
+def _majority(table: Table, runs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The row of always saying a dev set's most frequent class, if a column is an accuracy."""
+    for folder, result in runs.items():
+        shares = {f"dev.{task}_accuracy": share for task, share in (result.get("majority") or {}).items()}
+        scores = {name: _spread([shares[at]] if at in shares else []) for name, at in table.columns.items()}
+        key, _, seed = folder.rpartition("-")
+        if table.runs[key].name is not None and any(scores.values()):
+            row = {"name": "the majority class", "part": "nothing learned", "run": "majority"}
+            return [row | {"seeds": [int(seed)], "of": [int(seed)], "scores": scores}]
+    return []
 
 
 def _check_settings(work: Path, spec: Spec) -> None:

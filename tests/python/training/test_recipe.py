@@ -98,6 +98,8 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
         (["training.learning_rate=inf"], "training.learning_rate must be a number, not 'inf'"),
         (["training.learning_rate=-1"], "training.learning_rate must be positive, not -1.0"),
         (["training.mini_batch_size=0"], "training.mini_batch_size must be positive, not 0"),
+        (["training.max_steps=-5"], "training.max_steps must be positive, or -1 for epochs, not -5"),
+        (["training.schedule=annealed"], "annealed needs more than one epoch; use proportional"),
         (["training.weight_decay=-1"], "training.weight_decay must not be negative"),
         (["training.scheduler=linaer"], "training.scheduler 'linaer' is not known; did you mean 'linear'"),
         (

@@ -48,7 +48,7 @@ def finish(work: Path, spec: module.Spec, dev: float) -> None:
     folder.mkdir(parents=True)
     recipe = load_recipe(find_recipe(spec.recipe), spec.overrides)
     (folder / "recipe.json").write_text(json.dumps(recipe.resolved()))
-    result = {"dev": {"nli_accuracy": dev}, "test": {}}
+    result = {"dev": {"nli_accuracy": dev}, "test": {}, "majority": {"nli": 34.0}}
     (folder / "result.json").write_text(json.dumps(result))
 
 
@@ -109,12 +109,16 @@ def test_results_become_rows(tmp_path: Path) -> None:
         finish(tmp_path, all_specs[name], dev)
     results = collect(table, tmp_path, {})
     rows = {row["run"]: row for row in results["rows"]}
-    assert list(rows) == ["plain", "taught"]  # the teacher has no name, so no row
+    assert list(rows) == ["majority", "plain", "taught"]  # the teacher has no name, so no row
     assert rows["plain"]["scores"]["dev"] == {"mean": 62.0, "sd": pytest.approx(8**0.5)}
     assert rows["plain"]["scores"]["STS-B"] is None
     text = markdown(results, table.columns)
     assert text.splitlines() == [
         "**A table**",
+        "",
+        "| nothing learned | seeds | dev |",
+        "|---|---|---|",
+        "| the majority class | 1 | 34.00 |",
         "",
         "|  | seeds | dev |",
         "|---|---|---|",
@@ -130,9 +134,9 @@ def test_results_become_rows(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     # results of another machine stand in for what is not here, if they are of the same settings
     elsewhere = {"taught-1": {"set": all_specs["taught-1"].told, "dev": {"nli_accuracy": 72.0}}}
-    assert collect(table, tmp_path, elsewhere)["rows"][1]["seeds"] == [1, 5]
+    assert collect(table, tmp_path, elsewhere)["rows"][-1]["seeds"] == [1, 5]
     elsewhere["taught-1"]["set"] = ["others"]
-    assert collect(table, tmp_path, elsewhere)["rows"][1]["seeds"] == [5]
+    assert collect(table, tmp_path, elsewhere)["rows"][-1]["seeds"] == [5]
 
 
 def test_a_finished_run_of_other_settings_is_no_result(tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_what_is_missing_is_trained_in_order(tmp_path: Path, make_model: Callabl
     results = measure(table, tmp_path / "work", known, data_root=None, workers=2, report=told.append)
     assert [line for line in told if line.endswith("started")] == ["first-1: started", "later-1: started"]
     assert len(told) == 4
-    assert [row["run"] for row in results["rows"]] == ["later", "away"]
+    assert [row["run"] for row in results["rows"]] == ["majority", "later", "away"]
     again: list[str] = []
     assert measure(table, tmp_path / "work", known, data_root=None, workers=2, report=again.append) == results
     assert again == []
