@@ -53,7 +53,8 @@ class EarlyStopping(TrainerCallback):
         """The scores before the first step do not count: those weights are not kept."""
         name = args.metric_for_best_model
         scores = [entry[name] for entry in state.log_history if name in entry and entry["step"] > 0]
-        if scores and len(scores) - 1 - int(np.argmax(scores)) >= self._patience:
+        best = np.argmax if args.greater_is_better else np.argmin
+        if scores and len(scores) - 1 - int(best(scores)) >= self._patience:
             control.should_training_stop = True
 
 

@@ -35,13 +35,13 @@ class Examples:
         for task, table in tables.items():
             self.tasks[task] = range(start, start + len(table))
             start += len(table)
-            for field in objective.fields_of(task):
+            for field in objective.fields_of(task, table):
                 texts += table.texts(field)
         self._store = TextStore(folder, texts, max_length)
         self._texts: list[npt.NDArray[np.int64]] = []  # of each task (examples, fields): rows of the store
         first = 0
         for task, table in tables.items():
-            count = len(objective.fields_of(task))
+            count = len(objective.fields_of(task, table))
             rows = self._store.rows[first : first + count * len(table)]
             self._texts.append(rows.reshape(count, len(table)).T.astype(np.int64))
             first += count * len(table)

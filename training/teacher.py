@@ -223,8 +223,9 @@ class Teachers:
         """
         if dimension > self.dimension:
             raise ValueError(
-                f"the teachers have {self.dimension} dimensions, the student has {dimension}; "
-                f"set model.projection.dimension to at most {self.dimension}, or add a teacher"
+                f"the teachers have {self.dimension} dimensions, and {dimension} of them are to be learned; set "
+                "objective.teacher_dimension, or where that is not given model.projection.dimension, to at most "
+                f"{self.dimension}, or add a teacher"
             )
         distinct = list(dict.fromkeys(texts))
         if len(distinct) > samples:

@@ -75,7 +75,14 @@ def train(
             f"evaluation.sts_dev and evaluation.test score sentence vectors, and {recipe.objective_name} trains a "
             "model that has none; leave them out"
         )
+    if recipe.training.mini_batch_size is not None and not hasattr(encoder, "encode"):
+        raise ValueError(
+            f"training.mini_batch_size is for sentence vectors, and {recipe.objective_name} trains a model that has "
+            "none; give a smaller batch_size and gradient_accumulation"
+        )
     objective = kind(encoder, recipe.objective, tables)
+    for task, table in dev.items():
+        objective.check_dev(f"evaluation.dev.{task}", table)
     run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
     checks = run.check_data()
     history = run.train()
@@ -197,7 +204,7 @@ class _Run:
         from .data.checks import check
 
         evaluations = {
-            f"{task} (dev)": _texts(table, self.objective.fields_of(task))
+            f"{task} (dev)": _texts(table, self.objective.fields_of(task, table))
             for task, table in self._dev_tables.items()
         }
         if self.recipe.evaluation.test or self.recipe.evaluation.sts_dev:
@@ -207,7 +214,7 @@ class _Run:
             evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, self._root)
         reports = {}
         for task, table in self._tables.items():
-            report = check(table, evaluations, self.objective.fields_of(task)[:2])
+            report = check(table, evaluations, self.objective.fields_of(task, table))
             for line in report.lines():
                 _LOG.info("%s: %s", task, line)
             reports[task] = report.summary()
@@ -232,7 +239,10 @@ class _Run:
         scores: dict[str, float] = {}
         if self.dev is not None:
             for task in self.dev.tasks:
-                scored = self.objective.score(task, self._outputs(task), self.dev.arrays(task))
+                try:
+                    scored = self.objective.score(task, self._outputs(task), self.dev.arrays(task))
+                except ValueError as error:
+                    raise ValueError(f"evaluation.dev.{task}: {error}") from None
                 scores.update({f"{task}_{name}": value for name, value in scored.items()})
             scores.update(self.objective.summary(scores))
         if self.recipe.evaluation.sts_dev:
@@ -344,7 +354,7 @@ def _arguments(
         save_total_limit=1,
         load_best_model_at_end=select is not None,
         metric_for_best_model=None if select is None else f"eval_{select}",
-        greater_is_better=True,
+        greater_is_better=not (select or "").endswith("perplexity"),
         logging_steps=options.logging_steps,
         logging_nan_inf_filter=False,
         disable_tqdm=sys.stderr is None or not sys.stderr.isatty(),
@@ -368,8 +378,12 @@ def _optimizer(objective: Objective, options: TrainingOptions, device: torch.dev
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad:
-            key = (name.startswith("encoder.backbone."), parameter.ndim > 1)
+            # a cross-encoder's classifier is a part of its transformers model
+            of_backbone = name.startswith("encoder.backbone.") and "classifier" not in name
+            key = (of_backbone, parameter.ndim > 1)
             groups.setdefault(key, []).append(parameter)
+    if not groups:
+        raise ValueError("this objective trains nothing: set training.epochs=0, and no max_steps")
     head_rate = options.head_learning_rate or options.learning_rate
     return torch.optim.AdamW(
         [

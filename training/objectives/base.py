@@ -21,6 +21,8 @@ __all__ = [
     "Arrays",
     "Batch",
     "Objective",
+    "check_classes",
+    "check_labels",
     "check_matryoshka",
     "check_scores",
     "class_names",
@@ -79,10 +81,21 @@ class Objective(nn.Module):
         del options, tables
         return SentenceModel.load(model)
 
-    def fields_of(self, task: str) -> tuple[str, ...]:
-        """The text columns of a task's examples."""
-        del task
+    def fields_of(self, task: str, table: Table) -> tuple[str, ...]:
+        """The text columns of the examples in a table of a task, training or dev data."""
+        del task, table
         return self.fields
+
+    def check_dev(self, where: str, table: Table) -> None:
+        """Refuse dev data that the objective cannot score.
+
+        Args:
+            where: the key of the recipe at which they stand.
+            table: the data.
+
+        Raises:
+            ValueError: names the key and the remedy.
+        """
 
     @classmethod
     def expand(cls, options: Any, tables: Mapping[str, Table], root: Path, cache: Path) -> dict[str, Table]:
@@ -121,7 +134,7 @@ class Objective(nn.Module):
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
         """The batch's ``loss`` (a mean over its examples), and what `score` is computed from: (batch, ...) each."""
-        raise TypeError(f"{type(self).__name__} has no forward")
+        raise ValueError("this objective trains nothing: set training.epochs=0, and leave out evaluation.dev")
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Dev scores (x 100) of a task from the outputs and arrays of all its examples."""
@@ -190,9 +203,28 @@ def gather(x: Tensor) -> Tensor:
     """
     if _alone():
         return x
-    from torch.distributed.nn.functional import all_gather
+    gathered: Tensor = _Gather.apply(x)
+    return gathered
 
-    return torch.cat(all_gather(x))
+
+class _Gather(torch.autograd.Function):
+    """torch.distributed.nn's all_gather, but that under gloo gives wrong gradients if they come in another layout."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.rows = len(x)
+        own = x.contiguous()
+        parts = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(parts, own)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Each process' loss depends on these rows: the sum of what all say of them."""
+        whole = gradient.contiguous().clone()
+        torch.distributed.all_reduce(whole)
+        first = first_row(ctx.rows)
+        return whole[first : first + ctx.rows]
 
 
 def first_row(count: int) -> int:
@@ -237,20 +269,43 @@ def class_names(tables: Mapping[str, Table]) -> tuple[str, ...]:
     return first[1].labels
 
 
-def check_scores(tables: Mapping[str, Table], max_score: float) -> None:
-    """Refuse tasks without scores in the field ``label``, or with scores above the highest.
+def check_classes(where: str, table: Table, classes: Sequence[str]) -> None:
+    """Refuse a table whose classes are not those of a classifier, in its order; the last ones may be missing.
 
     Raises:
-        ValueError: names the task and the remedy.
+        ValueError: names the key and the remedy.
     """
-    for task, table in tables.items():
-        if "label" not in table.names or table.labels:
-            raise ValueError(
-                f"data.{task} needs scores: name their column in data.{task}.columns.label, and give no "
-                f"data.{task}.labels"
-            )
-        if (top := float(table["label"].max())) > max_score:
-            raise ValueError(f"data.{task} has the score {top:g}, and objective.max_score is {max_score:g}")
+    if "label" not in table.names or not table.labels or table.labels != tuple(classes[: len(table.labels)]):
+        raise ValueError(
+            f"{where} has the classes {', '.join(table.labels) or '(none)'}, and the classifier "
+            f"{', '.join(classes)}; name the column in {where}.columns.label, and these classes in this order in "
+            f"{where}.labels"
+        )
+
+
+def check_scores(where: str, table: Table, max_score: float) -> None:
+    """Refuse a table without scores in the field ``label``, or with scores below 0 or above the highest.
+
+    Raises:
+        ValueError: names the key and the remedy.
+    """
+    if "label" not in table.names or table.labels:
+        raise ValueError(
+            f"{where} needs scores: name their column in {where}.columns.label, and give no {where}.labels"
+        )
+    low, top = float(table["label"].min()), float(table["label"].max())
+    if low < 0:
+        raise ValueError(f"{where} has the score {low:g}, and scores start at 0; set {where}.min_score")
+    if top > max_score:
+        raise ValueError(f"{where} has the score {top:g}, and objective.max_score is {max_score:g}")
+
+
+def check_labels(where: str, table: Table, loss: str, classes: Sequence[str], max_score: float) -> None:
+    """`check_classes` for the loss ``classification``, `check_scores` for ``regression``."""
+    if loss == "classification":
+        check_classes(where, table, classes)
+    elif loss == "regression":
+        check_scores(where, table, max_score)
 
 
 def to_tensors(arrays: Arrays) -> Batch:

@@ -30,7 +30,7 @@ from .. import packed
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import TOKENIZER_FILES, ModelOptions, load_backbone, pack, quiet, transformer_folder
-from .base import Arrays, Batch, Objective, check_scores, class_names, spearman, to_tensors
+from .base import Arrays, Batch, Objective, check_labels, check_scores, class_names, spearman, to_tensors
 
 __all__ = ["CrossEncoder", "CrossEncoderOptions", "PairClassifier"]
 
@@ -219,9 +219,14 @@ class CrossEncoder(Objective):
     ) -> PairClassifier:
         """A backbone with a new classifier for the classes of the tasks."""
         if options.loss == "regression":
-            check_scores(tables, options.max_score)
+            for task, table in tables.items():
+                check_scores(f"data.{task}", table, options.max_score)
             return PairClassifier.load(model, ["score"])
         return PairClassifier.load(model, class_names(tables))
+
+    def check_dev(self, where: str, table: Table) -> None:
+        """See `Objective.check_dev`."""
+        check_labels(where, table, self.options.loss, self.encoder.labels, self.options.max_score)
 
     def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:
         """Pairs by the tokenizer's template, packed; see `Objective.collate`."""

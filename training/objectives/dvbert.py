@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_scores, class_names, spearman
+from .base import Arrays, Objective, check_labels, check_scores, class_names, spearman
 from .sbert import CONCATENATIONS, feature_size, features
 from .teachers import teacher_outputs
 
@@ -128,13 +128,18 @@ class DvBert(Objective):
         """The classifier is made for the classes of the tasks."""
         super().__init__(encoder, options, tables)
         self._training_tables = list(tables.values())
-        self._classes = 1
+        self._classes: tuple[str, ...] = ()
         if options.loss == "regression":
-            check_scores(tables, options.max_score)
+            for task, table in tables.items():
+                check_scores(f"data.{task}", table, options.max_score)
         if options.loss == "classification":
-            self._classes = len(class_names(tables))
+            self._classes = class_names(tables)
             width = feature_size(encoder.dimension, options.concatenation)
-            self.classifier = nn.Linear(width, self._classes, bias=False)
+            self.classifier = nn.Linear(width, len(self._classes), bias=False)
+
+    def check_dev(self, where: str, table: Table) -> None:
+        """See `Objective.check_dev`."""
+        check_labels(where, table, self.options.loss, self._classes, self.options.max_score)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The labels; of training data also what the teachers say: ``teachers (n, K, classes)``."""
@@ -153,7 +158,7 @@ class DvBert(Objective):
         label = targets["label"]
         if self.options.loss == "classification":
             output = self.classifier(features(u, v, self.options.concatenation))
-            target, told = functional.one_hot(label, self._classes).to(output.dtype), {"logits": output}
+            target, told = functional.one_hot(label, len(self._classes)).to(output.dtype), {"logits": output}
         else:
             cosine = functional.cosine_similarity(u, v)
             output, target = cosine[:, None], label[:, None].to(cosine.dtype) / self.options.max_score
@@ -161,7 +166,7 @@ class DvBert(Objective):
         loss = distillation_loss(
             output,
             target,
-            targets.get("teachers", output.new_empty(len(output), 0, self._classes)),
+            targets.get("teachers", output.new_empty(len(output), 0, output.shape[1])),
             progress=self.progress,
             alpha=self.options.alpha,
             regression=self.options.loss == "regression",

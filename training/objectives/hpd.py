@@ -30,7 +30,7 @@ from ..data.readers import Table
 from ..linear_map import fit
 from ..model import SentenceModel
 from ..teacher import STORAGES, TeacherOptions, Teachers
-from .base import Arrays, Objective, check_matryoshka, sample_texts
+from .base import Arrays, Objective, check_matryoshka, gather, sample_texts
 
 __all__ = ["Augmentation", "Hpd", "HpdOptions", "projective_loss", "similarity_loss"]
 
@@ -130,6 +130,8 @@ class HpdOptions:
                 f"objective.similarity {self.similarity} and objective.projective {self.projective} must not be "
                 "negative, and one must be positive"
             )
+        if self.teacher_dimension is not None and self.teacher_dimension < 1:
+            raise ValueError(f"objective.teacher_dimension must be positive, not {self.teacher_dimension}")
         if self.projective and self.teacher_dimension is not None:
             raise ValueError("objective.teacher_dimension needs objective.projective to be 0")
         check_matryoshka(self.matryoshka)
@@ -160,18 +162,14 @@ class Hpd(Objective):
         projection = encoder.options.projection
         if options.pca_start and (projection is None or projection.activation != "identity"):
             raise ValueError("objective.pca_start needs a linear model.projection")
-        self._fields = {task: _fields_of(table) for task, table in tables.items()}
         self._training_texts = [
-            text
-            for task, table in tables.items()
-            for name in self._fields[task]
-            for text in table.texts(name)
+            text for table in tables.values() for name in _fields_of(table) for text in table.texts(name)
         ]
         self._teachers: Teachers | None = None
 
-    def fields_of(self, task: str) -> tuple[str, ...]:
+    def fields_of(self, task: str, table: Table) -> tuple[str, ...]:
         """See `Objective.fields_of`."""
-        return self._fields[task]
+        return _fields_of(table)
 
     @classmethod
     def expand(
@@ -180,6 +178,11 @@ class Hpd(Objective):
         """Tasks of single texts get the augmented copies, then each text its neighbours."""
         expanded = dict(tables)
         single = [task for task, table in tables.items() if _fields_of(table) == ("text",)]
+        if (options.augment is not None or options.mine) and not single:
+            raise ValueError(
+                "objective.augment and objective.mine are for single texts, and no task has a column text; leave "
+                "them out, or name it in data.TASK.columns"
+            )
         if options.augment is not None:
             for task in single:
                 expanded[task] = Table(
@@ -208,7 +211,7 @@ class Hpd(Objective):
             if self.options.pca_start:
                 self._start_from_pca()
             self._training_texts = []
-        targets = [self._teachers.targets(table.texts(field)) for field in self._fields[task]]
+        targets = [self._teachers.targets(table.texts(field)) for field in _fields_of(table)]
         return {"teacher": targets[0] if len(targets) == 1 else np.stack(targets, axis=1)}
 
     def _start_from_pca(self) -> None:
@@ -234,7 +237,9 @@ class Hpd(Objective):
             loss = self.options.projective * projective_loss(ours, theirs, self.options.reduction)
         if self.options.similarity:
             widths = (*self.options.matryoshka, vectors.shape[-1])
-            losses = [similarity_loss(vectors[..., :width], by_field) for width in widths]
+            # of all processes' texts: each has the whole loss, and the mean of their gradients is that of one process
+            student, known = (gather(x.transpose(0, 1)).transpose(0, 1) for x in (vectors, by_field))
+            losses = [similarity_loss(student[..., :width], known) for width in widths]
             loss = loss + self.options.similarity * torch.stack(losses).mean()
         return {"loss": loss, "vectors": vectors.transpose(0, 1).reshape(*teacher.shape[:-1], -1)}
 
@@ -246,11 +251,14 @@ class Hpd(Objective):
             return {}
         teacher = np.asarray(arrays["teacher"], np.float64)
         left = np.square(outputs["vectors"] - teacher).sum()
-        return {"r2": 100 * float(1 - left / np.square(teacher - teacher.mean(0)).sum())}
+        total = np.square(teacher - teacher.mean(0)).sum()
+        return {"r2": 100 * float(1 - left / total)} if total else {}
 
 
 def _fields_of(table: Table) -> tuple[str, ...]:
-    return ("text",) if "text" in table.names and table.names != _GROUP else table.names
+    if "text" in table.names and table.names != _GROUP:
+        return ("text",)
+    return tuple(name for name in table.names if isinstance(table[name], list))  # a label is no text
 
 
 def _with_copies(texts: list[str], options: Augmentation, root: Path) -> list[str]:

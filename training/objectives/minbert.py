@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective
+from .base import Arrays, Objective, check_classes, check_scores
 from .sbert import CONCATENATIONS, feature_size, features
 
 __all__ = ["STS_LOSSES", "TASKS", "MinBert", "MinBertOptions", "score_classes", "sts_loss"]
@@ -111,12 +111,14 @@ class MinBert(Objective):
                 raise ValueError(f"data.{task} is no task of minbert; its tasks are {', '.join(TASKS)}")
         width = encoder.dimension
         self.dropout = nn.Dropout(options.dropout)
+        self._classes = {task: table.labels for task, table in tables.items() if task != "sts"}
         if "sentiment" in tables:
-            classes = len(tables["sentiment"].labels)
-            if classes < 2:
+            if len(self._classes["sentiment"]) < 2:
                 raise ValueError("sentiment needs the names of its classes: data.sentiment.labels")
-            self.sentiment = nn.Linear(width, classes)
+            self.sentiment = nn.Linear(width, len(self._classes["sentiment"]))
         if "paraphrase" in tables:
+            if len(self._classes["paraphrase"]) != 2:
+                raise ValueError("paraphrase has two classes, no and then yes: data.paraphrase.labels")
             self.paraphrase = nn.Linear(feature_size(width, options.paraphrase), 1)
         if "sts" in tables:
             if options.sts_loss == "cross_entropy":
@@ -124,7 +126,7 @@ class MinBert(Objective):
             elif options.sts_similarity == "u.v":
                 self.sts = nn.Linear(1, 1)
 
-    def fields_of(self, task: str) -> tuple[str, ...]:
+    def fields_of(self, task: str, table: Table) -> tuple[str, ...]:
         """Sentiment is that of one sentence."""
         return ("text1",) if task == "sentiment" else self.fields
 
@@ -134,8 +136,10 @@ class MinBert(Objective):
             raise ValueError(
                 f"evaluation.dev.{task} has no head: data has no task of this name, only {', '.join(self.tasks)}"
             )
-        if task == "sts" and (top := float(table["label"].max())) > self.options.max_score:
-            raise ValueError(f"sts has the score {top}, and objective.max_score is {self.options.max_score}")
+        if task == "sts":
+            check_scores(f"data.{task}", table, self.options.max_score)
+        else:
+            check_classes(f"data.{task}", table, self._classes[task])
         return super().prepare(task, table, cache)
 
     def forward(
@@ -143,7 +147,7 @@ class MinBert(Objective):
     ) -> dict[str, Tensor]:
         """See `Objective.forward`."""
         name, label = self.tasks[int(task)], targets["label"]
-        vectors = self.encode(input_ids, cu_seqlens, len(self.fields_of(name)))
+        vectors = self.encode(input_ids, cu_seqlens, 1 if name == "sentiment" else 2)
         if name == "sentiment":
             logits = self.sentiment(self.dropout(vectors[0]))
             return {"loss": functional.cross_entropy(logits, label), "logits": logits}

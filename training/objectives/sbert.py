@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_scores, class_names, spearman
+from .base import Arrays, Objective, check_labels, check_scores, class_names, spearman
 
 __all__ = ["CONCATENATIONS", "Sbert", "SbertOptions", "features"]
 
@@ -94,13 +94,19 @@ class Sbert(Objective):
         super().__init__(encoder, options, tables)
         if options.loss == "triplet":
             self.fields = ("anchor", "positive", "negative")
+        self._classes: tuple[str, ...] = ()
         if options.loss == "regression":
-            check_scores(tables, options.max_score)
+            for task, table in tables.items():
+                check_scores(f"data.{task}", table, options.max_score)
         if options.loss == "classification":
-            classes = len(class_names(tables))
+            self._classes = class_names(tables)
             self.classifier = nn.Linear(
-                feature_size(encoder.dimension, options.concatenation), classes, bias=False
+                feature_size(encoder.dimension, options.concatenation), len(self._classes), bias=False
             )
+
+    def check_dev(self, where: str, table: Table) -> None:
+        """See `Objective.check_dev`."""
+        check_labels(where, table, self.options.loss, self._classes, self.options.max_score)
 
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor

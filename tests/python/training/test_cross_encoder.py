@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from embedkit.training import trainer  # noqa: E402
 from embedkit.training.data.readers import Table, read  # noqa: E402
 from embedkit.training.model import ModelOptions  # noqa: E402
 from embedkit.training.objectives.cross_encoder import (  # noqa: E402
@@ -18,6 +19,7 @@ from embedkit.training.objectives.cross_encoder import (  # noqa: E402
     CrossEncoderOptions,
     PairClassifier,
 )
+from embedkit.training.recipe import TrainingOptions  # noqa: E402
 from embedkit.training.trainer import train  # noqa: E402
 from objective_fixtures import (  # noqa: E402
     NLI,
@@ -125,8 +127,10 @@ def test_regression_learns(make_model: Callable[..., Path], tmp_path: Path) -> N
     data = sts_source(write_sts(tmp_path / "train.tsv", 320, 1))
     dev = sts_source(write_sts(tmp_path / "dev.tsv", 60, 2))
     objective = {"name": "cross_encoder", "loss": "regression"}
-    recipe = make_recipe(objective, make_model(), {"sts": data}, {"sts": dev}, "sts_spearman", epochs=3)
+    recipe = make_recipe(objective, make_model(), {"sts": data}, {"sts": dev}, "sts_spearman", epochs=8)
     result = train(recipe, tmp_path / "run")
+    history = losses(tmp_path / "run")
+    assert np.mean(history[-5:]) < 0.9 * np.mean(history[:5])
     assert result["dev"]["sts_spearman"] > 60
 
 
@@ -143,3 +147,16 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
     object.__setattr__(recipe.evaluation, "sts_dev", True)
     with pytest.raises(ValueError, match="sentence vectors"):
         train(recipe, tmp_path / "run")
+    in_pieces = make_recipe({"name": "cross_encoder"}, folder, {"nli": source}, mini_batch_size=4)
+    with pytest.raises(ValueError, match=r"training\.mini_batch_size is for sentence vectors"):
+        train(in_pieces, tmp_path / "run")
+
+
+def test_the_classifier_has_the_heads_rate(make_model: Callable[..., Path]) -> None:
+    options = TrainingOptions(learning_rate=1e-5, head_learning_rate=1e-3)
+    encoder = PairClassifier.load(ModelOptions(str(make_model()), max_length=64), NLI)
+    objective = CrossEncoder(encoder, CrossEncoderOptions(), {})
+    groups = trainer._optimizer(objective, options, torch.device("cpu")).param_groups
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    for name, parameter in objective.named_parameters():
+        assert rates[id(parameter)] == (1e-3 if "classifier" in name else 1e-5), name

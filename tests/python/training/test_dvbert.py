@@ -240,4 +240,6 @@ def test_the_second_stage_learns(make_model: Callable[..., Path], tmp_path: Path
     teacher = save_teacher(make_model(), tmp_path / "teacher", ["score"])
     options = {"name": "dvbert", "teachers": [str(teacher)], "loss": "regression"}
     result = train(make_recipe(options, make_model(), data, dev, epochs=3), tmp_path / "run")
+    history = losses(tmp_path / "run")
+    assert np.mean(history[-5:]) < 0.5 * np.mean(history[:5])
     assert result["dev"]["sts_spearman"] > 60

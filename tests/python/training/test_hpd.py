@@ -89,6 +89,26 @@ def test_groups_of_related_texts(make_model: MakeModel, texts: list[str], tmp_pa
     assert np.isfinite(objective.score("pairs", {"vectors": np.asarray(batch["teacher"])}, batch)["r2"])
 
 
+def test_dev_tasks_have_fields_of_their_own(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    """Mined examples have three texts, the dev set's one; a dev task may have another name; a label is no text."""
+    options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], mine=True)
+    tables = Hpd.expand(options, {"t": Table({"text": texts[:40]})}, tmp_path, tmp_path)
+    dev = Table({"text": texts[40:44]})
+    labelled = Table({"left": texts[:2], "right": texts[2:4], "label": np.array([0.5, 1.0])})
+    model = ModelOptions(str(make_model()), projection=Projection(8), max_length=32)
+    objective = Hpd(SentenceModel.load(model), options, tables)
+    assert objective.fields_of("t", tables["t"]) == ("text", "near", "far")
+    assert objective.fields_of("t", dev) == ("text",)
+    assert objective.fields_of("other", labelled) == ("left", "right")
+    objective.prepare("t", tables["t"], tmp_path)
+    assert objective.prepare("t", dev, tmp_path)["teacher"].shape == (4, 8)
+    assert objective.prepare("other", labelled, tmp_path)["teacher"].shape == (2, 2, 8)
+    with pytest.raises(ValueError, match="no task has a column text"):
+        Hpd.expand(options, {"pairs": labelled}, tmp_path, tmp_path)
+    one = {"teacher": np.ones((1, 8))}
+    assert objective.score("t", {"vectors": np.ones((1, 8))}, one) == {}  # one text has no variance
+
+
 def sentences(count: int, seed: int) -> list[str]:
     choose = random.Random(seed)
     parts = (_NOUNS, _VERBS, _NOUNS, ["not"], _VERBS)
@@ -226,5 +246,7 @@ def test_refusals(make_model: MakeModel) -> None:
         HpdOptions(options.teachers, teacher_dimension=9)
     with pytest.raises(ValueError, match="positive dimensions"):
         HpdOptions(options.teachers, matryoshka=[0])
+    with pytest.raises(ValueError, match="teacher_dimension must be positive"):
+        HpdOptions(options.teachers, projective=0, similarity=1, teacher_dimension=0)
     with pytest.raises(ValueError, match="from 0 to 1"):
         Augmentation(wordnet=2)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from embedkit.training.data.readers import read  # noqa: E402
+from embedkit.training.data.readers import Table, read  # noqa: E402
 from embedkit.training.data.store import TextStore  # noqa: E402
 from embedkit.training.model import ModelOptions  # noqa: E402
 from embedkit.training.objectives.minbert import (  # noqa: E402
@@ -85,7 +85,7 @@ def run(
 ) -> tuple[dict[str, Any], list[np.ndarray], Any]:
     """Outputs of a task's head for its whole table, its vectors by field, and its labels."""
     table = tables[task]
-    columns = [table.texts(field) for field in objective.fields_of(task)]
+    columns = [table.texts(field) for field in objective.fields_of(task, table)]
     store = TextStore(objective.encoder.tokenizer_folder, [text for column in columns for text in column], 32)
     texts = store.rows.reshape(len(columns), -1).T.astype(np.int64)
     batch = objective.collate(store, texts, objective.prepare(task, table, Path()))
@@ -166,6 +166,16 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
         objective.prepare("mood", tables["sentiment"], tmp_path)
     with pytest.raises(ValueError, match="no task of minbert"):
         MinBert(objective.encoder, MinBertOptions(), {"mood": tables["sentiment"]})
+    with pytest.raises(ValueError, match=r"two classes, no and then yes: data\.paraphrase\.labels"):
+        MinBert(objective.encoder, MinBertOptions(), {"paraphrase": tables["sentiment"]})
+    with pytest.raises(ValueError, match=r"data\.sts needs scores"):
+        objective.prepare("sts", tables["paraphrase"], tmp_path)
+    with pytest.raises(ValueError, match=r"data\.paraphrase has the classes .*, and the classifier"):
+        objective.prepare("paraphrase", tables["sts"], tmp_path)
+    sts = tables["sts"]
+    negative = Table({**{name: sts[name] for name in sts.names}, "label": -sts["label"] - 1})
+    with pytest.raises(ValueError, match="scores start at 0"):
+        objective.prepare("sts", negative, tmp_path)
 
 
 def test_a_balanced_fraction_of_a_source(tmp_path: Path) -> None:
@@ -200,3 +210,5 @@ def test_it_learns_three_tasks(make_model: Callable[..., Path], tmp_path: Path, 
     assert scores["mean"] > (33.4 + 50 + 0) / 3 + 20
     history = losses(tmp_path / "run")
     assert len(history) == result["steps"]
+    epoch = len(history) // 3  # of all three tasks, in each schedule
+    assert np.mean(history[-epoch:]) < 0.5 * np.mean(history[:epoch])

@@ -131,6 +131,22 @@ def test_the_recipes_of_the_package_are_valid(name: str) -> None:
     assert recipe.training.max_steps == 3
 
 
+def test_dev_labels_that_the_head_does_not_know(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    nli = nli_source(write_nli(tmp_path / "n.tsv", 12, 1))
+    sts = sts_source(write_sts(tmp_path / "s.tsv", 12, 1))
+    other = {**nli, "labels": nli["labels"][::-1]}
+    unnamed = {**nli, "columns": {"text1": "premise", "text2": "hypothesis"}}
+    for loss, data, dev, message in (
+        ("classification", nli, other, r"evaluation\.dev\.own has the classes"),
+        ("classification", nli, sts, r"evaluation\.dev\.own has the classes \(none\)"),
+        ("classification", nli, unnamed, r"evaluation\.dev\.own\.columns\.label"),
+        ("regression", sts, nli, r"evaluation\.dev\.own needs scores"),
+    ):
+        recipe = make_recipe({"name": "sbert", "loss": loss}, make_model(), {"task": data}, {"own": dev})
+        with pytest.raises(ValueError, match=message):
+            train(recipe, tmp_path / f"{loss}-{len(message)}")
+
+
 def test_labels_that_do_not_fit_the_loss(make_model: Callable[..., Path], tmp_path: Path) -> None:
     nli, sts = (
         nli_source(write_nli(tmp_path / "n.tsv", 12, 1)),

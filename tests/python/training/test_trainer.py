@@ -152,7 +152,8 @@ def test_the_last_step_is_evaluated(content: dict[str, Any], tmp_path: Path) -> 
     assert [entry["step"] for entry in history if "eval_nli_accuracy" in entry] == [0, 3, 6, 7]
     # logged every 5 steps, and before each checkpoint
     assert [entry["step"] for entry in history if "loss" in entry] == [3, 5, 6, 7]
-    assert result["dev"]["nli_accuracy"] == history[-2]["eval_nli_accuracy"] or result["steps"] == 7
+    last = [entry["eval_nli_accuracy"] for entry in history if "eval_nli_accuracy" in entry][-1]
+    assert result["dev"]["nli_accuracy"] == last
     assert result["best_step"] is None
 
 
@@ -177,6 +178,20 @@ def test_early_stopping(
             train(recipe, tmp_path / "run")
     result = train(recipe, tmp_path / "run")
     assert (result["steps"], result["best_step"]) == (5, 2)
+
+
+def test_of_perplexities_the_lowest_is_best(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = {0: 1.0, 1: 5.0, 2: 3.0, 3: 4.0, 4: 8.0, 5: 2.0}
+    monkeypatch.setattr(
+        trainer._Run,
+        "dev_scores",
+        lambda run: {"nli_perplexity": course[run.trainer.state.global_step]},
+    )
+    content["evaluation"]["select"] = "nli_perplexity"
+    result = train(make(content, eval_steps=1, early_stopping=2), tmp_path / "run")
+    assert (result["steps"], result["best_step"]) == (4, 2)
 
 
 def test_an_unknown_select_is_told_before_training(content: dict[str, Any], tmp_path: Path) -> None:
@@ -258,8 +273,10 @@ def test_a_run_stopped_after_its_last_step_is_finished(content: dict[str, Any], 
             assert torch.equal(weights(output)[name], tensor), name
 
 
-def test_two_processes_are_one(content: dict[str, Any], tmp_path: Path) -> None:
-    """For a loss of single pairs, and for one whose negatives come from the other process."""
+def test_two_processes_are_one(
+    content: dict[str, Any], tmp_path: Path, make_model: Callable[..., Path]
+) -> None:
+    """For a loss of single pairs, and for two that compare with the texts of the other process."""
     recipes = {}
     content["training"] |= {"batch_size": 16, "epochs": 2}
     content["evaluation"]["select"] = "nli_accuracy"
@@ -270,6 +287,18 @@ def test_two_processes_are_one(content: dict[str, Any], tmp_path: Path) -> None:
         "objective": {"name": "in_batch"},
         "data": sts,
         "evaluation": {"dev": sts, "select": "sts_cosine"},
+    }
+    texts = {"sts": {"path": sts["sts"]["path"], "columns": {"left": "sentence1", "right": "sentence2"}}}
+    recipes["hpd"] = {
+        **content,
+        "objective": {
+            "name": "hpd",
+            "teachers": [{"path": str(make_model(seed=3))}],
+            "similarity": 1.0,
+            "projective": 0.0,
+        },
+        "data": texts,
+        "evaluation": {},
     }
     for name, recipe in recipes.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
