@@ -1,6 +1,6 @@
 """Quality of models: STS (Spearman × 100) beside size and speed; Chinese, retrieval, minimal pairs.
 
-    python benchmarks/sts.py FOLDER [FOLDER...] --data DIR --zh --retrieval --pairs --json OUT.json
+    python benchmarks/sts.py MODEL [MODEL...] --data DIR --zh --retrieval --pairs --json OUT.json
 
 STS12-16 in the setting "all", STS-B and SICK-R, with the columns of HPD's Table 1. Sentences per second are
 those of this very run: the distinct texts of the STS pairs, tokenization counted, one run, so they tell
@@ -47,7 +47,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="model folder")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="model folder, or a name on the Hub")
     parser.add_argument("--data", type=Path, help="folder of evaluation data (default: EMBEDKIT_DATA)")
     parser.add_argument("--backend", choices=("embedkit", "sentence-transformers"), default="embedkit")
     parser.add_argument("--precision", choices=("auto", "fp32", "int8"), default="auto", help="of embedkit")
@@ -93,15 +93,18 @@ def load(folder: Path, options: argparse.Namespace) -> Any:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
-def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """All that is asked for about one model."""
     from embedkit.training import evaluate
 
+    from embedkit.hub import resolve
+
+    folder = resolve(model, revision=None, cache_folder=None, token=None, local_files_only=False)
     encoder = load(folder, options)
     timed = Timed(encoder)
     result = evaluate.sts(timed, options.data)
     row: dict[str, Any] = {
-        "model": folder.resolve().name,
+        "model": (folder.resolve() if Path(model).exists() else Path(model)).name,
         "backend": options.backend,
         "precision": encoder.describe()["precision"] if options.backend == "embedkit" else "fp32",
         **size(folder),
@@ -181,11 +184,11 @@ def main() -> None:
     found = common.versions(["embedkit", "numpy", "scipy", "sentence-transformers", "torch"])
     print(common.show_machine(machine, found))
     rows = []
-    for folder in options.models:
+    for model in options.models:
         try:
-            rows.append(measure(folder, options))
+            rows.append(measure(model, options))
         except (ValueError, OSError, ImportError) as error:
-            raise SystemExit(f"{folder}: {error}") from None
+            raise SystemExit(f"{model}: {error}") from None
     print("\n" + sets_table(rows, "sts"))
     if options.zh:
         print("\n" + sets_table(rows, "chinese"))

@@ -32,6 +32,8 @@ def main() -> int:
         "--collect", action="store_true", help="run nothing; write the results that are there"
     )
     options = parser.parse_args()
+    if options.workers < 1:
+        parser.error(f"--workers must be 1 or more, not {options.workers}")
     for name in options.table:
         table, work, path = tables.load_table(known[name]), options.work / name, RESULTS / f"{name}.json"
         earlier = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else {}

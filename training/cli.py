@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _list() if options.list else _train(options)
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"embedkit-train: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
     except ImportError as error:
         print(f"embedkit-train: {error}; install the extra: pip install 'embedkit[train]'", file=sys.stderr)
         return 1

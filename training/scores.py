@@ -42,7 +42,7 @@ def test_scores(encoder: TextEncoder, names: list[str], root: Path | None) -> di
 
 
 def evaluation_pairs(names: list[str], sts_dev: bool, root: Path | None) -> dict[str, list[tuple[str, str]]]:
-    """The scored pairs behind the evaluations named, by set."""
+    """The pairs behind the evaluations named, by set."""
     sets: dict[str, PairSet] = {}
     if "sts" in names:
         sets |= evaluate.sts_sets(root)
@@ -50,4 +50,5 @@ def evaluation_pairs(names: list[str], sts_dev: bool, root: Path | None) -> dict
         sets |= evaluate.chinese_sets(root)
     if sts_dev:
         sets |= evaluate.sts_dev_sets(root)
-    return {name: [(pair.left, pair.right) for pair in one.pairs] for name, one in sets.items()}
+    pairs = {name: [(pair.left, pair.right) for pair in one.pairs] for name, one in sets.items()}
+    return pairs | (evaluate.retrieval_pairs(root) if "retrieval" in names else {})

@@ -25,7 +25,7 @@ from torch.nn import functional
 from . import packed
 from .model import ModelOptions, SentenceModel, load_backbone, options_of, transformer_folder
 
-__all__ = ["GENERATOR_FILE", "UnilmModel", "pack_pairs", "unilm_mask"]
+__all__ = ["GENERATOR_FILE", "UnilmModel", "load_pooler", "pack_pairs", "unilm_mask"]
 
 GENERATOR_FILE = "generator.safetensors"
 """Beside model.safetensors in a model folder: what of the language model's head is not in the backbone."""
@@ -84,7 +84,7 @@ class UnilmModel(SentenceModel):
             whole = load_backbone(options, folder, "AutoModelForMaskedLM")
             model = cls(options, folder, getattr(whole, whole.base_model_prefix))
             model._copy_head(whole.cls.predictions)
-            model._load_pooler(folder)
+            load_pooler(model, folder)
         model.load_projection(options.path)
         return model
 
@@ -178,17 +178,21 @@ class UnilmModel(SentenceModel):
             self.norm.load_state_dict(predictions.transform.LayerNorm.state_dict())
             self.bias.copy_(predictions.bias)
 
-    def _load_pooler(self, folder: Path) -> None:
-        """The linear layer on [CLS] of a published checkpoint, which transformers' classes leave out."""
-        tensors = _checkpoint(folder)
-        weight = next((x for name, x in tensors.items() if name.endswith("pooler.dense.weight")), None)
-        bias = next((x for name, x in tensors.items() if name.endswith("pooler.dense.bias")), None)
-        if self.projection is None or weight is None or bias is None:
-            return
-        if weight.shape == self.projection.weight.shape:
-            with torch.no_grad():
-                self.projection.weight.copy_(weight)
-                self.projection.bias.copy_(bias)
+
+def load_pooler(model: SentenceModel, folder: Path) -> None:
+    """The linear layer on [CLS] of a published RoFormer-Sim, which transformers' classes leave out, as the projection.
+
+    Nothing happens if the checkpoint has none, or not in the projection's size.
+    """
+    tensors = _checkpoint(folder)
+    weight = next((x for name, x in tensors.items() if name.endswith("pooler.dense.weight")), None)
+    bias = next((x for name, x in tensors.items() if name.endswith("pooler.dense.bias")), None)
+    if model.projection is None or weight is None or bias is None:
+        return
+    if weight.shape == model.projection.weight.shape:
+        with torch.no_grad():
+            model.projection.weight.copy_(weight)
+            model.projection.bias.copy_(bias)
 
 
 def _checkpoint(folder: Path) -> dict[str, Tensor]:

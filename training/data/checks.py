@@ -89,15 +89,15 @@ def check(table: Table, evaluations: Mapping[str, Pairs], fields: Sequence[str] 
     Args:
         table: of training.
         evaluations: name -> pairs of sentences.
-        fields: the columns of the table's texts: two for pairs, one for single sentences, whose pairs
-            cannot leak.
+        fields: the columns of the table's texts; the first two are the pair, a single sentence is none and
+            cannot leak as one.
     """
     seen: set[int] = set()
     sentences: set[int] = set()
     duplicates: list[int] = []
     rows = np.empty(len(table), np.int64)
     for row, hashes in enumerate(_hashes(table, fields)):
-        key = rows[row] = _key(hashes)
+        key = rows[row] = _key(hashes[: len(_PAIR)])
         if int(key) in seen:
             duplicates.append(row)
         seen.add(int(key))

@@ -137,7 +137,7 @@ def _json_rows(origin: str, lines: Iterator[tuple[int, str]]) -> Rows:
     records = objects()
     first = next(records, None)
     if first is None:
-        raise ValueError(f"{origin}: the file is empty")
+        raise ValueError(f"{origin}: the file is empty; give one with rows")
     header = list(first[1])
 
     def rows() -> Iterator[tuple[int, list[Any]]]:

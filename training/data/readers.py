@@ -166,7 +166,9 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
     table = Table(columns, tuple(checked.labels or ()))
     if not len(table):
         source = spec.get("path", spec.get("dataset"))
-        raise ValueError(f"{source}: no row is left; loosen `where`: {dict(spec.get('where') or {})}")
+        where = dict(spec.get("where") or {})
+        remedy = f"loosen `where`: {where}" if where else "it has a header and no rows; give data"
+        raise ValueError(f"{source}: no row is left; {remedy}")
     limit = spec.get("limit")
     if limit is not None and limit < len(table):
         table = table.select(np.random.default_rng(spec.get("seed", 0)).permutation(len(table))[:limit])
@@ -200,8 +202,12 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"limit is {limit!r}; give a number of rows from 1")
     fraction = spec.get("balanced_fraction")
-    if fraction is not None and (type(fraction) not in (int, float) or "labels" not in spec):
-        raise ValueError(f"balanced_fraction is {fraction!r}; give a number, and the classes in `labels`")
+    if fraction is not None and (
+        type(fraction) not in (int, float) or not 0 < fraction <= 1 or "labels" not in spec
+    ):
+        raise ValueError(
+            f"balanced_fraction is {fraction!r}; give a number above 0 and up to 1, and the classes in `labels`"
+        )
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed is {seed!r}; give an integer from 0")
 

@@ -255,7 +255,7 @@ class _Plan:
         if not self.batches(indices):
             raise ValueError(
                 f"{name} has {len(indices)} examples and no whole batch of {self.batch_size}; "
-                "give more data, a smaller batch_size, or drop_last=False"
+                "give more data, or a smaller batch_size"
             )
 
     def random(self, *stream: int) -> np.random.Generator:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from .tables import Data, data_folder, read_table
+from .tables import Data, Row, data_folder, read_table
 from .vectors import TextEncoder, encode_distinct
 
-__all__ = ["RetrievalResult", "cranfield", "quora_duplicates", "rank_quality", "retrieval"]
+__all__ = [
+    "RetrievalResult",
+    "cranfield",
+    "quora_duplicates",
+    "rank_quality",
+    "retrieval",
+    "retrieval_pairs",
+]
 
 K = 10
 _BLOCK = 256  # queries whose similarities to the whole corpus are held at once
@@ -32,6 +39,25 @@ class RetrievalResult:
 def retrieval(encoder: TextEncoder, data: Data = None) -> dict[str, RetrievalResult]:
     """`cranfield` and `quora_duplicates`, by name; arguments and errors are theirs."""
     return {"Cranfield": cranfield(encoder, data), "Quora": quora_duplicates(encoder, data)}
+
+
+def retrieval_pairs(data: Data = None) -> dict[str, list[tuple[str, str]]]:
+    """What training data must not hold: Cranfield's queries, each beside itself, and Quora's pairs.
+
+    Arguments and errors are those of `cranfield` and `quora_duplicates`.
+    """
+    queries = read_table(data_folder(data) / "retrieval" / "queries.tsv.gz", ("query_id", "text"))
+    return {
+        "Cranfield": [(row.text("text"), row.text("text")) for row in queries],
+        "Quora": [(row.text("text1"), row.text("text2")) for row in _quora(data)[1]],
+    }
+
+
+def _quora(data: Data) -> tuple[Path, Iterator[Row]]:
+    """Quora's table and its rows outside the split "train"."""
+    path = data_folder(data) / "quora" / "quora_pairs.tsv.gz"
+    rows = read_table(path, ("split", "text1", "text2", "label"))
+    return path, (row for row in rows if row["split"] != "train")
 
 
 def cranfield(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
@@ -80,13 +106,11 @@ def quora_duplicates(encoder: TextEncoder, data: Data = None) -> RetrievalResult
     Raises:
         FileNotFoundError, ValueError: as for `cranfield`.
     """
-    path = data_folder(data) / "quora" / "quora_pairs.tsv.gz"
+    path, rows = _quora(data)
     corpus: dict[str, int] = {}
     gains: defaultdict[int, dict[int, float]] = defaultdict(dict)
     asked: dict[int, None] = {}  # an ordered set
-    for row in read_table(path, ("split", "text1", "text2", "label")):
-        if row["split"] == "train":
-            continue
+    for row in rows:
         left, right = (corpus.setdefault(row.text(side), len(corpus)) for side in ("text1", "text2"))
         if row.label("label") and left != right:
             asked[left] = None

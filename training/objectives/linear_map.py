@@ -43,6 +43,11 @@ class LinearMapOptions:
     method: Literal["whitening", "pca"] = "whitening"
     samples: int = 100_000
 
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.samples < 2:
+            raise ValueError(f"objective.samples must be 2 or more, not {self.samples}")
+
 
 class _Mapped(nn.Module):
     """A model folder with a map behind it, in the shape in which the trainer knows encoders."""

@@ -47,6 +47,11 @@ class RefitOptions:
     samples: int = 40_000
     matryoshka: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.samples <= _NEIGHBOURS + 1:
+            raise ValueError(f"objective.samples must be above {_NEIGHBOURS + 1}, not {self.samples}")
+
 
 class Refit(Objective):
     """A model whose projection keeps the cosines of its pooled vectors; nothing else is learned."""

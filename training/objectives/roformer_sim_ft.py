@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..data.readers import Table
-from ..model import SentenceModel
+from ..model import ModelOptions, SentenceModel, transformer_folder
+from ..unilm import load_pooler
 from .base import Arrays, Objective, spearman
 from .sbert import features
 
@@ -76,6 +77,16 @@ class RoformerSimFt(Objective):
             _is_nli(name, table)
         if options.loss == "classification":
             self.classifier = nn.Linear(3 * encoder.dimension, _YES_NO + len(NLI), bias=False)
+
+    @classmethod
+    def load_encoder(
+        cls, model: ModelOptions, options: RoformerSimFtOptions, tables: Mapping[str, Table]
+    ) -> SentenceModel:
+        """As for others; a published checkpoint's linear layer on [CLS] becomes the projection."""
+        encoder = SentenceModel.load(model)
+        if not model.random:
+            load_pooler(encoder, transformer_folder(model.path))
+        return encoder
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """``label``: 0 no, 1 yes, then the classes of `NLI`; ``gold``: what the cosine is compared with."""

@@ -245,6 +245,11 @@ def test_cranfield_reads_its_tables(tmp_path: Path) -> None:
     write(folder / "qrels.tsv.gz", ["query_id\tdoc_id\trel", "q1\td1\t1", "q1\td9\t1"])
     with pytest.raises(ValueError, match=r"qrels\.tsv\.gz:3: there is no doc_id 'd9'"):
         evaluate.cranfield(Angles(), tmp_path)
+    write(
+        tmp_path / "quora" / "quora_pairs.tsv.gz",
+        ["split\ttext1\ttext2\tlabel", "dev\t0\t4\t1", "train\t0\t1\t1"],
+    )
+    assert evaluate.retrieval_pairs(tmp_path) == {"Cranfield": [("45", "45")], "Quora": [("0", "4")]}
 
 
 def test_minimal_pairs_are_many_and_all_different() -> None:

@@ -13,18 +13,28 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from embedkit.training.data.readers import Table  # noqa: E402
+from embedkit.training.data.store import TextStore  # noqa: E402
 from embedkit.training.generate import SimilarSentences, generate_similar, nucleus  # noqa: E402
 from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
 from embedkit.training.objectives.roformer_sim import (  # noqa: E402
+    RoformerSim,
+    RoformerSimOptions,
     contrastive_loss,
     noised,
     similarity_distillation,
 )
-from embedkit.training.objectives.roformer_sim_ft import cosine_loss, masked_logits  # noqa: E402
+from embedkit.training.objectives.roformer_sim_ft import (  # noqa: E402
+    RoformerSimFt,
+    RoformerSimFtOptions,
+    cosine_loss,
+    masked_logits,
+)
 from embedkit.training.recipe import recipe_of  # noqa: E402
 from embedkit.training.trainer import train  # noqa: E402
 from embedkit.training.unilm import UnilmModel, pack_pairs, unilm_mask  # noqa: E402
 from embedkit.training.vocabulary import build_vocabulary, main  # noqa: E402
+from objective_fixtures import losses  # noqa: E402
 
 _CONFIG = {
     "model_type": "roformer",
@@ -281,6 +291,8 @@ def test_the_vocabulary_command(data: Path, tmp_path: Path, capsys: pytest.Captu
 
 def test_stage_1_learns_to_embed_and_to_generate(stage1: Path) -> None:
     result = json.loads((stage1 / "result.json").read_text(encoding="utf-8"))
+    history = losses(stage1)
+    assert np.mean(history[-5:]) < 0.5 * np.mean(history[:5])
     assert result["dev"]["dev_spearman"] > 70
     assert result["dev"]["dev_perplexity"] < 6  # of about 50 characters
     found = generate_similar(stage1 / "model", "苹果怎么样", n=20, k=5, seed=1)
@@ -333,6 +345,8 @@ def test_ft_learns_and_is_distilled_back(data: Path, stage1: Path, tmp_path: Pat
     round_robin = {"schedule": "round_robin", "epochs": 6, "learning_rate": 5e-3}
     recipe = _recipe(data, {"name": "roformer_sim_ft"}, _ft_tasks(), training=round_robin)
     result = train(recipe_of(recipe, "ft", "test"), tmp_path / "ft", data_root=data)
+    history = losses(tmp_path / "ft")
+    assert np.mean(history[-5:]) < 0.5 * np.mean(history[:5])
     assert result["dev"]["dev_spearman"] > 50
     assert result["dev"]["dev_accuracy"] > 80
 
@@ -366,19 +380,68 @@ def test_the_controls_run(data: Path, tmp_path: Path, loss: str) -> None:
     assert result["steps"] == 3 and "dev_spearman" in result["dev"]
 
 
-def test_gradients_do_not_depend_on_the_mini_batch(data: Path) -> None:
-    from embedkit.training.data.readers import Table
-    from embedkit.training.data.store import TextStore
-    from embedkit.training.objectives.roformer_sim import RoformerSim, RoformerSimOptions
-
+def _batch_of_pairs(data: Path, teacher: str | None) -> tuple[RoformerSim, dict[str, Any]]:
+    """An objective without noise, and a batch of six pairs."""
     texts = [text for pair in _pairs(True)[:6] for text in pair]
     table = Table({"text1": texts[::2], "text2": texts[1::2]})
     torch.manual_seed(0)
-    objective = RoformerSim(
-        UnilmModel.load(_options(data)), RoformerSimOptions(noised_texts=0.0), {"pairs": table}
-    )
+    options = RoformerSimOptions(noised_texts=0.0, teacher=teacher)
+    objective = RoformerSim(UnilmModel.load(_options(data)), options, {"pairs": table})
     store = TextStore(data / "vocabulary", texts, _MAX_LENGTH)
-    batch = objective.collate(store, store.rows.reshape(-1, 2).astype(np.int64), {})
+    rows = store.rows.reshape(-1, 2).astype(np.int64)
+    return objective, objective.collate(store, rows, objective.prepare("pairs", table, data / "cache"))
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_the_loss_is_a_mean_over_tokens_and_the_similarities(
+    distilled: bool, data: Path, stage1: Path
+) -> None:
+    objective, batch = _batch_of_pairs(data, str(stage1 / "model") if distilled else None)
+    assert len(batch["prefix"]) == 12  # each pair in both directions
+    with torch.no_grad():
+        found = objective.eval()(task=torch.tensor(0), **batch)
+        vectors, nll = objective.encoder.sequences(batch["input_ids"], batch["cu_seqlens"], batch["prefix"])
+    tokens = int((batch["cu_seqlens"].diff() - batch["prefix"]).sum())
+    x = torch.nn.functional.normalize(vectors, dim=1).double().numpy()
+    want = float(nll.sum()) / tokens
+    if distilled:
+        t = batch["teacher"].double().numpy().transpose(1, 0, 2).reshape(12, -1)
+        t /= np.linalg.norm(t, axis=1, keepdims=True)
+        want += 100 * np.mean((x @ x.T - t @ t.T) ** 2)
+    else:
+        scores = np.exp(20 * x @ x.T) * (1 - np.eye(12))
+        want -= np.mean([np.log(scores[i, (i + 6) % 12] / scores[i].sum()) for i in range(12)])
+    assert found["loss"].item() == pytest.approx(want, rel=1e-4)
+
+
+def test_labels_of_the_five_classes(data: Path) -> None:
+    objective = RoformerSimFt(SentenceModel.load(_options(data)), RoformerSimFtOptions(), {})
+    texts = {"text1": ["a"] * 3, "text2": ["b"] * 3}
+    scored = objective.prepare("s", Table({**texts, "score": np.array([2.5, 2.6, 0.0])}), data)
+    assert scored["label"].tolist() == [0, 1, 0]  # above 2.5 is yes
+    nli = Table({**texts, "label": np.array([0, 1, 2])}, ("neutral", "contradiction", "entailment"))
+    assert objective.prepare("n", nli, data)["label"].tolist() == [4, 2, 3]
+    assert objective.prepare("n", nli, data)["gold"].tolist() == [0, 0, 1]
+
+
+def test_ft_starts_from_a_published_layer_on_cls(data: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    SentenceModel.load(_options(data, projection=None)).save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    width = next(iter(x for name, x in tensors.items() if "LayerNorm.bias" in name)).shape[0]
+    layer = {"weight": torch.rand(width, width), "bias": torch.rand(width)}
+    tensors |= {f"roformer.pooler.dense.{name}": x for name, x in layer.items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    options = _options(data, path=str(tmp_path), random=False, projection=Projection(width))
+    encoder = RoformerSimFt.load_encoder(options, RoformerSimFtOptions(), {})
+    assert encoder.projection is not None
+    assert torch.equal(encoder.projection.weight, layer["weight"])
+    assert torch.equal(encoder.projection.bias, layer["bias"])
+
+
+def test_gradients_do_not_depend_on_the_mini_batch(data: Path) -> None:
+    objective, batch = _batch_of_pairs(data, None)
     gradients = []
     for size in (None, 2):
         objective.mini_batch_size = size

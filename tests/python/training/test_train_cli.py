@@ -79,7 +79,7 @@ def test_a_run_and_its_end(
     assert cli.main([str(recipe), "-q", *command]) == 0
     assert capfd.readouterr().err == ""
 
-    assert cli.main([str(recipe), "-o", str(output)]) == 1
+    assert cli.main([str(recipe), "-o", str(output)]) == 2
     message = capfd.readouterr().err.splitlines()[-1]
     assert message.startswith(f"embedkit-train: {output} holds a run of another recipe")
 
@@ -88,7 +88,7 @@ def test_a_corrected_command_takes_the_folder_of_the_failed_one(
     recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = [str(recipe), "-q", "-o", str(tmp_path / "run"), "training.max_steps=1"]
-    assert cli.main([*command, f"model.path={tmp_path / 'nowhere'}"]) == 1
+    assert cli.main([*command, f"model.path={tmp_path / 'nowhere'}"]) == 2
     assert "nowhere" in capfd.readouterr().err
     assert cli.main(command) == 0
 
@@ -111,7 +111,7 @@ def test_errors_are_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     arguments = [str(recipe) if argument == "MINE" else argument for argument in arguments]
-    assert cli.main([*arguments, "--quiet", "--output", str(tmp_path / "run")]) == 1
+    assert cli.main([*arguments, "--quiet", "--output", str(tmp_path / "run")]) == 2
     shown = capfd.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("embedkit-train: ")
