@@ -198,8 +198,8 @@ def gather(x: Tensor) -> Tensor:
 
     In inference mode it is itself, too: each process scores the dev sets alone. `first_row` is where its rows start.
 
-    A loss that is a mean over the process' own rows against these has, averaged over the processes, the gradient
-    of the same loss in one process.
+    A loss that is a mean over the process' own rows against these, or over all of these, has, averaged over the
+    processes, the gradient of the same loss in one process.
     """
     if _alone():
         return x
@@ -221,7 +221,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Each process' loss depends on these rows: the sum of what all say of them."""
-        whole = gradient.contiguous().clone()
+        whole = gradient.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(whole)
         first = first_row(ctx.rows)
         return whole[first : first + ctx.rows]
