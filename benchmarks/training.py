@@ -36,7 +36,8 @@ def main() -> int:
         parser.error(f"--workers must be 1 or more, not {options.workers}")
     for name in options.table:
         table, work, path = tables.load_table(known[name]), options.work / name, RESULTS / f"{name}.json"
-        earlier = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else {}
+        held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": {}}
+        earlier = held["runs"]
         if options.collect:
             results = tables.collect(table, work, earlier)
         else:
@@ -50,10 +51,13 @@ def main() -> int:
                 only=lambda spec: options.only in spec.folder,
             )
         RESULTS.mkdir(parents=True, exist_ok=True)
-        results |= {
-            "machine": machine_info(),
-            "versions": versions(["torch", "transformers", "scikit-learn"]),
-        }
+        if earlier and results["runs"] == earlier:  # measured then and there
+            results |= {"machine": held["machine"], "versions": held["versions"]}
+        else:
+            results |= {
+                "machine": machine_info(),
+                "versions": versions(["torch", "transformers", "scikit-learn"]),
+            }
         write_json(path, results)
         tables.plot(results, table.plot, path.with_suffix(".png"))
         print(tables.markdown(results, table.columns), end="\n\n")
