@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -181,7 +182,10 @@ def measure(
     for name, command in table.prepare.items() if waiting else ():
         if not (work / name).is_dir():
             report(f"{name}: made by {command[0]}")
-            _run_module(command, work / name, data_root)
+            part = work / f".{name}"
+            shutil.rmtree(part, ignore_errors=True)  # of a call that was killed
+            _run_module(command, part, data_root)
+            part.rename(work / name)
     running: dict[subprocess.Popen[bytes], tuple[Spec, float]] = {}
     try:
         while waiting or running:

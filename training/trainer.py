@@ -83,8 +83,8 @@ def train(
     objective = kind(encoder, recipe.objective, tables)
     for task, table in dev.items():
         objective.check_dev(f"evaluation.dev.{task}", table)
+    checks = _check_data(recipe, objective, tables, dev, root)  # before teachers compute for hours
     run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
-    checks = run.check_data()
     history = run.train()
     if not run.is_main:
         return {}
@@ -121,7 +121,7 @@ class _Run:
         cache: Path,
     ) -> None:
         self.recipe, self.objective, self.output = recipe, objective, output
-        self._tables, self._dev_tables, self._root = tables, dev, root
+        self._dev_tables, self._root = dev, root
         options, length = recipe.training, recipe.model.max_length
         folder = objective.encoder.tokenizer_folder
         self.examples = Examples(objective, tables, folder, length, cache)
@@ -198,27 +198,6 @@ class _Run:
             steps = options.max_steps
             one.epochs = epochs = math.ceil(steps * options.gradient_accumulation / len(one))
         return Repeated(one, epochs), max(1, steps)
-
-    def check_data(self) -> dict[str, Any]:
-        """Duplicates in the training data and leakage into what the run is scored on."""
-        from .data.checks import check
-
-        evaluations = {
-            f"{task} (dev)": _texts(table, self.objective.fields_of(task, table))
-            for task, table in self._dev_tables.items()
-        }
-        if self.recipe.evaluation.test or self.recipe.evaluation.sts_dev:
-            from .scores import evaluation_pairs
-
-            evaluation = self.recipe.evaluation
-            evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, self._root)
-        reports = {}
-        for task, table in self._tables.items():
-            report = check(table, evaluations, self.objective.fields_of(task, table))
-            for line in report.lines():
-                _LOG.info("%s: %s", task, line)
-            reports[task] = report.summary()
-        return reports
 
     def train(self) -> list[dict[str, Any]]:
         """Train to the end, from the last whole checkpoint if there is one; returns the log."""
@@ -357,7 +336,7 @@ def _arguments(
         greater_is_better=not (select or "").endswith("perplexity"),
         logging_steps=options.logging_steps,
         logging_nan_inf_filter=False,
-        disable_tqdm=sys.stderr is None or not sys.stderr.isatty(),
+        disable_tqdm=sys.stderr is None or not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO),
         seed=options.seed,
         use_cpu=not torch.cuda.is_available(),
         ddp_find_unused_parameters=True if _world_size() > 1 else None,  # the heads of other tasks
@@ -407,6 +386,29 @@ def _check_dev(tables: Mapping[str, Table], dev: Mapping[str, Table]) -> None:
                 f"evaluation.dev.{name}: its labels are {', '.join(found)} and those of data.{name} "
                 f"{', '.join(trained)}; give both the same `labels`, in one order"
             )
+
+
+def _check_data(
+    recipe: Recipe, objective: Objective, tables: Mapping[str, Table], dev: Mapping[str, Table], root: Path
+) -> dict[str, Any]:
+    """Duplicates in the training data and leakage into what the run is scored on."""
+    from .data.checks import check
+
+    evaluation = recipe.evaluation
+    evaluations = {
+        f"{task} (dev)": _texts(table, objective.fields_of(task, table)) for task, table in dev.items()
+    }
+    if evaluation.test or evaluation.sts_dev:
+        from .scores import evaluation_pairs
+
+        evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, root)
+    reports = {}
+    for task, table in tables.items():
+        report = check(table, evaluations, objective.fields_of(task, table))
+        for line in report.lines():
+            _LOG.info("%s: %s", task, line)
+        reports[task] = report.summary()
+    return reports
 
 
 def _last_checkpoint(folder: Path) -> Path | None:

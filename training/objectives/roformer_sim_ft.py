@@ -155,7 +155,7 @@ def _is_nli(task: str, table: Table) -> bool:
     if "label" in table.names:
         if set(table.labels) == set(NLI):
             return True
-        if len(table.labels) == _YES_NO:
+        if len(table.labels) == _YES_NO and table.labels not in (("1", "0"), ("yes", "no")):
             return False
     raise ValueError(
         f"the task {task!r} needs a score, or a label with the classes {', '.join(NLI)} or two classes, no and then "

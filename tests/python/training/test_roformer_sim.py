@@ -457,6 +457,8 @@ def test_wrong_input_is_named(data: Path, make_model: Callable[..., Path]) -> No
     with pytest.raises(ValueError, match=r"pooling=cls"):
         UnilmModel.load(_options(data, pooling="mean"))
     tasks = {"pairs": {"path": "pairs.tsv"}}
-    recipe = recipe_of(_recipe(data, {"name": "roformer_sim_ft"}, tasks), "ft", "test")
-    with pytest.raises(ValueError, match=r"data\.pairs\.labels"):
-        train(recipe, data / "refused", data_root=data)
+    for labels in ({}, {"labels": ["1", "0"]}):
+        tasks["pairs"] |= labels
+        recipe = recipe_of(_recipe(data, {"name": "roformer_sim_ft"}, tasks), "ft", "test")
+        with pytest.raises(ValueError, match=r"data\.pairs\.labels"):
+            train(recipe, data / f"refused{len(labels)}", data_root=data)
