@@ -157,7 +157,7 @@ void for_blocks(const QuantisedRows& x, size_t rows, const PackedLinear& linear,
   tile.reserve(kRows * k);
   scratchpad.reserve(products.scratchpad_bytes);
   for (size_t row = 0; row < rows;) {
-    const bool many = rows - row > kFewRows;
+    const bool many = rows - row > 2 * kFewRows;
     const size_t height = std::min(many ? kRows : kFewRows, rows - row);
     // Rows past the last one keep what was there before: their sums are thrown away.
     for (size_t r = 0; r < height; ++r) std::memcpy(tile.data() + r * k, x.data + (row + r) * x.stride, k);
