@@ -104,7 +104,7 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
     timed = Timed(encoder)
     result = evaluate.sts(timed, options.data)
     row: dict[str, Any] = {
-        "model": (folder.resolve() if Path(model).exists() else Path(model)).name,
+        "model": Path(os.path.abspath(model)).name,
         "backend": options.backend,
         "precision": encoder.describe()["precision"] if options.backend == "embedkit" else "fp32",
         **size(folder),
