@@ -81,8 +81,9 @@ def train(
             "none; give a smaller batch_size and gradient_accumulation"
         )
     objective = kind(encoder, recipe.objective, tables)
-    for task, table in dev.items():
-        objective.check_dev(f"evaluation.dev.{task}", table)
+    for section, given in (("data", tables), ("evaluation.dev", dev)):
+        for task, table in given.items():
+            objective.check(f"{section}.{task}", task, table)
     checks = _check_data(recipe, objective, tables, dev, root)  # before teachers compute for hours
     run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
     history = run.train()

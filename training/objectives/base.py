@@ -86,11 +86,12 @@ class Objective(nn.Module):
         del task, table
         return self.fields
 
-    def check_dev(self, where: str, table: Table) -> None:
-        """Refuse dev data that the objective cannot score.
+    def check(self, where: str, task: str, table: Table) -> None:
+        """Refuse training or dev data whose labels the objective cannot learn or score.
 
         Args:
             where: the key of the recipe at which they stand.
+            task: their name.
             table: the data.
 
         Raises:

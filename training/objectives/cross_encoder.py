@@ -30,7 +30,7 @@ from .. import packed
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import TOKENIZER_FILES, ModelOptions, load_backbone, pack, quiet, transformer_folder
-from .base import Arrays, Batch, Objective, check_labels, check_scores, class_names, spearman, to_tensors
+from .base import Arrays, Batch, Objective, check_labels, class_names, spearman, to_tensors
 
 __all__ = ["CrossEncoder", "CrossEncoderOptions", "PairClassifier"]
 
@@ -219,13 +219,11 @@ class CrossEncoder(Objective):
     ) -> PairClassifier:
         """A backbone with a new classifier for the classes of the tasks."""
         if options.loss == "regression":
-            for task, table in tables.items():
-                check_scores(f"data.{task}", table, options.max_score)
             return PairClassifier.load(model, ["score"])
         return PairClassifier.load(model, class_names(tables))
 
-    def check_dev(self, where: str, table: Table) -> None:
-        """See `Objective.check_dev`."""
+    def check(self, where: str, task: str, table: Table) -> None:
+        """See `Objective.check`."""
         check_labels(where, table, self.options.loss, self.encoder.labels, self.options.max_score)
 
     def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_labels, check_scores, class_names, spearman
+from .base import Arrays, Objective, check_labels, class_names, spearman
 from .sbert import CONCATENATIONS, feature_size, features
 from .teachers import teacher_outputs
 
@@ -129,16 +129,13 @@ class DvBert(Objective):
         super().__init__(encoder, options, tables)
         self._training_tables = list(tables.values())
         self._classes: tuple[str, ...] = ()
-        if options.loss == "regression":
-            for task, table in tables.items():
-                check_scores(f"data.{task}", table, options.max_score)
         if options.loss == "classification":
             self._classes = class_names(tables)
             width = feature_size(encoder.dimension, options.concatenation)
             self.classifier = nn.Linear(width, len(self._classes), bias=False)
 
-    def check_dev(self, where: str, table: Table) -> None:
-        """See `Objective.check_dev`."""
+    def check(self, where: str, task: str, table: Table) -> None:
+        """See `Objective.check`."""
         check_labels(where, table, self.options.loss, self._classes, self.options.max_score)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,17 +129,16 @@ class MinBert(Objective):
         """Sentiment is that of one sentence."""
         return ("text1",) if task == "sentiment" else self.fields
 
-    def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The labels; see `Objective.prepare`."""
+    def check(self, where: str, task: str, table: Table) -> None:
+        """See `Objective.check`."""
         if task not in self.tasks:
             raise ValueError(
-                f"evaluation.dev.{task} has no head: data has no task of this name, only {', '.join(self.tasks)}"
+                f"{where} has no head: data has no task of this name, only {', '.join(self.tasks)}"
             )
         if task == "sts":
-            check_scores(f"data.{task}", table, self.options.max_score)
+            check_scores(where, table, self.options.max_score)
         else:
-            check_classes(f"data.{task}", table, self._classes[task])
-        return super().prepare(task, table, cache)
+            check_classes(where, table, self._classes[task])
 
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_labels, check_scores, class_names, spearman
+from .base import Arrays, Objective, check_labels, class_names, spearman
 
 __all__ = ["CONCATENATIONS", "Sbert", "SbertOptions", "features"]
 
@@ -95,17 +95,14 @@ class Sbert(Objective):
         if options.loss == "triplet":
             self.fields = ("anchor", "positive", "negative")
         self._classes: tuple[str, ...] = ()
-        if options.loss == "regression":
-            for task, table in tables.items():
-                check_scores(f"data.{task}", table, options.max_score)
         if options.loss == "classification":
             self._classes = class_names(tables)
             self.classifier = nn.Linear(
                 feature_size(encoder.dimension, options.concatenation), len(self._classes), bias=False
             )
 
-    def check_dev(self, where: str, table: Table) -> None:
-        """See `Objective.check_dev`."""
+    def check(self, where: str, task: str, table: Table) -> None:
+        """See `Objective.check`."""
         check_labels(where, table, self.options.loss, self._classes, self.options.max_score)
 
     def forward(

@@ -163,19 +163,19 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
         MinBertOptions(sts_loss="kl")
     objective, tables = objective_of(make_model(), tmp_path)
     with pytest.raises(ValueError, match="has no head"):
-        objective.prepare("mood", tables["sentiment"], tmp_path)
+        objective.check("evaluation.dev.mood", "mood", tables["sentiment"])
     with pytest.raises(ValueError, match="no task of minbert"):
         MinBert(objective.encoder, MinBertOptions(), {"mood": tables["sentiment"]})
     with pytest.raises(ValueError, match=r"two classes, no and then yes: data\.paraphrase\.labels"):
         MinBert(objective.encoder, MinBertOptions(), {"paraphrase": tables["sentiment"]})
     with pytest.raises(ValueError, match=r"data\.sts needs scores"):
-        objective.prepare("sts", tables["paraphrase"], tmp_path)
+        objective.check("data.sts", "sts", tables["paraphrase"])
     with pytest.raises(ValueError, match=r"data\.paraphrase has the classes .*, and the classifier"):
-        objective.prepare("paraphrase", tables["sts"], tmp_path)
+        objective.check("data.paraphrase", "paraphrase", tables["sts"])
     sts = tables["sts"]
     negative = Table({**{name: sts[name] for name in sts.names}, "label": -sts["label"] - 1})
     with pytest.raises(ValueError, match="scores start at 0"):
-        objective.prepare("sts", negative, tmp_path)
+        objective.check("data.sts", "sts", negative)
 
 
 def test_a_balanced_fraction_of_a_source(tmp_path: Path) -> None:
