@@ -257,7 +257,7 @@ def _index_hours(result: dict[str, Any], count: int) -> dict[str, float]:
 
 
 def _lists(rows: int) -> int:
-    """What the factory ``auto`` takes (`embedkit.index.faiss_index.resolve_factory`)."""
+    """What the factory ``auto`` takes (`embedkit.index.storage.faiss_index.resolve_factory`)."""
     return min(round(4 * rows**0.5), rows // 39, 65_536)
 
 

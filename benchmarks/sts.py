@@ -64,7 +64,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def size(folder: Path) -> dict[str, float]:
     """Parameters of the weights and bytes of the whole folder."""
-    from embedkit.safetensors_file import SafetensorsFile
+    from embedkit.model_folder.safetensors_file import SafetensorsFile
 
     files = [path for path in folder.rglob("*") if path.is_file()]
     parameters = 0
@@ -97,7 +97,7 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """All that is asked for about one model."""
     from embedkit.training import evaluate
 
-    from embedkit.hub import resolve
+    from embedkit.model_folder.hub import resolve
 
     folder = resolve(model, revision=None, cache_folder=None, token=None, local_files_only=False)
     encoder = load(folder, options)

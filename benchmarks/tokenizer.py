@@ -54,7 +54,7 @@ def measure(folder: Path, corpora: dict[str, list[str]], threads: int, rounds: i
     """Seconds of every tokenizer for every corpus, in this process."""
     from tokenizers import Tokenizer
 
-    from embedkit.tokenizer import load_tokenizer
+    from embedkit.model_folder.tokenizer import load_tokenizer
 
     ours = load_tokenizer(folder)
     if ours.core is None:
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.model is None:
-        from embedkit.folder import BUILTIN
+        from embedkit.model_folder.folder import BUILTIN
 
         options.model = BUILTIN
     if options.worker:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._core import active_isa
-    from .catalog import list_models
     from .cross_encoder import CrossEncoder
     from .encoder import Encoder
     from .index import Index
+    from .model_folder.catalog import list_models
     from .vector_search import paraphrase_mining, semantic_search
 
     __version__: str
@@ -32,7 +32,7 @@ _HOMES = {
     "Encoder": "encoder",
     "Index": "index",
     "active_isa": "_core",
-    "list_models": "catalog",
+    "list_models": "model_folder.catalog",
     "paraphrase_mining": "vector_search",
     "semantic_search": "vector_search",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .folder import SIMILARITIES, ModelFolder
+from .model_folder.folder import SIMILARITIES, ModelFolder
 from .output import DTYPES
 
 __all__ = [

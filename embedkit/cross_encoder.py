@@ -19,12 +19,12 @@ from .arguments import (
     check_threads,
     check_unsupported,
 )
-from .cross_encoder_folder import open_cross_encoder
-from .engine import Counts, load_core, tokenizer_of
-from .hub import resolve
+from .backends.core_engine import Counts, load_core, tokenizer_of
 from .inputs import MAX_CHARACTERS, check_unicode, progress
-from .pair_template import PairTemplate, read_pair_template
-from .weights import core_classifier
+from .model_folder.cross_encoder_folder import open_cross_encoder
+from .model_folder.hub import resolve
+from .model_folder.pair_template import PairTemplate, read_pair_template
+from .model_folder.weights import core_classifier
 
 __all__ = ["CrossEncoder"]
 

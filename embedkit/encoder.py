@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .arguments import check_devices, check_dtype, check_positive, check_truncate_dim, check_unsupported
-from .engine import Plan
+from .backends.core_engine import Plan
 from .inputs import as_texts, check_unicode, progress, windows
-from .model import Model
+from .loaded_model import Model
 from .output import checked_ranges
 
 __all__ = ["Encoder"]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arguments import check_positive
-from .index.faiss_index import (
+from .index.storage.faiss_index import (
     Float32Array,
     Int64Array,
     create_index,

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from embedkit.folder import ModelFolder
-from embedkit.weights import stored_tensors
-
+from ..model_folder.folder import ModelFolder
+from ..model_folder.weights import stored_tensors
 from .attention_tiles import attention_tiles
 from .bias_gelu import bias_gelu
 from .launch import FLOATS

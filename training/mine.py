@@ -36,7 +36,7 @@ def mine(vectors: npt.NDArray[Any], seed: int = 0) -> Rows:
     Raises:
         ImportError: Faiss is not installed.
     """
-    from embedkit.index.faiss_index import import_faiss
+    from ..index.storage.faiss_index import import_faiss
 
     faiss = import_faiss()
     unit = np.asarray(vectors, np.float32)

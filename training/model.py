@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from embedkit.modules import Dense, Normalize, module_entries, read_head, read_pooling
-
+from ..model_folder.modules import Dense, Normalize, module_entries, read_head, read_pooling
 from . import packed
 from .linear_map import LinearMap
 from .pooling import Activation, Pooling, pool_project_normalize
@@ -414,7 +413,7 @@ def options_of(path: str) -> ModelOptions:
     Raises:
         ValueError: its modules are more than a transformer, one pooling mode, a projection and a normalisation.
     """
-    from embedkit.json_file import read_json
+    from ..model_folder.json_file import read_json
 
     entries = module_entries(_root_folder(path))
     transformer = entries[0][1]
@@ -444,7 +443,7 @@ def transformer_folder(path: str) -> Path:
 
 
 def _root_folder(path: str) -> Path:
-    from embedkit.hub import resolve
+    from ..model_folder.hub import resolve
 
     return resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)
 

@@ -57,7 +57,7 @@ def pool_project_normalize(
     """
     _check(hidden, cu_seqlens, pooling, weight=weight, bias=bias, activation=activation)
     if _has_kernel(hidden, weight, bias):
-        from embedkit.kernels import pool_project_normalize as kernel
+        from ..kernels import pool_project_normalize as kernel
 
         result: Tensor = kernel.pool_project_normalize(
             hidden,
@@ -92,7 +92,7 @@ def _has_kernel(hidden: Tensor, weight: Tensor | None, bias: Tensor | None) -> b
     """Whether the Triton kernel takes these tensors: on a GPU, not in double precision, not too wide."""
     if not hidden.is_cuda or find_spec("triton") is None:
         return False
-    from embedkit.kernels.pool_project_normalize import MAX_DIMENSION, MAX_HIDDEN_SIZE
+    from ..kernels.pool_project_normalize import MAX_DIMENSION, MAX_HIDDEN_SIZE
 
     types = {tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}
     narrow = hidden.shape[1] <= MAX_HIDDEN_SIZE and (weight is None or weight.shape[1] <= MAX_DIMENSION)

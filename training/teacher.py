@@ -31,9 +31,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from embedkit import Encoder
-from embedkit.inputs import progress
-
+from .. import Encoder
+from ..inputs import progress
 from .linear_map import LinearMap, fit
 from .mine import mine
 

@@ -263,8 +263,7 @@ class _Run:
         self.objective.save(work)
         result["test"] = {}
         if self.recipe.evaluation.test:
-            from embedkit import Encoder
-
+            from .. import Encoder
             from .scores import test_scores
 
             encoder = Encoder(work, threads=torch.get_num_threads())

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embedkit import Encoder
-
+from .. import Encoder
 from .linear_map import LinearMap, fit
 
 __all__ = ["append_projection", "project_model"]

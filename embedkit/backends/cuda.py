@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..folder import ModelFolder
-from ..tokenizer import Tokenizer
+from ..model_folder.folder import ModelFolder
+from ..model_folder.tokenizer import Tokenizer
 from .cuda_device import CudaDevice, Device, find_devices
 from .many import ManyStages
 from .packed_model import PackedModel

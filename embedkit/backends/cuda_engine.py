@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from ..folder import ModelFolder
-from .engine import StageEngine
+from ..model_folder.folder import ModelFolder
 from .stage import Stage
+from .stage_engine import StageEngine
 
 __all__ = ["CudaEngine", "check_cuda"]
 

@@ -42,7 +42,7 @@ class NumpyHead:
 
         Args:
             modes: of the pooling, concatenated in this order.
-            head: as `embedkit.weights.core_head` gives it. A view of a mapped file is copied, so that an
+            head: as `embedkit.model_folder.weights.core_head` gives it. A view of a mapped file is copied, so that an
                 open model does not depend on its files.
         """
         self._modes = tuple(modes)

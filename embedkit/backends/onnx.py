@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..folder import ModelFolder
-from ..weights import core_head
+from ..model_folder.folder import ModelFolder
+from ..model_folder.weights import core_head
 from .numpy_head import NumpyHead
 from .onnx_files import GraphFile
 from .onnx_session import CPU, Provider, Session

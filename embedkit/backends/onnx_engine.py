@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..folder import Settings, Stamp, open_folder
-from ..json_file import present
-from .engine import StageEngine
+from ..model_folder.folder import Settings, Stamp, open_folder
+from ..model_folder.json_file import present
 from .onnx import OnnxStage
 from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_hash
 from .onnx_session import CPU, Provider, check_providers, provider_names
+from .stage_engine import StageEngine
 
 __all__ = ["OnnxEngine", "OnnxOptions"]
 
@@ -94,7 +94,7 @@ class OnnxEngine(StageEngine):
 
     def fingerprint(self, settings: Settings) -> str:
         """That of the exported model; of a graph that embedkit did not write, from its bytes."""
-        from ..fingerprint import fingerprint
+        from ..model_folder.fingerprint import fingerprint
 
         if self.graph.fingerprint is not None:
             return self.graph.fingerprint

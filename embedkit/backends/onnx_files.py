@@ -7,7 +7,7 @@ embedkit writes ``NAME.embedkit.json``:
 * ``format``: 1;
 * ``precision``: ``"fp32"``, ``"fp16"`` or ``"int8"``;
 * ``inputs``, ``outputs``: what the graph takes and gives, as name -> shape; texts are padded on the right;
-* ``fingerprint``: of the model that was exported, see `embedkit.fingerprint`;
+* ``fingerprint``: of the model that was exported, see `embedkit.model_folder.fingerprint`;
 * ``sha256``: of every other file of the folder, as path in the folder -> SHA-256;
 * ``cosine``: the worst and the mean one between the graph's vectors and the core's, and of how many texts.
 """
@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..folder import ModelFolder
-from ..json_file import present, read_json
+from ..model_folder.folder import ModelFolder
+from ..model_folder.json_file import present, read_json
 
 __all__ = ["DESCRIPTION", "FORMAT", "PRECISIONS", "GraphFile", "file_hash", "find_graph", "graph_hash"]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, normalize, pad
 
-from ..folder import ModelFolder
 from ..kernels.forward import PackedBatch, PackedEncoder
 from ..kernels.pool_project_normalize import MAX_DIMENSION, MAX_HIDDEN_SIZE, pool_project_normalize
-from ..weights import core_head
+from ..model_folder.folder import ModelFolder
+from ..model_folder.weights import core_head
 from .stage import Request
 
 __all__ = ["DTYPES", "PackedModel", "finish_on_device"]

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from ..folder import ModelFolder
 from ..inputs import outside_level
 from ..kernels.attention_tiles import BLOCK, HEADER, max_attention_tiles
 from ..kernels.forward import PackedBatch
+from ..model_folder.folder import ModelFolder
 from .buckets import SMALL, Buckets
 from .cuda_device import Device, Event, Staging, out_of_memory
 from .packed_model import finish_on_device

@@ -1,5 +1,5 @@
 """``embedkit-index``: build an index of texts, change it, query it, and look at it."""
 
-from embedkit.cli.main import main
+from .main import main
 
 __all__ = ["main"]

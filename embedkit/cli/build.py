@@ -10,8 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.cli import ray_engine
-from embedkit.cli.common import (
+from ..documents.readers import FORMATS, Corpus
+from ..index import Index, IndexExistsError, InputError
+from ..index.build.build import resumable_rows
+from ..index.build.estimate import Estimate, estimate
+from ..index.storage.faiss_index import import_faiss
+from ..index.storage.manifest import METRICS
+from . import ray_engine
+from .common import (
     EXIT_OK,
     add_max_memory,
     add_threads,
@@ -23,19 +29,13 @@ from embedkit.cli.common import (
     show,
     size,
 )
-from embedkit.cli.outcome import Skipped, check_choice, explained, index_options, show_choice
-from embedkit.cli.tune import add_plot, add_target
-from embedkit.index import Index, IndexExistsError, InputError
-from embedkit.index.build import resumable_rows
-from embedkit.index.estimate import Estimate, estimate
-from embedkit.index.faiss_index import import_faiss
-from embedkit.index.manifest import METRICS
-from embedkit.readers import FORMATS, Corpus
-from embedkit.terminal import ProgressBar, printable
+from .outcome import Skipped, check_choice, explained, index_options, show_choice
+from .terminal import ProgressBar, printable
+from .tune import add_plot, add_target
 
 if TYPE_CHECKING:
-    from embedkit.index import TextEncoder
-    from embedkit.index.ingest import OnError
+    from ..documents.errors import OnError
+    from ..index import TextEncoder
 
 _SAMPLE = 2000
 

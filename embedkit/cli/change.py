@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from embedkit.arguments import check_positive
-from embedkit.cli.common import (
+from ..arguments import check_positive
+from ..documents.readers import Corpus
+from ..index import Index, InputError, ModelMismatchError
+from ..index.storage.manifest import METRICS
+from .common import (
     EXIT_OK,
     EXIT_USAGE,
     CommandError,
@@ -22,10 +25,7 @@ from embedkit.cli.common import (
     show,
     size,
 )
-from embedkit.index import Index, InputError, ModelMismatchError
-from embedkit.index.manifest import METRICS
-from embedkit.readers import Corpus
-from embedkit.terminal import ProgressBar, printable
+from .terminal import ProgressBar, printable
 
 
 def add_commands(commands: Any) -> None:

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from embedkit.arguments import check_threads
-from embedkit.index import Index, ModelMismatchError
-from embedkit.terminal import printable
+from ..arguments import check_threads
+from ..index import Index, ModelMismatchError
+from .terminal import printable
 
 if TYPE_CHECKING:
-    from embedkit import Encoder
+    from .. import Encoder
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -78,7 +78,7 @@ def add_max_memory(command: argparse.ArgumentParser) -> None:
 
 def load_encoder(model: str | None, precision: str, threads: int | None, device: str = "cpu") -> Encoder:
     """The encoder that the options name."""
-    from embedkit import Encoder
+    from .. import Encoder
 
     try:
         return Encoder(model, device=device, precision=precision, threads=threads)

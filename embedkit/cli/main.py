@@ -9,10 +9,10 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from embedkit import __version__
-from embedkit.cli import build, change, query, tune
-from embedkit.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, complain
-from embedkit.index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
+from .. import __version__
+from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
+from . import build, change, query, tune
+from .common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, complain
 
 _EPILOG = """\
 examples:

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from embedkit.cli.common import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, complain, plural, show
-from embedkit.index import BuildError, IndexExistsError, InputError, ModelMismatchError
-from embedkit.index.auto.choice import table_of
-from embedkit.index.auto.plot import check_plot, plot_choice
-from embedkit.index.ingest import OnError
+from ..documents.errors import OnError
+from ..index import BuildError, IndexExistsError, InputError, ModelMismatchError
+from ..index.auto.choice import table_of
+from ..index.auto.plot import check_plot, plot_choice
+from .common import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, complain, plural, show
 
 _REPORTED_LINES = 20  # malformed lines shown one by one; further ones are only counted
 

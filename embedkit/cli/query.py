@@ -10,8 +10,12 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from embedkit.arguments import check_positive
-from embedkit.cli.common import (
+from ..arguments import check_positive
+from ..documents.readers import Corpus
+from ..index import Index, InputError, ModelMismatchError, SearchStats
+from ..index.search.device import DEVICES
+from ..index.search.rerank import rerank
+from .common import (
     EXIT_OK,
     EXIT_USAGE,
     CommandError,
@@ -21,15 +25,11 @@ from embedkit.cli.common import (
     print_json,
     show,
 )
-from embedkit.index import Index, InputError, ModelMismatchError, SearchStats
-from embedkit.index.device import DEVICES
-from embedkit.readers import Corpus
-from embedkit.rerank import rerank
-from embedkit.terminal import printable, table
+from .terminal import printable, table
 
 if TYPE_CHECKING:
-    from embedkit import CrossEncoder
-    from embedkit.index import Hit
+    from .. import CrossEncoder
+    from ..index import Hit
 
 _QUERIES_AT_ONCE = 256
 
@@ -175,7 +175,7 @@ def _search(
 def _open_reranker(model: str | None, threads: int | None) -> CrossEncoder | None:
     if model is None:
         return None
-    from embedkit import CrossEncoder
+    from .. import CrossEncoder
 
     try:
         opened = CrossEncoder(model, threads=threads)

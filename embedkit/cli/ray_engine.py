@@ -6,11 +6,11 @@ import argparse
 import time
 from functools import partial
 
-from embedkit.arguments import check_positive
-from embedkit.cli.common import EXIT_OK, EXIT_USAGE, CommandError, integer, plural, show, size
-from embedkit.cli.outcome import Skipped, explained, index_options, show_choice
-from embedkit.index import Index
-from embedkit.terminal import ProgressBar, printable
+from ..arguments import check_positive
+from ..index import Index
+from .common import EXIT_OK, EXIT_USAGE, CommandError, integer, plural, show, size
+from .outcome import Skipped, explained, index_options, show_choice
+from .terminal import ProgressBar, printable
 
 _OF_RAY = ("address", "shards", "encoders", "encoder_threads", "shard_rows")
 _NOT_OF_RAY = {"format": "--format", "vector_field": "--vector-field", "vectors": "--vectors"}
@@ -64,7 +64,7 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 def build(arguments: argparse.Namespace) -> int:
     """Build the index that the options name."""
-    from embedkit.integrations.ray_index import SHARD_ROWS, build_index
+    from ..integrations.ray_index import SHARD_ROWS, build_index
 
     path = arguments.output
     begin = time.perf_counter()

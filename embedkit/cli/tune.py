@@ -5,18 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from embedkit.cli.common import (
-    EXIT_OK,
-    EXIT_USAGE,
-    CommandError,
-    add_threads,
-    load_index_encoder,
-    print_json,
-    show,
-)
-from embedkit.index import Index, InputError, ModelMismatchError
-from embedkit.index.auto.plot import check_plot, plot
-from embedkit.readers import Corpus
+from ..documents.readers import Corpus
+from ..index import Index, InputError, ModelMismatchError
+from ..index.auto.plot import check_plot, plot
+from .common import EXIT_OK, EXIT_USAGE, CommandError, add_threads, load_index_encoder, print_json, show
 
 
 def add_target(command: argparse.ArgumentParser, default: float | None, help: str) -> None:

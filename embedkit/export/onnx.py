@@ -15,9 +15,9 @@ import numpy as np
 
 from ..backends.onnx_files import DESCRIPTION, FORMAT, PRECISIONS, file_hash
 from ..encoder import Encoder
-from ..fingerprint import fingerprint, source_weights_hash
-from ..folder import Settings
-from ..saving import check_source, copy_files, new_folder, write_json, write_settings
+from ..model_folder.fingerprint import fingerprint, source_weights_hash
+from ..model_folder.folder import Settings
+from ..model_folder.saving import check_source, copy_files, new_folder, write_json, write_settings
 
 __all__ = ["Fidelity", "export_onnx"]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..folder import ModelFolder
+from ..model_folder.folder import ModelFolder
 
 __all__ = ["write_graph"]
 

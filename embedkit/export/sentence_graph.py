@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..folder import ModelFolder
-from ..modules import Dense
-from ..weights import core_head, stored_tensors
+from ..model_folder.folder import ModelFolder
+from ..model_folder.modules import Dense
+from ..model_folder.weights import core_head, stored_tensors
 
 __all__ = ["INPUTS", "OUTPUTS", "SentenceGraph"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from embedkit.index.errors import ModelMismatchError
-from embedkit.index.manifest import EncoderEntry, Manifest
+from .errors import ModelMismatchError
+from .storage.manifest import EncoderEntry, Manifest
 
 
 class TextEncoder(Protocol):
@@ -53,9 +53,9 @@ def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
 ) -> TextEncoder:
     """The encoder that the index names, or the one at ``model``, with the numerics of the index."""
-    from embedkit import Encoder
-    from embedkit.arguments import PRECISIONS
-    from embedkit.folder import BUILTIN
+    from .. import Encoder
+    from ..arguments import PRECISIONS
+    from ..model_folder.folder import BUILTIN
 
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
@@ -72,7 +72,7 @@ def query_steps(
     encoder: TextEncoder, *, normalize: bool
 ) -> tuple[Callable[[list[str]], Any], Callable[[Any], tuple[Any, float]]]:
     """`embedkit.Encoder.query_steps`; of another encoder the first step does nothing."""
-    from embedkit.encoder import Encoder
+    from ..encoder import Encoder
 
     if type(encoder) is Encoder:  # a subclass may have an `encode_query` of its own
         return encoder.query_steps(normalize_embeddings=normalize)

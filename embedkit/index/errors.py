@@ -3,23 +3,6 @@
 from __future__ import annotations
 
 
-class InputError(ValueError):
-    """An input file, a line of it, or a document cannot be used.
-
-    Attributes:
-        origin: where it came from, as ``file:line`` or a name; empty when unknown.
-        reason: what is wrong with it.
-        skippable: it is about one line or document, which can be left out.
-    """
-
-    def __init__(self, origin: str, reason: str, *, skippable: bool = False) -> None:
-        """Join ``origin`` and ``reason`` into the message."""
-        super().__init__(f"{origin}: {reason}" if origin else reason)
-        self.origin = origin
-        self.reason = reason
-        self.skippable = skippable
-
-
 class IndexNotFoundError(FileNotFoundError):
     """There is no index at the given path."""
 

@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.arguments import check_threads
-from embedkit.index import build as building
-from embedkit.index import change, transfer
-from embedkit.index.auto.tune import Tuned, tune
-from embedkit.index.build import Written
-from embedkit.index.device import check_device
-from embedkit.index.documents import Document
-from embedkit.index.encoder import TextEncoder, check_encoder
-from embedkit.index.faiss_index import AUTO
-from embedkit.index.generation import open_generation
-from embedkit.index.hits import Queries, check_limits, check_vectors, texts_of
-from embedkit.index.ingest import OnError, Progress
-from embedkit.index.manifest import Manifest, Metric, Raw
-from embedkit.index.memory import DEFAULT_MAX_MEMORY
-from embedkit.index.searcher import PathLike, Searcher
-from embedkit.index.verify import verify
+from ..arguments import check_threads
+from ..documents.document import Document
+from ..documents.errors import OnError
+from .auto.tune import Tuned, tune
+from .build import build as building
+from .build import change, transfer
+from .build.build import Written
+from .build.ingest import Progress
+from .build.memory import DEFAULT_MAX_MEMORY
+from .encoder import TextEncoder, check_encoder
+from .search.device import check_device
+from .search.hits import Queries, check_limits, check_vectors, texts_of
+from .search.searcher import PathLike, Searcher
+from .storage.faiss_index import AUTO
+from .storage.generation import open_generation
+from .storage.manifest import Manifest, Metric, Raw
+from .storage.verify import verify
 
 Report = Callable[[Progress], None]
 
@@ -403,7 +404,7 @@ class Index(Searcher):
 
 
 def _may_read_ahead(documents: Iterable[object]) -> bool:
-    from embedkit.readers import Corpus
+    from ..documents.readers import Corpus
 
     # A generator of the caller's may be tied to its thread (a database cursor), these are not.
     return isinstance(documents, (list, tuple, Corpus))

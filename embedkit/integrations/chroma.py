@@ -13,8 +13,8 @@ try:
 except ImportError as error:
     raise ImportError("EmbedkitEmbeddingFunction needs chromadb: pip install 'embedkit[chroma]'") from error
 
-from embedkit.encoder import Encoder
-from embedkit.integrations.opening import check_options, open_encoder
+from ..encoder import Encoder
+from .opening import check_options, open_encoder
 
 __all__ = ["EmbedkitEmbeddingFunction"]
 

@@ -17,8 +17,8 @@ except ImportError as error:
         "EmbedkitTextEmbedder and EmbedkitDocumentEmbedder need haystack-ai: pip install 'embedkit[haystack]'"
     ) from error
 
-from embedkit.encoder import Encoder
-from embedkit.integrations.opening import check_options, open_encoder
+from ..encoder import Encoder
+from .opening import check_options, open_encoder
 
 __all__ = ["EmbedkitDocumentEmbedder", "EmbedkitTextEmbedder"]
 

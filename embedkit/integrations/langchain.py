@@ -22,10 +22,10 @@ except ImportError as error:
         "EmbedkitEmbeddings and EmbedkitVectorStore need langchain-core: pip install 'embedkit[langchain]'"
     ) from error
 
-from embedkit.encoder import Encoder
-from embedkit.index import Document as IndexDocument
-from embedkit.index import Index, IndexNotFoundError
-from embedkit.index.manifest import Metric
+from ..encoder import Encoder
+from ..index import Document as IndexDocument
+from ..index import Index, IndexNotFoundError
+from ..index.storage.manifest import Metric
 
 __all__ = ["EmbedkitEmbeddings", "EmbedkitVectorStore"]
 

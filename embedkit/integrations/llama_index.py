@@ -15,8 +15,8 @@ except ImportError as error:
         "EmbedkitEmbedding needs llama-index-core: pip install 'embedkit[llama-index]'"
     ) from error
 
-from embedkit.encoder import Encoder
-from embedkit.integrations.opening import check_options, open_encoder
+from ..encoder import Encoder
+from .opening import check_options, open_encoder
 
 __all__ = ["EmbedkitEmbedding"]
 

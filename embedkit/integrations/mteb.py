@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError("MTEBEncoder needs mteb 2 or newer: pip install 'embedkit[mteb]'") from error
 
-from embedkit.encoder import Encoder
+from ..encoder import Encoder
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from embedkit.encoder import Encoder
+from ..encoder import Encoder
 
 __all__ = ["check_options", "open_encoder"]
 

@@ -16,8 +16,8 @@ try:
 except ImportError as error:
     raise ImportError("EncodeBatches needs ray[data]: pip install 'embedkit[cpu,ray]'") from error
 
-from embedkit.encoder import Encoder
-from embedkit.integrations.opening import check_options
+from ..encoder import Encoder
+from .opening import check_options
 
 __all__ = ["EncodeBatches", "encoder_options"]
 

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import RayTaskError
 
-from embedkit.encoder import Encoder
-from embedkit.index.encoder import describe_encoder
-from embedkit.integrations.ray import encoder_options
+from ..encoder import Encoder
+from ..index.encoder import describe_encoder
+from .ray import encoder_options
 
 __all__ = ["Description", "describe"]
 

@@ -32,24 +32,25 @@ try:
 except ImportError as error:
     raise ImportError("the engine ray needs ray[data]: pip install 'embedkit[cpu,ray]'") from error
 
-from embedkit.encoder import Encoder
-from embedkit.index import Index
-from embedkit.index.build import resumable_rows
-from embedkit.index.documents import Document, check_document
-from embedkit.index.encoder import describe_encoder
-from embedkit.index.errors import BuildError, IndexExistsError, InputError, ModelMismatchError
-from embedkit.index.faiss_index import AUTO, create_index, import_faiss
-from embedkit.index.ingest import OnError, Progress, reject
-from embedkit.index.layout import CURRENT_FILE
-from embedkit.index.manifest import Metric, Raw
-from embedkit.index.memory import DEFAULT_MAX_MEMORY
-from embedkit.index.segment import check_vectors
-from embedkit.integrations.opening import check_options
-from embedkit.integrations.ray import encoder_options
-from embedkit.integrations.ray_encoder import Description, describe
-from embedkit.integrations.ray_plan import File, Piece, digest, files, pieces_of, source_of
-from embedkit.integrations.ray_shards import Rejected, Shard, ShardStore, digest_of
-from embedkit.readers import Corpus
+from ..documents.document import Document, check_document
+from ..documents.errors import InputError, OnError, reject
+from ..documents.readers import Corpus
+from ..encoder import Encoder
+from ..index import Index
+from ..index.build.build import resumable_rows
+from ..index.build.ingest import Progress
+from ..index.build.memory import DEFAULT_MAX_MEMORY
+from ..index.encoder import describe_encoder
+from ..index.errors import BuildError, IndexExistsError, ModelMismatchError
+from ..index.storage.faiss_index import AUTO, create_index, import_faiss
+from ..index.storage.layout import CURRENT_FILE
+from ..index.storage.manifest import Metric, Raw
+from ..index.storage.segment import check_vectors
+from .opening import check_options
+from .ray import encoder_options
+from .ray_encoder import Description, describe
+from .ray_plan import File, Piece, digest, files, pieces_of, source_of
+from .ray_shards import Rejected, Shard, ShardStore, digest_of
 
 __all__ = ["SHARD_ROWS", "Built", "Documents", "EncodePieces", "Job", "build_index"]
 

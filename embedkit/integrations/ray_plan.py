@@ -16,9 +16,8 @@ from fsspec.core import url_to_fs
 from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
-from embedkit.index.errors import InputError
-from embedkit.index.ingest import OnError
-from embedkit.sources import Source, Span, expand, names_of
+from ..documents.errors import InputError, OnError
+from ..documents.sources import Source, Span, expand, names_of
 
 __all__ = ["File", "Piece", "digest", "files", "pieces_of", "source_of"]
 

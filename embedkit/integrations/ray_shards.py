@@ -28,10 +28,11 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from pyarrow import parquet
 
-from embedkit.index.documents import Document
-from embedkit.index.errors import IndexDamagedError, InputError, ResumeError
-from embedkit.index.faiss_index import Float32Array
-from embedkit.index.vector_table import VectorTable, write_parquet
+from ..documents.document import Document
+from ..documents.errors import InputError
+from ..index.errors import IndexDamagedError, ResumeError
+from ..index.storage.faiss_index import Float32Array
+from ..index.storage.vector_table import VectorTable, write_parquet
 
 __all__ = ["SETTINGS", "Rejected", "Shard", "ShardStore", "ShardWriter", "digest_of"]
 

@@ -17,7 +17,7 @@ except ImportError as error:
         "EmbedkitTransformer needs scikit-learn 1.6 or newer: pip install 'embedkit[sklearn]'"
     ) from error
 
-from embedkit.encoder import Encoder
+from ..encoder import Encoder
 
 __all__ = ["EmbedkitTransformer"]
 

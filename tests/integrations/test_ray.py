@@ -24,12 +24,12 @@ from ray.cluster_utils import Cluster
 
 from embedkit import Encoder
 from embedkit.cli import main
+from embedkit.documents.readers import Corpus
 from embedkit.index import Index, InputError
 from embedkit.index.errors import IndexExistsError, ResumeError
 from embedkit.integrations.ray import EncodeBatches
 from embedkit.integrations.ray_index import build_index
 from embedkit.integrations.ray_plan import files, pieces_of, source_of
-from embedkit.readers import Corpus
 
 WORDS = ["lentil", "soup", "server", "memory", "thread", "lock", "bread", "onion", "Paris", "Rome", "actor"]
 

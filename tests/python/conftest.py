@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_encoder import FakeEncoder
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start ignores it, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -143,6 +144,12 @@ def tiny_model(
     folder = path / "model"
     model.save_pretrained(str(folder), create_model_card=False)
     return folder
+
+
+@pytest.fixture
+def encoder() -> FakeEncoder:
+    """A `FakeEncoder` of the default dimension."""
+    return FakeEncoder()
 
 
 @pytest.fixture(scope="session")

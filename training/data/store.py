@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embedkit.inputs import check_unicode
-from embedkit.pair_template import PairTemplate, fit_pair, read_pair_template
-from embedkit.tokenizer import load_tokenizer
+from ...inputs import check_unicode
+from ...model_folder.pair_template import PairTemplate, fit_pair, read_pair_template
+from ...model_folder.tokenizer import load_tokenizer
 
 __all__ = ["TextStore"]
 

@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from embedkit import Encoder
-
+from ... import Encoder
 from ..data.readers import Table
 from ..model import ModelOptions
 from ..whitening import project_model

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embedkit import Encoder
-
+from ... import Encoder
 from ..data.readers import Table
 from ..linear_map import LinearMap, fit
 from ..model import ModelOptions, SentenceModel
@@ -101,7 +100,7 @@ def fit_similarities(
         ImportError: Faiss is not installed.
         ValueError: the sample is too small, or a dimension does not fit.
     """
-    from embedkit.index.faiss_index import import_faiss
+    from ...index.storage.faiss_index import import_faiss
 
     count, width = vectors.shape
     if count <= _NEIGHBOURS + 1:

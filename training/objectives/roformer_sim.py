@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embedkit import Encoder
-from embedkit.json_file import read_json
-
+from ... import Encoder
+from ...model_folder.json_file import read_json
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import ModelOptions

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from embedkit import CrossEncoder
-from embedkit.cross_encoder_folder import open_cross_encoder
-
+from ... import CrossEncoder
+from ...model_folder.cross_encoder_folder import open_cross_encoder
 from ..data.readers import Table
 from ..model import TOKENIZER_FILES, ModelOptions, transformer_folder
 from .cross_encoder import PairClassifier, probabilities

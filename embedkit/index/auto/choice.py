@@ -24,9 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.index.auto.measure import FINAL_CALLS, K, Point, Setting, search_settings, timed_search
-from embedkit.index.auto.plot import frontier
-from embedkit.index.faiss_index import (
+from ..storage.faiss_index import (
     AUTO_IVF_ROWS,
     Float32Array,
     Int64Array,
@@ -37,6 +35,8 @@ from embedkit.index.faiss_index import (
     ivf_of,
     resolve_factory,
 )
+from .measure import FINAL_CALLS, K, Point, Setting, search_settings, timed_search
+from .plot import frontier
 
 SAMPLE_ROWS = 100_000
 """Most vectors that candidates are built of."""

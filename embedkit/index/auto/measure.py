@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embedkit.index.faiss_index import Float32Array, Int64Array, faiss_threads, import_faiss, ivf_of
+from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, import_faiss, ivf_of
 
 K = 10
 """Recall is that of the ten nearest."""

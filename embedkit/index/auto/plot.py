@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embedkit.index.auto.measure import Point, Setting
+from .measure import Point, Setting
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedkit.index.auto.choice import QUERIES, SAMPLE_ROWS, Choice, candidates, choose
-from embedkit.index.auto.measure import Setting
-from embedkit.index.faiss_index import AUTO
+from ..storage.faiss_index import AUTO
+from .choice import QUERIES, SAMPLE_ROWS, Choice, candidates, choose
+from .measure import Setting
 
 if TYPE_CHECKING:
-    from embedkit.index.spool import Spool
+    from ..storage.spool import Spool
 
 CHOICE_FILE = "choice.json"
 _COPIES = 6  # of the sample, at most at one time: itself, the queries, exact search, and two indexes of it

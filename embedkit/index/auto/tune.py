@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedkit.index.auto.measure import (
-    FINAL_CALLS,
-    K,
-    Point,
-    Setting,
-    recalls,
-    smallest,
-    timed_search,
-)
-from embedkit.index.faiss_index import Float32Array, Int64Array, import_faiss
-from embedkit.index.ingest import unit
+from ..build.ingest import unit
+from ..storage.faiss_index import Float32Array, Int64Array, import_faiss
+from .measure import FINAL_CALLS, K, Point, Setting, recalls, smallest, timed_search
 
 if TYPE_CHECKING:
-    from embedkit.index.generation import Generation
+    from ..storage.generation import Generation
 
 QUERIES = 1000
 """Stored vectors that are searched for where no queries are given."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from embedkit import Encoder
-from embedkit.backends.engine import StageEngine
+from embedkit.backends.core_engine import CoreEngine
 from embedkit.backends.stage import HostBatch, Request, host_empty
-from embedkit.engine import CoreEngine
-from embedkit.folder import open_folder
+from embedkit.backends.stage_engine import StageEngine
+from embedkit.model_folder.folder import open_folder
 
 
 class CoreStage:

@@ -17,7 +17,7 @@ from torch import Tensor
 from embedkit import Encoder
 from embedkit.backends.cuda_device import Staging
 from embedkit.backends.packed_stage import PackedStage
-from embedkit.folder import open_folder
+from embedkit.model_folder.folder import open_folder
 
 
 class Event:

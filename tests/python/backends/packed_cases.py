@@ -14,7 +14,7 @@ from triton_harness import DEVICE
 
 from embedkit import Encoder
 from embedkit.backends.packed_model import PackedModel
-from embedkit.folder import open_folder
+from embedkit.model_folder.folder import open_folder
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedkit import Encoder, model_cli
+from embedkit import Encoder
 from embedkit.backends.onnx_files import file_hash
+from embedkit.cli import model as model_cli
 from embedkit.export import onnx as export
 from embedkit.export.onnx import export_onnx
 

@@ -18,18 +18,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-from core_stage import CoreStage, staged  # noqa: E402
-from eager_device import EagerDevice, PlainModel, cosine, packed  # noqa: E402
+from core_stage import CoreStage, staged
+from eager_device import EagerDevice, PlainModel, cosine, packed
 
-import embedkit.encoder  # noqa: E402
-from embedkit import Encoder, Index  # noqa: E402
-from embedkit.backends import cuda, cuda_device, packed_stage  # noqa: E402
-from embedkit.backends.buckets import IDLE, SMALL  # noqa: E402
-from embedkit.backends.cuda import choose_precision  # noqa: E402
-from embedkit.backends.many import ManyStages  # noqa: E402
-from embedkit.backends.packed_model import DTYPES  # noqa: E402
-from embedkit.backends.packed_stage import PackedStage  # noqa: E402
-from embedkit.folder import open_folder  # noqa: E402
+import embedkit.encoder
+from embedkit import Encoder, Index
+from embedkit.backends import cuda, cuda_device, packed_stage
+from embedkit.backends.buckets import IDLE, SMALL
+from embedkit.backends.cuda import choose_precision
+from embedkit.backends.many import ManyStages
+from embedkit.backends.packed_model import DTYPES
+from embedkit.backends.packed_stage import PackedStage
+from embedkit.model_folder.folder import open_folder
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")

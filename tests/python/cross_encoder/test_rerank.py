@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embedkit import CrossEncoder
-from embedkit.rerank import rerank
+from embedkit.index.search.rerank import rerank
 
 pytest.importorskip("faiss")
 

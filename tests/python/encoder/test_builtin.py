@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedkit import Encoder
-from embedkit.folder import BUILTIN
+from embedkit.model_folder.folder import BUILTIN
 
 
 @pytest.fixture(scope="module")

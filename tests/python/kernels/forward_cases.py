@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from triton_harness import DEVICE, round_to_fp8
 
-from embedkit.folder import open_folder
+from embedkit.model_folder.folder import open_folder
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {"hidden_act": "gelu_new"}),

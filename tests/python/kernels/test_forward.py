@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
-from embedkit.kernels.forward import relative_bias, token_positions  # noqa: E402
-from triton_harness import INTERPRETED, run_cases  # noqa: E402
+from embedkit.kernels.forward import relative_bias, token_positions
+from triton_harness import INTERPRETED, run_cases
 
 CASES = Path(__file__).with_name("forward_cases.py")
 

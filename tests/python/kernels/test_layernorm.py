@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from embedkit.kernels import layernorm_triton as kernels  # noqa: E402
-from embedkit.kernels.layernorm import row_blocks  # noqa: E402
-from triton_harness import INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
+from embedkit.kernels import layernorm_triton as kernels
+from embedkit.kernels.layernorm import row_blocks
+from triton_harness import INTERPRETED, check_usage, compiled, run_cases
 
 CASES = Path(__file__).with_name("layernorm_cases.py")
 

@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from embedkit.kernels import pool_project_normalize as host  # noqa: E402
-from embedkit.kernels import pool_project_normalize_triton as kernels  # noqa: E402
-from embedkit.kernels.launch import warps  # noqa: E402
-from triton_harness import DTYPES, INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
+from embedkit.kernels import pool_project_normalize as host
+from embedkit.kernels import pool_project_normalize_triton as kernels
+from embedkit.kernels.launch import warps
+from triton_harness import DTYPES, INTERPRETED, check_usage, compiled, run_cases
 
 CASES = Path(__file__).with_name("pool_project_normalize_cases.py")
 

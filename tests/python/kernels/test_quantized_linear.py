@@ -10,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from embedkit.kernels import layernorm_triton, quantized_linear_triton  # noqa: E402
-from embedkit.kernels import quantized_linear as host  # noqa: E402
-from embedkit.kernels.blocks import _TABLE as table  # noqa: E402
-from embedkit.kernels.blocks import blocks, override  # noqa: E402
-from embedkit.kernels.layernorm import row_blocks  # noqa: E402
-from triton_harness import INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
+from embedkit.kernels import layernorm_triton, quantized_linear_triton
+from embedkit.kernels import quantized_linear as host
+from embedkit.kernels.blocks import _TABLE as table
+from embedkit.kernels.blocks import blocks, override
+from embedkit.kernels.layernorm import row_blocks
+from triton_harness import INTERPRETED, check_usage, compiled, run_cases
 
 CASES = Path(__file__).with_name("quantized_linear_cases.py")
 

@@ -13,10 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from embedkit.kernels import varlen_attention as host  # noqa: E402
-from embedkit.kernels import varlen_attention_triton as kernels  # noqa: E402
-from embedkit.kernels.attention_tiles import HEADER, attention_tiles, max_attention_tiles  # noqa: E402
-from triton_harness import DTYPES, INTERPRETED, check_usage, compiled, run_cases  # noqa: E402
+from embedkit.kernels import varlen_attention as host
+from embedkit.kernels import varlen_attention_triton as kernels
+from embedkit.kernels.attention_tiles import HEADER, attention_tiles, max_attention_tiles
+from triton_harness import DTYPES, INTERPRETED, check_usage, compiled, run_cases
 
 CASES = Path(__file__).with_name("varlen_attention_cases.py")
 

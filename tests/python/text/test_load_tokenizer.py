@@ -15,7 +15,7 @@ import pytest
 from tokenizer_pair import OPTIONS, SENTENCES, SPECIAL, Pair, special, subword_vocabulary
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from embedkit.tokenizer import load_tokenizer
+from embedkit.model_folder.tokenizer import load_tokenizer
 
 TEXTS = [*SENTENCES, "a [MASK] b[SEP]", "HELLO the <mask>", "x <mask>y", "<unk>"]
 MPNET = ["<s>", "<pad>", "</s>", "<unk>", *subword_vocabulary(), "<mask>"]
@@ -185,7 +185,7 @@ def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_wordpiece_imports_nothing_heavy(tmp_path: Path) -> None:
     write(tmp_path, content())
     code = (
-        "import sys; from embedkit.tokenizer import load_tokenizer; "
+        "import sys; from embedkit.model_folder.tokenizer import load_tokenizer; "
         f"load_tokenizer({str(tmp_path)!r}); "
         "print([m for m in ('tokenizers', 'torch', 'transformers', 'faiss') if m in sys.modules])"
     )

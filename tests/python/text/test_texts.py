@@ -9,7 +9,7 @@ import pytest
 from tokenizer_pair import OPTIONS, SENTENCES, SPECIAL, Pair, special, subword_vocabulary
 from tokenizers import Tokenizer
 
-from embedkit.tokenizer import load_tokenizer
+from embedkit.model_folder.tokenizer import load_tokenizer
 
 FRAGMENTS = [
     *SPECIAL,

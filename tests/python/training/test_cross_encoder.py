@@ -11,17 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from embedkit.training import trainer  # noqa: E402
-from embedkit.training.data.readers import Table, read  # noqa: E402
-from embedkit.training.model import ModelOptions  # noqa: E402
-from embedkit.training.objectives.cross_encoder import (  # noqa: E402
-    CrossEncoder,
-    CrossEncoderOptions,
-    PairClassifier,
-)
-from embedkit.training.recipe import TrainingOptions  # noqa: E402
-from embedkit.training.trainer import train  # noqa: E402
-from objective_fixtures import (  # noqa: E402
+from embedkit.training import trainer
+from embedkit.training.data.readers import Table, read
+from embedkit.training.model import ModelOptions
+from embedkit.training.objectives.cross_encoder import CrossEncoder, CrossEncoderOptions, PairClassifier
+from embedkit.training.recipe import TrainingOptions
+from embedkit.training.trainer import train
+from objective_fixtures import (
     NLI,
     losses,
     make_recipe,

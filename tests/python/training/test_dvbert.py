@@ -13,14 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from embedkit.training.data.readers import Table, read  # noqa: E402
-from embedkit.training.model import ModelOptions  # noqa: E402
-from embedkit.training.objectives import teachers as teachers_module  # noqa: E402
-from embedkit.training.objectives.cross_encoder import PairClassifier  # noqa: E402
-from embedkit.training.objectives.dvbert import DvBert, DvBertOptions, distillation_loss  # noqa: E402
-from embedkit.training.objectives.teachers import teacher_outputs  # noqa: E402
-from embedkit.training.trainer import train  # noqa: E402
-from objective_fixtures import (  # noqa: E402
+from embedkit.training.data.readers import Table, read
+from embedkit.training.model import ModelOptions
+from embedkit.training.objectives import teachers as teachers_module
+from embedkit.training.objectives.cross_encoder import PairClassifier
+from embedkit.training.objectives.dvbert import DvBert, DvBertOptions, distillation_loss
+from embedkit.training.objectives.teachers import teacher_outputs
+from embedkit.training.trainer import train
+from objective_fixtures import (
     NLI,
     losses,
     make_recipe,
@@ -30,7 +30,7 @@ from objective_fixtures import (  # noqa: E402
     write_sts,
 )
 
-from embedkit import CrossEncoder  # noqa: E402
+from embedkit import CrossEncoder
 
 RANDOM = np.random.default_rng(0)
 LOGITS = RANDOM.normal(size=(5, 3))

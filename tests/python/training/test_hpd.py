@@ -16,21 +16,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("sklearn")
 
-from embedkit.training.data.readers import Table  # noqa: E402
-from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
-from embedkit.training.objectives.hpd import (  # noqa: E402
-    Augmentation,
-    Hpd,
-    HpdOptions,
-    projective_loss,
-    similarity_loss,
-)
-from embedkit.training.recipe import Recipe  # noqa: E402
-from embedkit.training.teacher import TeacherOptions  # noqa: E402
-from embedkit.training.trainer import train  # noqa: E402
-from objective_fixtures import _NOUNS, _VERBS, losses, make_recipe  # noqa: E402
+from embedkit.training.data.readers import Table
+from embedkit.training.model import ModelOptions, Projection, SentenceModel
+from embedkit.training.objectives.hpd import Augmentation, Hpd, HpdOptions, projective_loss, similarity_loss
+from embedkit.training.recipe import Recipe
+from embedkit.training.teacher import TeacherOptions
+from embedkit.training.trainer import train
+from objective_fixtures import _NOUNS, _VERBS, losses, make_recipe
 
-from embedkit import Encoder  # noqa: E402
+from embedkit import Encoder
 
 MakeModel = Callable[..., Path]
 

@@ -12,17 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from embedkit.training.data.readers import Table, read  # noqa: E402
-from embedkit.training.data.store import TextStore  # noqa: E402
-from embedkit.training.model import ModelOptions  # noqa: E402
-from embedkit.training.objectives.minbert import (  # noqa: E402
-    MinBert,
-    MinBertOptions,
-    score_classes,
-    sts_loss,
-)
-from embedkit.training.trainer import train  # noqa: E402
-from objective_fixtures import losses, make_recipe, sts_source, write_nli, write_sts  # noqa: E402
+from embedkit.training.data.readers import Table, read
+from embedkit.training.data.store import TextStore
+from embedkit.training.model import ModelOptions
+from embedkit.training.objectives.minbert import MinBert, MinBertOptions, score_classes, sts_loss
+from embedkit.training.trainer import train
+from objective_fixtures import losses, make_recipe, sts_source, write_nli, write_sts
 
 SCORES = np.array([0.2, 4.0, 2.5, 5.0])
 LABELS = np.array([0.0, 2.0, 2.8, 4.2])

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
-from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
+from embedkit.training.model import ModelOptions, Projection, SentenceModel
 
-from embedkit import Encoder  # noqa: E402
+from embedkit import Encoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
 

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from embedkit.training import packed  # noqa: E402
-from embedkit.training.model import ModelOptions, Projection, SentenceModel, load_backbone, pack  # noqa: E402
+from embedkit.training import packed
+from embedkit.training.model import ModelOptions, Projection, SentenceModel, load_backbone, pack
 
 LENGTHS = [5, 1, 17, 2, 40, 1, 23]  # 89 tokens: more than the 64 positions that a model has
 ARCHITECTURES = ["bert", "roberta", "distilbert", "mpnet", "roformer"]

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from embedkit.training.pooling import pool_project_normalize  # noqa: E402
+from embedkit.training.pooling import pool_project_normalize
 
 # Texts of one token, empty ones at both ends and in the middle, and rows after the last text.
 LENGTHS = [0, 1, 5, 0, 0, 3, 17, 1, 0]

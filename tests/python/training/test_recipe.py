@@ -11,13 +11,7 @@ import pytest
 pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
 
-from embedkit.training.recipe import (  # noqa: E402
-    TrainingOptions,
-    find_recipe,
-    list_recipes,
-    load_recipe,
-    recipe_of,
-)
+from embedkit.training.recipe import TrainingOptions, find_recipe, list_recipes, load_recipe, recipe_of
 
 CONTENT: dict[str, Any] = {
     "description": "one line",

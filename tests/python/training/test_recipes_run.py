@@ -20,11 +20,11 @@ pytest.importorskip("tensorboard")
 pytest.importorskip("sklearn")
 yaml = pytest.importorskip("yaml")
 
-from embedkit.training import cli, vocabulary  # noqa: E402
-from embedkit.training.objectives import refit  # noqa: E402
-from embedkit.training.recipe import find_recipe, list_recipes  # noqa: E402
+from embedkit.training import cli, vocabulary
+from embedkit.training.objectives import refit
+from embedkit.training.recipe import find_recipe, list_recipes
 
-from embedkit import Encoder  # noqa: E402
+from embedkit import Encoder
 
 _STEPS = 3
 _NLI = ("entailment", "neutral", "contradiction")

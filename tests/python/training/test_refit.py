@@ -14,13 +14,13 @@ pytest.importorskip("transformers")
 pytest.importorskip("faiss")
 pytest.importorskip("sklearn")
 
-from embedkit.training import linear_map  # noqa: E402
-from embedkit.training.data.readers import Table  # noqa: E402
-from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
-from embedkit.training.objectives import refit  # noqa: E402
-from embedkit.training.objectives.refit import Refit, RefitOptions  # noqa: E402
+from embedkit.training import linear_map
+from embedkit.training.data.readers import Table
+from embedkit.training.model import ModelOptions, Projection, SentenceModel
+from embedkit.training.objectives import refit
+from embedkit.training.objectives.refit import Refit, RefitOptions
 
-from embedkit import Encoder  # noqa: E402
+from embedkit import Encoder
 
 MakeModel = Callable[..., Path]
 

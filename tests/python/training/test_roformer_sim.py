@@ -13,28 +13,28 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from embedkit.training.data.readers import Table  # noqa: E402
-from embedkit.training.data.store import TextStore  # noqa: E402
-from embedkit.training.generate import SimilarSentences, generate_similar, nucleus  # noqa: E402
-from embedkit.training.model import ModelOptions, Projection, SentenceModel  # noqa: E402
-from embedkit.training.objectives.roformer_sim import (  # noqa: E402
+from embedkit.training.data.readers import Table
+from embedkit.training.data.store import TextStore
+from embedkit.training.generate import SimilarSentences, generate_similar, nucleus
+from embedkit.training.model import ModelOptions, Projection, SentenceModel
+from embedkit.training.objectives.roformer_sim import (
     RoformerSim,
     RoformerSimOptions,
     contrastive_loss,
     noised,
     similarity_distillation,
 )
-from embedkit.training.objectives.roformer_sim_ft import (  # noqa: E402
+from embedkit.training.objectives.roformer_sim_ft import (
     RoformerSimFt,
     RoformerSimFtOptions,
     cosine_loss,
     masked_logits,
 )
-from embedkit.training.recipe import recipe_of  # noqa: E402
-from embedkit.training.trainer import train  # noqa: E402
-from embedkit.training.unilm import UnilmModel, pack_pairs, unilm_mask  # noqa: E402
-from embedkit.training.vocabulary import build_vocabulary, main  # noqa: E402
-from objective_fixtures import losses  # noqa: E402
+from embedkit.training.recipe import recipe_of
+from embedkit.training.trainer import train
+from embedkit.training.unilm import UnilmModel, pack_pairs, unilm_mask
+from embedkit.training.vocabulary import build_vocabulary, main
+from objective_fixtures import losses
 
 _CONFIG = {
     "model_type": "roformer",
@@ -266,7 +266,7 @@ def test_reading_token_by_token_gives_the_same_losses(model: UnilmModel) -> None
 
 
 def test_the_vocabulary_is_read_alike_by_all(data: Path) -> None:
-    from embedkit.tokenizer import load_tokenizer
+    from embedkit.model_folder.tokenizer import load_tokenizer
 
     folder = data / "vocabulary"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -317,7 +317,7 @@ def test_the_folder_loads_in_sentence_transformers(stage1: Path) -> None:
 
 def test_the_folder_loads_in_the_encoder(stage1: Path) -> None:
     import embedkit
-    from embedkit.architectures import ARCHITECTURES
+    from embedkit.model_folder.architectures import ARCHITECTURES
 
     if "roformer" not in ARCHITECTURES:
         pytest.skip("the compiled core does not run RoFormer yet")

@@ -8,11 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedkit.training.data.sampler import (
-    TaskSampler,
-    annealed_probabilities,
-    balanced_fraction,
-)
+from embedkit.training.data.sampler import TaskSampler, annealed_probabilities, balanced_fraction
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 503)
 TASKS = {"a": range(300), "b": range(300, 480), "c": [480, 482, 490, 502]}

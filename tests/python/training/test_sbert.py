@@ -12,13 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from embedkit.training.data.readers import Table, read  # noqa: E402
-from embedkit.training.data.store import TextStore  # noqa: E402
-from embedkit.training.model import ModelOptions  # noqa: E402
-from embedkit.training.objectives.sbert import CONCATENATIONS, Sbert, SbertOptions, features  # noqa: E402
-from embedkit.training.recipe import find_recipe, list_recipes, load_recipe  # noqa: E402
-from embedkit.training.trainer import train  # noqa: E402
-from objective_fixtures import losses, make_recipe, nli_source, sts_source, write_nli, write_sts  # noqa: E402
+from embedkit.training.data.readers import Table, read
+from embedkit.training.data.store import TextStore
+from embedkit.training.model import ModelOptions
+from embedkit.training.objectives.sbert import CONCATENATIONS, Sbert, SbertOptions, features
+from embedkit.training.recipe import find_recipe, list_recipes, load_recipe
+from embedkit.training.trainer import train
+from objective_fixtures import losses, make_recipe, nli_source, sts_source, write_nli, write_sts
 
 RANDOM = np.random.default_rng(0)
 U, V = RANDOM.normal(size=(2, 4, 3))

@@ -16,15 +16,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from embedkit.training.data.readers import Table  # noqa: E402
-from embedkit.training.data.store import TextStore  # noqa: E402
-from embedkit.training.model import ModelOptions, Projection, SentenceModel, pack  # noqa: E402
-from embedkit.training.objectives.simcse import SimCse, SimCseOptions, contrastive_loss  # noqa: E402
-from embedkit.training.recipe import find_recipe, list_recipes, load_recipe  # noqa: E402
-from embedkit.training.trainer import train  # noqa: E402
-from objective_fixtures import _NOUNS, _VERBS, losses, make_recipe  # noqa: E402
+from embedkit.training.data.readers import Table
+from embedkit.training.data.store import TextStore
+from embedkit.training.model import ModelOptions, Projection, SentenceModel, pack
+from embedkit.training.objectives.simcse import SimCse, SimCseOptions, contrastive_loss
+from embedkit.training.recipe import find_recipe, list_recipes, load_recipe
+from embedkit.training.trainer import train
+from objective_fixtures import _NOUNS, _VERBS, losses, make_recipe
 
-from embedkit import Encoder  # noqa: E402
+from embedkit import Encoder
 
 MakeModel = Callable[..., Path]
 

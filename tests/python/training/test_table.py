@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
 
-from embedkit.training import table as module  # noqa: E402
-from embedkit.training.recipe import find_recipe, load_recipe  # noqa: E402
-from embedkit.training.table import collect, list_tables, load_table, markdown, measure, specs  # noqa: E402
-from objective_fixtures import nli_source, write_nli  # noqa: E402
+from embedkit.training import table as module
+from embedkit.training.recipe import find_recipe, load_recipe
+from embedkit.training.table import collect, list_tables, load_table, markdown, measure, specs
+from objective_fixtures import nli_source, write_nli
 
 CONTENT: dict[str, Any] = {
     "title": "A table",

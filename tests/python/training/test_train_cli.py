@@ -16,9 +16,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("tensorboard")
 yaml = pytest.importorskip("yaml")
 
-from embedkit.training import callbacks, cli  # noqa: E402
-from embedkit.training.recipe import list_recipes  # noqa: E402
-from objective_fixtures import nli_source, write_nli  # noqa: E402
+from embedkit.training import callbacks, cli
+from embedkit.training.recipe import list_recipes
+from objective_fixtures import nli_source, write_nli
 
 
 @pytest.fixture(autouse=True)

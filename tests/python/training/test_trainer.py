@@ -20,15 +20,15 @@ pytest.importorskip("transformers")
 pytest.importorskip("tensorboard")
 yaml = pytest.importorskip("yaml")
 
-import in_batch  # noqa: E402, F401  # registers its objective
-from embedkit.training import trainer  # noqa: E402
-from embedkit.training.data.readers import read  # noqa: E402
-from embedkit.training.model import ModelOptions, SentenceModel  # noqa: E402
-from embedkit.training.objectives import objective_class  # noqa: E402
-from embedkit.training.recipe import Recipe, recipe_of  # noqa: E402
-from embedkit.training.trainer import train  # noqa: E402
-from objective_fixtures import losses, nli_source, sts_source, write_nli, write_sts  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+import in_batch  # noqa: F401  # registers its objective
+from embedkit.training import trainer
+from embedkit.training.data.readers import read
+from embedkit.training.model import ModelOptions, SentenceModel
+from embedkit.training.objectives import objective_class
+from embedkit.training.recipe import Recipe, recipe_of
+from embedkit.training.trainer import train
+from objective_fixtures import losses, nli_source, sts_source, write_nli, write_sts
+from safetensors.torch import load_file
 
 PROCESS = Path(__file__).with_name("trainer_process.py")
 

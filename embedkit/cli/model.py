@@ -1,0 +1,144 @@
+"""``embedkit-model``: what is done with model folders."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import __version__
+from .terminal import printable
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_EPILOG = """\
+examples:
+  embedkit-model convert sentence-transformers/all-mpnet-base-v2 mpnet-int8 --precision int8
+  embedkit-model convert mpnet-int8 mpnet-fp32 --precision fp32    # loads in sentence-transformers
+  embedkit-model export sentence-transformers/all-mpnet-base-v2 mpnet-onnx --format onnx
+  embedkit-model list
+
+exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 130 stopped by Ctrl-C
+"""
+
+_CONVERT = """Write a model folder at another precision. fp32 folders are sentence-transformers folders: they load
+there, and folders saved there load here. int8 folders are a quarter of the size and load in embedkit; converting one
+to fp32 writes the float32 weights that its integers stand for."""
+
+_EXPORT = """Write a model of fp32 weights for another runtime, and compare its vectors with the compiled core's. onnx:
+one graph from token ids to the vector, which Encoder(OUT, backend="onnx") runs without torch."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``embedkit-model`` with ``argv`` (default: the process' arguments) and return its exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed help or what is wrong
+        return int(stop.code or 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+            code: int = arguments.run(arguments)
+        return code
+    except KeyboardInterrupt:
+        _complain("interrupted: nothing was written")
+        return EXIT_INTERRUPTED
+    except (FileExistsError, FileNotFoundError, ValueError) as error:
+        _complain(str(error))
+        return EXIT_USAGE
+    except (ImportError, OSError, RuntimeError) as error:
+        _complain(str(error))
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="embedkit-model",
+        description="Convert and export model folders, and list the models that are known to work.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"embedkit-model {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    convert = commands.add_parser(
+        "convert", help="write a model folder at another precision", description=_CONVERT
+    )
+    convert.set_defaults(run=_convert)
+    convert.add_argument("model", metavar="MODEL", help="model folder or Hub id")
+    convert.add_argument("output", metavar="OUT", type=Path, help="folder to write; new or empty")
+    convert.add_argument(
+        "--precision", choices=("fp32", "int8"), required=True, help="of the folder that is written"
+    )
+
+    export = commands.add_parser(
+        "export", help="write a model folder for another runtime", description=_EXPORT
+    )
+    export.set_defaults(run=_export)
+    export.add_argument("model", metavar="MODEL", help="model folder or Hub id")
+    export.add_argument("output", metavar="OUT", type=Path, help="folder to write; new or empty")
+    export.add_argument("--format", choices=("onnx",), required=True, help="of what is written")
+    export.add_argument(
+        "--precision", choices=("fp32", "fp16", "int8"), default="fp32", help="of the graph (default: fp32)"
+    )
+
+    known = commands.add_parser("list", help="the models that are known to work")
+    known.set_defaults(run=_list)
+    return parser
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from .. import Encoder
+
+    with Encoder(arguments.model) as encoder:
+        encoder.save(arguments.output, arguments.precision, dequantise=True)
+        size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
+        print(
+            f"{printable(str(arguments.output))}: {arguments.precision}, "
+            f"{encoder.get_embedding_dimension()} dimensions, {size / 1e6:.1f} MB"
+        )
+    return EXIT_OK
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from ..export.onnx import export_onnx
+
+    fidelity = export_onnx(arguments.model, arguments.output, arguments.precision)
+    size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
+    print(
+        f"{printable(str(arguments.output))}: {arguments.precision}, {size / 1e6:.1f} MB; cosine to the core's "
+        f"fp32 vectors {fidelity.least:.6f} at the worst of {fidelity.texts} texts, {fidelity.mean:.6f} in the mean"
+    )
+    return EXIT_OK
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from ..model_folder.catalog import list_models
+    from .terminal import table
+
+    rows = [
+        (
+            str(model.dimension),
+            str(model.megabytes),
+            model.name,
+            str(model.max_length),
+            model.language,
+            model.license,
+            ", ".join(f"{score:g} ({name})" for name, score in model.scores.items()),
+        )
+        for model in list_models()
+    ]
+    header = ("dimension", "MB", "model", "tokens", "language", "license", "scores")
+    print("\n".join(table(header, rows, None)))
+    return EXIT_OK
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"embedkit-model: {printable(message)}", file=sys.stderr)

@@ -1,0 +1,133 @@
+"""What the commands show: tables that fit the terminal, text that cannot steer it, and a build's progress."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from ..index.build.ingest import Progress
+
+_REPLACEMENT = "\ufffd"
+_ZERO_WIDTH = frozenset(("Mn", "Me", "Cf"))
+# Format characters that reorder what follows them, beyond the end of the text that holds them
+_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str) -> str:
+    """``text`` on one line: white space becomes single spaces, other control characters U+FFFD."""
+    return "".join(
+        _REPLACEMENT
+        if unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
+        else character
+        for character in " ".join(text.split())
+    )
+
+
+def display_width(text: str) -> int:
+    """Columns that ``text`` takes: 2 for wide characters, 0 for combining ones."""
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def _width(character: str) -> int:
+    if unicodedata.category(character) in _ZERO_WIDTH:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def cut(text: str, columns: int) -> str:
+    """``text``, shortened to at most ``columns`` (≥ 1) columns and ended by "…" if it is longer."""
+    if display_width(text) <= columns:
+        return text
+    used = 0
+    for at, character in enumerate(text):
+        used += _width(character)
+        if used > columns - 1:
+            return text[:at].rstrip() + "…"
+    raise AssertionError("a text wider than the columns must exceed them somewhere")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None) -> list[str]:
+    """Lines of a table with one line a row; the last column is cut to fit ``columns``, ``None`` for no limit.
+
+    The first two columns are aligned right (numbers), the others left. Cells are made `printable`.
+    A column but the last takes at most a third of the width.
+    """
+    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
+    *aligned, last = range(len(header))
+    if columns is not None:
+        for row in cells:
+            for at in aligned:
+                row[at] = cut(row[at], max(8, columns // 3))
+    widths = [max(display_width(row[at]) for row in cells) for at in aligned]
+    used = sum(widths) + 2 * len(widths)
+    lines = []
+    for row in cells:
+        parts = []
+        for at, width in zip(aligned, widths, strict=True):
+            padding = " " * (width - display_width(row[at]))
+            parts.append(padding + row[at] if at < 2 else row[at] + padding)
+        parts.append(row[last] if columns is None else cut(row[last], max(10, columns - used)))
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+_STAGES = {
+    "encode": "encoding",
+    "choose": "choosing",
+    "train": "training",
+    "add": "indexing",
+    "copy": "copying",
+}
+
+
+class ProgressBar:
+    """Rate and remaining time of a build on a terminal; nothing if stderr is none."""
+
+    def __init__(self, total_bytes: int | None) -> None:
+        """``total_bytes``: the size of the input, ``None`` if unknown (then documents are counted)."""
+        self._total_bytes = total_bytes
+        self._stage = ""
+        self._bar: Any = None
+
+    def __enter__(self) -> ProgressBar:
+        """Start the clock."""
+        self.update(Progress("encode", 0, None))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the finished bar on the terminal."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, progress: Progress) -> None:
+        """Show ``progress``."""
+        if not sys.stderr.isatty():
+            return
+        by_bytes = progress.stage == "encode" and self._total_bytes is not None
+        if progress.stage != self._stage:
+            self._start(progress, by_bytes)
+        if by_bytes:
+            elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
+            rate = f"{progress.done:,} documents, {progress.done / elapsed:,.0f}/s"
+            self._bar.set_postfix_str(rate, refresh=False)
+        self._bar.update((progress.position if by_bytes else progress.done) - self._bar.n)
+
+    def _start(self, progress: Progress, by_bytes: bool) -> None:
+        from tqdm import tqdm
+
+        if self._bar is not None:
+            self._bar.close()
+        self._stage = progress.stage
+        size = shutil.get_terminal_size()  # where a terminal does not tell, tqdm guesses 0
+        self._bar = tqdm(
+            total=self._total_bytes if by_bytes else progress.total,
+            desc=_STAGES[progress.stage],
+            unit="B" if by_bytes else " candidates" if progress.stage == "choose" else " documents",
+            unit_scale=by_bytes,
+            file=sys.stderr,
+            ncols=size.columns,
+            nrows=size.lines,
+        )

@@ -1,0 +1,348 @@
+"""Reading documents from text, JSON Lines, CSV, TSV and Parquet files, one record at a time.
+
+* ``.txt``: a text a line.
+* ``.jsonl``: a JSON object a line; the field ``text`` is indexed, ``id`` is the key, all others are metadata.
+* ``.csv``: RFC 4180 (quoted fields may hold commas, quotes and line breaks), first row the column names.
+* ``.tsv``: tab-separated, no quoting, first row the column names.
+* ``.parquet``: a column is indexed, ``id`` is the key, all others are metadata.
+
+All but the last may be packed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
+in ``\\n`` or ``\\r\\n``. A document whose text is empty or white space is skipped and counted as blank. One
+without an id gets ``file:line`` as its key.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .document import Document, json_type
+from .errors import InputError, OnError
+from .sources import FORMATS, STDIN, Format, Source, csv_rows, expand, names_of, tsv_rows
+
+__all__ = ["FORMATS", "Corpus", "Format"]
+
+_VECTORS_AT_ONCE = 4096
+
+
+class _Record(NamedTuple):
+    """A record of an input: its line or row, and what a `Document` takes from it."""
+
+    line: int
+    text: str
+    key: str | None = None
+    metadata: dict[str, Any] | None = None
+    vector: npt.NDArray[np.float32] | None = None
+
+
+class Corpus:
+    """Input files as one stream of `Document`, to be iterated once.
+
+    Attributes:
+        blank: documents skipped so far because their text is empty or white space.
+        total_bytes: size of all inputs, which each document's ``position`` counts towards; ``None`` if
+            unknown.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[str | os.PathLike[str]],
+        *,
+        format: Format | None = None,
+        text_field: str = "text",
+        id_field: str | None = None,
+        vector_field: str | None = None,
+        vectors: str | os.PathLike[str] | None = None,
+        on_error: OnError = "stop",
+    ) -> None:
+        """Check that every input exists and can be read, without reading it.
+
+        Args:
+            inputs: files, folders (all files of a known type below them) and patterns such as ``*.jsonl``;
+                ``-`` is standard input.
+            format: the format of every input; ``None``: by file name, and ``txt`` for standard input.
+            text_field: field or column that is indexed.
+            id_field: field or column that holds the key, which every record must have; ``None``: ``id`` where
+                there is one.
+            vector_field: field or column of vectors that were computed before (lists of numbers).
+            vectors: a ``.npy`` file of vectors that were computed before, one for each document in order.
+            on_error: what to do about a malformed line, as for `embedkit.Index.build`.
+
+        Raises:
+            InputError: an input is missing, unreadable, of unknown format, or given twice.
+            ImportError: an input needs pyarrow, which is not installed.
+        """
+        if not inputs:
+            raise InputError("", "no input file is given")
+        if vectors is not None and (vector_field is not None or on_error != "stop"):
+            raise InputError(
+                os.fspath(vectors),
+                "vectors in a file belong to the documents by their order: no malformed line may be left out, "
+                "and no field may hold vectors, too",
+            )
+        paths = expand(inputs)
+        sources = [
+            Source(path, name, format, on_error) for path, name in zip(paths, names_of(paths), strict=True)
+        ]
+        identities = [path if path == STDIN else os.path.realpath(path) for path in paths]
+        for number, identity in enumerate(identities):
+            if identity in identities[:number]:
+                raise InputError(paths[number], "the input is given twice")
+        self._read(sources, text_field, id_field, vector_field, vectors)
+
+    @classmethod
+    def of_sources(cls, sources: Sequence[Source], *, text_field: str, id_field: str | None) -> Corpus:
+        """The documents of ``sources``, where these are chosen already."""
+        corpus = cls.__new__(cls)
+        corpus._read(sources, text_field, id_field, None, None)
+        return corpus
+
+    def _read(
+        self,
+        sources: Sequence[Source],
+        text_field: str,
+        id_field: str | None,
+        vector_field: str | None,
+        vectors: str | os.PathLike[str] | None,
+    ) -> None:
+        self.blank = 0
+        self._text_field = text_field
+        self._id_field = id_field
+        self._vector_field = vector_field
+        self._vectors = None if vectors is None else _VectorFile(Path(vectors))
+        self._sources = sources
+        sizes = [source.size for source in sources]
+        self.total_bytes = None if None in sizes else sum(cast("list[int]", sizes))
+
+    def __iter__(self) -> Iterator[Document]:
+        """Read the inputs in the order given.
+
+        Raises:
+            InputError: a line is malformed and ``on_error`` says stop; a file is damaged or lacks a column.
+        """
+        start = number = 0
+        for source in self._sources:
+            with source:
+                for line, text, key, metadata, given in self._records(source):
+                    origin = f"{source.path}:{line}"
+                    if not text.strip():
+                        if self._vectors is not None:
+                            raise InputError(origin, "the text is blank, and vectors are given by position")
+                        self.blank += 1
+                        continue
+                    vector = given if self._vectors is None else self._vectors.row(number, origin)
+                    number += 1
+                    yield Document(
+                        text,
+                        f"{source.name}:{line}" if key is None else key,
+                        metadata,
+                        origin,
+                        start + source.position(),
+                        vector,
+                    )
+            start += source.size or 0
+        if self._vectors is not None and number != self._vectors.rows:
+            raise InputError(
+                str(self._vectors.path), f"holds {self._vectors.rows} vectors for {number} documents"
+            )
+
+    def _records(self, source: Source) -> Iterator[_Record]:
+        if source.format == "txt":
+            for line, content in source.lines():
+                if content is not None:
+                    yield _Record(line, content)
+        elif source.format == "jsonl":
+            yield from self._json_records(source)
+        elif source.format == "parquet":
+            yield from self._parquet_records(source)
+        else:
+            yield from self._table_records(source)
+
+    def _json_records(self, source: Source) -> Iterator[_Record]:
+        for line, content in source.lines():
+            if content is None:
+                continue
+            if not content.strip():
+                self.blank += 1
+                continue
+            try:
+                yield _Record(line, *self._json_record(content))
+            except _MalformedError as error:
+                source.reject(line, str(error))
+
+    def _json_record(self, content: str) -> tuple[str, str | None, dict[str, Any], Any]:
+        try:
+            record = json.loads(content, parse_constant=_refuse_constant)
+        except json.JSONDecodeError as error:
+            raise _MalformedError(f"not valid JSON: {error.msg} at column {error.colno}") from None
+        except ValueError as error:
+            raise _MalformedError(f"not valid JSON: {error}") from None
+        except RecursionError:
+            raise _MalformedError("not usable JSON: nested too deeply") from None
+        if not isinstance(record, dict):
+            raise _MalformedError(f"the line is {json_type(record)}, not a JSON object")
+        return self._fields(record)
+
+    def _fields(self, record: dict[str, Any]) -> tuple[str, str | None, dict[str, Any], Any]:
+        """Text, key, metadata and vector of a record."""
+        if self._text_field not in record:
+            raise _MalformedError(f"no field {self._text_field!r} (the fields are: {_listed(record)})")
+        text = record.pop(self._text_field)
+        if not isinstance(text, str):
+            raise _MalformedError(f"the field {self._text_field!r} is {json_type(text)}, not a string")
+        vector = None
+        if self._vector_field is not None:
+            if self._vector_field not in record:
+                raise _MalformedError(f"no field {self._vector_field!r} (the fields are: {_listed(record)})")
+            vector = _vector(self._vector_field, record.pop(self._vector_field))
+        id_field = self._id_field or "id"
+        if id_field not in record:
+            if self._id_field is not None:
+                raise _MalformedError(f"no field {id_field!r} (the fields are: {_listed(record)})")
+            return text, None, record, vector
+        key = record.pop(id_field)
+        if isinstance(key, int) and not isinstance(key, bool):
+            key = str(key)
+        if not isinstance(key, str):
+            raise _MalformedError(f"the field {id_field!r} is {json_type(key)}, not a string or an integer")
+        return text, key, record, vector
+
+    def _parquet_records(self, source: Source) -> Iterator[_Record]:
+        names: list[str] = []
+        for first, columns in source.tables():
+            if not names:
+                self._columns(source.path, list(columns))
+            names = list(columns)
+            for line, values in enumerate(zip(*columns.values(), strict=True), first):
+                record = {
+                    name: value if name == self._vector_field else _plain(value)
+                    for name, value in zip(names, values, strict=True)
+                }
+                try:
+                    yield _Record(line, *self._fields(record))
+                except _MalformedError as error:
+                    source.reject(line, str(error))
+
+    def _table_records(self, source: Source) -> Iterator[_Record]:
+        if self._vector_field is not None:
+            raise InputError(
+                source.path, "vectors are read from jsonl and parquet fields, and from .npy files"
+            )
+        rows = csv_rows(source) if source.format == "csv" else tsv_rows(source)
+        source.strict = True  # without a header nothing in the file can be read
+        header = next(rows, None)
+        source.strict = False
+        if header is None:
+            return
+        line, columns = header
+        text_column, id_column = self._columns(f"{source.path}:{line}", columns)
+        others = [(at, name) for at, name in enumerate(columns) if at not in (text_column, id_column)]
+        for line, row in rows:
+            if row == [""]:
+                self.blank += 1
+            elif len(row) != len(columns):
+                source.reject(line, f"{len(row)} columns where the first row has {len(columns)}")
+            else:
+                metadata = {name: row[at] for at, name in others}
+                key = None if id_column is None else row[id_column]
+                yield _Record(line, row[text_column], key, metadata)
+
+    def _columns(self, origin: str, columns: list[str]) -> tuple[int, int | None]:
+        """Positions of the text and id columns."""
+        for name in columns:
+            if columns.count(name) > 1:
+                raise InputError(origin, f"two columns are named {name!r}")
+        for wanted, option in (
+            (self._text_field, "--text-field"),
+            (self._id_field, "--id-field"),
+            (self._vector_field, "--vector-field"),
+        ):
+            if wanted is not None and wanted not in columns:
+                raise InputError(
+                    origin,
+                    f"no column {wanted!r} (the columns are: {_listed(columns)}); name it with {option}",
+                )
+        id_field = self._id_field or "id"
+        has_id = id_field in columns and id_field != self._text_field
+        return columns.index(self._text_field), columns.index(id_field) if has_id else None
+
+
+class _MalformedError(Exception):
+    """A record is malformed; the message says how."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _listed(names: Any) -> str:
+    names = [str(name) for name in names]
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "none"
+
+
+def _plain(value: Any) -> Any:
+    """A value of a parquet column as JSON has it: times in ISO 8601, bytes in hexadecimal."""
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
+
+
+def _vector(name: str, value: Any) -> npt.NDArray[np.float32]:
+    try:
+        vector = np.asarray(value, np.float32)
+    except (TypeError, ValueError):
+        vector = np.empty((0, 0), np.float32)
+    if vector.ndim != 1:
+        raise _MalformedError(f"the field {name!r} is not a list of numbers")
+    return vector
+
+
+class _VectorFile:
+    """The rows of a ``.npy`` file, read in blocks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(str(path), f"cannot be read as .npy: {reason}") from None
+        if array.ndim != 2 or array.dtype.kind != "f" or not array.flags.c_contiguous:
+            raise InputError(
+                str(path), f"holds {array.dtype} {array.shape}; give floats (documents, dimension) in C order"
+            )
+        self.rows, self._width = array.shape
+        self._dtype = array.dtype
+        self._offset = int(cast(Any, array).offset)
+        self._first = 0
+        self._block = np.empty((0, self._width), np.float32)
+
+    def row(self, number: int, origin: str) -> npt.NDArray[np.float32]:
+        if number >= self.rows:
+            raise InputError(origin, f"{self.path} holds {self.rows} vectors, none for this document")
+        if not self._first <= number < self._first + len(self._block):
+            count = min(_VECTORS_AT_ONCE, self.rows - number)
+            offset = self._offset + number * self._width * self._dtype.itemsize
+            values = np.fromfile(self.path, self._dtype, count * self._width, offset=offset)
+            self._block = values.reshape(count, self._width).astype(np.float32)
+            self._first = number
+        vector: npt.NDArray[np.float32] = self._block[number - self._first]
+        return vector

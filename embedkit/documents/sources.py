@@ -1,0 +1,353 @@
+"""Input files as lines and rows: which files an input names, how they are packed, what a line may be."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import io
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, cast
+
+from .errors import InputError, OnError, reject
+
+Format = Literal["txt", "jsonl", "csv", "tsv", "parquet"]
+
+FORMATS: tuple[Format, ...] = ("txt", "jsonl", "csv", "tsv", "parquet")
+STDIN = "-"
+MAX_RECORD_BYTES = 64 << 20
+"""A longer line (or quoted CSV record) is malformed: it bounds memory against files that are not text."""
+
+_PACKED = (".gz", ".zst")
+_BOM = "\ufeff"
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
+
+
+def expand(inputs: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The files that ``inputs`` name, in order: a folder stands for all files of a known type below it.
+
+    Raises:
+        InputError: a folder holds no such file, or a pattern (with ``*``, ``?`` or ``[``) matches none.
+    """
+    paths: list[str] = []
+    for given in inputs:
+        item = os.fspath(given)
+        if item == STDIN or os.path.isfile(item):
+            paths.append(item)
+        elif os.path.isdir(item):
+            found = sorted(
+                os.path.join(folder, name)
+                for folder, _, names in os.walk(item)
+                for name in names
+                if not name.startswith(".") and _format_of(name)[0] is not None
+            )
+            if not found:
+                raise InputError(item, f"the folder holds no file that embedkit reads ({_listed_formats()})")
+            paths += found
+        elif not os.path.lexists(item) and glob.has_magic(item):
+            found = sorted(name for name in glob.glob(item, recursive=True) if os.path.isfile(name))
+            if not found:
+                raise InputError(item, "no file matches the pattern")
+            paths += found
+        else:
+            paths.append(item)
+    return paths
+
+
+def _listed_formats() -> str:
+    return ".txt, .jsonl, .csv, .tsv and .parquet, each but the last also with .gz or .zst"
+
+
+def _format_of(name: str) -> tuple[Format | None, str]:
+    """The format that a file's name tells, and its packing: "", ".gz" or ".zst"."""
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
+    packing = suffixes.pop() if suffixes and suffixes[-1] in _PACKED else ""
+    extension = suffixes[-1][1:] if suffixes else ""
+    known = extension in FORMATS and not (packing and extension == "parquet")
+    return cast(Format, extension) if known else None, packing
+
+
+def import_pyarrow(purpose: str) -> Any:
+    """Import pyarrow, or raise `ImportError` naming the extra that brings it."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs pyarrow, {_NEEDS_PYARROW}") from error
+    return pyarrow
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive lines or rows of a file, read by themselves.
+
+    Attributes:
+        first: number of the first line or row, from 1.
+        begin: where they begin: bytes of a file of lines, rows of a parquet file.
+        end: where they end (exclusive).
+    """
+
+    first: int
+    begin: int
+    end: int
+
+
+class Source:
+    """One input: opened as a context manager, read as decoded lines."""
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        format: Format | None,
+        on_error: OnError,
+        *,
+        span: Span | None = None,
+        open_file: Callable[[str], IO[bytes]] | None = None,
+    ) -> None:
+        """Check that ``path`` can be read.
+
+        Args:
+            path: the file, or ``-``.
+            name: what the keys of its documents begin with.
+            format: of the file; ``None``: by its name.
+            on_error: what to do about a malformed line.
+            span: what to read of a file that is not packed; ``None``: all.
+            open_file: opens ``path`` where it is none of this machine's, which is checked only then.
+        """
+        self.path = "stdin" if path == STDIN else path
+        self.name = "stdin" if path == STDIN else name
+        self.size = None if path == STDIN or open_file is not None else _size(path)
+        self.strict = False
+        self._span = span
+        self._open_file = open_file
+        self._on_error = on_error
+        self._from_stdin = path == STDIN
+        found, self._packing = _format_of("-.txt" if path == STDIN else path)
+        if format is None and found is None:
+            raise InputError(
+                path,
+                f"unknown file type; embedkit reads {_listed_formats()} "
+                "(for another name, give the format with --format)",
+            )
+        self.format: Format = format or found or "txt"
+        if self.format == "parquet":
+            if self._packing or self._from_stdin:
+                raise InputError(path, "a parquet file is read as it is, not packed or from standard input")
+            import_pyarrow("reading .parquet")
+        if self._packing == ".zst":
+            import_pyarrow("reading .zst")
+        self._files = ExitStack()
+        self._fraction = 0.0  # of a parquet file, which is not read from front to back
+
+    def __enter__(self) -> Source:
+        """Open the file."""
+        try:
+            if self._from_stdin:
+                if sys.stdin is None:
+                    raise InputError(self.path, "there is no standard input")
+                # A reader of our own on the descriptor: a thread blocked in sys.stdin would hang the
+                # interpreter's exit.
+                self._raw: IO[bytes] = self._files.enter_context(
+                    open(sys.stdin.fileno(), "rb", closefd=False)
+                )
+            else:
+                opened = open(self.path, "rb") if self._open_file is None else self._open_file(self.path)
+                self._raw = self._files.enter_context(opened)
+            if self._span is not None and self.format != "parquet":
+                self._raw.seek(self._span.begin)
+        except OSError as error:
+            raise InputError(self.path, f"cannot be read: {error.strerror or error}") from None
+        self._file = self._raw
+        if self._packing == ".gz":
+            self._file = cast("IO[bytes]", self._files.enter_context(gzip.GzipFile(fileobj=self._raw)))
+        elif self._packing == ".zst":
+            pyarrow = import_pyarrow("reading .zst")
+            stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(self._raw, "r"), "zstd")
+            self._file = self._files.enter_context(io.BufferedReader(stream, 1 << 20))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self._files.close()
+
+    def position(self) -> int:
+        """Bytes read of the file as it lies on disk; 0 where that means nothing."""
+        if self.format == "parquet":
+            return int(self._fraction * (self.size or 0))
+        return 0 if self.size is None else self._raw.tell()
+
+    def reject(self, line: int, reason: str) -> None:
+        """Treat a malformed record as the caller of the corpus has said."""
+        error = InputError(f"{self.path}:{line}", reason, skippable=not self.strict)
+        if self.strict:
+            raise error
+        reject(error, self._on_error)
+
+    def lines(self) -> Iterator[tuple[int, str | None]]:
+        """Number and content of each line, without its end; ``None`` for one that was rejected."""
+        number = 0 if self._span is None else self._span.first - 1
+        while self._span is None or self._raw.tell() < self._span.end:
+            number += 1
+            line = self._readline(number)
+            if not line:
+                return
+            if len(line) > MAX_RECORD_BYTES and not line.endswith(b"\n"):
+                while line and not line.endswith(b"\n"):
+                    line = self._readline(number)
+                self.reject(number, f"the line is longer than {MAX_RECORD_BYTES >> 20} MiB")
+                yield number, None
+                continue
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                hint = "; the file looks like UTF-16: convert it" if line.startswith(_UTF16_BOMS) else ""
+                self.reject(
+                    number, f"not valid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}{hint}"
+                )
+                yield number, None
+                continue
+            text = text.removesuffix("\n").removesuffix("\r")
+            yield number, text.removeprefix(_BOM) if number == 1 else text
+
+    def _readline(self, number: int) -> bytes:
+        try:
+            return self._file.readline(MAX_RECORD_BYTES + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise InputError(f"{self.path}:{number}", f"the gzip data is damaged: {error}") from None
+        except OSError as error:
+            if self._packing == ".zst" and error.errno is None:
+                raise InputError(f"{self.path}:{number}", f"the zstd data is damaged: {error}") from None
+            raise InputError(f"{self.path}:{number}", f"cannot be read: {error.strerror or error}") from None
+
+    def tables(self) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+        """The rows of a parquet file, in batches (one at least): the number of the first (from 1), and columns by name.
+
+        Raises:
+            InputError: it is no parquet file, or damaged.
+        """
+        pyarrow = import_pyarrow("reading .parquet")
+        from pyarrow.parquet import ParquetFile
+
+        row = 0
+        try:
+            file = ParquetFile(self._raw)
+            begin, end = 0, file.metadata.num_rows
+            if self._span is not None:
+                begin, end = self._span.begin, self._span.end
+            groups, row = _row_groups(file.metadata, begin, end)
+            for batch in file.iter_batches(batch_size=1024, row_groups=groups):
+                start, stop = max(begin - row, 0), min(end - row, batch.num_rows)
+                self._fraction = (row + stop) / max(1, file.metadata.num_rows)
+                if start < stop:
+                    yield row + start + 1, batch.slice(start, stop - start).to_pydict()
+                row += batch.num_rows
+            if begin >= end:
+                yield begin + 1, {name: [] for name in file.schema_arrow.names}
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{self.path}:{row + 1}", f"the parquet data is damaged: {error}") from None
+
+
+def names_of(paths: list[str]) -> list[str]:
+    """What the keys of each file's documents begin with: its name, or all the path where names repeat."""
+    names = [os.path.basename(path) for path in paths]
+    return names if len(set(names)) == len(names) else paths  # tell a/x.txt from b/x.txt
+
+
+def _row_groups(metadata: Any, begin: int, end: int) -> tuple[list[int], int]:
+    """The row groups of a parquet file that hold its rows ``begin`` to ``end``, and the first row of the first."""
+    groups: list[int] = []
+    first = row = 0
+    for number in range(metadata.num_row_groups):
+        rows = metadata.row_group(number).num_rows
+        if row < end and row + rows > begin:
+            first = first if groups else row
+            groups.append(number)
+        row += rows
+    return groups, first
+
+
+def _size(path: str) -> int | None:
+    """Bytes of the file at ``path``, ``None`` for a pipe or device; `InputError` if it cannot be read."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InputError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not os.access(path, os.R_OK):
+        raise InputError(path, "cannot be read: Permission denied")
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def tsv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a TSV file, each with the number of its line."""
+    for line, content in source.lines():
+        if content is not None:
+            yield line, content.split("\t")
+
+
+def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a CSV file, each with the number of its first line.
+
+    (The standard library's reader refuses fields over a limit that is one setting for the whole process, and
+    does not tell an unclosed quote from the end of the file.)
+    """
+    row: list[str] = []
+    quoted: list[str] | None = None  # parts of a quoted field that is open across lines
+    first = size = 0
+    usable = True
+    for number, line in source.lines():
+        if quoted is None:
+            row, first, size, usable = [], number, 0, True
+        if line is None:
+            usable = False
+            continue
+        size += len(line)
+        if size > MAX_RECORD_BYTES:
+            source.reject(first, f"a quoted field does not close within {MAX_RECORD_BYTES >> 20} MiB")
+            quoted = None
+            continue
+        at = 0
+        while at <= len(line):
+            if quoted is None and line.startswith('"', at):
+                quoted = []
+                at += 1
+            if quoted is None:
+                end = line.find(",", at)
+                end = len(line) if end < 0 else end
+                row.append(line[at:end])
+                at = end + 1
+                continue
+            end = _closing_quote(line, at)
+            if end < 0:
+                quoted.append(line[at:].replace('""', '"') + "\n")
+                break
+            quoted.append(line[at:end].replace('""', '"'))
+            row.append("".join(quoted))
+            quoted = None
+            at = end + 2
+            if line[end + 1 : at] not in ("", ","):
+                source.reject(first, f"text follows a closing quote (column {end + 2} of line {number})")
+                usable = False
+                break
+        if quoted is None and usable:
+            yield first, row
+    if quoted is not None:
+        source.reject(first, "a quoted field that opens in this row never closes")
+
+
+def _closing_quote(line: str, at: int) -> int:
+    """Position of the quote that ends a quoted field (two stand for one), -1 if the line does not end it."""
+    while True:
+        at = line.find('"', at)
+        if at < 0 or line[at + 1 : at + 2] != '"':
+            return at
+        at += 2

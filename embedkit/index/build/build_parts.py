@@ -1,0 +1,260 @@
+"""Vectors to Faiss files, within a bound of memory.
+
+Where the Faiss index of all vectors fits the bound, it is made in memory and written. Where it does not, an
+inverted file is trained once, filled shard by shard, and its lists are merged on disk; any other index is
+made in parts, each a file of its own over the next rows, which a search treats as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..auto.measure import Setting, apply
+from ..errors import BuildError
+from ..storage.faiss_index import MIN_POINTS_PER_LIST, create_index, default_nprobe, faiss_threads, import_faiss, inverted_lists, ivf_of, resolve_factory, short, write_index
+from ..storage.manifest import PartEntry
+from ..storage.spool import BLOCK_ROWS, Spool
+
+StepReport = Callable[[str, int, int], None]
+"""Called with "train" or "add", the rows done and the rows in all."""
+
+VECTORS_FILE = "vectors.faiss"
+DEFAULT_EF = 64
+"""Candidates that a search of HNSW keeps unless told otherwise."""
+
+DEFAULT_REFINED = 4
+"""Times k candidates that an index with a refinement compares again unless told otherwise."""
+
+# A third of the time of 64 points and 10 iterations, and recall@10 of the default search is the same to 0.3 points.
+_POINTS_PER_LIST = 40
+_LIST_ITERATIONS = 5
+_MIN_SAMPLE_ROWS = 65_536  # for codecs without lists (PQ, SQ, OPQ)
+_MAX_SAMPLE_BYTES = 256 << 20
+_SEED = 20240
+_AS_BUILT = Setting()
+
+
+def bytes_per_vector(index: Any) -> float:
+    """Bytes that Faiss takes for each vector while the index is filled, its growing arrays counted."""
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexPreTransform):
+        return bytes_per_vector(faiss.downcast_index(index.index))
+    if isinstance(index, faiss.IndexRefine):
+        parts = (index.base_index, index.refine_index)
+        return sum(bytes_per_vector(faiss.downcast_index(part)) for part in parts)
+    if isinstance(index, faiss.IndexHNSW):
+        links = 4 * index.hnsw.nb_neighbors(0) * 1.1 + 16
+        return bytes_per_vector(faiss.downcast_index(index.storage)) + float(links)
+    if isinstance(index, faiss.IndexIVF):
+        return 1.5 * (float(index.code_size) + 8)  # each list has room for the next power of two
+    return 2.0 * float(getattr(index, "code_size", 4 * index.d))
+
+
+def build_parts(
+    spool: Spool,
+    folder: Path,
+    factory: str,
+    *,
+    setting: Setting = _AS_BUILT,
+    budget: int,
+    threads: int | None,
+    progress: StepReport,
+) -> tuple[PartEntry, ...]:
+    """Write the Faiss files for the vectors in ``spool`` to ``folder``.
+
+    Args:
+        spool: the vectors, at least one.
+        folder: where to; files of these names are replaced.
+        factory: a Faiss factory string or "auto".
+        setting: how hard the indexes search unless told otherwise, written with them.
+        budget: bytes that Faiss may take, roughly.
+        threads: OpenMP threads, ``None`` for Faiss' default.
+        progress: told of each step.
+
+    Raises:
+        BuildError: too few vectors to train on, or Faiss failed.
+    """
+    rows = spool.rows
+    factory = resolve_factory(factory, rows)
+    index = create_index(factory, spool.dimension)
+    need = bytes_per_vector(index) * rows
+    with faiss_threads(threads):
+        try:
+            if need > budget and _has_array_lists(index):
+                path = folder / VECTORS_FILE
+                _train(index, spool, 0, rows, budget=budget, progress=progress)
+                apply(index, setting)
+                _merge_on_disk(index, spool, path, budget, progress)
+                return (PartEntry(VECTORS_FILE, rows, factory),)
+            count = math.ceil(need / budget)
+            step = math.ceil(rows / count / 8) * 8
+            parts = []
+            for number, begin in enumerate(range(0, rows, step), 1):
+                end = min(begin + step, rows)
+                file = VECTORS_FILE if number == 1 else f"vectors-{number:03d}.faiss"
+                index = create_index(factory, spool.dimension)
+                _train(index, spool, begin, end, budget=budget, progress=progress)
+                _fill(index, spool, begin, end, progress)
+                apply(index, setting)
+                (folder / file).unlink(missing_ok=True)
+                write_index(index, folder / file)
+                parts.append(PartEntry(file, end - begin, factory))
+            return tuple(parts)
+        except RuntimeError as error:
+            if isinstance(error, BuildError):
+                raise
+            hint = "; use Flat, or fewer lists or bits" if "training points" in str(error) else ""
+            raise BuildError(
+                f"Faiss cannot build {factory!r} from {rows} vectors: {short(error)}{hint}"
+            ) from None
+
+
+def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, progress: StepReport) -> None:
+    faiss = import_faiss()
+    ivf = ivf_of(index)
+    if not index.is_trained:
+        wanted = _sample_rows(end - begin, spool.dimension, inverted_lists(index), budget)
+        sample = spool.sample(wanted, begin, end, _SEED)
+        progress("train", 0, len(sample))
+        for quantizer in _quantizers(index):
+            quantizer.cp.min_points_per_centroid = 1  # a small sample is the caller's choice: no warning
+        if ivf is not None:
+            ivf.cp.niter = _LIST_ITERATIONS
+        index.train(sample)
+    if ivf is not None:
+        ivf.nprobe = default_nprobe(ivf.nlist)
+    base = index
+    if isinstance(index, faiss.IndexRefine):
+        base = faiss.downcast_index(index.base_index)
+        index.k_factor = DEFAULT_REFINED
+    if isinstance(base, faiss.IndexHNSW):
+        base.hnsw.efSearch = DEFAULT_EF
+
+
+def _quantizers(index: Any) -> list[Any]:
+    """What holds clustering parameters in ``index``, which warns on stderr about few points otherwise."""
+    faiss = import_faiss()
+    found = []
+    if isinstance(index, faiss.IndexRefine):
+        return _quantizers(faiss.downcast_index(index.base_index))
+    if isinstance(index, faiss.IndexPreTransform):
+        for number in range(index.chain.size()):
+            transform = faiss.downcast_VectorTransform(index.chain.at(number))
+            if isinstance(transform, faiss.OPQMatrix) and transform.pq is not None:
+                found.append(transform.pq)
+        return found + _quantizers(faiss.downcast_index(index.index))
+    if hasattr(index, "cp"):
+        found.append(index)
+    if isinstance(getattr(index, "pq", None), faiss.ProductQuantizer):
+        found.append(index.pq)
+    return found
+
+
+def _sample_rows(rows: int, dimension: int, nlist: int | None, budget: int) -> int:
+    """How many rows to train on: a bounded sample of all, since a corpus is often sorted."""
+    least = MIN_POINTS_PER_LIST * (nlist or 0)
+    wanted = max(_MIN_SAMPLE_ROWS, _POINTS_PER_LIST * (nlist or 0))
+    wanted = max(least, min(wanted, _MAX_SAMPLE_BYTES // (4 * dimension)))
+    most = max(nlist or 0, budget // (3 * 4 * dimension))  # Faiss copies the sample
+    return min(rows, wanted, most)
+
+
+def _fill(index: Any, spool: Spool, begin: int, end: int, progress: StepReport) -> None:
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexFlat):
+        # a Flat index reserves its memory in one call, where blocks would make it grow by copying
+        index.add(spool.read(begin, end))
+        progress("add", end, spool.rows)
+        return
+    for start, block in spool.blocks(begin, end):
+        index.add(block)
+        progress("add", start + len(block), spool.rows)
+
+
+def _has_array_lists(index: Any) -> bool:
+    """Whether ``index`` is an inverted file whose lists can be written one after the other."""
+    faiss = import_faiss()
+    ivf = ivf_of(index)
+    if ivf is None or isinstance(index, faiss.IndexRefine):
+        return False
+    return isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
+
+
+def _merge_on_disk(index: Any, spool: Spool, path: Path, budget: int, progress: StepReport) -> None:
+    """Write the trained inverted file ``index`` with all vectors of ``spool`` to ``path``.
+
+    Shards of the rows are added to it and taken out again, list by list; then list after list is written as
+    Faiss writes its array lists: ``ilar``, the number of lists and the bytes of a code (u64 each), ``full``,
+    the number of lists again and their sizes (u64 each), and the codes and ids (i64) of each list.
+    """
+    faiss = import_faiss()
+    ivf: Any = ivf_of(index)
+    step = max(BLOCK_ROWS, int(budget / bytes_per_vector(index)))
+    shards = []
+    with contextlib.ExitStack() as files:
+        for number, begin in enumerate(range(0, spool.rows, step)):
+            end = min(begin + step, spool.rows)
+            for start, block in spool.blocks(begin, end):
+                index.add_with_ids(block, np.arange(start, start + len(block), dtype=np.int64))
+                progress("add", start + len(block), spool.rows)
+            place = path.with_name(f"shard-{number:03d}")
+            files.callback(place.unlink, missing_ok=True)
+            with place.open("wb") as lists_file:
+                shards.append(_Shard(place, _write_lists(ivf, lists_file), ivf.code_size))
+            index.reset()
+        sizes = np.sum([shard.sizes for shard in shards], axis=0, dtype=np.uint64)
+        index.ntotal = ivf.ntotal = spool.rows
+        header = io.BytesIO()
+        faiss.write_index(index, faiss.PyCallbackIOWriter(header.write))
+        lists = struct.pack("<4sQQ", b"ilar", ivf.nlist, ivf.code_size)
+        at = header.getvalue().rfind(lists)
+        if at < 0:
+            raise BuildError(
+                "the installed Faiss writes inverted lists in another form than embedkit can merge on disk; "
+                "give the build more memory (--max-memory)"
+            )
+        path.unlink(missing_ok=True)
+        opened = [files.enter_context(shard.path.open("rb")) for shard in shards]
+        with path.open("xb") as out:
+            out.write(header.getvalue()[:at] + lists + struct.pack("<4sQ", b"full", ivf.nlist))
+            out.write(sizes.astype("<u8").tobytes())
+            for number in range(ivf.nlist):
+                for kind in range(2):
+                    for shard, file in zip(shards, opened, strict=True):
+                        out.write(shard.read(file, number, kind))
+
+
+class _Shard:
+    """Lists that `_write_lists` wrote: sizes (nlist,), and in the file the codes and ids of each."""
+
+    def __init__(self, path: Path, sizes: np.ndarray[Any, Any], code_size: int) -> None:
+        self.path = path
+        self.sizes = sizes
+        self._code_size = code_size
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]) * (code_size + 8)
+
+    def read(self, file: BinaryIO, number: int, kind: int) -> bytes:
+        """Codes (``kind`` 0) or ids (1) of list ``number``."""
+        size = int(self.sizes[number])
+        file.seek(int(self._starts[number]) + kind * size * self._code_size)
+        return file.read(size * (8 if kind else self._code_size))
+
+
+def _write_lists(ivf: Any, file: BinaryIO) -> np.ndarray[Any, Any]:
+    """Write the codes and ids of each list of ``ivf``, and return the lists' sizes."""
+    faiss = import_faiss()
+    lists = ivf.invlists
+    sizes = np.array([lists.list_size(number) for number in range(ivf.nlist)], np.int64)
+    for number, size in enumerate(sizes.tolist()):
+        if size:
+            file.write(faiss.rev_swig_ptr(lists.get_codes(number), size * ivf.code_size).tobytes())
+            file.write(faiss.rev_swig_ptr(lists.get_ids(number), size).tobytes())
+    return sizes

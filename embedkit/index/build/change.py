@@ -1,0 +1,242 @@
+"""Changing an index that is there, without encoding: delete, compact, merge, and what a search takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..storage import faiss_index
+from ..auto.stored import setting_of
+from .build import bury, dated
+from ...documents.document import Document
+from ..storage.document_store import DocumentWriter
+from ..errors import IndexExistsError, ModelMismatchError
+from ...documents.errors import InputError
+from ..storage.generation import Generation, open_generation
+from .ingest import Progress
+from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
+from ..storage.manifest import Manifest, SegmentEntry
+from .memory import faiss_budget
+from ..storage.segment import finish_segment, remove_all_but
+from ..storage.spool import SPOOL_FILE, SpoolWriter
+
+_AT_ONCE = 4096
+
+
+@contextlib.contextmanager
+def _changing(root: Path) -> Iterator[tuple[Writer, Generation]]:
+    """The right to write the index at ``root``, and its live generation."""
+    with Writer(root) as writer, contextlib.closing(open_generation(root, lambda _: None)) as base:
+        yield writer, base
+
+
+def delete(root: Path, ids: Iterable[str] | None, where: str | None, *, missing_ok: bool) -> int:
+    """Delete documents, as `Index.delete` says; returns how many."""
+    if (ids is None) == (where is None):
+        raise ValueError("say which documents to delete, by ids or by a condition (where), one of them")
+    with _changing(root) as (writer, base):
+        rows = _rows_of_ids(base, ids, missing_ok) if ids is not None else _rows_where(base, where or "")
+        count = sum(map(len, rows.values()))
+        if count:
+            manifest = base.manifest.with_segments(bury(writer, base, rows))
+            writer.publish(dated(manifest, writer.generation))
+        return count
+
+
+def _rows_where(base: Generation, where: str) -> dict[int, Any]:
+    return {
+        number: np.flatnonzero(np.unpackbits(bits, count=segment.entry.rows, bitorder="little"))
+        for number, (segment, bits) in enumerate(zip(base.segments, base.choose(where), strict=True))
+    }
+
+
+def _rows_of_ids(base: Generation, ids: Iterable[str], missing_ok: bool) -> dict[int, Any]:
+    wanted = list(dict.fromkeys(ids))
+    rows: dict[int, Any] = {}
+    for begin in range(0, len(wanted), _AT_ONCE):
+        block = wanted[begin : begin + _AT_ONCE]
+        found = base.find(block)
+        if len(found) < len(block) and not missing_ok:
+            unknown = next(key for key in block if key not in found)
+            raise InputError("", f"there is no document with the id {unknown!r}; nothing was deleted")
+        for number, row in found.values():
+            rows.setdefault(number, []).append(row)
+    return rows
+
+
+def compact(
+    root: Path,
+    *,
+    factory: str | None,
+    max_memory: int,
+    threads: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> bool:
+    """Fold all segments into one without deleted documents; false if there was nothing to fold."""
+    report = progress or (lambda _: None)
+    with _changing(root) as (writer, base):
+        manifest = base.manifest
+        if factory is not None and factory != faiss_index.AUTO:
+            faiss_index.create_index(factory, manifest.dimension)
+        whole = len(base.segments) == 1 and base.segments[0].entry.tombstones is None
+        current = base.segments[0].entry.keywords if base.segments else True
+        if not base.segments or (whole and current and factory in (None, manifest.factory)):
+            return False
+        manifest = replace(manifest, factory=manifest.factory if factory is None else factory)
+        if factory is not None:  # they were measured on another kind of index
+            manifest = replace(manifest, nprobe=None, ef=None, rescore=None, tuning=None)
+        entry = _copy(writer, base, manifest, max_memory=max_memory, threads=threads, report=report)
+        name = entry.name
+        writer.publish(
+            dated(manifest.with_segments((entry,)), writer.generation), {name: writer.staged(name)}
+        )
+        return True
+
+
+def _copy(
+    writer: Writer,
+    base: Generation,
+    manifest: Manifest,
+    *,
+    max_memory: int,
+    threads: int | None,
+    report: Callable[[Progress], None],
+) -> SegmentEntry:
+    """Write the documents of ``base`` to one new staged segment, with their vectors as they are kept."""
+    name = writer.new_name()
+    folder = writer.stage(name)
+    documents = DocumentWriter(folder)
+    spool = SpoolWriter(folder / SPOOL_FILE, manifest.dimension)
+    with contextlib.closing(documents), contextlib.closing(spool):
+        for segment in base.segments:
+            for stored, vectors in segment.scan():
+                for document in stored:
+                    documents.add(Document(document.text, document.key, document.metadata))
+                spool.add(vectors)
+                report(Progress("copy", spool.rows, manifest.documents))
+
+        entry = finish_segment(
+            folder,
+            name,
+            documents.finish,
+            rows=spool.rows,
+            dimension=manifest.dimension,
+            factory=manifest.factory,
+            setting=setting_of(manifest.tuning),
+            kept=manifest.kept,
+            budget=faiss_budget(max_memory),
+            threads=threads,
+            progress=lambda stage, done, total: report(Progress(stage, done, total)),
+        )
+    remove_all_but(folder, entry.files)
+    return entry
+
+
+def merge(target: Path, sources: Sequence[Path]) -> int:
+    """Make one index of several, as `Index.merge` says; returns the number of its documents."""
+    with contextlib.ExitStack() as stack:
+        generations = []
+        for source in sources:
+            generation = open_generation(source, lambda _: None)
+            stack.callback(generation.close)
+            generations.append(generation)
+        if len(generations) < 2:
+            raise ValueError("give at least two indexes to merge")
+        first = generations[0].manifest
+        for source, generation in zip(sources[1:], generations[1:], strict=True):
+            _check_alike(sources[0], first, source, generation.manifest)
+        for number, (source, generation) in enumerate(zip(sources, generations, strict=True)):
+            for other in range(number):
+                _check_disjoint(sources[other], generations[other], source, generation)
+        writer = stack.enter_context(Writer(target, create=True))
+        if writer.live() is not None:
+            raise IndexExistsError(f"{target}: an index exists there; name another folder")
+        entries = []
+        folders = {}
+        for source, generation in zip(sources, generations, strict=True):
+            for segment in generation.segments:
+                entry = _adopt(writer, source, segment.entry)
+                entries.append(entry)
+                folders[entry.name] = writer.staged(entry.name)
+        # what was measured on one of them does not hold for all
+        manifest = replace(
+            first.with_segments(tuple(entries)), nprobe=None, ef=None, rescore=None, tuning=None
+        )
+        writer.publish(dated(manifest, writer.generation), folders)
+        return manifest.documents
+
+
+def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manifest) -> None:
+    if manifest.encoder.fingerprint != first.encoder.fingerprint:
+        raise ModelMismatchError(
+            f"{path} was built with {manifest.encoder.model} (fingerprint {manifest.encoder.fingerprint}), and "
+            f"{first_path} with {first.encoder.model} (fingerprint {first.encoder.fingerprint}); "
+            "only indexes of one model can be merged"
+        )
+    for name in ("dimension", "metric"):
+        if getattr(manifest, name) != getattr(first, name):
+            raise ModelMismatchError(
+                f"{path} has the {name} {getattr(manifest, name)}, and {first_path} has {getattr(first, name)}; "
+                "they cannot be merged"
+            )
+    for name in ("document_prompt", "precision"):
+        mine, theirs = getattr(manifest.encoder, name), getattr(first.encoder, name)
+        if mine != theirs:
+            raise ModelMismatchError(
+                f"{path} was encoded with the {name.replace('_', ' ')} {mine!r}, and {first_path} with "
+                f"{theirs!r}; they cannot be merged"
+            )
+
+
+def _check_disjoint(first_path: Path, first: Generation, path: Path, generation: Generation) -> None:
+    """Refuse two indexes that share an id."""
+    rows = generation.living_rows()
+    for begin in range(0, len(rows), _AT_ONCE):
+        keys = [generation.key(row) for row in rows[begin : begin + _AT_ONCE].tolist()]
+        shared = first.find(keys)
+        if shared:
+            raise InputError(
+                "",
+                f"the id {next(iter(shared))!r} is in {first_path} and in {path}; delete it from one of them",
+            )
+
+
+def _adopt(writer: Writer, source: Path, entry: SegmentEntry) -> SegmentEntry:
+    """Link (or copy) a segment of another index under a new name, and its tombstones."""
+    name = writer.new_name()
+    folder = writer.stage(name)
+    for file in entry.files:
+        _link(source / SEGMENTS_FOLDER / entry.name / file, folder / file)
+    tombstones = entry.tombstones
+    if tombstones is not None:
+        content = (source / TOMBSTONES_FOLDER / tombstones.file).read_bytes()
+        tombstones = writer.write_tombstones(content, tombstones.deleted)
+    return replace(entry, name=name, tombstones=tombstones)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)  # files of a segment never change
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+def set_search_defaults(
+    root: Path,
+    *,
+    nprobe: int | None,
+    ef: int | None,
+    rescore: int | None,
+    tuning: dict[str, Any] | None,
+) -> None:
+    """Store what a search takes that does not say otherwise, and what it was chosen from."""
+    with _changing(root) as (writer, base):
+        manifest = replace(base.manifest, nprobe=nprobe, ef=ef, rescore=rescore, tuning=tuning)
+        writer.publish(dated(manifest, writer.generation))

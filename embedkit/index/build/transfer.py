@@ -1,0 +1,230 @@
+"""Raw Faiss files: taken into an index with their ids, and written from one; and parquet files of its content."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .build import dated, new_manifest
+from ...documents.document import Document
+from ..storage.document_store import DocumentWriter
+from ..encoder import TextEncoder
+from ..errors import IndexExistsError
+from ...documents.errors import InputError
+from ..storage.faiss_index import import_faiss, is_exact, ivf_of, read_index, short, write_index
+from ..storage.generation import open_generation
+from .ingest import Progress
+from ..storage.layout import Writer
+from ..storage.manifest import DOCUMENTS_FILE, KEYS_FILE, Metric, PartEntry, SegmentEntry, hash_file
+from .memory import faiss_budget
+from .build_parts import VECTORS_FILE, build_parts
+from ..storage.raw import FaissVectors
+from ..storage.spool import Spool, SpoolWriter
+from ..storage.vector_table import VectorTable, write_parquet
+
+_ROWS_OF_A_GROUP = 8192  # of a parquet file
+
+IMPORTED = "imported"
+"""The factory of vectors that came as a Faiss file."""
+
+
+def import_faiss_file(
+    root: Path,
+    path: Path,
+    encoder: TextEncoder,
+    documents: Iterable[str | Document] | None,
+    *,
+    metric: Metric,
+) -> int:
+    """Make an index of a Faiss file, as `Index.import_faiss` says; returns the number of its documents."""
+    index, ids = _read(path)
+    rows, dimension = int(index.ntotal), int(index.d)
+    if dimension != encoder.get_embedding_dimension():
+        raise InputError(
+            str(path),
+            f"holds vectors of {dimension} dimensions, and the encoder makes {encoder.get_embedding_dimension()}",
+        )
+    if metric == "cosine":
+        _check_unit(path, index)
+    with Writer(root, create=True) as writer:
+        if writer.live() is not None:
+            raise IndexExistsError(f"{root}: an index exists there; name another folder")
+        name = writer.new_name()
+        folder = writer.stage(name)
+        store = DocumentWriter(folder)
+        with contextlib.closing(store):
+            for document in _rows(path, ids, rows, documents):
+                store.add(document)
+            keywords = store.finish()
+        write_index(index, folder / VECTORS_FILE)
+        files = {file: hash_file(folder / file) for file in (VECTORS_FILE, KEYS_FILE, DOCUMENTS_FILE)}
+        parts = (PartEntry(VECTORS_FILE, rows, IMPORTED),)
+        entry = SegmentEntry(name, rows, parts, "none", keywords, files)
+        # what is added later, and what compaction makes, is of a kind that suits its number
+        manifest = new_manifest(encoder, dimension, "auto", metric, "fp32").with_segments((entry,))
+        writer.publish(dated(manifest, writer.generation), {name: folder})
+    return rows
+
+
+def _read(path: Path) -> tuple[Any, list[int] | None]:
+    """The Faiss index in the file, and its ids where it has some."""
+    faiss = import_faiss()
+    if not path.is_file():
+        raise InputError(str(path), "no such file")
+    try:
+        index = faiss.read_index(str(path))
+    except (RuntimeError, MemoryError) as error:
+        raise InputError(str(path), f"Faiss cannot read it ({short(error)})") from None
+    ids = None
+    if isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
+        ids = faiss.vector_to_array(index.id_map).tolist()
+        index.own_fields = False
+        index = faiss.downcast_index(index.index)
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise InputError(
+            str(path),
+            "its metric is not the inner product; embedkit scores by inner product (of normalised vectors for "
+            "cosine), so build the Faiss index with METRIC_INNER_PRODUCT",
+        )
+    if index.ntotal == 0:
+        raise InputError(str(path), "it holds no vector")
+    ivf = ivf_of(index)
+    if ivf is not None:
+        ivf = faiss.downcast_index(ivf)
+    if isinstance(ivf, faiss.IndexIVFFastScan) and not isinstance(index, faiss.IndexRefine):
+        # reconstruct_batch of Faiss 1.15 reads beyond its lists there
+        raise InputError(
+            str(path),
+            f"Faiss cannot give back the vectors of {type(ivf).__name__}, which filters and compaction need; "
+            "import an index with a refinement (…,RFlat) or of another kind",
+        )
+    return index, ids
+
+
+def _check_unit(path: Path, index: Any) -> None:
+    """Refuse vectors that are not normalised; looks at some, where the index can give them back."""
+    if not is_exact(index):
+        return
+    rows = np.unique(np.linspace(0, index.ntotal - 1, 256).astype(np.int64))
+    norms = np.linalg.norm(FaissVectors([index], [0, index.ntotal], index.d).gather(rows), axis=1)
+    wrong = np.flatnonzero((np.abs(norms - 1) > 1e-2) & (norms > 0))
+    if len(wrong):
+        row = wrong[0]
+        raise InputError(
+            str(path),
+            f"vector {rows[row]} has the length {norms[row]:.4g}, and cosine needs length 1; import it with "
+            "the metric dot, or normalise the vectors",
+        )
+
+
+def _rows(
+    path: Path, ids: list[int] | None, rows: int, documents: Iterable[str | Document] | None
+) -> Iterable[Document]:
+    """The document of each row: by its id where the file has ids and the document a key, else in order."""
+    keys = [str(number) for number in (range(rows) if ids is None else ids)]
+    if documents is None:
+        return [Document("", key, origin=str(path)) for key in keys]
+    given = [item if isinstance(item, Document) else Document(item) for item in documents]
+    if len(given) != rows:
+        raise InputError(str(path), f"holds {rows} vectors, and {len(given)} documents are given")
+    by_key = {document.key: document for document in given if document.key is not None}
+    if ids is None:
+        return [
+            document if document.key is not None else Document(document.text, key, document.metadata)
+            for key, document in zip(keys, given, strict=True)
+        ]
+    if not by_key:
+        return [
+            Document(document.text, key, document.metadata) for key, document in zip(keys, given, strict=True)
+        ]
+    missing = next((key for key in keys if key not in by_key), None)
+    if missing is not None:
+        raise InputError(str(path), f"holds the id {missing}, which no document has")
+    return [by_key[key] for key in keys]
+
+
+def export_faiss_file(
+    root: Path,
+    path: Path,
+    *,
+    max_memory: int,
+    threads: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> int:
+    """Write an index' vectors as a Faiss file, as `Index.export_faiss` says; returns their number."""
+    ids_path = path.with_name(path.name + ".ids.jsonl")
+    for target in (path, ids_path):
+        if target.exists():
+            raise IndexExistsError(f"{target}: exists already; name another file")
+    report = progress or (lambda _: None)
+    with contextlib.closing(open_generation(root, lambda _: None)) as base:
+        manifest = base.manifest
+        rows = base.living_rows()
+        if len(rows) == 0:
+            raise InputError(str(root), "the index holds no document")
+        only = base.segments[0] if len(base.segments) == 1 else None
+        if only is not None and only.dead is None and len(only.parts) == 1:
+            shutil.copyfile(only.folder / only.parts[0].entry.file, path)
+        else:
+            work = path.with_name(path.name + ".tmp")
+            work.mkdir()
+            try:
+                spool = SpoolWriter(work / "vectors.f32", manifest.dimension)
+                with contextlib.closing(spool):
+                    for begin in range(0, len(rows), 4096):
+                        spool.add(base.vectors(rows[begin : begin + 4096]))
+                        report(Progress("copy", spool.rows, len(rows)))
+                parts = build_parts(
+                    Spool(spool.path, len(rows), manifest.dimension),
+                    work,
+                    manifest.factory,
+                    budget=faiss_budget(max_memory),
+                    threads=threads,
+                    progress=lambda stage, done, total: report(Progress(stage, done, total)),
+                )
+                if len(parts) > 1:
+                    raise InputError(
+                        str(root),
+                        "its Faiss index does not fit the memory allowed, so that it is in several files; "
+                        "give --max-memory more",
+                    )
+                read_index(work / VECTORS_FILE, rows=len(rows), dimension=manifest.dimension)
+                (work / VECTORS_FILE).rename(path)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+        with ids_path.open("x", encoding="utf-8") as file:
+            for row in rows.tolist():
+                file.write(json.dumps(base.key(row), ensure_ascii=False) + "\n")
+        return int(np.size(rows))
+
+
+def export_parquet_file(root: Path, path: Path, *, progress: Callable[[Progress], None] | None) -> int:
+    """Write an index' documents and vectors, as `Index.export_parquet` says; returns their number."""
+    if path.exists():
+        raise IndexExistsError(f"{path}: exists already; name another file")
+    report = progress or (lambda _: None)
+    with contextlib.closing(open_generation(root, lambda _: None)) as base:
+        total = base.manifest.documents
+        if total == 0:
+            raise InputError(str(root), "the index holds no document")
+        rows = VectorTable(base.manifest.dimension)
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this export alone
+        done = 0
+        try:
+            with temporary.open("xb") as file, write_parquet(file, rows.schema) as writer:
+                for segment in base.segments:
+                    for documents, vectors in segment.scan(_ROWS_OF_A_GROUP):
+                        writer.write_table(rows.make(documents, vectors))
+                        done += len(documents)
+                        report(Progress("copy", done, total))
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return done

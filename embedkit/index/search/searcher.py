@@ -1,0 +1,329 @@
+"""`Searcher`: a generation of an index, opened for searching; `Index` adds what writes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..encoder import TextEncoder, check_encoder, load_encoder, query_steps
+from ..storage.document_store import StoredDocument
+from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
+from ..storage.generation import Generation, open_generation
+from ..storage.manifest import Manifest
+from .device import gpu_resources
+from .hits import Hit, Queries, check_limits, check_vectors, hybrid_rows, main_factory, texts_of, to_hits
+from .pipeline import SearchStats, overlapped
+
+PathLike = str | os.PathLike[str]
+_Self = TypeVar("_Self", bound="Searcher")
+
+
+class Searcher:
+    """What an `Index` does without writing. Thread-safe."""
+
+    def __init__(
+        self,
+        path: Path,
+        generation: Generation,
+        encoder: TextEncoder | PathLike | None,
+        threads: int | None,
+        *,
+        device: str = "cpu",
+        force: bool = False,
+    ) -> None:
+        """Search ``generation`` of the index at ``path``; the other arguments are those of `Index.open`."""
+        self.path = path
+        self._generation: Generation | None = generation
+        self._encoder = encoder
+        self._encoder_lock = threading.Lock()
+        self._generation_lock = threading.Lock()
+        self._threads = threads
+        self._device = device
+        self._force = force
+        self._to_device(generation)
+
+    def refresh(self) -> bool:
+        """Go over to the live generation; returns whether it is another one."""
+        with self._generation_lock:  # or a slow call would bring an older generation back
+            before = self._open_generation()
+            generation = open_generation(self.path, lambda _: None)
+            if generation.manifest.generation == before.manifest.generation:
+                generation.close()
+                return False
+            self._to_device(generation)
+            # the former one is closed when the last search that uses it has ended
+            self._generation = generation
+            return True
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return self._open_generation().manifest.documents
+
+    @property
+    def dimension(self) -> int:
+        """The number of columns of a vector."""
+        return self._open_generation().manifest.dimension
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that searches see: its manifest, segments and vectors."""
+        return self._open_generation()
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """The encoder of queries, loaded on first use (`ModelMismatchError` if the model has changed)."""
+        with self._encoder_lock:
+            if self._encoder is None or isinstance(self._encoder, (str, os.PathLike)):
+                manifest = self._open_generation().manifest
+                encoder = load_encoder(manifest, self._encoder, self._threads, self._device)
+                check_encoder(self.path, manifest, encoder, force=self._force)
+                self._encoder = encoder
+            return self._encoder
+
+    def info(self) -> dict[str, Any]:
+        """What the index is: the manifest's fields without the files, ``path``, and ``bytes`` on disk."""
+        generation = self._open_generation()
+        manifest = generation.manifest
+        entry = manifest.encoder
+        parts = [part for segment in generation.segments for part in segment.parts]
+        largest = max(parts, key=lambda part: part.rows, default=None)
+        return {
+            "path": str(self.path),
+            "documents": manifest.documents,
+            "deleted": generation.rows - manifest.documents,
+            "dimension": manifest.dimension,
+            "metric": manifest.metric,
+            "factory": main_factory(generation),
+            "nlist": None if largest is None else largest.nlist,
+            "nprobe": manifest.nprobe or (None if largest is None else largest.nprobe),
+            "ef": manifest.ef or (None if largest is None else largest.ef),
+            "rescore": manifest.rescore,
+            "tuning": manifest.tuning,
+            "kept": ", ".join(sorted({segment.raw for segment in manifest.segments})),
+            "model": entry.model,
+            "fingerprint": entry.fingerprint,
+            "precision": entry.precision,
+            "document_prompt": entry.document_prompt,
+            "generation": manifest.generation,
+            "segments": len(manifest.segments),
+            "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
+            "created": manifest.created,
+            "embedkit_version": manifest.embedkit_version,
+        }
+
+    def search(
+        self,
+        queries: Queries,
+        k: int = 10,
+        *,
+        nprobe: int | None = None,
+        ef: int | None = None,
+        rescore: int | None = None,
+        where: str | None = None,
+        hybrid: bool = False,
+    ) -> list[list[Hit]]:
+        """The ``k`` best documents for each query, best first; fewer where the index holds or finds fewer.
+
+        Args:
+            queries: a text, several texts, or vectors (n, dimension) or (dimension,).
+            k: hits a query.
+            nprobe: inverted lists to visit, 1 to nlist (more is slower and finds more); ``None``: as built.
+            ef: candidates that HNSW keeps; ``None``: as built.
+            rescore: where the index holds codes, take ``rescore · k`` hits by their codes and order them by
+                their vectors; 0 for none, ``None``: as the index says.
+            where: a condition on the documents' fields, such as ``"lang = 'en' and year > 2019"``. ``k`` hits
+                are found if ``k`` documents fulfil it; if few do, they are compared one by one.
+            hybrid: also search for the words of the queries (BM25), and fuse the two lists by their ranks.
+
+        Returns:
+            A list of hits for each query, in the order of the queries (one list for a single text).
+
+        Raises:
+            ValueError: an argument is out of range or does not apply to this index, the condition is not
+                understood, or the vectors have the wrong shape or hold NaN or infinity.
+            TypeError: a query is neither text nor vector.
+            IndexDamagedError: a document cannot be read.
+        """
+        generation = self._open_generation()
+        texts = None if isinstance(queries, np.ndarray) else texts_of(queries)
+        if hybrid and texts is None:
+            raise ValueError("a hybrid search needs texts, and the queries are vectors")
+        check_limits(generation, k, nprobe, ef, rescore)
+        chosen = None if where is None else generation.choose(where)
+        vectors = check_vectors(
+            self._encode(texts, generation.manifest) if texts is not None else np.asarray(queries),
+            generation.manifest,
+        )
+        effort = generation.effort(nprobe, ef, rescore)
+        count = min(k, generation.manifest.documents)
+        with faiss_threads(self._threads, len(vectors)):
+            if hybrid and texts is not None:
+                scores, rows = hybrid_rows(generation, texts, vectors, k=count, effort=effort, chosen=chosen)
+            else:
+                scores, rows = generation.search(vectors, count, effort, chosen)
+        return to_hits(generation, scores, rows)
+
+    def search_vectors(
+        self,
+        vectors: npt.NDArray[np.floating[Any]],
+        k: int = 10,
+        *,
+        nprobe: int | None = None,
+        ef: int | None = None,
+        rescore: int | None = None,
+        where: str | None = None,
+    ) -> tuple[Float32Array, Int64Array]:
+        """Search with vectors, and read no text: the fastest way.
+
+        Args:
+            vectors: (n, dimension) or (dimension,), finite; normalised here when the metric is cosine.
+            k: hits a query.
+            nprobe, ef, rescore, where: as in `search`.
+
+        Returns:
+            Scores (n, min(k, len(self))) float32, best first, and rows of the same shape; row -1 where fewer
+            were found. `keys` turns rows into ids.
+
+        Raises:
+            ValueError: as in `search`.
+        """
+        generation = self._open_generation()
+        vectors = check_vectors(vectors, generation.manifest)
+        check_limits(generation, k, nprobe, ef, rescore)
+        chosen = None if where is None else generation.choose(where)
+        count = min(k, generation.manifest.documents)
+        effort = generation.effort(nprobe, ef, rescore)
+        with faiss_threads(self._threads, len(vectors)):
+            return generation.search(vectors, count, effort, chosen)
+
+    def search_stream(
+        self,
+        queries: Iterable[list[str]],
+        k: int = 10,
+        *,
+        stats: SearchStats | None = None,
+        **options: Any,
+    ) -> Iterator[list[list[Hit]]]:
+        """The hits of each block of texts, while the next blocks are tokenized, encoded and searched.
+
+        Args:
+            queries: blocks of texts, iterated on another thread.
+            k: hits a query.
+            stats: is told how busy each stage is.
+            options: ``nprobe``, ``ef``, ``rescore``, ``where`` and ``hybrid`` as in `search`.
+
+        Yields:
+            What `search` returns, for each block in order.
+        """
+        generation = self._open_generation()
+        counts = SearchStats() if stats is None else stats
+        hybrid = bool(options.pop("hybrid", False))
+        where = options.pop("where", None)
+        arguments = (options.pop("nprobe", None), options.pop("ef", None), options.pop("rescore", None))
+        if options:
+            raise TypeError(f"search_stream has no argument {next(iter(options))!r}")
+        check_limits(generation, k, *arguments)
+        chosen = None if where is None else generation.choose(where)
+        effort = generation.effort(*arguments)
+        count = min(k, generation.manifest.documents)
+
+        manifest = generation.manifest
+        steps = cache(lambda: query_steps(self.encoder, normalize=manifest.metric == "cosine"))
+
+        def tokenize(block: list[str]) -> tuple[list[str], Any]:
+            texts = texts_of(block)
+            return texts, steps()[0](texts) if texts else None
+
+        def encode(block: tuple[list[str], Any]) -> tuple[tuple[list[str], Float32Array], float]:
+            texts, tokens = block
+            vectors, within = steps()[1](tokens) if texts else (np.empty((0, manifest.dimension)), 0.0)
+            return (texts, check_vectors(np.asarray(vectors, np.float32), manifest)), within
+
+        def find(block: tuple[list[str], Float32Array]) -> tuple[Float32Array, Int64Array]:
+            with faiss_threads(self._threads, len(block[1])):
+                if hybrid:
+                    return hybrid_rows(generation, *block, k=count, effort=effort, chosen=chosen)
+                return generation.search(block[1], count, effort, chosen)
+
+        return _fetched(generation, overlapped(queries, tokenize, encode, find, counts), counts)
+
+    def keys(self, rows: Iterable[int] | Int64Array) -> list[str]:
+        """The ids of ``rows`` (from `search_vectors`); ``IndexError`` for a row that is not there."""
+        if not isinstance(rows, (np.ndarray, list, tuple)):
+            rows = list(rows)
+        return self._open_generation().keys(np.asarray(rows, np.int64))
+
+    def get(self, ids: Iterable[str]) -> list[StoredDocument]:
+        """The documents with ``ids``, in that order; ids that are not in the index are left out."""
+        generation = self._open_generation()
+        wanted = list(ids)
+        found = generation.find(wanted)
+        documents: dict[str, StoredDocument] = {}
+        for number, segment in enumerate(generation.segments):
+            rows = [row for at, row in found.values() if at == number]
+            documents.update({item.key: item for item in segment.documents.fetch(rows).values()})
+        return [documents[key] for key in wanted if key in documents]
+
+    def close(self) -> None:
+        """Close the files. The index cannot be searched afterwards."""
+        with self._generation_lock:
+            if self._generation is not None:
+                self._generation.close()
+                self._generation = None
+
+    def __enter__(self: _Self) -> _Self:
+        """Return the index itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the index."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Path, size and kind."""
+        if self._generation is None:
+            return f"{type(self).__name__}({str(self.path)!r}, closed)"
+        manifest = self._generation.manifest
+        kind = f"{main_factory(self._generation)}, {manifest.metric}"
+        return f"{type(self).__name__}({str(self.path)!r}, {manifest.documents} documents, {kind})"
+
+    def _open_generation(self) -> Generation:
+        if self._generation is None:
+            raise ValueError(f"{self.path}: the index is closed")
+        return self._generation
+
+    def _to_device(self, generation: Generation) -> None:
+        if self._device == "cuda":
+            resources = gpu_resources()
+            for segment in generation.segments:
+                for part in segment.parts:
+                    part.to_gpu(resources)
+
+    def _encode(self, texts: list[str], manifest: Manifest) -> npt.NDArray[np.floating[Any]]:
+        if not texts:
+            return np.empty((0, manifest.dimension), np.float32)
+        encoded = self.encoder.encode_query(texts, normalize_embeddings=manifest.metric == "cosine")
+        return np.asarray(encoded, np.float32)
+
+
+def _fetched(
+    generation: Generation, found: Iterator[tuple[Float32Array, Int64Array]], stats: SearchStats
+) -> Iterator[list[list[Hit]]]:
+    begin = time.perf_counter()
+    for scores, rows in found:
+        with stats.timed("fetch"):
+            hits = to_hits(generation, scores, rows)
+        stats.queries += len(hits)
+        stats.wall = time.perf_counter() - begin
+        yield hits

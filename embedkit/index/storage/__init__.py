@@ -1,0 +1,1 @@
+"""The index folder: manifests, segments, documents, ids and vectors."""

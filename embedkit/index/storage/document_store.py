@@ -1,0 +1,356 @@
+"""Documents of one segment, in ``documents.sqlite``.
+
+One table, ``documents(row, key, text, metadata)``, where ``row`` is the document's row in the segment's vectors
+and ``metadata`` a JSON object or NULL, and ``keywords``, an FTS5 index of the texts that keeps no copy of them.
+A row that is missing was replaced before the segment was finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...documents.document import Document, check_document
+from ...documents.errors import InputError
+from ..errors import IndexDamagedError, ResumeError
+from .ids import write_keys
+from .manifest import DOCUMENTS_FILE, KEYS_FILE
+from .where import compile_where
+
+_FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document as it was stored."""
+
+    key: str
+    text: str
+    metadata: dict[str, Any]
+
+
+class DocumentWriter:
+    """Writes the documents of one segment, one at a time, in bounded memory.
+
+    Not thread-safe, but may be handed from one thread to another. `commit` makes what was added survive a
+    crash; opened again, it holds what was committed.
+    """
+
+    def __init__(self, folder: Path, *, replace: bool = False) -> None:
+        """Open ``documents.sqlite`` in ``folder``, new or as a crash has left it.
+
+        Args:
+            folder: of the segment.
+            replace: a key that is used again replaces the document that had it; else it is refused.
+        """
+        self._folder = folder
+        self._replace = replace
+        self._replay: Iterator[tuple[int, str, str, str | None]] | None = None
+        self._replay_rows = 0
+        self._stored: tuple[int, str, str, str | None] | None = None
+        self._db = sqlite3.connect(folder / DOCUMENTS_FILE, isolation_level=None, check_same_thread=False)
+        for pragma in (
+            "journal_mode=TRUNCATE",
+            "synchronous=NORMAL",
+            "locking_mode=EXCLUSIVE",
+            "cache_size=-16384",
+        ):
+            self._db.execute(f"PRAGMA {pragma}")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS documents "
+            "(row INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL, metadata TEXT)"
+        )
+        last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
+        self.rows = 0 if last is None else last + 1
+        self._db.execute("BEGIN")
+
+    def rewind(self, rows: int) -> None:
+        """Keep the first ``rows`` documents, and expect them in `add` again, which then only compares."""
+        self._db.execute("DELETE FROM documents WHERE row >= ?", (rows,))
+        self.commit()
+        self._replay_rows = rows
+        self.rows = 0
+        self._replay = self._scan()
+        self._stored = next(self._replay, None)
+
+    def _scan(self) -> Iterator[tuple[int, str, str, str | None]]:
+        last = -1
+        while block := self._db.execute(
+            "SELECT row, key, text, metadata FROM documents WHERE row > ? ORDER BY row LIMIT 1024", (last,)
+        ).fetchall():
+            yield from block
+            last = block[-1][0]
+
+    @property
+    def replaying(self) -> bool:
+        """Documents are still expected that were stored before a crash."""
+        return self._replay is not None
+
+    def add(self, document: Document) -> None:
+        """Append one document.
+
+        Raises:
+            InputError: the text, key or metadata cannot be stored, or the key is taken; nothing was written.
+            ResumeError: another document was stored here before the crash.
+        """
+        key = check_document(document)
+        metadata = _dump_metadata(document)
+        if self._replay is not None:
+            self._compare(document, key, metadata)
+            return
+        values = (self.rows, key, document.text, metadata)
+        inserted = self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?)", values).rowcount
+        if not inserted:
+            if not self._replace:
+                raise _used_before(document)
+            self._db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)", values)
+        self.rows += 1
+
+    def _compare(self, document: Document, key: str, metadata: str | None) -> None:
+        """Take ``document`` for the next of those that were stored, if it is."""
+        stored = self._stored
+        superseded = self._replace and (stored is None or stored[0] > self.rows)
+        if not superseded and (stored is None or stored[1:] != (key, document.text, metadata)):
+            row = self._db.execute("SELECT row FROM documents WHERE key = ?", (key,)).fetchone()
+            if row is not None and row[0] < self.rows:
+                raise _used_before(document)
+            raise ResumeError(
+                f"{document.origin}: the input is not the one that was encoded before the interruption; "
+                "give the same input, or begin anew with --restart (restart=True)"
+            )
+        self.rows += 1
+        if not superseded and self._replay is not None:
+            self._stored = next(self._replay, None)
+        if self.rows == self._replay_rows:
+            self._replay = None
+
+    def commit(self) -> None:
+        """Make what was added so far survive a crash."""
+        self._db.execute("COMMIT")
+        self._db.execute("BEGIN")
+
+    def finish(self) -> bool:
+        """Index the texts' words, write ``keys``, and close the files (not yet fsynced).
+
+        Returns:
+            Whether there is a full-text index: SQLite may lack FTS5.
+        """
+        self._db.execute("COMMIT")
+        self._db.execute("PRAGMA synchronous=OFF")  # a crash here only repeats this step
+        self._db.execute("DROP TABLE IF EXISTS keywords")
+        keywords = True
+        try:
+            self._db.execute(
+                "CREATE VIRTUAL TABLE keywords USING fts5(text, content='documents', content_rowid='row', "
+                "tokenize='unicode61 remove_diacritics 2')"
+            )
+        except sqlite3.OperationalError as error:
+            if "no such module" not in str(error):
+                raise
+            keywords = False
+        if keywords:
+            self._db.execute("INSERT INTO keywords(keywords) VALUES ('rebuild')")
+        (self._folder / KEYS_FILE).unlink(missing_ok=True)
+        write_keys(self._folder / KEYS_FILE, self._keys())
+        self._db.execute("PRAGMA journal_mode=DELETE")
+        self._db.close()
+        return keywords
+
+    def _keys(self) -> Iterator[str]:
+        """The keys in the order of their rows, an empty one for each row that was replaced."""
+        row = 0
+        for found, key in self._db.execute("SELECT row, key FROM documents ORDER BY row"):
+            while row < found:
+                row += 1
+                yield ""
+            row += 1
+            yield key
+
+    def close(self) -> None:
+        """Let go of the files, finished or not; what was not committed is lost."""
+        self._db.close()
+
+
+def _used_before(document: Document) -> InputError:
+    return InputError(
+        document.origin, f"the id {document.key!r} was used before; ids must be unique", skippable=True
+    )
+
+
+def _dump_metadata(document: Document) -> str | None:
+    if not document.metadata:
+        return None
+    try:
+        text = json.dumps(document.metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(document.origin, "a metadata field holds a lone surrogate", skippable=True) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            document.origin, f"the metadata cannot be written as JSON: {error}", skippable=True
+        ) from None
+    return text
+
+
+def _stored(key: object, text: object, metadata: object) -> StoredDocument:
+    # SQLite columns hold any type, whatever the table says
+    fields = {} if metadata is None else json.loads(str(metadata))
+    if not isinstance(key, str) or not isinstance(text, str) or not isinstance(fields, dict):
+        raise ValueError("a row does not hold a key, a text and a JSON object")
+    return StoredDocument(key, text, fields)
+
+
+class DocumentReader:
+    """Reads ``documents.sqlite`` of a finished segment, from any thread.
+
+    One connection behind a lock, rather than one for each thread: the open file outlives its name, so a
+    reader keeps its whole generation after a rebuild removed the files, where a thread that came later could
+    not open them.
+    """
+
+    def __init__(self, path: Path, rows: int) -> None:
+        """Open ``path``, which must hold ``rows`` documents (raises `IndexDamagedError` otherwise)."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._restricted = False
+        self._allowed: Callable[[int], int] = lambda row: 1
+        # immutable: no locks, no journal, so that an index on a read-only medium opens
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        try:
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self._damaged(str(error)) from None
+        try:
+            last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
+            found = 0 if last is None else last + 1
+            if found != rows:
+                raise self._damaged(f"holds {found} documents where the manifest says {rows}")
+            self._db.create_function("allowed", 1, self._is_allowed)
+            self._db.set_authorizer(self._authorize)
+        except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
+            self._db.close()
+            raise error if isinstance(error, IndexDamagedError) else self._damaged(str(error)) from None
+
+    def _is_allowed(self, row: int) -> int:
+        """Asks what the search that holds the lock has set."""
+        return self._allowed(row)
+
+    def _authorize(
+        self, action: int, name: str | None, _: str | None, __: str | None, ___: str | None
+    ) -> int:
+        """While a condition of the user's is compiled: reading this one table, nothing else."""
+        if not self._restricted or (
+            action in _FUNCTION_ACTIONS and (action != sqlite3.SQLITE_READ or name == "documents")
+        ):
+            return sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_DENY
+
+    def _damaged(self, reason: str) -> IndexDamagedError:
+        return IndexDamagedError(f"{self._path}: {reason}; build the index again")
+
+    def _query(self, sql: str, *values: object) -> list[Any]:
+        try:
+            with self._lock:
+                return self._db.execute(sql, values).fetchall()
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise self._damaged(str(error)) from None
+
+    def fetch(self, rows: Iterable[int]) -> dict[int, StoredDocument]:
+        """The documents of ``rows``, in one query; repeated rows are read once.
+
+        Raises:
+            IndexDamagedError: a row is missing or unreadable.
+        """
+        wanted = sorted(set(rows))
+        # json_each takes any number of rows through one variable; "IN (?, ?, …)" has a limit
+        found = self._query(
+            "SELECT row, key, text, metadata FROM documents WHERE row IN (SELECT value FROM json_each(?))",
+            json.dumps(wanted),
+        )
+        try:
+            documents = {row: _stored(*columns) for row, *columns in found}
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+        if len(documents) != len(wanted):
+            missing = next(row for row in wanted if row not in documents)
+            raise self._damaged(f"row {missing} is missing")
+        return documents
+
+    def find(self, keys: Iterable[str]) -> dict[str, int]:
+        """The rows of those ``keys`` that were ever in this segment."""
+        found = self._query(
+            "SELECT key, row FROM documents WHERE key IN (SELECT value FROM json_each(?))",
+            json.dumps(list(keys)),
+        )
+        return dict(found)
+
+    def scan(self, block: int = 2048) -> Iterator[tuple[int, StoredDocument]]:
+        """All rows in order, deleted ones included, ``block`` at a time."""
+        last = -1
+        while found := self._query(
+            "SELECT row, key, text, metadata FROM documents WHERE row > ? ORDER BY row LIMIT ?", last, block
+        ):
+            for row, *columns in found:
+                try:
+                    yield row, _stored(*columns)
+                except ValueError as error:
+                    raise self._damaged(str(error)) from None
+            last = found[-1][0]
+
+    def select(self, where: str) -> npt.NDArray[np.int64]:
+        """The rows, deleted ones included, that fulfil the condition ``where`` (see `compile_where`).
+
+        Raises:
+            ValueError: it is not a condition that SQLite understands.
+        """
+        expression = compile_where(where)
+        with self._lock:
+            self._restricted = True
+            try:
+                found = self._db.execute(f"SELECT row FROM documents WHERE ({expression})").fetchall()
+            except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+                if "malformed" in str(error) or "not a database" in str(error):
+                    raise self._damaged(str(error)) from None
+                raise ValueError(f"the condition {where[:200]!r} is wrong: {error}") from None
+            finally:
+                self._restricted = False
+        return np.fromiter((row for (row,) in found), np.int64, len(found))
+
+    def keywords(
+        self, match: str, limit: int, allowed: Callable[[int], int] | None
+    ) -> list[tuple[int, float]]:
+        """The ``limit`` best rows for the FTS5 query ``match`` by BM25, with their scores (more is better).
+
+        ``allowed`` says 1 or 0 to a row.
+        """
+        condition = "" if allowed is None else "AND allowed(rowid) "
+        try:
+            with self._lock:
+                if allowed is not None:
+                    self._allowed = allowed
+                found = self._db.execute(
+                    f"SELECT rowid, -bm25(keywords) FROM keywords WHERE keywords MATCH ? {condition}"
+                    "ORDER BY bm25(keywords), rowid LIMIT ?",
+                    (match, limit),
+                ).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from None
+        return found
+
+    def count(self) -> int:
+        """The number of documents, counted (reads the whole table)."""
+        return int(self._query("SELECT count(*) FROM documents")[0][0])
+
+    def close(self) -> None:
+        """Close the file."""
+        with contextlib.suppress(sqlite3.Error), self._lock:
+            self._db.close()

@@ -1,0 +1,230 @@
+"""Faiss: the import, the choice of factory, search parameters, and its files."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import BuildError, IndexDamagedError
+from .factory import check_factory
+
+AUTO = "auto"
+AUTO_IVF_ROWS = 20_000
+"""``auto`` builds an exact (Flat) index below this number of vectors and an inverted file from here on."""
+
+MIN_POINTS_PER_LIST = 39  # below, Faiss warns on stderr that the clusters are poorly trained
+_MAX_NLIST = 65_536
+
+Float32Array = npt.NDArray[np.float32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class SelectorError(Exception):
+    """A Faiss index cannot restrict its search to some rows."""
+
+
+def import_faiss() -> Any:
+    """Import Faiss, or raise `ImportError` naming the extra that brings it."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError(
+            "an index needs Faiss, which is not installed: pip install 'embedkit[cpu]'"
+        ) from error
+    return faiss
+
+
+@contextlib.contextmanager
+def faiss_threads(count: int | None, queries: int | None = None) -> Iterator[None]:
+    """Let Faiss use ``count`` threads inside, ``None``: its default. (OpenMP keeps it per calling thread.)
+
+    For ``queries`` there are at most as many threads: OpenMP's spin on for a while after their work, on the cores
+    that encode the next query (a text encoded after a search of one by two threads took 2.9 ms instead of 1.1).
+    """
+    faiss = import_faiss()
+    before = faiss.omp_get_max_threads()
+    wanted = before if count is None else count
+    if queries is not None:
+        wanted = max(1, min(wanted, queries))
+    if wanted == before:
+        yield
+        return
+    faiss.omp_set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def resolve_factory(factory: str, rows: int) -> str:
+    """The Faiss factory string for ``rows`` vectors: ``factory`` itself, or what ``auto`` stands for.
+
+    From `AUTO_IVF_ROWS` on, ``auto`` is ``IVF{nlist},Flat`` with nlist ≈ 4·√rows, at least 39 vectors a list,
+    at most 65,536 lists.
+    """
+    if factory != AUTO:
+        return factory
+    if rows < AUTO_IVF_ROWS:
+        return "Flat"
+    nlist = min(round(4 * math.sqrt(rows)), rows // MIN_POINTS_PER_LIST, _MAX_NLIST)
+    return f"IVF{nlist},Flat"
+
+
+def default_nprobe(nlist: int) -> int:
+    """Lists that a search visits unless told otherwise: a sixteenth of them, but at least 8.
+
+    recall@10 (all-MiniLM-L6-v2) is 0.987 for 83,222 questions and 0.957 for 500,000 mixed sentences, whose nearest
+    neighbours are far; √nlist lists would give 0.975 and 0.856.
+    """
+    return min(nlist, max(8, nlist // 16))
+
+
+def create_index(factory: str, dimension: int) -> Any:
+    """An empty Faiss index for inner product over ``dimension`` columns.
+
+    Raises:
+        ValueError: ``factory`` is not one that embedkit takes, or Faiss refuses it for this dimension.
+    """
+    check_factory(factory, dimension)
+    faiss = import_faiss()
+    try:
+        return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    except (RuntimeError, MemoryError) as error:
+        raise ValueError(
+            f"Faiss does not accept the factory {factory!r} for {dimension} dimensions ({short(error)}); "
+            "use 'auto', 'Flat', 'IVF1024,Flat' or another string of the Faiss index factory"
+        ) from None
+
+
+def ivf_of(index: Any) -> Any | None:
+    """The inverted-file index inside ``index``, or ``None``."""
+    try:
+        return import_faiss().extract_index_ivf(index)
+    except RuntimeError:
+        return None
+
+
+def inverted_lists(index: Any) -> int | None:
+    """The number of inverted lists, or ``None`` for an index without."""
+    ivf = ivf_of(index)
+    return None if ivf is None else int(ivf.nlist)
+
+
+def search_parameters(
+    index: Any, *, nprobe: int | None, ef: int | None, rescore: int | None, selector: Any = None
+) -> Any:
+    """Parameters of one search (setting the index' own would not be thread-safe); ``None``: as built.
+
+    Args:
+        index: what is searched.
+        nprobe: lists to visit, bounded by those there are; ignored where there are none.
+        ef: candidates that HNSW keeps; ignored elsewhere.
+        rescore: how many times k candidates an index with a refinement compares again, if more than one.
+        selector: a Faiss IDSelector over rows.
+
+    Raises:
+        SelectorError: ``index`` takes no selector.
+    """
+    faiss = import_faiss()
+    given: dict[str, Any] = {} if selector is None else {"sel": selector}
+    if isinstance(index, faiss.IndexPreTransform):
+        inner = search_parameters(
+            faiss.downcast_index(index.index), nprobe=nprobe, ef=ef, rescore=rescore, selector=selector
+        )
+        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
+    if isinstance(index, faiss.IndexRefine):
+        inner = search_parameters(
+            faiss.downcast_index(index.base_index), nprobe=nprobe, ef=ef, rescore=None, selector=selector
+        )
+        more = rescore is not None and rescore > 1
+        if inner is None and not more:
+            return None
+        factor = rescore if more else index.k_factor
+        return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
+    if isinstance(index, faiss.IndexHNSW):
+        if ef is None and selector is None:
+            return None
+        return faiss.SearchParametersHNSW(efSearch=index.hnsw.efSearch if ef is None else ef, **given)
+    if isinstance(index, faiss.IndexIVF):
+        if nprobe is None and selector is None:
+            return None
+        given["nprobe"] = index.nprobe if nprobe is None else min(nprobe, index.nlist)
+        if isinstance(index, _types("IndexIVFRaBitQ", "IndexIVFRaBitQFastScan")):
+            return faiss.IVFRaBitQSearchParameters(qb=getattr(index, "qb", 0), **given)
+        if isinstance(index, faiss.IndexIVFPQ):
+            return faiss.IVFPQSearchParameters(**given)
+        return faiss.SearchParametersIVF(**given)
+    if selector is None:
+        return None
+    if isinstance(index, (faiss.IndexPQ, faiss.IndexPQFastScan)):
+        raise SelectorError(type(index).__name__)
+    if isinstance(index, _types("IndexRaBitQ", "IndexRaBitQFastScan")):
+        return faiss.RaBitQSearchParameters(qb=getattr(index, "qb", 0), **given)
+    return faiss.SearchParameters(**given)
+
+
+def _types(*names: str) -> tuple[Any, ...]:
+    """Those classes of Faiss that the installed one has."""
+    faiss = import_faiss()
+    return tuple(getattr(faiss, name) for name in names if hasattr(faiss, name))
+
+
+def write_index(index: Any, path: Path) -> None:
+    """Write ``index`` to ``path``; `BuildError` or ``OSError`` if the disk does not take it."""
+    faiss = import_faiss()
+    try:
+        # Faiss only prints it when the last buffer of its own file cannot be written. Closing ours raises.
+        with path.open("xb") as file:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+    except RuntimeError as error:
+        raise BuildError(f"{path.name} cannot be written: {short(error)}") from None
+
+
+def read_index(path: Path, *, rows: int, dimension: int) -> Any:
+    """Map an inner-product index that must hold (rows, dimension), else `IndexDamagedError`.
+
+    Codes stay in the file and are read when searched; where Faiss cannot map them, they are read here.
+    """
+    faiss = import_faiss()
+    flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
+    try:
+        index = faiss.read_index(str(path), flags)
+    except (RuntimeError, MemoryError) as error:  # a damaged length may ask for any amount of memory
+        raise IndexDamagedError(
+            f"{path}: Faiss cannot read it ({short(error)}); build the index again"
+        ) from None
+    found = (index.ntotal, index.d, index.metric_type)
+    if found != (rows, dimension, faiss.METRIC_INNER_PRODUCT):
+        raise IndexDamagedError(
+            f"{path}: holds {index.ntotal} vectors of {index.d} dimensions (metric {index.metric_type}), "
+            f"and the manifest says {rows} of {dimension}, inner product; build the index again"
+        )
+    return index
+
+
+def is_exact(index: Any) -> bool:
+    """Whether ``index`` holds the vectors unchanged, so that its scores are exact and they can be had back."""
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        return is_exact(faiss.downcast_index(index.refine_index))
+    if isinstance(index, faiss.IndexHNSW):
+        return is_exact(faiss.downcast_index(index.storage))
+    return isinstance(index, (faiss.IndexFlat, faiss.IndexIVFFlat))
+
+
+def short(error: Exception) -> str:
+    """Faiss' message without the C++ signature and line number it starts with."""
+    lines = str(error).strip().splitlines()
+    text = lines[-1] if lines else type(error).__name__
+    for marker in ("failed: ", ": Error: ", "Error: "):
+        _, found, rest = text.rpartition(marker)
+        if found and rest:
+            text = rest
+            break
+    return text.strip()

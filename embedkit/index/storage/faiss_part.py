@@ -1,0 +1,215 @@
+"""One Faiss index of a segment, and the ways to search some of its rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .faiss_index import (
+    Float32Array,
+    Int64Array,
+    SelectorError,
+    import_faiss,
+    is_exact,
+    ivf_of,
+    read_index,
+    search_parameters,
+)
+from .manifest import PartEntry
+from .raw import MISSING
+
+EXACT_ROWS = 20_000
+"""Up to this many rows that a filter leaves in a part are compared one by one."""
+
+_MOST_FETCHED = 16_384  # candidates asked of an index that cannot leave out rows, before all are compared
+
+Bits = npt.NDArray[np.uint8]
+"""A bitmap over rows: bit ``row % 8`` of byte ``row // 8``."""
+Exact = Callable[[Float32Array, int, Int64Array], tuple[Float32Array, Int64Array]]
+"""Compares (n, dimension) queries with given rows of the part, and returns the best k."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard to search; ``None``: as the index was built.
+
+    Attributes:
+        nprobe: inverted lists to visit.
+        ef: candidates that HNSW keeps.
+        rescore: how many times k candidates to take from codes and to compare by their vectors.
+    """
+
+    nprobe: int | None = None
+    ef: int | None = None
+    rescore: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The rows that a search may find.
+
+    Attributes:
+        bits: which.
+        count: how many.
+        filtered: a condition chose them, so that k of them must be found if there are k; else only deleted
+            rows are left out.
+    """
+
+    bits: Bits
+    count: int
+    filtered: bool
+
+
+class Part:
+    """A Faiss index, opened for searching. Thread-safe."""
+
+    def __init__(self, path: Path, entry: PartEntry, dimension: int) -> None:
+        """Map the file at ``path`` (`IndexDamagedError` if Faiss cannot)."""
+        self.entry = entry
+        self.rows = entry.rows
+        self.index = read_index(path, rows=entry.rows, dimension=dimension)
+        self.exact = is_exact(self.index)
+        ivf = ivf_of(self.index)
+        self.nlist: int | None = None if ivf is None else int(ivf.nlist)
+        self.nprobe: int | None = None if ivf is None else int(ivf.nprobe)
+        self.ef: int | None = _ef_of(self.index)
+        self._takes_selectors = True
+        self._device_lock: threading.Lock | None = None
+        self._parameters: dict[tuple[int | None, int | None, int | None], Any] = {}
+
+    def to_gpu(self, resources: Any) -> None:
+        """Search on the GPU from now on; Faiss refuses kinds that it cannot move.
+
+        Raises:
+            ValueError: Faiss cannot search such an index on a GPU.
+        """
+        faiss = import_faiss()
+        try:
+            self.index = faiss.index_cpu_to_gpu(resources, 0, self.index)
+        except RuntimeError:
+            raise ValueError(
+                f"Faiss cannot search {self.entry.factory} on a GPU; leave device at 'cpu', or build the index "
+                "as Flat or IVF"
+            ) from None
+        self._takes_selectors = False
+        self._device_lock = threading.Lock()  # a GPU index serves one thread at a time
+
+    def search(
+        self, vectors: Float32Array, k: int, allowed: Allowed | None, effort: Effort, exact: Exact
+    ) -> tuple[Float32Array, Int64Array]:
+        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where none is."""
+        k = min(k, self.rows)
+        if allowed is None:
+            return self._search(vectors, k, effort)
+        k = min(k, allowed.count)
+        if k == 0:
+            empty = (len(vectors), 0)
+            return np.empty(empty, np.float32), np.empty(empty, np.int64)
+        if allowed.count <= EXACT_ROWS and allowed.filtered:
+            return exact(vectors, k, rows_of(allowed.bits))
+        if self._takes_selectors:
+            try:
+                scores, rows = self._search(vectors, k, effort, allowed.bits)
+            except SelectorError:
+                self._takes_selectors = False
+        if not self._takes_selectors:
+            scores, rows = self._overfetch(vectors, k, effort, allowed)
+        # An inverted file finds fewer than k when the lists visited hold fewer; a filter must not cause that.
+        if allowed.filtered or self.nlist is None:
+            short = np.flatnonzero(rows[:, -1] < 0)
+            if len(short):
+                scores[short], rows[short] = exact(vectors[short], k, rows_of(allowed.bits))
+        return scores, rows
+
+    def _search(
+        self, vectors: Float32Array, k: int, effort: Effort, bits: Bits | None = None
+    ) -> tuple[Float32Array, Int64Array]:
+        if self._device_lock is not None:
+            with self._device_lock:
+                return self._search_on_device(vectors, k, effort)
+        key = (effort.nprobe, effort.ef, effort.rescore)
+        if bits is not None:
+            parameters = self._parameters_for(key, import_faiss().IDSelectorBitmap(bits))
+        else:
+            if key not in self._parameters:
+                self._parameters[key] = self._parameters_for(key, None)
+            parameters = self._parameters[key]
+        scores, rows = self.index.search(vectors, k, params=parameters)
+        return scores, rows
+
+    def _parameters_for(self, key: tuple[int | None, int | None, int | None], selector: Any) -> Any:
+        nprobe, ef, rescore = key
+        return search_parameters(self.index, nprobe=nprobe, ef=ef, rescore=rescore, selector=selector)
+
+    def _search_on_device(
+        self, vectors: Float32Array, k: int, effort: Effort
+    ) -> tuple[Float32Array, Int64Array]:
+        faiss = import_faiss()
+        parameters = None
+        if self.nlist is not None and effort.nprobe is not None:
+            parameters = faiss.SearchParametersIVF(nprobe=min(effort.nprobe, self.nlist))
+        scores, rows = self.index.search(vectors, k, params=parameters)
+        return scores, rows
+
+    def _overfetch(
+        self, vectors: Float32Array, k: int, effort: Effort, allowed: Allowed
+    ) -> tuple[Float32Array, Int64Array]:
+        """Ask for more, leave out what is not allowed, and ask for more again where too little is left."""
+        scores = np.full((len(vectors), k), MISSING, np.float32)
+        rows = np.full((len(vectors), k), -1, np.int64)
+        open_ = np.arange(len(vectors))
+        fetch = k + min(self.rows - allowed.count, int(k * self.rows / allowed.count * 1.5) + 16)
+        while len(open_):
+            fetch = min(fetch, self.rows)
+            found_scores, found = self._search(vectors[open_], fetch, effort)
+            keep = (found >= 0) & is_set(allowed.bits, np.maximum(found, 0))
+            # those kept, in their order, at the left
+            order = np.argsort(~keep, axis=1, kind="stable")[:, :k]
+            kept = np.take_along_axis(keep, order, axis=1)
+            rows[open_] = np.where(kept, np.take_along_axis(found, order, axis=1), -1)
+            scores[open_] = np.where(kept, np.take_along_axis(found_scores, order, axis=1), MISSING)
+            lacking = (rows[open_, -1] < 0) & (found[:, -1] >= 0)
+            open_ = open_[lacking]
+            if fetch >= min(self.rows, _MOST_FETCHED):
+                break
+            fetch *= 4
+        return scores, rows
+
+
+def _ef_of(index: Any) -> int | None:
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        index = faiss.downcast_index(index.base_index)
+    return int(index.hnsw.efSearch) if isinstance(index, faiss.IndexHNSW) else None
+
+
+def rows_of(bits: Bits) -> Int64Array:
+    """The rows whose bits are set."""
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+
+
+def is_set(bits: Bits, rows: Int64Array) -> npt.NDArray[np.bool_]:
+    """Whether each of ``rows`` has its bit set."""
+    found: npt.NDArray[np.bool_] = (bits[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1 != 0
+    return found
+
+
+def bits_of(rows: Int64Array, count: int) -> Bits:
+    """A bitmap over ``count`` rows in which ``rows`` are set."""
+    flags = np.zeros(count, np.bool_)
+    flags[rows] = True
+    return np.packbits(flags, bitorder="little")
+
+
+def count_bits(bits: Bits) -> int:
+    """How many bits are set."""
+    return int(_BITS[bits].sum(dtype=np.int64))
+
+
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1).astype(np.uint8)

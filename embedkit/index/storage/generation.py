@@ -1,0 +1,233 @@
+"""A whole generation of an index, opened for reading: its manifest and the segments listed there."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import IndexDamagedError
+from ..search.hybrid import match_expression
+from .document_store import StoredDocument
+from .faiss_index import Float32Array, Int64Array
+from .faiss_part import Bits, Effort, bits_of
+from .layout import SEGMENTS_FOLDER, current_name, manifest_at
+from .manifest import Manifest
+from .raw import best
+from .segment import Segment
+
+Chosen = list[Bits]
+"""For each segment the bitmap of rows that fulfil a condition and are not deleted."""
+
+_CONDITIONS_KEPT = 8
+_RESCORED_WHERE_MIXED = 4
+
+
+class Generation:
+    """The segments of one manifest, searched as one. Thread-safe.
+
+    Rows count through the segments in their order, deleted ones included.
+    """
+
+    def __init__(self, manifest: Manifest, segments: list[Segment]) -> None:
+        """Use `open_generation`.
+
+        Attributes:
+            nlist: most inverted lists of a part; 0 for none.
+            ef: most candidates that a part of HNSW keeps unless told otherwise; 0 for none.
+        """
+        self.manifest = manifest
+        self.segments = segments
+        self._starts = np.cumsum([0, *(segment.entry.rows for segment in segments)])
+        self._chosen: OrderedDict[str, Chosen] = OrderedDict()
+        self._lock = threading.Lock()
+        # Scores of codes and of vectors cannot be compared: where a segment has the ones and another the
+        # others, the hits of the first are scored again.
+        self._mixed = len({segment.exact for segment in segments}) > 1
+        only = segments[0] if len(segments) == 1 else None
+        whole = only is not None and only.dead is None and len(only.parts) == 1
+        self._only = only if whole else None
+        parts = [part for segment in segments for part in segment.parts]
+        self.nlist = max((part.nlist or 0 for part in parts), default=0)
+        self.ef = max((part.ef or 0 for part in parts), default=0)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all segments, deleted ones included."""
+        return int(self._starts[-1])
+
+    def effort(self, nprobe: int | None, ef: int | None, rescore: int | None) -> Effort:
+        """What was asked of one search, completed by what the manifest says and the segments need."""
+        manifest = self.manifest
+        rescore = manifest.rescore if rescore is None else rescore or None
+        return Effort(
+            manifest.nprobe if nprobe is None else nprobe,
+            manifest.ef if ef is None else ef,
+            _RESCORED_WHERE_MIXED if rescore is None and self._mixed else rescore,
+        )
+
+    def choose(self, where: str) -> Chosen:
+        """The rows that fulfil the condition ``where`` (`ValueError` if it is none); remembers a few."""
+        with self._lock:
+            known = self._chosen.get(where)
+            if known is not None:
+                self._chosen.move_to_end(where)
+                return known
+        chosen = []
+        for segment in self.segments:
+            bits = bits_of(segment.documents.select(where), segment.entry.rows)
+            living = segment.living()
+            chosen.append(bits if living is None else bits & living)
+        with self._lock:
+            self._chosen[where] = chosen
+            while len(self._chosen) > _CONDITIONS_KEPT:
+                self._chosen.popitem(last=False)
+        return chosen
+
+    def search(
+        self, vectors: Float32Array, k: int, effort: Effort, chosen: Chosen | None = None
+    ) -> tuple[Float32Array, Int64Array]:
+        """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where none is."""
+        only = self._only
+        if only is not None and chosen is None and (effort.rescore is None or only.exact):
+            return only.parts[0].search(vectors, k, None, effort, _no_exact)
+        scores = np.empty((len(vectors), 0), np.float32)
+        rows = np.empty((len(vectors), 0), np.int64)
+        for number, segment in enumerate(self.segments):
+            bits = None if chosen is None else chosen[number]
+            some, found = segment.search(vectors, k, bits, effort)
+            found = np.where(found < 0, -1, found + self._starts[number])
+            scores = np.concatenate([scores, some], axis=1)
+            rows = np.concatenate([rows, found], axis=1)
+        return best(scores, rows, k)  # Faiss scores a missing hit -3.4e38
+
+    def keywords(self, query: str, limit: int, chosen: Chosen | None) -> list[int]:
+        """The ``limit`` best rows for the words of ``query`` by BM25, best first."""
+        match = match_expression(query)
+        if match is None:
+            return []
+        found: list[tuple[float, int]] = []
+        for number, segment in enumerate(self.segments):
+            bits = segment.living() if chosen is None else chosen[number]
+            allowed = None if bits is None else _membership(bits)
+            start = int(self._starts[number])
+            found += [
+                (-score, start + row) for row, score in segment.documents.keywords(match, limit, allowed)
+            ]
+        return [row for _, row in sorted(found)[:limit]]
+
+    def key(self, row: int) -> str:
+        """The key of ``row``; ``IndexError`` if there is no such row."""
+        number, local = self._locate(row)
+        return self.segments[number].keys[local]
+
+    def keys(self, rows: Int64Array) -> list[str]:
+        """The keys of ``rows``; ``IndexError`` if there is no such row."""
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.rows):
+            self._locate(int(rows.min() if rows.min() < 0 else rows.max()))
+        if len(self.segments) == 1:
+            return self.segments[0].keys.many(rows)
+        result = np.empty(len(rows), object)
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for number, segment in enumerate(self.segments):
+            mine = np.flatnonzero(owners == number)
+            result[mine] = segment.keys.many(rows[mine] - self._starts[number])
+        return list(result)
+
+    def find(self, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Segment number and row in it of those ``keys`` that are in the index."""
+        wanted = list(keys)
+        found: dict[str, tuple[int, int]] = {}
+        for number, segment in enumerate(self.segments):
+            found.update({key: (number, row) for key, row in segment.find(wanted).items()})
+        return found
+
+    def fetch(self, rows: Int64Array) -> dict[int, StoredDocument]:
+        """The documents of all ``rows`` but -1, by row, with one query to each segment concerned."""
+        wanted: dict[int, list[int]] = {}
+        for row in np.unique(rows[rows >= 0]).tolist():
+            number, local = self._locate(row)
+            wanted.setdefault(number, []).append(local)
+        return {
+            int(self._starts[number]) + local: document
+            for number, local_rows in wanted.items()
+            for local, document in self.segments[number].documents.fetch(local_rows).items()
+        }
+
+    def vectors(self, rows: Int64Array) -> Float32Array:
+        """The vectors of ``rows``, as they are kept: (n, dimension)."""
+        result = np.empty((len(rows), self.manifest.dimension), np.float32)
+        owners = np.searchsorted(self._starts, rows, side="right") - 1
+        for number, segment in enumerate(self.segments):
+            mine = np.flatnonzero(owners == number)
+            if len(mine):
+                result[mine] = segment.raw.gather(rows[mine] - self._starts[number])
+        return result
+
+    def living_rows(self) -> Int64Array:
+        """All rows that are not deleted, in their order."""
+        flags = np.ones(self.rows, np.bool_)
+        for segment, start in zip(self.segments, self._starts.tolist(), strict=False):
+            if segment.dead is not None:
+                dead = np.unpackbits(segment.dead, count=segment.entry.rows, bitorder="little")
+                flags[start : start + segment.entry.rows] = dead == 0
+        return np.flatnonzero(flags)
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        """Segment number and row in it."""
+        if not 0 <= row < self.rows:
+            raise IndexError(f"row {row} is not in the index of {self.manifest.documents} documents")
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return number, int(row - self._starts[number])
+
+    def close(self) -> None:
+        """Close the files."""
+        for segment in self.segments:
+            segment.close()
+
+
+def _no_exact(*_: object) -> tuple[Float32Array, Int64Array]:
+    raise AssertionError("a search of all rows compares none by its vector")
+
+
+def _membership(bits: Bits) -> Callable[[int], int]:
+    return lambda row: int(bits[row >> 3] >> (row & 7)) & 1
+
+
+def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generation:
+    """Open the live generation of the index at ``root``, if ``accept`` raises nothing about its manifest.
+
+    Raises:
+        IndexNotFoundError: no finished index is there.
+        IndexDamagedError: a file is missing, has the wrong size, or cannot be read.
+    """
+    while True:
+        name = current_name(root)
+        try:
+            manifest = manifest_at(root, name)
+            accept(manifest)
+            return Generation(manifest, _open_segments(root, manifest))
+        except (FileNotFoundError, IndexDamagedError) as error:
+            # a writer may have replaced the generation since its name was read: then open the new one
+            if current_name(root) != name:
+                continue
+            if isinstance(error, FileNotFoundError):
+                raise IndexDamagedError(
+                    f"{error.filename}: missing, though the index lists it; build the index again"
+                ) from None
+            raise
+
+
+def _open_segments(root: Path, manifest: Manifest) -> list[Segment]:
+    with contextlib.ExitStack() as opened:
+        segments = []
+        for entry in manifest.segments:
+            segment = Segment(root, root / SEGMENTS_FOLDER / entry.name, entry, dimension=manifest.dimension)
+            opened.callback(segment.close)
+            segments.append(segment)
+        opened.pop_all()
+    return segments

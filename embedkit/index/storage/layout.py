@@ -1,0 +1,300 @@
+"""The index folder on disk: where things lie, who may write, and how a generation appears whole or not at all.
+
+```
+INDEX/
+  CURRENT                  name of the live manifest, replaced atomically and last
+  LOCK                     locked by the one writer; holds its process id
+  manifests/000007.json    a generation: its segments and their tombstones, with checksums
+  segments/000007-…/       immutable: vectors.faiss, keys, documents.sqlite, maybe vectors.raw
+  tombstones/….bits        immutable: the deleted rows of one segment, as of one generation
+  build.journal            only while documents are added: what has been encoded (see `journal`)
+  segments/.building/      … and where
+```
+
+A writer works in a folder of a name that no manifest mentions. When all is written and fsynced, that folder
+gets its final name, then the manifest is written, and last ``CURRENT`` is replaced. Until then a reader sees
+the former generation, or no index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
+from .durable import TEMPORARY_SUFFIX, fsync, write_atomically
+from .journal import segment_of
+from .manifest import Manifest, TombstonesEntry, read_manifest
+
+CURRENT_FILE = "CURRENT"
+LOCK_FILE = "LOCK"
+JOURNAL_FILE = "build.journal"
+MANIFESTS_FOLDER = "manifests"
+SEGMENTS_FOLDER = "segments"
+TOMBSTONES_FOLDER = "tombstones"
+BUILDING = ".building"
+
+_WRITING_PREFIX = ".writing-"
+_MANIFEST_NAME = re.compile(r"[0-9]{6,12}\.json")
+_OURS = {
+    CURRENT_FILE,
+    CURRENT_FILE + TEMPORARY_SUFFIX,
+    LOCK_FILE,
+    JOURNAL_FILE,
+    MANIFESTS_FOLDER,
+    SEGMENTS_FOLDER,
+    TOMBSTONES_FOLDER,
+}
+
+
+def current_name(root: Path) -> str:
+    """The file name of the live manifest of the index at ``root``.
+
+    Raises:
+        IndexNotFoundError: there is no finished index.
+        IndexDamagedError: ``CURRENT`` does not name a manifest.
+    """
+    current = root / CURRENT_FILE
+    try:
+        with current.open("rb") as file:
+            name = file.read(64).decode("ascii", "replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        raise IndexNotFoundError(_not_found(root)) from None
+    if not _MANIFEST_NAME.fullmatch(name):
+        raise IndexDamagedError(f"{current}: does not name a manifest ({name!r}); build the index again")
+    return name
+
+
+def manifest_at(root: Path, name: str) -> Manifest:
+    """The manifest ``name`` (`FileNotFoundError` or `IndexDamagedError` if it cannot be used)."""
+    path = root / MANIFESTS_FOLDER / name
+    manifest = read_manifest(path)
+    if manifest.filename != name:
+        raise IndexDamagedError(f"{path}: says it is generation {manifest.generation}; build the index again")
+    return manifest
+
+
+def _not_found(root: Path) -> str:
+    if not root.exists():
+        return f"{root}: no such index; build one with: embedkit-index build INPUT -o {root}"
+    if not root.is_dir():
+        return f"{root}: not an index, which is a folder that 'embedkit-index build' writes"
+    if (root / SEGMENTS_FOLDER).is_dir():
+        return f"{root}: a build of this index did not finish; run it again"
+    return f"{root}: not an index (it has no file {CURRENT_FILE})"
+
+
+class Writer:
+    """The right to write one index, and the steps that make a generation appear.
+
+    As a context manager it removes on the way out what it began and did not publish, except a build that its
+    journal can resume; the index folder goes, too, where this writer created it and nothing is left in it.
+    """
+
+    def __init__(self, root: Path, *, create: bool = False) -> None:
+        """Lock ``root``, and remove what a killed writer left there.
+
+        Args:
+            root: the index folder.
+            create: it may be new or empty; else an index must be there.
+
+        Raises:
+            IndexNotFoundError: no index is there, and ``create`` is false.
+            IndexExistsError: the folder holds other things.
+            BlockingIOError: another writer is at work; the message names its process.
+        """
+        self.root = root
+        self.segments = root / SEGMENTS_FOLDER
+        self.journal = root / JOURNAL_FILE
+        self.building = self.segments / BUILDING
+        if not create:
+            current_name(root)
+        self._created = create and self._make_root()
+        try:
+            self._refuse_foreign()
+            self._lock = self._take_lock()
+        except BaseException:
+            if self._created:
+                with contextlib.suppress(OSError):
+                    root.rmdir()
+            raise
+        try:
+            for folder in (self.segments, root / MANIFESTS_FOLDER, root / TOMBSTONES_FOLDER):
+                folder.mkdir(exist_ok=True)
+            try:
+                self._remove_leftovers(self.live())
+            except (FileNotFoundError, IndexDamagedError):
+                if not create:  # what is damaged can be replaced, and nothing else
+                    raise
+            self.generation = 1 + max((int(path.stem) for path in self._manifests()), default=0)
+        except BaseException:
+            self._remove_empty_folders()
+            os.close(self._lock)
+            raise
+
+    def live(self) -> Manifest | None:
+        """The live generation, ``None`` where none was ever finished."""
+        if not (self.root / CURRENT_FILE).exists():
+            return None
+        return manifest_at(self.root, current_name(self.root))
+
+    def _make_root(self) -> bool:
+        """Make the index folder; false if it was there before."""
+        try:
+            self.root.mkdir(parents=True)
+        except FileExistsError:
+            if not self.root.is_dir():
+                raise IndexExistsError(f"{self.root}: exists and is not a folder") from None
+            return False
+        return True
+
+    def _take_lock(self) -> int:
+        path = self.root / LOCK_FILE
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                os.close(descriptor)
+                who = f"process {owner}" if owner.isdigit() else "another process"
+                raise BlockingIOError(
+                    f"{self.root}: {who} is writing to this index; wait for it, or name another folder"
+                ) from None
+            # the writer before may have removed the file between our two calls: then lock the new one
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    break
+            os.close(descriptor)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        return descriptor
+
+    def _refuse_foreign(self) -> None:
+        foreign = sorted(entry.name for entry in self.root.iterdir() if entry.name not in _OURS)
+        if foreign:
+            raise IndexExistsError(
+                f"{self.root}: the folder holds other things ({', '.join(foreign[:3])}); "
+                "name a new or empty folder"
+            )
+
+    def _manifests(self) -> list[Path]:
+        folder = self.root / MANIFESTS_FOLDER
+        return [path for path in folder.iterdir() if _MANIFEST_NAME.fullmatch(path.name)]
+
+    def _remove_leftovers(self, live: Manifest | None) -> None:
+        """Remove all that neither ``live`` nor a journal mentions. (Readers keep files open that go.)"""
+        segments = set() if live is None else {segment.name for segment in live.segments}
+        if self.journal.exists():
+            segments |= {BUILDING, segment_of(self.journal) or BUILDING}
+        tombstones = set()
+        if live is not None:
+            tombstones = {segment.tombstones.file for segment in live.segments if segment.tombstones}
+        for path in self.segments.iterdir():
+            if path.name not in segments:
+                shutil.rmtree(path, ignore_errors=True)
+        for path in (self.root / TOMBSTONES_FOLDER).iterdir():
+            if path.name not in tombstones:
+                path.unlink(missing_ok=True)
+        for path in (self.root / MANIFESTS_FOLDER).iterdir():
+            if live is None or path.name != live.filename:
+                path.unlink(missing_ok=True)
+        (self.root / (CURRENT_FILE + TEMPORARY_SUFFIX)).unlink(missing_ok=True)
+
+    def new_name(self) -> str:
+        """A name for a new segment or tombstones."""
+        return f"{self.generation:06d}-{secrets.token_hex(4)}"
+
+    def stage(self, name: str) -> Path:
+        """A new empty folder, which `publish` turns into the segment ``name``."""
+        path = self.staged(name)
+        path.mkdir()
+        return path
+
+    def staged(self, name: str) -> Path:
+        """The folder that `stage` made for ``name``."""
+        return self.segments / (_WRITING_PREFIX + name)
+
+    def adopt(self, folder: Path, name: str) -> None:
+        """Give the finished segment in ``folder`` its final name (again, after a crash in between)."""
+        if folder.exists():
+            for path in folder.iterdir():
+                fsync(path)
+            fsync(folder)
+            folder.rename(self.segments / name)
+            fsync(self.segments)
+
+    def write_tombstones(self, dead: bytes, deleted: int) -> TombstonesEntry:
+        """Write a bitmap of deleted rows."""
+        name = f"{self.new_name()}.bits"
+        path = self.root / TOMBSTONES_FOLDER / name
+        with path.open("xb") as file:
+            file.write(dead)
+            file.flush()
+            os.fsync(file.fileno())
+        return TombstonesEntry(name, deleted, len(dead), hashlib.sha256(dead).hexdigest())
+
+    def publish(self, manifest: Manifest, folders: Mapping[str, Path] | None = None) -> None:
+        """Make ``manifest`` the live generation; ``folders``: the staged segments by their final names."""
+        self._forget_finished()
+        for name, folder in (folders or {}).items():
+            self.adopt(folder, name)
+        fsync(self.root / TOMBSTONES_FOLDER)
+        write_atomically(self.root / MANIFESTS_FOLDER / manifest.filename, manifest.to_json())
+        fsync(self.root)
+        write_atomically(self.root / CURRENT_FILE, (manifest.filename + "\n").encode("ascii"))
+        if self._created:
+            fsync(self.root.absolute().parent)
+        # What cannot be removed now, the next writer removes.
+        with contextlib.suppress(OSError):
+            self._remove_leftovers(manifest)
+        self.generation += 1
+
+    def _forget_finished(self) -> None:
+        """Remove the journal of a segment that is live already: once that is deleted, it would come back."""
+        with contextlib.suppress(FileNotFoundError, IndexDamagedError):
+            live, finished = self.live(), segment_of(self.journal)
+            if live is not None and finished in {segment.name for segment in live.segments}:
+                self.journal.unlink(missing_ok=True)
+                fsync(self.root)
+
+    def __enter__(self) -> Writer:
+        """Return the writer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove what was not published, and unlock."""
+        try:
+            self._discard()
+        finally:
+            os.close(self._lock)
+
+    def _discard(self) -> None:
+        # asks the disk what is live: Ctrl-C may have struck between the switch and any note of it in memory
+        try:
+            live = self.live()
+        except (OSError, RuntimeError):
+            return
+        with contextlib.suppress(OSError):
+            self._remove_leftovers(live)
+        self._remove_empty_folders()
+
+    def _remove_empty_folders(self) -> None:
+        """Leave nothing of an index that never came to be."""
+        if (self.root / CURRENT_FILE).exists() or self.journal.exists():
+            return
+        (self.root / LOCK_FILE).unlink(missing_ok=True)
+        folders = [self.segments, self.root / MANIFESTS_FOLDER, self.root / TOMBSTONES_FOLDER]
+        for folder in [*folders, *([self.root] if self._created else [])]:
+            with contextlib.suppress(OSError):
+                folder.rmdir()

@@ -1,0 +1,334 @@
+"""The manifest of one generation of an index: what it holds, how it was made, and its files' checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from ..errors import IndexDamagedError
+
+FORMAT = "embedkit-index"
+FORMAT_VERSION = 2
+METRICS = ("cosine", "dot")
+KEYS_FILE = "keys"
+DOCUMENTS_FILE = "documents.sqlite"
+RAW_FILE = "vectors.raw"
+
+Metric = Literal["cosine", "dot"]
+Raw = Literal["none", "fp32", "int8"]
+RAW_KINDS: tuple[Raw, ...] = ("none", "fp32", "int8")
+
+_MAX_BYTES = 64 << 20  # a manifest is a few kilobytes; a hostile one must not fill the memory
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_PART_NAME = re.compile(r"vectors(-[0-9]{3})?\.faiss")
+_TOMBSTONES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.bits")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a segment: its size in bytes and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class PartEntry:
+    """One Faiss index of a segment: its file, the number of its vectors, and its factory string."""
+
+    file: str
+    rows: int  # a multiple of 8 in all parts but the last, so that bitmaps are cut between bytes
+    factory: str
+
+
+@dataclass(frozen=True)
+class TombstonesEntry:
+    """The deleted rows of a segment: a bitmap under ``tombstones/``, bit ``row % 8`` of byte ``row // 8``."""
+
+    file: str
+    deleted: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SegmentEntry:
+    """One segment.
+
+    Attributes:
+        name: of its folder under ``segments/``.
+        rows: documents written, deleted ones counted.
+        parts: its Faiss indexes; the first holds the first rows, and so on.
+        raw: how the vectors themselves are kept in ``vectors.raw``: as float32, as a byte a dimension and a
+            scale a row, or not (where the Faiss index holds them unchanged).
+        keywords: ``documents.sqlite`` has a full-text index.
+        files: the files in the folder.
+        tombstones: which rows are deleted; ``None`` for none.
+    """
+
+    name: str
+    rows: int
+    parts: tuple[PartEntry, ...]
+    raw: Raw
+    keywords: bool
+    files: dict[str, FileEntry]
+    tombstones: TombstonesEntry | None = None
+
+    @property
+    def documents(self) -> int:
+        """Rows that are not deleted."""
+        return self.rows - (self.tombstones.deleted if self.tombstones else 0)
+
+
+@dataclass(frozen=True)
+class EncoderEntry:
+    """The encoder and the numerics that made the vectors."""
+
+    model: str
+    fingerprint: str
+    precision: str
+    document_prompt: str  # what encode_document put before each text; "" for none
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One generation of an index, as in ``manifests/000001.json``.
+
+    Attributes:
+        created: UTC, ISO 8601.
+        documents: those that are not deleted.
+        factory: what was asked for ("auto" stays "auto"); each part says what it is.
+        kept: how vectors are kept beside codes that lose some of them: "fp32" or "int8".
+        nprobe, ef, rescore: what a search takes that does not say otherwise; ``None``: as Faiss has it.
+        tuning: what the automatic choice of parameters measured, if it was asked for.
+    """
+
+    generation: int
+    created: str
+    embedkit_version: str
+    documents: int
+    dimension: int
+    metric: Metric
+    factory: str
+    kept: Raw
+    encoder: EncoderEntry
+    segments: tuple[SegmentEntry, ...]
+    nprobe: int | None = None
+    ef: int | None = None
+    rescore: int | None = None
+    tuning: dict[str, Any] | None = None
+
+    @property
+    def filename(self) -> str:
+        """The manifest's name under ``manifests/``."""
+        return manifest_name(self.generation)
+
+    def with_segments(self, segments: tuple[SegmentEntry, ...]) -> Manifest:
+        """The same index with other segments."""
+        return replace(self, segments=segments, documents=sum(segment.documents for segment in segments))
+
+    def to_json(self) -> bytes:
+        """The manifest as UTF-8 JSON."""
+        content = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def manifest_name(generation: int) -> str:
+    """The file name of a generation's manifest."""
+    return f"{generation:06d}.json"
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Size and SHA-256 of the file at ``path``."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            size += len(block)
+    return FileEntry(size, digest.hexdigest())
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check the manifest at ``path``; one of version 1 is read as what it means in version 2.
+
+    Raises:
+        FileNotFoundError: no such file.
+        IndexDamagedError: it is not a manifest, has another format version, or a field is wrong.
+    """
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise _damaged(path, f"larger than {_MAX_BYTES >> 20} MiB")
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"not valid JSON ({error})") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise _damaged(path, "not the manifest of an embedkit index")
+    version = data.get("format_version")
+    if version not in (1, FORMAT_VERSION) or isinstance(version, bool):
+        raise IndexDamagedError(
+            f"{path}: format version {version!r}, and this embedkit reads versions 1 and "
+            f"{FORMAT_VERSION}; open the index with the embedkit that built it, or build it again"
+        )
+    return _Parser(path).manifest(_from_version_1(data) if version == 1 else data)
+
+
+def segment_from_json(path: Path, data: object) -> SegmentEntry:
+    """The segment that ``asdict`` turned into ``data``; errors name ``path``."""
+    return _Parser(path).segment(data)
+
+
+def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 had one Faiss file a segment, no tombstones, no kept vectors and no full-text index."""
+    segments = data.get("segments")
+    if not isinstance(segments, list):
+        return data
+    more = [
+        {
+            **segment,
+            "parts": [
+                {
+                    "file": "vectors.faiss",
+                    "rows": segment.get("rows"),
+                    "factory": data.get("factory"),
+                }
+            ],
+            "raw": "none",
+            "keywords": False,
+        }
+        if isinstance(segment, dict)
+        else segment
+        for segment in segments
+    ]
+    return {**data, "segments": more, "kept": "fp32"}
+
+
+def _damaged(path: Path, reason: str) -> IndexDamagedError:
+    return IndexDamagedError(f"{path}: {reason}; the manifest is damaged: build the index again")
+
+
+class _Parser:
+    """Turns parsed JSON into a `Manifest`, naming the file and field of whatever does not fit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def field(self, data: dict[str, Any], name: str, kind: type[_T]) -> _T:
+        value = data.get(name)
+        # bool is a subclass of int
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise _damaged(self.path, f"field {name!r} is missing or not of type {kind.__name__}")
+        return value
+
+    def count(self, data: dict[str, Any], name: str, least: int = 1) -> int:
+        value = self.field(data, name, int)
+        if not least <= value < 1 << 48:
+            raise _damaged(self.path, f"field {name!r} is out of range ({value})")
+        return value
+
+    def optional_count(self, data: dict[str, Any], name: str) -> int | None:
+        return None if data.get(name) is None else self.count(data, name)
+
+    def raw(self, data: dict[str, Any], name: str) -> Raw:
+        value = self.field(data, name, str)
+        for known in RAW_KINDS:
+            if value == known:
+                return known
+        raise _damaged(self.path, f"field {name!r} is {value!r}, not one of {', '.join(RAW_KINDS)}")
+
+    def manifest(self, data: dict[str, Any]) -> Manifest:
+        metric = self.field(data, "metric", str)
+        if metric not in METRICS:
+            raise _damaged(self.path, f"unknown metric {metric!r}")
+        encoder = self.field(data, "encoder", dict)
+        segments = tuple(self.segment(entry) for entry in self.field(data, "segments", list))
+        if len({segment.name for segment in segments}) != len(segments):
+            raise _damaged(self.path, "a segment is named twice")
+        manifest = Manifest(
+            generation=self.count(data, "generation"),
+            created=self.field(data, "created", str),
+            embedkit_version=self.field(data, "embedkit_version", str),
+            documents=self.count(data, "documents", least=0),
+            dimension=self.count(data, "dimension"),
+            metric="cosine" if metric == "cosine" else "dot",
+            factory=self.field(data, "factory", str),
+            kept=self.raw(data, "kept"),
+            encoder=EncoderEntry(
+                **{
+                    name: self.field(encoder, name, str)
+                    for name in ("model", "fingerprint", "precision", "document_prompt")
+                }
+            ),
+            segments=segments,
+            nprobe=self.optional_count(data, "nprobe"),
+            ef=self.optional_count(data, "ef"),
+            rescore=self.optional_count(data, "rescore"),
+            tuning=None if data.get("tuning") is None else self.field(data, "tuning", dict),
+        )
+        if sum(segment.documents for segment in segments) != manifest.documents:
+            raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")
+        return manifest
+
+    def segment(self, data: object) -> SegmentEntry:
+        if not isinstance(data, dict):
+            raise _damaged(self.path, "a segment is not an object")
+        name = self.field(data, "name", str)
+        # the name becomes part of a path: nothing that could lead out of the index
+        if not _NAME.fullmatch(name):
+            raise _damaged(self.path, f"segment name {name!r} is not allowed")
+        rows = self.count(data, "rows")
+        raw = self.raw(data, "raw")
+        parts = tuple(self.part(entry) for entry in self.field(data, "parts", list))
+        if sum(part.rows for part in parts) != rows or any(part.rows % 8 for part in parts[:-1]):
+            raise _damaged(self.path, f"the parts of segment {name!r} do not make {rows} rows")
+        files = self.field(data, "files", dict)
+        expected = [part.file for part in parts] + [KEYS_FILE, DOCUMENTS_FILE]
+        expected += [RAW_FILE] if raw != "none" else []
+        if set(files) != set(expected) or len(set(expected)) != len(expected):
+            raise _damaged(self.path, f"segment {name!r} must list exactly {', '.join(expected)}")
+        tombstones = data.get("tombstones")
+        return SegmentEntry(
+            name,
+            rows,
+            parts,
+            raw,
+            self.field(data, "keywords", bool),
+            {key: self.file(files[key]) for key in expected},
+            None if tombstones is None else self.tombstones(tombstones, rows),
+        )
+
+    def part(self, data: object) -> PartEntry:
+        if not isinstance(data, dict):
+            raise _damaged(self.path, "a part is not an object")
+        file = self.field(data, "file", str)
+        if not _PART_NAME.fullmatch(file):
+            raise _damaged(self.path, f"part name {file!r} is not allowed")
+        return PartEntry(file, self.count(data, "rows"), self.field(data, "factory", str))
+
+    def tombstones(self, data: object, rows: int) -> TombstonesEntry:
+        if not isinstance(data, dict):
+            raise _damaged(self.path, "tombstones are not an object")
+        file = self.field(data, "file", str)
+        if not _TOMBSTONES_NAME.fullmatch(file):
+            raise _damaged(self.path, f"tombstones name {file!r} is not allowed")
+        entry = self.file(data)
+        deleted = self.count(data, "deleted")
+        if deleted > rows or entry.size != (rows + 7) // 8:
+            raise _damaged(self.path, f"the tombstones {file!r} do not fit {rows} rows")
+        return TombstonesEntry(file, deleted, entry.size, entry.sha256)
+
+    def file(self, data: object) -> FileEntry:
+        if not isinstance(data, dict):
+            raise _damaged(self.path, "a file entry is not an object")
+        sha256 = self.field(data, "sha256", str)
+        if not _SHA256.fullmatch(sha256):
+            raise _damaged(self.path, "a SHA-256 is not 64 hexadecimal digits")
+        return FileEntry(self.count(data, "size"), sha256)

@@ -1,0 +1,251 @@
+"""One immutable segment of an index: vectors, keys and documents that share their row numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..auto.measure import Setting
+from ..build.build_parts import StepReport, build_parts
+from ..errors import BuildError, IndexDamagedError
+from .document_store import DocumentReader, StoredDocument
+from .faiss_index import Float32Array, Int64Array, is_exact, read_index
+from .faiss_part import Allowed, Bits, Effort, Part, count_bits
+from .ids import Keys
+from .layout import TOMBSTONES_FOLDER
+from .manifest import DOCUMENTS_FILE, KEYS_FILE, RAW_FILE, Raw, SegmentEntry, hash_file
+from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore, write_raw
+from .spool import SPOOL_FILE, Spool
+
+
+def finish_segment(
+    folder: Path,
+    name: str,
+    finish_documents: Callable[[], bool],
+    *,
+    rows: int,
+    dimension: int,
+    factory: str,
+    setting: Setting,
+    kept: Raw,
+    budget: int,
+    threads: int | None,
+    progress: StepReport,
+) -> SegmentEntry:
+    """Make the segment ``name`` of the spooled vectors and the documents in ``folder``.
+
+    May be repeated after a crash at any point.
+
+    Args:
+        folder: holds ``vectors.f32``, and what ``finish_documents`` works on.
+        name: of the segment.
+        finish_documents: completes ``keys`` and ``documents.sqlite``; says whether there are keywords.
+        rows: of the spool.
+        dimension: columns of the spool.
+        factory: a Faiss factory string or "auto".
+        setting: how hard its Faiss indexes search unless told otherwise.
+        kept: how to keep the vectors where the Faiss index loses some of them.
+        budget: bytes that Faiss may take.
+        threads: of Faiss.
+        progress: told of each step.
+    """
+    spool = Spool(folder / SPOOL_FILE, rows, dimension)
+    parts = build_parts(
+        spool, folder, factory, setting=setting, budget=budget, threads=threads, progress=progress
+    )
+    lossless = all(
+        is_exact(read_index(folder / part.file, rows=part.rows, dimension=dimension)) for part in parts
+    )
+    raw: Raw = "none" if lossless else kept
+    if raw != "none":
+        write_raw(spool, folder / RAW_FILE, raw)
+    keywords = finish_documents()
+    names = (
+        [part.file for part in parts] + [KEYS_FILE, DOCUMENTS_FILE] + ([RAW_FILE] if raw != "none" else [])
+    )
+    files = {file: hash_file(folder / file) for file in names}
+    return SegmentEntry(name, rows, parts, raw, keywords, files)
+
+
+def remove_all_but(folder: Path, names: Iterable[str]) -> None:
+    """Remove what a build has left beside the files ``names``."""
+    wanted = set(names)
+    for path in folder.iterdir():
+        if path.name not in wanted:
+            path.unlink()
+
+
+class Segment:
+    """A finished segment, opened for reading. Thread-safe.
+
+    Attributes:
+        exact: all its Faiss indexes score exactly.
+        dead: the bitmap of deleted rows, ``None`` where there are none.
+    """
+
+    def __init__(self, root: Path, folder: Path, entry: SegmentEntry, *, dimension: int) -> None:
+        """Open the segment ``entry`` in ``folder``, checking the size of each file.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            IndexDamagedError: a file has another size than the manifest says, or cannot be read.
+        """
+        self.folder = folder
+        self.entry = entry
+        for name, file in entry.files.items():
+            _check_size(folder / name, file.size)
+        self.keys = Keys(folder / KEYS_FILE, entry.rows)
+        self.parts = [Part(folder / part.file, part, dimension) for part in entry.parts]
+        self.exact = all(part.exact for part in self.parts)
+        self.starts = [0, *np.cumsum([part.rows for part in self.parts]).tolist()]
+        self.raw: RawVectors
+        if entry.raw == "none":
+            self.raw = FaissVectors([part.index for part in self.parts], self.starts, dimension)
+        else:
+            expected = raw_size(entry.raw, entry.rows, dimension)
+            _check_size(folder / RAW_FILE, expected)
+            self.raw = RawFile(folder / RAW_FILE, entry.raw, entry.rows, dimension)
+        self.dead: Bits | None = None
+        if entry.tombstones is not None:
+            path = root / TOMBSTONES_FOLDER / entry.tombstones.file
+            _check_size(path, entry.tombstones.size)
+            self.dead = np.fromfile(path, np.uint8)
+            if count_bits(self.dead) != entry.tombstones.deleted:
+                raise IndexDamagedError(f"{path}: does not mark {entry.tombstones.deleted} rows as deleted")
+            self._alive = ~self.dead
+            if entry.rows % 8:  # bits behind the last row are no rows
+                self._alive[-1] &= (1 << entry.rows % 8) - 1
+        self.documents = DocumentReader(folder / DOCUMENTS_FILE, entry.rows)
+
+    def alive(self, row: int) -> bool:
+        """Whether ``row`` is not deleted."""
+        return self.dead is None or not (self.dead[row >> 3] >> (row & 7)) & 1
+
+    def living(self) -> Bits | None:
+        """The bitmap of rows that are not deleted, ``None`` for all."""
+        return None if self.dead is None else self._alive
+
+    def find(self, keys: Iterable[str]) -> dict[str, int]:
+        """The rows of those ``keys`` that this segment holds and that are not deleted."""
+        return {key: row for key, row in self.documents.find(keys).items() if self.alive(row)}
+
+    def search(
+        self, vectors: Float32Array, k: int, chosen: Bits | None, effort: Effort
+    ) -> tuple[Float32Array, Int64Array]:
+        """Scores and rows of the best for each of ``vectors``, both (n, ≤ k); row -1 where none is.
+
+        Args:
+            vectors: (n, dimension).
+            k: most hits a query.
+            chosen: rows that a condition has chosen, deleted ones left out; ``None``: no condition.
+            effort: how hard to search.
+        """
+        if len(self.parts) == 1:
+            return self._search_part(0, vectors, k, chosen, effort)
+        found = [self._search_part(number, vectors, k, chosen, effort) for number in range(len(self.parts))]
+        scores = np.concatenate([scores for scores, _ in found], axis=1)
+        rows = np.concatenate(
+            [
+                np.where(rows < 0, -1, rows + start)
+                for (_, rows), start in zip(found, self.starts, strict=False)
+            ],
+            axis=1,
+        )
+        return best(scores, rows, k)
+
+    def _search_part(
+        self, number: int, vectors: Float32Array, k: int, chosen: Bits | None, effort: Effort
+    ) -> tuple[Float32Array, Int64Array]:
+        part = self.parts[number]
+        start = self.starts[number]
+        bits = self.living() if chosen is None else chosen
+        allowed = None
+        if bits is not None:
+            mine = bits[start // 8 : (start + part.rows + 7) // 8]
+            allowed = Allowed(mine, count_bits(mine), chosen is not None)
+
+        def exact(some: Float32Array, k: int, rows: Int64Array) -> tuple[Float32Array, Int64Array]:
+            scores, found = exact_search(some, k, rows + start, self.raw)
+            return scores, found - start
+
+        if part.exact or effort.rescore is None:
+            return part.search(vectors, k, allowed, effort, exact)
+        _, rows = part.search(vectors, k * effort.rescore, allowed, effort, exact)
+        scores, rows = rescore(vectors, np.where(rows < 0, -1, rows + start), k, self.raw)
+        return scores, np.where(rows < 0, -1, rows - start)
+
+    def scan(self, block: int = 2048) -> Iterator[tuple[list[StoredDocument], Float32Array]]:
+        """Documents and vectors (n, dimension) of the rows that are not deleted, in their order."""
+        documents: list[StoredDocument] = []
+        rows: list[int] = []
+        for row, document in self.documents.scan(block):
+            if not self.alive(row):
+                continue
+            documents.append(document)
+            rows.append(row)
+            if len(rows) == block:
+                yield documents, self.raw.gather(np.array(rows))
+                documents, rows = [], []
+        if rows:
+            yield documents, self.raw.gather(np.array(rows))
+
+    def verify(self) -> None:
+        """Hash every file, and compare keys and documents; `IndexDamagedError` names what does not fit."""
+        for name, file in self.entry.files.items():
+            if hash_file(self.folder / name).sha256 != file.sha256:
+                raise _altered(self.folder / name)
+        if self.entry.tombstones is not None:
+            entry = self.entry.tombstones
+            path = self.folder.parent.parent / TOMBSTONES_FOLDER / entry.file
+            if hash_file(path).sha256 != entry.sha256:
+                raise _altered(path)
+        path = self.folder / DOCUMENTS_FILE
+        found = 0
+        for row, document in self.documents.scan():
+            if row >= self.entry.rows or self.keys[row] != document.key:
+                raise IndexDamagedError(
+                    f"{path}: row {row} has the id {document.key!r}, and the keys differ; build the index again"
+                )
+            found += self.alive(row)
+        if found != self.entry.documents:
+            raise IndexDamagedError(
+                f"{path}: holds {found} of {self.entry.documents} documents: rows are missing; "
+                "build the index again"
+            )
+
+    def close(self) -> None:
+        """Close the files."""
+        self.documents.close()
+
+
+def _check_size(path: Path, expected: int) -> None:
+    size = path.stat().st_size
+    if size != expected:
+        raise IndexDamagedError(
+            f"{path}: {size} bytes, and the manifest says {expected}; build the index again"
+        )
+
+
+def _altered(path: Path) -> IndexDamagedError:
+    return IndexDamagedError(
+        f"{path}: the content does not match its SHA-256 in the manifest; build the index again"
+    )
+
+
+def check_vectors(vectors: object, texts: int, dimension: int) -> tuple[Float32Array, Int64Array]:
+    """What an encoder returned as float32 (texts, dimension), and the rows that hold NaN or infinity.
+
+    Raises:
+        BuildError: the shape is another one.
+    """
+    array = np.asarray(vectors, dtype=np.float32)
+    if array.shape != (texts, dimension):
+        raise BuildError(
+            f"the encoder returned an array {array.shape} for {texts} texts, not ({texts}, {dimension})"
+        )
+    # One pass that makes no array: a sum is finite unless a term is not (or it overflows: then look closely).
+    if np.isfinite(array.sum(dtype=np.float64)):
+        return array, np.empty(0, np.int64)
+    return array, np.flatnonzero(~np.isfinite(array).all(axis=1))

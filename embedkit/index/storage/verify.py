@@ -1,0 +1,86 @@
+"""Whether an index is what its manifest says: files, ids, counts, and vectors that its model makes again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..encoder import TextEncoder
+from ..errors import IndexDamagedError
+from .generation import Generation
+from .segment import Segment
+
+_SEED = 20240
+_LEAST_COSINE = 0.98
+"""int8 differs between instruction sets by up to 0.001, kept int8 vectors by as much; another text by 0.1."""
+_LEAST_COSINE_OF_CODES = 0.5
+_KEYS_AT_ONCE = 4096
+
+
+def verify(generation: Generation, encoder: TextEncoder | None, sample: int) -> dict[str, Any]:
+    """Check ``generation``, as `embedkit.Index.verify` says; ``encoder`` is for the ``sample``."""
+    for segment in generation.segments:
+        try:
+            segment.verify()
+        except FileNotFoundError as error:
+            raise IndexDamagedError(
+                f"{error.filename}: missing; the index was rebuilt or damaged since it was opened"
+            ) from None
+    _check_ids(generation)
+    result: dict[str, Any] = {
+        "files": sum(len(segment.entry.files) for segment in generation.segments),
+        "documents": generation.manifest.documents,
+    }
+    if encoder is not None and generation.manifest.documents:
+        result["encoded"], result["agreement"] = _encode_again(generation, encoder, sample)
+    return result
+
+
+def _check_ids(generation: Generation) -> None:
+    """No id may be in two segments: of each pair, the keys of the smaller are looked up in the larger."""
+    ordered = sorted(generation.segments, key=lambda segment: segment.entry.rows)
+    for number, segment in enumerate(ordered):
+        others = ordered[number + 1 :]
+        if not others:
+            return
+        for begin in range(0, segment.entry.rows, _KEYS_AT_ONCE):
+            rows = range(begin, min(begin + _KEYS_AT_ONCE, segment.entry.rows))
+            keys = [segment.keys[row] for row in rows if segment.alive(row)]
+            for other in others:
+                twice = other.find(keys)
+                if twice:
+                    raise IndexDamagedError(
+                        f"the id {next(iter(twice))!r} is in {segment.folder} and in {other.folder}; "
+                        "build the index again"
+                    )
+
+
+def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> tuple[int, float]:
+    """The number of documents encoded again, and the least cosine to what is stored."""
+    rows = generation.living_rows()
+    chosen = np.sort(np.random.default_rng(_SEED).choice(rows, min(sample, len(rows)), replace=False))
+    documents = generation.fetch(chosen)
+    chosen = np.array([row for row in chosen.tolist() if documents[row].text], np.int64)
+    if not len(chosen):  # imported without texts
+        return 0, 1.0
+    stored = generation.vectors(chosen)
+    texts = [documents[row].text for row in chosen.tolist()]
+    cosine = generation.manifest.metric == "cosine"
+    made = np.asarray(encoder.encode_document(texts, normalize_embeddings=cosine), np.float32)
+    norms = np.linalg.norm(stored, axis=1) * np.linalg.norm(made, axis=1)
+    agreement = np.einsum("ij,ij->i", stored, made) / np.maximum(norms, 1e-30)
+    agreement[norms < 1e-20] = 1.0
+    least = _LEAST_COSINE if all(map(_keeps_vectors, generation.segments)) else _LEAST_COSINE_OF_CODES
+    worst = int(np.argmin(agreement))
+    if agreement[worst] < least:
+        row = int(chosen[worst])
+        raise IndexDamagedError(
+            f"the document {documents[row].key!r} has another vector than the model makes of its text "
+            f"(cosine {agreement[worst]:.4f}); the vectors were made otherwise: build the index again"
+        )
+    return len(chosen), float(agreement[worst])
+
+
+def _keeps_vectors(segment: Segment) -> bool:
+    return segment.exact or segment.entry.raw != "none"

@@ -1,0 +1,377 @@
+"""Reads and checks a model folder: everything but the weights, which `weights` reads.
+
+The format is that of sentence-transformers (any version) or of plain transformers. A folder that embedkit has
+written also holds ``embedkit.json``: the format's version, the precision, the fingerprint, and the ranges for
+int8 embeddings where known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .architectures import ARCHITECTURES, FOREIGN, Architecture, CoreConfig, graph_config
+from .json_file import present, read_json
+from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
+
+__all__ = [
+    "BUILTIN",
+    "FORMAT",
+    "METADATA_FILE",
+    "SETTINGS_FILE",
+    "ModelFolder",
+    "Settings",
+    "Stamp",
+    "assemble",
+    "check_folder",
+    "open_folder",
+    "read_config",
+]
+
+BUILTIN = Path(__file__).parent.parent / "models" / "hpd-minilm-l6-128-int8"
+"""The model that the package carries."""
+
+FORMAT = 1
+METADATA_FILE = "embedkit.json"
+SETTINGS_FILE = "config_sentence_transformers.json"
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+_SENTENCE_CONFIGS = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What ``embedkit.json`` says of a folder; all None for a folder that embedkit did not write.
+
+    Attributes:
+        fingerprint: SHA-256 of the model, see `fingerprint`.
+        source_weights: SHA-256 of the fp32 weights that the folder was made from.
+        stored_weights: SHA-256 of the tensors that the folder holds.
+        ranges: (minima, maxima) of the embeddings, each as long as the dimension.
+    """
+
+    fingerprint: str | None = None
+    source_weights: str | None = None
+    stored_weights: str | None = None
+    ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a caller may set differently than the folder does and is part of the fingerprint."""
+
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    max_length: int
+    truncate_dim: int | None
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model folder, checked, without its weights.
+
+    Attributes:
+        path: the folder.
+        transformer: where ``config.json``, weights and tokenizer are (``path`` or a folder below).
+        precision: of the stored weights, ``"fp32"`` or ``"int8"``.
+        max_seq_length: from ``sentence_bert_config.json``, which outranks the tokenizer's own; or None.
+        max_seq_length_path: the file that says so (``sentence_bert_config.json`` has older names), or None.
+        do_lower_case: lower-case the text before the tokenizer's own normalisation.
+        truncate_dim: the number of dimensions that the folder's author keeps, or None for all.
+        graph_dimension: of the vectors that an ONNX graph gives, where no module says how they are made.
+    """
+
+    path: Path
+    transformer: Path
+    architecture: Architecture
+    config: CoreConfig
+    pooling: Pooling
+    head: tuple[Dense | Normalize, ...]
+    precision: str
+    max_seq_length: int | None
+    max_seq_length_path: Path | None
+    do_lower_case: bool
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    similarity_fn_name: str | None
+    truncate_dim: int | None
+    stamp: Stamp
+    graph_dimension: int | None = None
+
+    @property
+    def hidden_size(self) -> int:
+        """Dimensions of a token's vector."""
+        return int(self.config["hidden_size"])
+
+    @property
+    def positions(self) -> int:
+        """Tokens a text may have; where padding has a position, texts begin behind it."""
+        return int(self.config["max_position_embeddings"]) - self._positions_of_padding
+
+    @property
+    def _positions_of_padding(self) -> int:
+        return int(self.config.get("padding_idx", -1)) + 1
+
+    @property
+    def dimension(self) -> int:
+        """Dimensions of a text's vector, after the head and before any truncation."""
+        if self.graph_dimension is not None:
+            return self.graph_dimension
+        for module in reversed(self.head):
+            if isinstance(module, Dense):
+                return module.out_features
+        return self.hidden_size * len(self.pooling.modes)
+
+    @property
+    def output_dimension(self) -> int:
+        """Dimensions of a text's vector as the folder's author wants it: after truncation."""
+        return self.truncate_dim or self.dimension
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the folder's own vectors have length 1."""
+        return bool(self.head) and isinstance(self.head[-1], Normalize)
+
+    def ranges(self, width: int) -> npt.NDArray[np.float32] | None:
+        """The saved ranges (2, width) of the first ``width`` dimensions; None if there are not as many."""
+        if self.stamp.ranges is None or width > len(self.stamp.ranges[0]):
+            return None
+        return np.asarray(self.stamp.ranges, dtype=np.float32)[:, :width]
+
+    def default_length(self, special_tokens: int, model_max_length: int | None) -> int:
+        """Tokens a text may have when the caller does not say, special tokens counted.
+
+        Args:
+            special_tokens: how many the tokenizer puts around each text.
+            model_max_length: the tokenizer's own limit, or None.
+
+        Raises:
+            ValueError: the special tokens leave no room for a text; names the file at fault.
+        """
+        positions = self.positions
+        if special_tokens >= positions:
+            taken = self._positions_of_padding
+            padding = f", {taken} of which are no text's" if taken else ""
+            name = "tokenizer.json" if present(self.transformer / "tokenizer.json") else "vocab.txt"
+            raise ValueError(
+                f"{self.transformer / name}: the tokenizer puts {special_tokens} special tokens around "
+                f"each text, max_position_embeddings in config.json is "
+                f"{self.config['max_position_embeddings']}{padding}; the files are of different models, "
+                "fetch them again"
+            )
+        length = min(self.max_seq_length or model_max_length or positions, positions)
+        if length <= special_tokens:
+            path, key = self.max_seq_length_path, "max_seq_length"
+            if path is None:
+                path, key = self.transformer / "tokenizer_config.json", "model_max_length"
+            raise ValueError(
+                f"{path}: {key} is {length}, and {special_tokens} special tokens leave no room for a text; "
+                f"set it from {special_tokens + 1} to {positions}, or remove it"
+            )
+        return length
+
+    def check_default_prompt(self, prompts: Mapping[str, str]) -> None:
+        """Raise ValueError, naming the file, when the folder's default prompt is none of ``prompts``."""
+        name = self.default_prompt_name
+        if name is not None and name not in prompts:
+            raise ValueError(
+                f"{self.path / SETTINGS_FILE}: default_prompt_name is {name!r:.80}, but the prompts are "
+                f"{', '.join(map(repr, prompts))}; correct the file, or give "
+                f"prompts={{{name!r:.80}: ...}} or another default_prompt_name"
+            )
+
+
+def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
+    """Read a model folder; opens no weights.
+
+    Args:
+        path: the folder.
+        graph: the forward pass is an ONNX graph: any model type will do, and no weights are needed.
+
+    Raises:
+        FileNotFoundError: the folder or one of its files is missing.
+        ValueError: a file is broken, or asks for something that embedkit does not run.
+    """
+    check_folder(path)
+    entries = module_entries(path)
+    transformer = entries[0][1]
+    architecture, config, _ = read_config(path, transformer, graph=graph)
+    hidden_size = int(config["hidden_size"])
+    pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
+    head = read_head(entries[2:], hidden_size * len(pooling.modes))
+    folder = assemble(path, transformer, architecture=architecture, config=config, pooling=pooling, head=head)
+    if folder.truncate_dim is not None and folder.truncate_dim > folder.dimension:
+        raise ValueError(
+            f"{path / SETTINGS_FILE}: truncate_dim is {folder.truncate_dim}, the model has {folder.dimension} "
+            "dimensions; correct or remove it"
+        )
+    return folder
+
+
+def check_folder(path: Path) -> None:
+    """Raise FileNotFoundError unless ``path`` is a folder."""
+    if not path.is_dir():
+        problem = "is a file, not a model folder" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {problem}; give a folder with config.json and model.safetensors")
+
+
+def read_config(
+    path: Path, transformer: Path, *, graph: bool = False
+) -> tuple[Architecture, CoreConfig, dict[str, Any]]:
+    """The architecture, what the core wants to know of it, and all of ``config.json``.
+
+    Args:
+        path: the model folder, for messages.
+        transformer: the folder that holds ``config.json``.
+        graph: as in `open_folder`; the architecture is then `FOREIGN`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is broken, or of a model that the core does not run.
+    """
+    config_path = transformer / "config.json"
+    if not present(config_path):
+        raise FileNotFoundError(f"{config_path} is missing: {path} is no model folder, or not a whole one")
+    raw = read_json(config_path)
+    if graph:
+        return FOREIGN, graph_config(raw, str(config_path)), raw
+    model_type = raw.get("model_type")
+    architecture = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    if architecture is None:
+        raise ValueError(
+            f"{config_path}: model_type {model_type!r:.80} is not known; known are {', '.join(ARCHITECTURES)}. "
+            'A model of any type runs as an ONNX graph that Optimum exported: Encoder(FOLDER, backend="onnx")'
+        )
+    return architecture, architecture.core_config(raw, str(config_path)), raw
+
+
+def assemble(
+    path: Path,
+    transformer: Path,
+    *,
+    architecture: Architecture,
+    config: CoreConfig,
+    pooling: Pooling,
+    head: tuple[Dense | Normalize, ...] = (),
+) -> ModelFolder:
+    """A folder from its modules, which are checked, and its settings, which are read here."""
+    max_seq_length, max_seq_length_path, do_lower_case = _sentence_config(transformer)
+    settings = _SentenceConfig(path / SETTINGS_FILE)
+    precision, stamp = _metadata(path / METADATA_FILE)
+    return ModelFolder(
+        path=path,
+        transformer=transformer,
+        architecture=architecture,
+        config=config,
+        pooling=pooling,
+        head=head,
+        precision=precision,
+        max_seq_length=max_seq_length,
+        max_seq_length_path=max_seq_length_path,
+        do_lower_case=do_lower_case,
+        prompts=settings.prompts(),
+        default_prompt_name=settings.text("default_prompt_name"),
+        similarity_fn_name=settings.similarity(),
+        truncate_dim=settings.truncate_dim(),
+        stamp=stamp,
+    )
+
+
+def _sentence_config(folder: Path) -> tuple[int | None, Path | None, bool]:
+    """``max_seq_length`` and the file that sets it, and ``do_lower_case``."""
+    for name in _SENTENCE_CONFIGS:
+        path = folder / name
+        if present(path):
+            config = read_json(path)
+            length = config.get("max_seq_length")
+            if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+                raise ValueError(f"{path}: max_seq_length must be a positive integer, not {length!r}")
+            lower = config.get("do_lower_case", False)
+            if not isinstance(lower, bool):
+                raise ValueError(f"{path}: do_lower_case must be true or false, not {lower!r:.80}")
+            return length, None if length is None else path, lower
+    return None, None, False
+
+
+class _SentenceConfig:
+    """``config_sentence_transformers.json``, with checks that name it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = read_json(path) if present(path) else {}
+
+    def _wrong(self, key: str, wanted: str) -> ValueError:
+        return ValueError(f"{self.path}: {key} must be {wanted}, not {self.config[key]!r}")
+
+    def prompts(self) -> dict[str, str]:
+        prompts = self.config.get("prompts") or {}
+        if not isinstance(prompts, dict) or not all(
+            isinstance(text, str | None) for text in prompts.values()
+        ):
+            raise self._wrong("prompts", "an object of texts")
+        return {name: text or "" for name, text in prompts.items()}
+
+    def text(self, key: str) -> str | None:
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(key, "a text")
+        return value
+
+    def similarity(self) -> str | None:
+        name = self.text("similarity_fn_name")
+        if name is not None and name not in SIMILARITIES:
+            raise self._wrong("similarity_fn_name", f"one of {', '.join(SIMILARITIES)}")
+        return name
+
+    def truncate_dim(self) -> int | None:
+        value = self.config.get("truncate_dim")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise self._wrong("truncate_dim", "a positive integer")
+        return value
+
+
+def _metadata(path: Path) -> tuple[str, Stamp]:
+    """The precision and the stamp of ``embedkit.json``; ``("fp32", Stamp())`` without that file."""
+    if not present(path):
+        return "fp32", Stamp()
+    data = read_json(path)
+    version = data.get("format")
+    if version != FORMAT:
+        raise ValueError(
+            f"{path}: format {version!r} is not known; this embedkit reads format {FORMAT}. Upgrade embedkit."
+        )
+    precision = data.get("precision")
+    if precision not in ("fp32", "int8"):
+        raise ValueError(f"{path}: precision {precision!r} is not known; known are fp32, int8")
+    hashes: dict[str, Any] = {}
+    for key in ("fingerprint", "source_weights", "stored_weights"):
+        hashes[key] = data.get(key)
+        if not isinstance(hashes[key], str) or not re.fullmatch("[0-9a-f]{64}", hashes[key]):
+            raise ValueError(f"{path}: {key} must be a SHA-256 in hexadecimal, not {hashes[key]!r}")
+    return precision, Stamp(**hashes, ranges=_ranges(path, data.get("embedding_ranges")))
+
+
+def _ranges(path: Path, value: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    if value is None:
+        return None
+    try:
+        minima, maxima = (tuple(float(number) for number in row) for row in value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{path}: embedding_ranges must be two lists of numbers") from None
+    if len(minima) != len(maxima) or not all(low <= high for low, high in zip(minima, maxima, strict=True)):
+        raise ValueError(f"{path}: embedding_ranges must be minima and maxima of the same dimensions")
+    return minima, maxima

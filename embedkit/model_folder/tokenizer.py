@@ -1,0 +1,364 @@
+"""The tokenizer of a model folder: the core's WordPiece where it fits, the `tokenizers` package elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import _core
+from .json_file import present, read_json
+from .tokenizer_files import Settings, added_token, damaged, template_ids, typed
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+_CHUNK = 128  # texts handed to `tokenizers` at once: a Ctrl-C waits until it returns
+# Classes of transformers that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. They let
+# tokenizer_config.json overrule the normalizer of tokenizer.json.
+_BERT_CLASSES = {
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "MobileBertTokenizer",
+    "MPNetTokenizer",
+    "RetriBertTokenizer",
+    "ConvBertTokenizer",
+    "SqueezeBertTokenizer",
+    "LayoutLMTokenizer",
+    "LxmertTokenizer",
+}
+_BERT_TOKENS = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+_MPNET_TOKENS = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "[UNK]",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to content ids, and what belongs around them.
+
+    Attributes:
+        core: the compiled WordPiece; None if `encode_batch` runs the `tokenizers` package.
+        prefix_ids: put before the content ids of a text ([CLS]).
+        suffix_ids: put behind them ([SEP]).
+        truncation_side: the end that a text that is too long loses.
+        model_max_length: of tokenizer_config.json, in tokens with prefix and suffix; None without a limit.
+        truncation_max_length: of tokenizer.json's own truncation, which is not applied here; None if unset.
+        pad_id: None if the folder names no padding token.
+        vocab_size: the highest id, added tokens included, plus one.
+    """
+
+    core: _core.WordPiece | None
+    prefix_ids: tuple[int, ...]
+    suffix_ids: tuple[int, ...]
+    truncation_side: Literal["left", "right"]
+    model_max_length: int | None
+    truncation_max_length: int | None
+    pad_id: int | None
+    vocab_size: int
+    _other: Any = field(default=None, repr=False)  # a tokenizers.Tokenizer
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The content ids of each text: without prefix and suffix, never truncated.
+
+        Raises:
+            TypeError: a text is not str.
+            ValueError: a text holds a lone surrogate.
+        """
+        if self.core is not None:
+            return self.core.encode_batch(list(texts))
+        ids: list[list[int]] = []
+        for start in range(0, len(texts), _CHUNK):
+            chunk = list(texts[start : start + _CHUNK])
+            encodings = self._other.encode_batch_fast(chunk, add_special_tokens=False)
+            ids += [encoding.ids for encoding in encodings]
+        return ids
+
+
+def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Tokenizer:
+    """Read the tokenizer of a model folder: tokenizer.json or, without one, vocab.txt.
+
+    Args:
+        folder: holds the tokenizer's files.
+        lowercase_first: `do_lower_case` of sentence_bert_config.json: text is lower-cased before the
+            tokenizer's own normalisation (added tokens of the text are found before that).
+
+    Raises:
+        FileNotFoundError: there is neither file.
+        ValueError: a file is damaged, or of a kind that is not supported; the message names it.
+        ImportError: the tokenizer is not WordPiece and the `tokenizers` package is missing.
+    """
+    folder = Path(folder)
+    settings = Settings(folder)
+    if settings.tokenizer_class == "RoFormerTokenizer":
+        # Its tokenizer.json does not say so: by that file alone, Chinese text would get other ids.
+        raise ValueError(
+            f"{settings.path}: RoFormerTokenizer cuts Chinese words with jieba, which embedkit does not run. "
+            "Use a model whose tokenizer takes characters (tokenizer_class BertTokenizer)."
+        )
+    path = folder / "tokenizer.json"
+    if present(path):
+        return _from_json(path, settings, lowercase_first)
+    vocabulary = folder / "vocab.txt"
+    if present(vocabulary):
+        return _from_vocabulary(vocabulary, settings, lowercase_first)
+    raise FileNotFoundError(
+        f"{folder} holds neither tokenizer.json nor vocab.txt. Save the tokenizer there: "
+        f"transformers.AutoTokenizer.from_pretrained(MODEL).save_pretrained({str(folder)!r})"
+    )
+
+
+@dataclass
+class _Normalizer:
+    """The options of BertNormalizer."""
+
+    clean_text: bool = True
+    handle_chinese_chars: bool = True
+    strip_accents: bool | None = None
+    lowercase: bool = True
+    lowercase_first: bool = False  # a Lowercase normalizer before this one
+
+    def overrule(self, settings: Settings) -> None:
+        """Apply what transformers applies over tokenizer.json."""
+        self.lowercase = settings.flag("do_lower_case", self.lowercase)
+        self.handle_chinese_chars = settings.flag("tokenize_chinese_chars", self.handle_chinese_chars)
+        if "strip_accents" in settings.values:
+            self.strip_accents = settings.optional_flag("strip_accents")
+
+    def core_options(self) -> dict[str, bool]:
+        return {
+            "clean_text": self.clean_text,
+            "handle_chinese_chars": self.handle_chinese_chars,
+            "strip_accents": self.lowercase if self.strip_accents is None else self.strip_accents,
+            # Lower-casing before or after the other steps comes to the same, for every code point.
+            "lowercase": self.lowercase or self.lowercase_first,
+        }
+
+
+def _from_json(path: Path, settings: Settings, lowercase_first: bool) -> Tokenizer:
+    content = read_json(path)
+    model = typed(content, "model", dict, None, path)
+    truncation = typed(content, "truncation", dict, {}, path)
+    limit = truncation.get("max_length")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise damaged(path, f'"max_length" of the truncation is {limit!r}')
+    side = settings.truncation_side(typed(truncation, "direction", str, "right", path))
+    padding = typed(content, "padding", dict, {}, path)
+    prefix, suffix = template_ids(content.get("post_processor"), path)
+    padding_token = settings.token("pad_token")
+    pad_id = padding.get("pad_id")
+    normalizer = _bert_normalizer(content, path)
+    core, other = None, None
+    if normalizer is None or not _is_wordpiece(model):
+        other = _load_other(path, lowercase_first)
+        if padding_token is not None:
+            pad_id = other.token_to_id(padding_token["content"])
+        ids = other.get_vocab(with_added_tokens=True).values()
+        size = max(ids, default=-1) + 1
+    else:
+        if settings.tokenizer_class in _BERT_CLASSES:
+            normalizer.overrule(settings)
+        normalizer.lowercase_first |= lowercase_first
+        vocab = _checked_vocabulary(model.get("vocab"), path)
+        added = [
+            added_token(token, path, special=False)
+            for token in typed(content, "added_tokens", list, [], path)
+        ]
+        core, ids_of_added = _build(vocab, added, model, normalizer, path)
+        if padding_token is not None:
+            pad_id = ids_of_added.get(padding_token["content"], vocab.get(padding_token["content"]))
+        size = max(len(vocab), max(ids_of_added.values(), default=-1) + 1)
+    if pad_id is not None and type(pad_id) is not int:
+        raise damaged(path, f'"pad_id" is {pad_id!r}, not an integer')
+    _check_ids((*prefix, *suffix), size, path)
+    return Tokenizer(core, prefix, suffix, side, settings.model_max_length, limit, pad_id, size, other)
+
+
+def _from_vocabulary(path: Path, settings: Settings, lowercase_first: bool) -> Tokenizer:
+    kind = settings.tokenizer_class
+    if kind and kind not in _BERT_CLASSES and kind not in ("PreTrainedTokenizer", "TokenizersBackend"):
+        raise ValueError(
+            f"{settings.path}: a {kind} cannot be built from vocab.txt here. Save it as tokenizer.json: "
+            f"transformers.AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
+        )
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"not UTF-8 ({error})") from None
+    if lines[-1] == "":
+        lines.pop()
+    # As in transformers, the last of equal lines counts; an empty string is an id that no text gets.
+    vocab = {token: i for i, token in enumerate(lines)}
+    tokens = [token if vocab[token] == i else "" for i, token in enumerate(lines)]
+    defaults = _MPNET_TOKENS if kind == "MPNetTokenizer" else _BERT_TOKENS
+    roles = {name: settings.token(name, default) for name, default in defaults.items()}
+    added = _added_of_settings(settings, [token for token in roles.values() if token is not None])
+    contents = {name: token["content"] for name, token in roles.items() if token is not None}
+    normalizer = _Normalizer(lowercase_first=lowercase_first)
+    normalizer.overrule(settings)
+    core, ids_of_added = _build(tokens, added, {"unk_token": contents["unk_token"]}, normalizer, path)
+    prefix, suffix = (ids_of_added[contents["cls_token"]],), (ids_of_added[contents["sep_token"]],)
+    pad_id = ids_of_added[contents["pad_token"]]
+    size = max(len(tokens), max(ids_of_added.values()) + 1)
+    side = settings.truncation_side()
+    return Tokenizer(core, prefix, suffix, side, settings.model_max_length, None, pad_id, size)
+
+
+def _build(
+    vocab: Mapping[str, int] | list[str],
+    added: list[dict[str, Any]],
+    model: Mapping[str, Any],
+    normalizer: _Normalizer,
+    path: Path,
+) -> tuple[_core.WordPiece, dict[str, int]]:
+    """The core, and the id of each added token.
+
+    An id is that of the vocabulary or else the next free one, whatever the file says: so does `tokenizers`.
+    """
+    tokens = vocab if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
+    known = vocab if not isinstance(vocab, list) else {token: i for i, token in enumerate(vocab) if token}
+    ids: dict[str, int] = {}
+    next_id = len(tokens)
+    flagged: dict[int, dict[str, Any]] = {}
+    for token in added:
+        content = token["content"]
+        if not content:
+            continue
+        if content not in ids:
+            ids[content] = known.get(content, next_id)
+            next_id += ids[content] == next_id
+        flagged[ids[content]] = {**token, "id": ids[content]}
+    limit = typed(model, "max_input_chars_per_word", int, 100, path)
+    if limit < 0:
+        raise damaged(path, f'"max_input_chars_per_word" is {limit}')
+    try:
+        core = _core.WordPiece(
+            tokens,
+            list(flagged.values()),
+            **normalizer.core_options(),
+            unknown_token=typed(model, "unk_token", str, "[UNK]", path),
+            continuing_prefix=typed(model, "continuing_subword_prefix", str, "##", path),
+            max_chars_per_word=limit,
+        )
+    except (ValueError, TypeError) as error:  # a surrogate in a token is a ValueError too
+        raise damaged(path, str(error)) from None
+    return core, ids
+
+
+def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
+    if not isinstance(vocab, dict) or not vocab:
+        raise damaged(path, 'there is no vocabulary in "model"')
+    ids = list(vocab.values())
+    if set(map(type, ids)) != {int}:
+        token = next(token for token, i in vocab.items() if type(i) is not int)
+        raise damaged(path, f"the id of the token {token!r} is {vocab[token]!r}, not an integer")
+    ids.sort()
+    if ids != list(range(len(ids))):
+        repeated = next((i for i, following in pairwise(ids) if i == following), None)
+        missing = next(i for i, present in enumerate([*ids, -1]) if i != present)
+        problem = f"has no token of id {missing}" if repeated is None else f"has the id {repeated} twice"
+        raise damaged(path, f"the vocabulary of {len(ids)} tokens {problem}")
+    return vocab
+
+
+def _is_wordpiece(model: Mapping[str, Any]) -> bool:
+    # Files of old versions have no "type"; only WordPiece has this field.
+    return model.get("type", "WordPiece") == "WordPiece" and "max_input_chars_per_word" in model
+
+
+def _bert_normalizer(content: Mapping[str, Any], path: Path) -> _Normalizer | None:
+    """The normalizer, if it and the pre-tokenizer are those of BERT."""
+    pre_tokenizer = typed(content, "pre_tokenizer", dict, {}, path)
+    value = typed(content, "normalizer", dict, {}, path)
+    if pre_tokenizer.get("type") != "BertPreTokenizer":
+        return None
+    lowercase_first = False
+    if value.get("type") == "Sequence":
+        steps = typed(value, "normalizers", list, [], path)
+        if not steps or any(step != {"type": "Lowercase"} for step in steps[:-1]):
+            return None
+        lowercase_first = len(steps) > 1
+        value = steps[-1]
+    if not isinstance(value, dict) or value.get("type") != "BertNormalizer":
+        return None
+    strip_accents = value.get("strip_accents")
+    return _Normalizer(
+        clean_text=typed(value, "clean_text", bool, True, path),
+        handle_chinese_chars=typed(value, "handle_chinese_chars", bool, True, path),
+        strip_accents=None if strip_accents is None else typed(value, "strip_accents", bool, None, path),
+        lowercase=typed(value, "lowercase", bool, True, path),
+        lowercase_first=lowercase_first,
+    )
+
+
+def _load_other(path: Path, lowercase_first: bool) -> Any:
+    try:
+        import tokenizers
+        from tokenizers import normalizers
+    except ImportError as error:
+        raise ImportError(
+            f"{path} is no WordPiece tokenizer of the BERT kind: embedkit runs it through the `tokenizers` "
+            "package, which is missing. pip install tokenizers"
+        ) from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # the package raises bare Exception; its panics derive from BaseException
+        raise damaged(path, str(error)) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if lowercase_first:
+        steps = [normalizers.Lowercase()]
+        if tokenizer.normalizer is not None:
+            steps.append(tokenizer.normalizer)
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    return tokenizer
+
+
+def _added_of_settings(settings: Settings, roles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The added tokens that a folder without tokenizer.json names, in the order that gives new ids."""
+    path = settings.path
+    decoder = typed(settings.values, "added_tokens_decoder", dict, {}, path)
+    try:
+        listed = [decoder[key] for key in sorted(decoder, key=int)]
+    except ValueError:
+        raise damaged(path, 'a key of "added_tokens_decoder" is not an integer') from None
+    added = [added_token(token, path, special=False) for token in listed]
+    if any(type(i) is not int for i in settings.added.values()):
+        raise damaged(settings.added_path, "an id is not an integer")
+    for content in sorted(settings.added, key=settings.added.__getitem__):
+        added.append(added_token(content, settings.added_path, special=False))
+    extra = [
+        added_token(token, settings.path, special=True)
+        for token in (
+            *typed(settings.values, "additional_special_tokens", list, [], path),
+            *typed(settings.special, "additional_special_tokens", list, [], settings.special_path),
+        )
+    ]
+    named = {token["content"] for token in added}
+    for token in [*roles, *extra]:
+        if token["content"] not in named:
+            named.add(token["content"])
+            added.append(token)
+    return added
+
+
+def _check_ids(ids: tuple[int, ...], size: int, path: Path) -> None:
+    for i in ids:
+        if not 0 <= i < size:
+            raise damaged(path, f"the post-processor adds the id {i}; the vocabulary ends at {size - 1}")

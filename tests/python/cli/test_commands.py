@@ -1,0 +1,176 @@
+"""The commands that change an index, and the options of query, on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.cli import main
+from embedkit.cli.common import byte_size
+from embedkit.index import Index
+from embedkit.index.storage.layout import Writer
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch, tmp_path):
+    monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def write(name, begin, end, word="text"):
+    lines = [{"id": f"k{n}", "text": f"{word} number {n}", "n": n} for n in range(begin, end)]
+    Path(name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return name
+
+
+@pytest.fixture
+def index(capsys):
+    assert main(["build", write("x.jsonl", 0, 20), "-o", "index"]) == 0
+    capsys.readouterr()
+    return "index"
+
+
+def done(capsys, *arguments, code=0):
+    assert main(list(map(str, arguments))) == code, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    return err if code else out.splitlines()[-1]
+
+
+def found(capsys, *arguments):
+    assert main(["query", "index", *map(str, arguments), "--json"]) == 0
+    return [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_add_upsert_delete_compact_verify(index, capsys):
+    assert done(capsys, "add", index, write("a.jsonl", 20, 25)).startswith("index: 5 documents added in ")
+    assert "the id 'k20' is in the index already" in done(capsys, "add", index, "a.jsonl", code=2)
+    line = done(capsys, "upsert", index, write("b.jsonl", 24, 26, "new"))
+    assert line.startswith("index: 2 documents added, 1 of them in place of former ones in ")
+    assert line.endswith("; 26 in all")
+    assert done(capsys, "delete", index, "k0", "k1") == "index: 2 documents deleted; 24 in all"
+    assert "no document with the id 'k0'" in done(capsys, "delete", index, "k0", code=2)
+    assert done(capsys, "delete", index, "k0", "k2", "--missing-ok") == "index: 1 document deleted; 23 in all"
+    assert (
+        done(capsys, "delete", index, "--where", "n between 3 and 5")
+        == "index: 3 documents deleted; 20 in all"
+    )
+    Path("ids.txt").write_text("k6\nk7\n")
+    assert done(capsys, "delete", index, "--ids-file", "ids.txt") == "index: 2 documents deleted; 18 in all"
+    assert found(capsys, "new number 24", "-k", 1) == ["k24"]
+    assert sorted(found(capsys, "number", "-k", 99)) == sorted(f"k{n}" for n in range(8, 26))
+    assert done(capsys, "compact", index).startswith(
+        "index: 3 segments and 9 deleted documents folded into one of 18 documents; Flat, "
+    )
+    assert done(capsys, "compact", index) == "index: nothing to fold"
+    line = done(capsys, "verify", index, "--sample", 5)
+    assert line == "index: 3 files and 18 documents are as they should be; 5 encoded again, cosine ≥ 1.0000"
+    assert "say which documents" in done(capsys, "delete", index, code=2)
+    assert "condition" in done(capsys, "delete", index, "--where", "n =", code=2)
+    assert "factory" in done(capsys, "compact", index, "--factory", "bogus", code=2)
+
+
+def test_query_options(index, capsys):
+    assert sorted(found(capsys, "number", "--where", "n < 3")) == ["k0", "k1", "k2"]
+    assert found(capsys, "number 7", "--hybrid", "-k", 1) == ["k7"]
+    assert main(["query", index, "a", "b", "--stats"]) == 0
+    assert "embedkit-index: 2 queries in " in capsys.readouterr().err
+    assert "condition" in done(capsys, "query", index, "x", "--where", "n = ", code=2)
+    assert "ef does not apply" in done(capsys, "query", index, "x", "--ef", 5, code=2)
+    assert "the installed one is for the CPU alone" in done(
+        capsys, "query", index, "x", "--device", "cuda", code=1
+    )
+    assert main(["query", index, "number 3", "--model", "other", "--force"]) == 0
+    err = capsys.readouterr().err
+    assert "embedkit-index: warning: " in err
+    assert FakeEncoder("other").fingerprint in err
+    assert "no document found" in done(capsys, "query", index, "x", "--where", "n > 1000")
+
+
+def test_merge(index, capsys):
+    assert main(["build", write("y.jsonl", 20, 30), "-o", "other"]) == 0
+    line = done(capsys, "merge", index, "other", "-o", "both")
+    assert line == "both: 30 documents in 2 segments; 'embedkit-index compact' folds them"
+    assert "the id 'k0' is in" in done(capsys, "merge", index, "both", "-o", "x", code=2)
+    assert "at least two" in done(capsys, "merge", index, "-o", "x", code=2)
+
+
+def test_import_and_export(index, capsys):
+    assert done(capsys, "export", index, "out.faiss") == "out.faiss: 20 vectors; ids in out.faiss.ids.jsonl"
+    assert faiss.read_index("out.faiss").ntotal == 20
+    assert done(capsys, "import", "out.faiss", "x.jsonl", "-o", "back") == "back: 20 documents imported"
+    with Index.open("back", FakeEncoder()) as back:
+        assert back.search("text number 4", k=1)[0][0].id == "k4"
+    assert "exists already" in done(capsys, "export", index, "out.faiss", code=2)
+
+
+def test_export_parquet(index, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: it writes parquet")
+    assert done(capsys, "export", index, "out.parquet") == "out.parquet: 20 documents"
+    table = parquet.read_table("out.parquet")
+    assert table.column_names == ["id", "text", "metadata", "vector"]
+    with Index.open(index, FakeEncoder()) as opened:
+        documents = opened.get(table["id"].to_pylist())
+        vectors = FakeEncoder().encode_document(table["text"].to_pylist(), normalize_embeddings=True)
+    assert table["text"].to_pylist() == [document.text for document in documents]
+    assert [json.loads(one) for one in table["metadata"].to_pylist()] == [one.metadata for one in documents]
+    np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), vectors)
+    assert "exists already" in done(capsys, "export", index, "out.parquet", code=2)
+    # its vectors come back as they were: what has length 1 is not scaled again
+    assert main(["build", "out.parquet", "-o", "back", "--vector-field", "vector"]) == 0
+    with Index.open("back", FakeEncoder()) as back:
+        scores, _ = back.search_vectors(vectors, 1)
+    np.testing.assert_allclose(scores[:, 0], 1, atol=1e-6)
+
+
+def test_a_text_that_cannot_be_encoded_is_skipped_by_the_estimate_too(capsys):
+    Path("x.jsonl").write_text('{"text": "lone \\ud800"}\n{"text": "good"}\n')
+    assert "1 malformed line skipped" in done(capsys, "build", "x.jsonl", "-o", "new", "--on-error", "skip")
+
+
+def test_the_engine_has_options_of_its_own(index, capsys):
+    assert "--shards goes with --engine ray" in done(
+        capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
+    )
+    line = done(capsys, "build", "x.jsonl", "-o", "new", "--engine", "ray", "--vectors", "v.npy", code=2)
+    assert "--vectors goes without --engine ray" in line
+
+
+def test_given_vectors(capsys):
+    np.save("v.npy", np.eye(32, dtype=np.float32)[:20])
+    assert main(["build", write("x.jsonl", 0, 20), "-o", "index", "--vectors", "v.npy"]) == 0
+    with Index.open("index", FakeEncoder()) as index:
+        assert index.keys(index.search_vectors(np.eye(32)[:20], 1)[1][:, 0]) == [f"k{n}" for n in range(20)]
+
+
+def test_a_second_writer_exits_with_1(index, capsys):
+    import os
+
+    with Writer(Path(index)):
+        assert f"process {os.getpid()} is writing to this index" in done(
+            capsys, "delete", index, "k1", code=1
+        )
+
+
+def test_too_little_memory_exits_with_1(index, capsys):
+    err = done(capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "1MB", code=1)
+    assert "a build within 1 MB is not possible" in err
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GB", 2 * 10**9), ("512MiB", 512 << 20), ("1.5 gib", 3 << 29), ("100", 100), ("7k", 7000)],
+)
+def test_sizes(text, size):
+    assert byte_size(text) == size
+
+
+def test_a_size_that_is_none(index, capsys):
+    assert "'many' is no size; give one such as 2GB" in done(
+        capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "many", code=2
+    )

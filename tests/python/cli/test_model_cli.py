@@ -1,0 +1,95 @@
+"""``embedkit-model``: conversions in both directions, and the list of known models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from embedkit import Encoder, list_models
+from embedkit.cli.model import main
+
+Make = Callable[..., Path]
+pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+def test_there_and_back(
+    make_model: Make, tmp_path: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformer = pytest.importorskip("sentence_transformers").SentenceTransformer
+    source = make_model(dense=((16, "Tanh", True),), normalize=True, prompts={"query": "q: "})
+    small, back, again = (str(tmp_path / name) for name in ("int8", "fp32", "int8-again"))
+    assert main(["convert", str(source), small, "--precision", "int8"]) == 0
+    assert main(["convert", small, back, "--precision", "fp32"]) == 0
+    assert main(["convert", back, again, "--precision", "int8"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(": ", 1)[1].split(",")[0] for line in printed] == ["int8", "fp32", "int8"]
+
+    # sentence-transformers gives the vectors of the weights that the integers stand for.
+    integers = load_file(Path(small) / "model.int8.safetensors")
+    floats = load_file(Path(back) / "model.safetensors")
+    for name, tensor in integers.items():
+        if tensor.dtype == np.int8:
+            np.testing.assert_allclose(
+                floats[name], tensor.astype(np.float64) * integers[f"{name}_scale"][:, None], rtol=1e-6
+            )
+        elif not name.endswith("_scale"):
+            np.testing.assert_array_equal(floats[name], tensor)
+    encoder, theirs = Encoder(back), transformer(back, device="cpu")
+    np.testing.assert_allclose(encoder.encode(texts), theirs.encode(texts), atol=2e-6)
+    assert cosines(encoder.encode(texts), Encoder(small).encode(texts)).mean() >= 0.998
+    assert encoder.prompts["query"] == theirs.prompts["query"] == "q: "
+
+    # Another model than the source, which the int8 form still is.
+    assert Encoder(small).fingerprint == Encoder(source).fingerprint != encoder.fingerprint
+    assert encoder.verify() == Encoder(again).verify() == encoder.fingerprint
+    repeated = load_file(Path(again) / "model.int8.safetensors")
+    assert all(
+        np.array_equal(tensor, integers[name]) for name, tensor in repeated.items() if tensor.dtype == np.int8
+    )
+
+
+def test_the_built_in_model_loads_in_sentence_transformers(tmp_path: Path) -> None:
+    transformer = pytest.importorskip("sentence_transformers").SentenceTransformer
+    from embedkit.model_folder.folder import BUILTIN
+
+    folder = str(tmp_path / "minilm")
+    assert main(["convert", str(BUILTIN), folder, "--precision", "fp32"]) == 0
+    sentences = ["The sky is blue.", "How do I cook lentils?", "Mein Rechner startet nicht."]
+    theirs = transformer(folder, device="cpu").encode(sentences)
+    assert cosines(theirs, Encoder().encode(sentences)).min() >= 0.998
+
+
+def test_what_is_wrong_is_said(make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    source = str(make_model())
+    assert main(["convert", source, str(tmp_path / "full"), "--precision", "int8"]) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    assert main(["convert", str(tmp_path / "none"), str(tmp_path / "out"), "--precision", "int8"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["convert", source, str(tmp_path / "out")]) == 2
+    assert "--precision" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_saving_int8_as_fp32_has_to_be_asked_for(make_model: Make, tmp_path: Path) -> None:
+    Encoder(make_model()).save(tmp_path / "int8", precision="int8")
+    with pytest.raises(ValueError, match="embedkit-model convert"):
+        Encoder(tmp_path / "int8").save(tmp_path / "out", precision="fp32")
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(list_models())
+    assert "hpd-minilm-l6-128-int8" in lines[1]
+    assert json.dumps(lines).isascii()

@@ -1,0 +1,207 @@
+"""Automatic parameters: what is measured is compared with numpy, and what is chosen with the table."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("faiss")
+
+from embedkit.index.auto import Point, Setting, apply, choose, search_settings, smallest
+from embedkit.index.auto.choice import candidates
+from embedkit.index.auto.measure import measure, recalls
+from embedkit.index.auto.plot import frontier, plot
+from embedkit.index.storage.faiss_index import create_index
+
+
+def clustered(rows: int, dimension: int = 16, clusters: int = 40, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    centres = random.standard_normal((clusters, dimension))
+    vectors = centres[random.integers(0, clusters, rows)] + 0.7 * random.standard_normal((rows, dimension))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors.astype(np.float32)
+
+
+def exact(vectors: np.ndarray, queries: np.ndarray, k: int = 10) -> np.ndarray:
+    return np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :k]
+
+
+def test_recall_is_the_mean_share_of_the_true_neighbours() -> None:
+    random = np.random.default_rng(0)
+    truth = np.array([random.permutation(30)[:10] for _ in range(31)])
+    found = np.array([random.permutation(30)[:10] for _ in range(31)])
+    found[3, 4:] = -1
+    shares = [len(set(a) & set(b)) / 10 for a, b in zip(truth.tolist(), found.tolist(), strict=True)]
+    mean, lower = recalls(found, truth)
+    assert mean == pytest.approx(np.mean(shares))
+    assert lower == pytest.approx(min(np.mean(shares[::2]), np.mean(shares[1::2])))
+
+
+@pytest.mark.parametrize("needed", [1, 2, 3, 17, 63, 64])
+def test_smallest_finds_the_least_value(needed: int) -> None:
+    asked: list[int] = []
+
+    def measured(value: int) -> Point:
+        asked.append(value)
+        return Point(Setting(nprobe=value), 0.99, 0.99 if value >= needed else 0.5, float(value))
+
+    point, points = smallest(measured, 0.95, 64)
+    assert point is not None
+    assert needed <= point.setting.nprobe <= max(needed, needed * 33 // 32)
+    assert len(set(asked)) == len(asked) <= 13
+    assert [one.setting.nprobe for one in points] == sorted(asked)
+
+
+def test_smallest_gives_up_at_the_greatest_value_or_where_it_is_too_slow() -> None:
+    def measured(value: int) -> Point:
+        return Point(Setting(nprobe=value), 0.5, 0.5, float(value))
+
+    assert smallest(measured, 0.95, 10)[0] is None
+    point, points = smallest(measured, 0.95, 1000, too_slow=8)
+    assert point is None
+    assert points[-1].setting.nprobe == 8
+
+
+def test_settings_of_an_inverted_file_reach_the_recall_that_numpy_measures() -> None:
+    everything = clustered(6200)
+    vectors, queries = everything[:6000], everything[6000:]
+    truth = exact(vectors, queries)
+    index = create_index("IVF64,Flat", 16)
+    index.train(vectors)
+    index.add(vectors)
+    point, _ = search_settings(index, queries, truth, 0.9)
+    assert point is not None
+    assert point.sure_recall >= 0.9
+    apply(index, point.setting)
+    found = index.search(queries, 10)[1]
+    share = np.mean([len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True)]) / 10
+    assert point.recall == pytest.approx(share)
+    less = measure(index, Setting(nprobe=point.setting.nprobe - 1), queries, truth)
+    assert less.sure_recall < 0.9
+
+
+def test_a_small_collection_is_exact_or_hnsw_and_nothing_is_trained() -> None:
+    vectors = clustered(1500)
+    choice = choose(vectors)
+    assert {one.factory for one in choice.table} == {"Flat", "HNSW32"}
+    assert choice.reached
+    assert choice.chosen.recall >= 0.95
+    assert (choice.rows, choice.sample_rows, choice.held_out) == (1500, 1500, True)
+    assert sum(one.note == "chosen" for one in choice.table) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_a_handful_of_vectors_is_enough(rows: int) -> None:
+    assert choose(clustered(rows)).reached
+
+
+def test_the_fastest_that_reaches_the_target_is_chosen_from_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 2000)
+    monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
+    vectors = clustered(4000)
+    told: list[str] = []
+    choice = choose(vectors, target_recall=0.9, progress=told.append)
+    assert told == candidates(4000, 16) == [one.factory for one in choice.table]
+    assert all(one.recall is not None for one in choice.table)
+    good = [one for one in choice.table if one.note in ("", "chosen")]
+    assert all(one.recall >= 0.9 for one in good)
+    assert choice.chosen.ms == min(one.ms for one in good)
+    restored = json.loads(json.dumps(choice.to_dict()))
+    assert restored["chosen"]["factory"] == choice.chosen.factory
+    assert len(restored["table"]) == len(choice.table)
+    assert "(chosen)" in "\n".join(choice.lines())
+    for one in choice.table:  # each can be built for all vectors with the setting it was measured with
+        index = create_index(one.factory, 16)
+        index.train(vectors)
+        index.add(vectors)
+        apply(index, one.setting)
+        found = index.search(vectors[:300], 10)[1]
+        assert recalls(found, exact(vectors, vectors[:300]))[0] > one.recall - 0.1, one.factory
+
+
+def test_a_sample_is_extrapolated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 2000)
+    monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
+    monkeypatch.setattr("embedkit.index.auto.choice.SAMPLE_ROWS", 4000)
+    monkeypatch.setattr("embedkit.index.auto.choice.QUERIES", 200)
+    choice = choose(clustered(8400), target_recall=0.9)
+    flat, inverted = choice.table[:2]
+    assert (choice.sample_rows, choice.queries) == (4000, 200)
+    assert flat.ms == pytest.approx(flat.sample_ms * 2.1)
+    assert inverted.sample_ms <= inverted.ms <= inverted.sample_ms * 2.1
+    assert inverted.setting.nprobe <= 256
+    assert inverted.bytes == pytest.approx(8400 * (16 * 4 + 8), rel=0.1)
+    assert "~" in "\n".join(choice.lines())
+
+
+def test_memory_bounds_the_choice() -> None:
+    vectors = clustered(3000)
+    choice = choose(vectors, max_memory=3000 * 16 * 4 + 1000)
+    assert choice.chosen.factory == "Flat"
+    assert choice.table[1].note == "over the memory allowed"
+    with pytest.raises(
+        ValueError, match=r"no index of 3,000 vectors of 16 dimensions fits 1,000 bytes: allow"
+    ):
+        choose(vectors, max_memory=1000)
+
+
+def test_a_target_that_nothing_within_memory_reaches_takes_the_best_and_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 2000)
+    monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
+    with caplog.at_level(logging.WARNING, "embedkit"):
+        choice = choose(clustered(4000), target_recall=1.0, max_memory=6000 * 34)
+    assert not choice.reached
+    assert "SQ8" in choice.chosen.factory
+    assert "no index reaches recall@10 1" in caplog.text
+
+
+def test_time_that_is_over_leaves_flat_and_the_plain_inverted_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 2000)
+    monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
+    choice = choose(clustered(4000), seconds=0)
+    assert [one.recall is not None for one in choice.table] == [True, True] + [False] * (
+        len(choice.table) - 2
+    )
+    assert {one.note for one in choice.table[2:]} == {"not tried: out of time"}
+
+
+def test_given_queries_are_what_is_measured() -> None:
+    vectors = clustered(1200)
+    choice = choose(vectors, queries=clustered(50, seed=1))
+    assert (choice.queries, choice.held_out) == (50, False)
+    assert "50 queries given" in choice.lines()[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"target_recall": 0.0}, "target_recall must be above 0"),
+        ({"target_recall": 1.5}, "target_recall must be above 0"),
+        ({"max_memory": 0}, "max_memory must be at least 1 byte"),
+        ({"queries": np.zeros((3, 5), np.float32)}, r"shape \(3, 5\); give \(q, 16\)"),
+    ],
+)
+def test_bad_arguments_are_named(given: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose(clustered(30), **given)
+
+
+def test_no_vectors_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no vectors"):
+        choose(np.zeros((0, 4), np.float32))
+
+
+def test_the_plot_is_a_picture_of_what_no_point_beats(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    points = [Point(Setting(nprobe=n), r, r, t) for n, r, t in [(1, 0.5, 0.1), (2, 0.4, 0.2), (3, 0.9, 0.3)]]
+    assert [point.setting.nprobe for point in frontier(points)] == [1, 3]
+    plot(tmp_path / "a.png", {"one": points}, target=0.8, title="title", chosen=points[2])
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"

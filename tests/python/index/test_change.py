@@ -1,0 +1,438 @@
+"""Adding, deleting, folding, merging, verifying, and Faiss files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+
+import faiss
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.index import (
+    BuildError,
+    Document,
+    Index,
+    IndexDamagedError,
+    IndexExistsError,
+    InputError,
+    ModelMismatchError,
+)
+
+
+def documents(begin, end, word="text"):
+    return [Document(f"{word} {n} of {n % 11}", f"k{n}", {"n": n}) for n in range(begin, end)]
+
+
+@pytest.fixture
+def index(tmp_path, encoder):
+    with Index.build(tmp_path / "index", documents(0, 500), encoder) as index:
+        yield index
+
+
+def ids(index, query="text", k=1000, **options):
+    return {hit.id for hit in index.search(query, k=k, **options)[0]}
+
+
+def files(root):
+    return {path: path.stat() for path in root.rglob("*") if path.is_file()}
+
+
+def test_adding_writes_what_is_added(index):
+    before = files(index.path / "segments")
+    assert index.add(documents(500, 510)).documents == 10
+    after = files(index.path / "segments")
+    assert all(after[path].st_mtime_ns == stat.st_mtime_ns for path, stat in before.items())
+    assert sum(stat.st_size for path, stat in after.items() if path not in before) < 60_000
+    assert ids(index) == {f"k{n}" for n in range(510)}
+    assert index.search("text 505 of 10", k=1)[0][0].id == "k505"
+
+
+def test_deleting_writes_a_bitmap(index):
+    before = files(index.path / "segments")
+    assert index.delete([f"k{n}" for n in range(0, 500, 5)]) == 100
+    assert files(index.path / "segments").keys() == before.keys()
+    (bits,) = (index.path / "tombstones").iterdir()
+    assert bits.stat().st_size == 63
+    assert ids(index) == {f"k{n}" for n in range(500) if n % 5}
+    assert index.delete(where="n < 10") == 8
+    assert len(list((index.path / "tombstones").iterdir())) == 1
+    info = index.info()
+    assert (info["documents"], info["deleted"]) == (392, 108)
+    index.verify()
+
+
+def test_rows_and_ids_stay_when_others_go(index):
+    _, rows = index.search_vectors(index.encoder.encode_query(["text 77 of 0"]), 1)
+    index.delete(["k3"])
+    index.add(documents(500, 503))
+    _, again = index.search_vectors(index.encoder.encode_query(["text 77 of 0"]), 1)
+    assert rows.tolist() == again.tolist()
+    assert index.keys(again[0]) == ["k77"]
+
+
+def test_a_reader_keeps_its_generation_until_it_refreshes(index, encoder):
+    with Index.open(index.path, encoder) as reader:
+        index.delete(where="n >= 5")
+        index.add(documents(500, 502))
+        index.compact()
+        assert len(reader) == 500
+        assert len(ids(reader, where="n >= 0")) == 500
+        assert len(reader.search("text 9", k=3, hybrid=True)[0]) == 3
+        assert reader.refresh()
+        assert not reader.refresh()
+        assert ids(reader) == {"k0", "k1", "k2", "k3", "k4", "k500", "k501"}
+
+
+def test_searches_go_on_in_threads_while_the_index_changes(index):
+    failures = []
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            try:
+                hits = index.search("text 7 of 7", k=50, where="n >= 0")[0]
+                if len(hits) != 50 or any(hit.id != f"k{hit.metadata['n']}" for hit in hits):
+                    failures.append(hits)
+            except Exception as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(4):
+        index.upsert(documents(400, 600 + step))
+        index.delete([f"k{step}"])
+    index.compact()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_all_may_go_and_come_back(index):
+    assert index.delete(where="n >= 0") == 500
+    assert (len(index), index.search("text"), index.info()["segments"]) == (0, [[]], 0)
+    assert index.search(["text", "x"], where="n = 1", hybrid=True) == [[], []]
+    assert index.verify(sample=5)["documents"] == 0
+    assert not index.compact()
+    index.add(documents(0, 3))
+    assert ids(index) == {"k0", "k1", "k2"}
+
+
+def test_upsert_of_an_id_twice_keeps_the_last(index):
+    written = index.upsert([*documents(0, 2), Document("first", "x"), Document("second", "x")])
+    assert (written.documents, written.replaced) == (3, 2)
+    assert [hit.text for hit in index.search("second", k=600)[0] if hit.id == "x"] == ["second"]
+    assert len(index) == 501
+    index.verify(sample=501)
+    index.compact()
+    assert len(ids(index)) == 501
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda index: index.add([Document("x", "k5")]),
+            "the id 'k5' is in the index already; upsert replaces",
+        ),
+        (lambda index: index.add(["x"]), "document 0: a document that is added needs an id"),
+        (
+            lambda index: index.add([Document("x", "new"), Document("y", "new")]),
+            "the id 'new' was used before",
+        ),
+        (
+            lambda index: index.delete(["k1", "nobody"]),
+            "no document with the id 'nobody'; nothing was deleted",
+        ),
+    ],
+)
+def test_wrong_changes_change_nothing(index, change, message):
+    before = files(index.path)
+    with pytest.raises(InputError, match=message):
+        change(index)
+    after = files(index.path)
+    assert {path: stat.st_ino for path, stat in after.items()} == {
+        path: stat.st_ino for path, stat in before.items()
+    }
+    assert len(index) == 500
+
+
+def test_arguments_of_delete(index):
+    for arguments in ({}, {"ids": ["k1"], "where": "n = 1"}):
+        with pytest.raises(ValueError, match="by ids or by a condition"):
+            index.delete(**arguments)
+    with pytest.raises(ValueError, match="condition"):
+        index.delete(where="n = ")
+    assert index.delete(["k1", "nobody", "k1"], missing_ok=True) == 1
+    assert index.delete(where="n = 123456") == 0
+    assert index.add([]).documents == 0
+
+
+def test_another_model_may_not_add(index):
+    with (
+        pytest.warns(UserWarning, match="may mean nothing"),
+        Index.open(index.path, FakeEncoder("other"), force=True) as other,
+        pytest.raises(ModelMismatchError),
+    ):
+        other.add(documents(500, 501))
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF8,SQ8", "HNSW8"])
+def test_compaction_folds_without_encoding(tmp_path, factory):
+    encoder = FakeEncoder()
+    with Index.build(tmp_path / "index", documents(0, 600), encoder, factory=factory) as index:
+        index.add(documents(600, 700))
+        index.upsert(documents(50, 60, "new"))
+        index.delete(where="n % 7 = 0")
+        options = {"where": "n >= 0"}  # which compares all of so few: a graph may miss some
+        before = index.search(["text 3 of 3", "new 55 of 0"], k=700, **options)
+        encoder.encode_document = None
+        assert index.compact()
+        info = index.info()
+        assert (info["segments"], info["deleted"], info["factory"]) == (1, 0, factory)
+        after = index.search(["text 3 of 3", "new 55 of 0"], k=700, **options)
+        assert [{hit.id: (hit.text, hit.metadata) for hit in hits} for hits in before] == [
+            {hit.id: (hit.text, hit.metadata) for hit in hits} for hits in after
+        ]
+        np.testing.assert_allclose(
+            [[hit.score for hit in hits] for hits in after],
+            [[hit.score for hit in hits] for hits in before],
+            atol=1e-5,
+        )
+        assert not index.compact()
+        assert index.compact(factory="SQfp16")
+        assert index.info()["factory"] == "SQfp16"
+        index.verify()
+        with pytest.raises(ValueError, match="factory"):
+            index.compact(factory="bogus")
+
+
+def test_merging_shares_files_and_leaves_the_sources(tmp_path, encoder):
+    for name, begin in (("a", 0), ("b", 300), ("c", 600)):
+        Index.build(tmp_path / name, documents(begin, begin + 300), encoder).close()
+    with Index.open(tmp_path / "b", encoder) as b:
+        b.delete(where="n < 350")
+    with Index.merge(tmp_path / "all", [tmp_path / name for name in "abc"]) as merged:
+        assert len(merged) == 850
+        assert merged.info()["segments"] == 3
+        shared = merged.path / "segments"
+        assert all(path.stat().st_nlink == 2 for path in shared.rglob("*") if path.is_file())
+    with Index.open(tmp_path / "all", encoder) as merged:
+        merged.verify(sample=850)
+        shutil.rmtree(tmp_path / "a")
+        merged.compact()
+        assert ids(merged) == {f"k{n}" for n in range(900) if not 300 <= n < 350}
+    with Index.open(tmp_path / "b", encoder) as b:
+        b.verify(sample=50)
+
+
+def test_what_cannot_be_merged(tmp_path, encoder):
+    Index.build(tmp_path / "a", documents(0, 10), encoder).close()
+    Index.build(tmp_path / "b", documents(5, 20), encoder).close()
+    Index.build(tmp_path / "c", documents(30, 40), FakeEncoder("other")).close()
+    Index.build(tmp_path / "d", documents(30, 40), encoder, metric="dot").close()
+    Index.build(tmp_path / "e", documents(30, 40), FakeEncoder(truncate_dim=16)).close()
+    for other, error, message in (
+        ("b", InputError, "the id 'k5' is in .*a and in .*b; delete it from one of them"),
+        ("c", ModelMismatchError, "only indexes of one model can be merged"),
+        ("d", ModelMismatchError, "has the metric dot, and .*a has cosine"),
+        ("e", ModelMismatchError, "has the dimension 16"),
+    ):
+        with pytest.raises(error, match=message):
+            Index.merge(tmp_path / "out", [tmp_path / "a", tmp_path / other])
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="at least two"):
+        Index.merge(tmp_path / "out", [tmp_path / "a"])
+    Index.build(tmp_path / "f", documents(50, 60), encoder).close()
+    with pytest.raises(IndexExistsError, match="an index exists there"):
+        Index.merge(tmp_path / "d", [tmp_path / "a", tmp_path / "f"])
+
+
+def test_verify_encodes_some_again(index):
+    assert index.verify(sample=40) == {
+        "files": 3,
+        "documents": 500,
+        "encoded": 40,
+        "agreement": pytest.approx(1.0, abs=1e-5),
+    }
+    encode = index.encoder.encode_document
+    index.encoder.encode_document = lambda texts, **options: encode(
+        [text + " changed words" for text in texts], **options
+    )
+    with pytest.raises(
+        IndexDamagedError, match=r"the document 'k\d+' has another vector than the model makes"
+    ):
+        index.verify(sample=40)
+
+
+def test_verify_finds_an_id_in_two_segments(index):
+    index.add([Document("x", "other")])
+    name = index.generation.manifest.segments[1].name
+    path = index.path / "segments" / name / "keys"
+    path.write_bytes(path.read_bytes().replace(b"other", b"k1234"))
+    with (
+        Index.open(index.path) as damaged,
+        pytest.raises(IndexDamagedError, match="does not match its SHA-256"),
+    ):
+        damaged.verify()
+
+
+def test_damaged_tombstones_are_named(index, encoder):
+    index.delete(["k1"])
+    (bits,) = (index.path / "tombstones").iterdir()
+    content = bits.read_bytes()
+    bits.write_bytes(content[:-1])
+    with pytest.raises(IndexDamagedError, match=r"\.bits: 62 bytes, and the manifest says 63"):
+        Index.open(index.path)
+    bits.write_bytes(bytes(len(content)))
+    with pytest.raises(IndexDamagedError, match="does not mark 1 rows as deleted"):
+        Index.open(index.path)
+    bits.write_bytes(bytes([4]) + content[1:])
+    with Index.open(index.path) as damaged, pytest.raises(IndexDamagedError, match="SHA-256"):
+        damaged.verify()
+    bits.unlink()
+    with pytest.raises(IndexDamagedError, match="missing, though the index lists it"):
+        Index.open(index.path)
+
+
+def vectors(rows, dimension=32):
+    array = np.random.default_rng(0).standard_normal((rows, dimension)).astype(np.float32)
+    return array / np.linalg.norm(array, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF4,SQ8", "PCA16,Flat"])
+def test_a_faiss_file_comes_in_and_goes_out(tmp_path, encoder, factory):
+    array = vectors(400)
+    raw = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
+    raw.train(array)
+    raw.add(array)
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    texts = [Document(f"text {n}", f"key {n}") for n in range(400)]
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder, texts) as index:
+        scores, rows = index.search_vectors(array[:20], 5)
+        expected = raw.search(array[:20], 5)
+        np.testing.assert_array_equal(rows, expected[1])
+        np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+        assert index.search(array[7], k=1)[0][0].text == "text 7"
+        assert index.export_faiss(tmp_path / "out.faiss") == 400
+        out = faiss.read_index(str(tmp_path / "out.faiss"))
+        np.testing.assert_array_equal(out.search(array[:20], 5)[1], expected[1])
+        index.delete(["key 7"])
+        assert index.export_faiss(tmp_path / "less.faiss") == 399
+        keys = [json.loads(line) for line in (tmp_path / "less.faiss.ids.jsonl").read_text().splitlines()]
+        assert keys == [f"key {n}" for n in range(400) if n != 7]
+        assert faiss.read_index(str(tmp_path / "less.faiss")).ntotal == 399
+        with pytest.raises(IndexExistsError, match=r"out\.faiss: exists already"):
+            index.export_faiss(tmp_path / "out.faiss")
+        index.add([Document("more", "more")])
+        assert index.compact()
+        assert len(index) == 400
+
+
+def test_ids_of_a_faiss_file_become_keys(tmp_path, encoder):
+    array = vectors(50)
+    raw = faiss.IndexIDMap2(faiss.IndexFlatIP(32))
+    raw.add_with_ids(array, np.arange(1000, 1050))
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    with Index.import_faiss(tmp_path / "plain", tmp_path / "in.faiss", encoder) as index:
+        assert [hit.id for hit in index.search(array[3], k=1)[0]] == ["1003"]
+        index.verify(sample=10)
+    shuffled = [
+        Document(f"text {n}", str(n)) for n in np.random.default_rng(0).permutation(np.arange(1000, 1050))
+    ]
+    with Index.import_faiss(tmp_path / "texts", tmp_path / "in.faiss", encoder, shuffled) as index:
+        assert index.search(array[3], k=1)[0][0].text == "text 1003"
+    with pytest.raises(InputError, match="holds the id 1049, which no document has"):
+        missing = [document for document in shuffled if document.key != "1049"]
+        Index.import_faiss(tmp_path / "x", tmp_path / "in.faiss", encoder, [*missing, Document("x", "y")])
+
+
+def test_faiss_files_that_cannot_be_imported(tmp_path, encoder):
+    cases = {
+        "l2": faiss.IndexFlatL2(32),
+        "narrow": faiss.IndexFlatIP(8),
+        "long": faiss.IndexFlatIP(32),
+    }
+    for index in cases.values():
+        index.add(vectors(5, index.d) * 3)
+    cases["empty"] = faiss.IndexFlatIP(32)
+    for name, index in cases.items():
+        faiss.write_index(index, str(tmp_path / name))
+    cases["fast"] = faiss.index_factory(32, "IVF1,PQ8x4fs", faiss.METRIC_INNER_PRODUCT)
+    cases["fast"].train(vectors(700))
+    cases["fast"].add(vectors(700))
+    faiss.write_index(cases["fast"], str(tmp_path / "fast"))
+    (tmp_path / "garbage").write_bytes(b"garbage")
+    for name, message in (
+        ("l2", "its metric is not the inner product"),
+        ("narrow", "holds vectors of 8 dimensions, and the encoder makes 32"),
+        ("long", "has the length 3, and cosine needs length 1; import it with the metric dot"),
+        ("empty", "it holds no vector"),
+        ("fast", "cannot give back the vectors of IndexIVFPQFastScan"),
+        ("garbage", "Faiss cannot read it"),
+        ("none", "no such file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Index.import_faiss(tmp_path / "index", tmp_path / name, encoder)
+        assert not (tmp_path / "index").exists()
+    with Index.import_faiss(tmp_path / "index", tmp_path / "long", encoder, metric="dot") as index:
+        assert len(index) == 5
+    with pytest.raises(InputError, match="holds 5 vectors, and 2 documents are given"):
+        Index.import_faiss(tmp_path / "two", tmp_path / "long", encoder, ["a", "b"], metric="dot")
+
+
+def test_documents_may_bring_their_vectors(tmp_path, encoder):
+    array = vectors(300) * 5
+    made = [Document(f"text {n}", str(n), vector=array[n]) for n in range(0, 300, 2)]
+    mixed = sorted(
+        [*made, *(Document(f"text {n}", str(n)) for n in range(1, 300, 2))], key=lambda d: int(d.key)
+    )
+    with Index.build(tmp_path / "index", mixed, encoder) as index:
+        stored = index.generation.vectors(np.arange(300))
+        np.testing.assert_allclose(stored[::2], array[::2] / 5, atol=1e-6)
+        odd = encoder.encode_document([f"text {n}" for n in range(1, 300, 2)], normalize_embeddings=True)
+        np.testing.assert_allclose(stored[1::2], odd, atol=1e-6)
+    for vector, message in (
+        (np.ones(5), r"its vector has the shape \(5,\), and the encoder's have \(32,\)"),
+        (np.full(32, np.nan), "its vector holds NaN or infinity"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Index.build(tmp_path / "bad", [Document("x", "x", vector=vector)], encoder)
+
+
+def test_a_build_that_needs_more_memory_than_one_part_searches_all(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr("embedkit.index.build.build.faiss_budget", lambda bound: 64 * 32 * 8)
+    with Index.build(tmp_path / "index", documents(0, 500), encoder) as index:
+        (segment,) = index.generation.segments
+        assert [part.rows for part in segment.parts] == [64] * 7 + [52]
+        index.delete(where="n % 3 = 0")
+        index.verify(sample=100)
+        assert ids(index, where="n < 100") == {f"k{n}" for n in range(100) if n % 3}
+        exact = (
+            encoder.encode_query(["text 7 of 7"], normalize_embeddings=True)
+            @ segment.raw.gather(np.arange(500)).T
+        )
+        exact[0, ::3] = -9
+        scores, _ = index.search_vectors(encoder.encode_query(["text 7 of 7"]), 20)
+        np.testing.assert_allclose(scores[0], np.sort(exact[0])[::-1][:20], atol=1e-5)
+        assert index.compact()
+        assert len(index.generation.segments[0].parts) == 1
+
+
+def test_full_disk_while_changing_leaves_the_generation(index, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("embedkit.index.storage.layout.os.fsync", full)
+    for change in (lambda: index.delete(["k1"]), lambda: index.add(documents(600, 601))):
+        with pytest.raises((OSError, BuildError), match="No space left"):
+            change()
+    monkeypatch.undo()
+    assert len(index) == 500
+    with Index.open(index.path) as again:
+        again.verify()
+        assert len(again) == 500

@@ -1,0 +1,62 @@
+"""Factory strings: what is taken, and what is refused since Faiss would crash, hang or fill the memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedkit.index.storage.factory import check_factory
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "Flat",
+        "IVF1024,Flat",
+        "IVF16_HNSW8,Flat",
+        "IVF16,SQ8",
+        "IVF16,SQfp16",
+        "IVF16,PQ48",
+        "IVF16,PQ48x4fs,RFlat",
+        "HNSW32",
+        "HNSW16,SQ8",
+        "PQ48",
+        "PQ48x4fs",
+        "SQ8",
+        "RaBitQ",
+        "IVF16,RaBitQ",
+        "PCA64,IVF16,Flat",
+        "RR16,IVF16,Flat",
+        "OPQ16_64,IVF1024,PQ16x4fs",
+        "IVF16,Flat,RFlat",
+        "IVF16,SQ4,Refine(Flat)",
+    ],
+)
+def test_taken(factory):
+    check_factory(factory, 384)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("HNSW0", "asks for 0 neighbours of HNSW; give from 2 to 256"),
+        ("HNSW1", "asks for 1 neighbours"),
+        ("HNSW1000000", "asks for 1000000 neighbours"),
+        ("IVF10_HNSW0,Flat", "asks for 0 neighbours"),
+        ("IVF0,Flat", "asks for 0 lists of IVF"),
+        ("IVF99999999999999999999,Flat", "lists of IVF; give from 1 to 16777216"),
+        ("PQ16x0", "asks for 0 bits of PQ; give from 1 to 8"),
+        ("IVF16,PQ48x11", "asks for 11 bits of PQ"),
+        ("PQ0", "asks for 0 subvectors of PQ; give from 1 to 384"),
+        ("PCA0,Flat", "asks for 0 dimensions after the transform"),
+        ("PCA385,Flat", "give from 1 to 384"),
+        ("NSG0", "'NSG0' is not known; use 'auto', 'Flat', 'IVF1024,Flat'"),
+        ("", "'' is not known"),
+        ("garbage", "'garbage' is not known"),
+        ("IDMap,Flat", "is not known"),
+        ("Flat\n", "is not known"),
+    ],
+)
+def test_refused(factory, message):
+    with pytest.raises(ValueError, match="factory") as refused:
+        check_factory(factory, 384)
+    assert message in str(refused.value)

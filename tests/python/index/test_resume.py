@@ -1,0 +1,432 @@
+"""Builds that are killed at any point go on, and give what an uninterrupted one gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+from peak_memory import PEAK_KIB, needs_peak
+
+from embedkit.index import BuildError, Document, Index, InputError, ResumeError
+from embedkit.index.build import ingest
+from embedkit.index.build.build import resumable_rows
+from embedkit.index.search import searcher
+from embedkit.index.storage.layout import Writer
+
+TESTS = Path(__file__).parents[1]
+
+# Kills itself at the n-th of all events that Python audits (files opened, renamed, removed, …) and of those of
+# the encoder; appends to a log the first text and the number of texts of each call of the encoder.
+CHILD = f"""
+import os, signal, sys
+sys.path.insert(0, {str(TESTS)!r})
+from fake_encoder import FakeEncoder
+from embedkit.index import Document, Index
+from embedkit.index.build import ingest
+import faiss
+ingest.SHARD_ROWS, ingest._CHUNK_TEXTS = 256, 128
+kind, path, last, log = sys.argv[1], sys.argv[2], int(sys.argv[3]), open(sys.argv[4], "a")
+seen = 0
+def hook(event, arguments):
+    global seen
+    seen += 1
+    if seen == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+class Encoder(FakeEncoder):
+    def encode_document(self, sentences, **options):
+        for _ in range(4):
+            sys.audit("test.encode")
+        log.write(f"{{sentences[0].split()[1]}} {{len(sentences)}}\\n")
+        log.flush()
+        return super().encode_document(sentences, **options)
+documents = [Document(f"text {{n}} of {{n % 17}}", f"key {{n}}", {{"n": n}}) for n in range(2000)]
+if kind != "build":
+    index = Index.open(path, Encoder())
+sys.addaudithook(hook)
+if kind == "build":
+    Index.build(path, documents, Encoder(), factory="IVF8,SQ8").close()
+else:
+    index.upsert(documents[1000:])
+print(seen)
+"""
+
+
+def child(kind, path, last, log):
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, kind, str(path), str(last), str(log)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def same(first, second):
+    """Two indexes hold the same documents and find the same."""
+    with Index.open(first, FakeEncoder()) as one, Index.open(second, FakeEncoder()) as two:
+        one.verify(sample=50)
+        assert len(one) == len(two)
+        queries = [f"text {number} of 3" for number in range(0, 2000, 97)]
+        for options in ({}, {"where": "n < 200"}, {"hybrid": True}, {"rescore": 4}):
+            assert one.search(queries, k=20, **options) == two.search(queries, k=20, **options)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", ["build", "upsert"])
+def test_a_build_that_is_killed_again_and_again(tmp_path, kind, seed):
+    whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
+    if kind == "upsert":
+        for path in (whole, killed):
+            documents = [Document(f"old text {n} of 5", f"key {n}", {"n": n}) for n in range(1500)]
+            Index.build(path, documents, FakeEncoder(), factory="IVF8,SQ8").close()
+    done = child(kind, whole, 0, tmp_path / "whole.log")
+    assert done.returncode == 0, done.stderr
+    events = int(done.stdout)
+    choose = random.Random(seed * 7 + len(kind))
+    kills = 0
+    while True:
+        rows = resumable_rows(killed)
+        log.unlink(missing_ok=True)
+        # the last run is not killed
+        last = choose.randrange(1, events) if kills < 3 else 0
+        run = child(kind, killed, last, log)
+        encoded = (
+            [tuple(map(int, line.split())) for line in log.read_text().splitlines()] if log.exists() else []
+        )
+        if encoded:  # nothing that the journal knows is encoded again, and nothing is left out
+            assert encoded[0][0] == (1000 if kind == "upsert" else 0) + rows
+        if run.returncode == 0:
+            break
+        assert run.returncode == -signal.SIGKILL, run.stderr
+        kills += 1
+        if kind == "build" and (killed / "CURRENT").exists() and not (killed / "build.journal").exists():
+            break  # killed when all was done
+    same(whole, killed)
+    for name in ("vectors.faiss", "keys"):
+        if kind == "build":
+            (one,) = whole.glob(f"segments/*/{name}")
+            (two,) = killed.glob(f"segments/*/{name}")
+            assert one.read_bytes() == two.read_bytes()
+    assert not (killed / "build.journal").exists()
+
+
+class Failing(FakeEncoder):
+    """Fails at a given call; counts the texts that it encodes."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+        self.texts = 0
+
+    def encode_document(self, sentences, **options):
+        self.at -= 1
+        if self.at == 0:
+            raise KeyboardInterrupt
+        self.texts += len(sentences)
+        return super().encode_document(sentences, **options)
+
+
+@pytest.fixture
+def interrupted(tmp_path):
+    texts = [f"text {number}" for number in range(5000)]
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(tmp_path / "index", texts, Failing(2))
+    assert resumable_rows(tmp_path / "index") == 2048
+    return tmp_path / "index", texts
+
+
+def test_the_rest_alone_is_encoded(interrupted):
+    root, texts = interrupted
+    encoder = Failing(0)
+    steps = []
+    with Index.build(root, texts, encoder, progress=steps.append) as index:
+        assert encoder.texts == 5000 - 2048
+        assert [step.done for step in steps if step.stage == "encode"] == [2048, 4096, 5000]
+        assert index.search("text 17", k=1)[0][0].id == "17"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda texts: [*texts[:7], "other", *texts[8:]],
+        lambda texts: texts[1:],
+        lambda texts: texts[:1000],
+        lambda texts: [Document(text, f"x{number}") for number, text in enumerate(texts)],
+        lambda texts: [Document(texts[0], "0", {"new": 1}), *texts[1:]],
+    ],
+)
+def test_another_input_is_refused(interrupted, change):
+    root, texts = interrupted
+    with pytest.raises(ResumeError, match=r"same input, or begin anew with --restart \(restart=True\)"):
+        Index.build(root, change(texts), FakeEncoder())
+    assert resumable_rows(root) == 2048
+    with Index.build(root, change(texts), FakeEncoder(), restart=True) as index:
+        assert len(index) == len(change(texts))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder": FakeEncoder("other")}, r"with another model \(fake-"),
+        ({"encoder": FakeEncoder(truncate_dim=16)}, r"with another dimension \(32, now 16\)"),
+        ({"metric": "dot"}, r"with another metric \(cosine, now dot\)"),
+    ],
+)
+def test_other_settings_are_refused(interrupted, options, message):
+    root, texts = interrupted
+    encoder = options.pop("encoder", FakeEncoder())
+    with pytest.raises(ResumeError, match=f"an interrupted 'build' has encoded 2048 documents {message}"):
+        Index.build(root, texts, encoder, **options)
+
+
+def test_what_was_rejected_is_rejected_again(tmp_path):
+    documents = [Document(f"text {number}", f"key {number % 4000}") for number in range(5000)]
+    documents[3] = Document("bad\x00", "bad")
+    problems = []
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(tmp_path / "index", documents, Failing(2), on_error=problems.append)
+    problems.clear()
+    with Index.build(tmp_path / "index", documents, FakeEncoder(), on_error=problems.append) as index:
+        assert len(index) == 4000
+    assert len(problems) == 1 + 999
+    assert str(problems[0]) == "the text holds a NUL character"
+
+
+def test_a_malformed_document_keeps_what_was_encoded(tmp_path):
+    texts = [f"text {number}" for number in range(5000)]
+    with pytest.raises(InputError, match="document 4500: the text is a number"):
+        Index.build(tmp_path / "index", [*texts[:4500], 5, *texts[4501:]], FakeEncoder())
+    encoder = Failing(0)
+    with Index.build(tmp_path / "index", texts, encoder) as index:
+        assert len(index) == 5000
+    assert encoder.texts == 5000 - 4096
+
+
+def test_deleting_and_adding_go_on_beside_an_interrupted_upsert(tmp_path):
+    root = tmp_path / "index"
+    Index.build(root, [Document(f"old {n}", f"key {n}") for n in range(10)], FakeEncoder()).close()
+    new = [Document(f"new {n}", f"key {n}") for n in range(3000)]
+    with Index.open(root, Failing(2)) as index, pytest.raises(KeyboardInterrupt):
+        index.upsert(new)
+    with Index.open(root, FakeEncoder()) as index:
+        index.delete(["key 3"])
+        with pytest.raises(ResumeError, match=r"an interrupted 'upsert' .* another command"):
+            index.add([Document("x", "x")])
+        assert resumable_rows(root) == 2048
+        written = index.upsert(new)
+        assert (written.documents, written.replaced, written.resumed) == (3000, 9, 2048)
+        assert len(index) == 3000
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed(monkeypatch, when, command):
+    """Run ``command``, which dies as it begins or ends to publish; its journal stays as a kill leaves it."""
+    publish = Writer.publish
+
+    def dies(self, *arguments, **options):
+        if when == "after":
+            publish(self, *arguments, **options)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "publish", dies)
+        patch.setattr(Writer, "_discard", lambda self: None)
+        with pytest.raises(Killed):
+            command()
+
+
+@pytest.fixture
+def index(tmp_path):
+    with Index.build(tmp_path / "index", [Document("text x", "x1")], FakeEncoder()) as index:
+        yield index
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_finished_segment_takes_its_own_documents_alone(index, monkeypatch, when):
+    killed(monkeypatch, when, lambda: index.add([Document("text a", "a1")]))
+    with pytest.raises(ResumeError, match="these"):
+        index.add([Document("text b", "b1"), Document("text c", "c1")])
+    if when == "before":
+        assert index.add([Document("text a", "a1")]).documents == 1
+    index.add([Document("text b", "b1")])
+    assert [found.key for found in index.get(["x1", "a1", "b1"])] == ["x1", "a1", "b1"]
+
+
+def test_the_same_command_after_the_last_step_is_done(index, monkeypatch):
+    killed(monkeypatch, "after", lambda: index.add([Document("text a", "a1")]))
+    assert index.add([Document("text a", "a1")]).resumed == 1
+    assert not (index.path / "build.journal").exists()
+    index.refresh()
+    assert len(index) == 2
+
+
+def test_what_is_deleted_after_a_kill_does_not_come_back(index, monkeypatch):
+    killed(monkeypatch, "after", lambda: index.add([Document("text a", "a1")]))
+    index.refresh()
+    assert index.delete(["a1"]) == 1
+    index.add([Document("text b", "b1")])
+    assert [found.key for found in index.get(["x1", "a1", "b1"])] == ["x1", "b1"]
+
+
+def test_a_finished_segment_is_not_taken_for_another_kind(tmp_path, monkeypatch):
+    documents = [Document(f"text {n}", str(n)) for n in range(30)]
+
+    def build(factory):
+        return Index.build(tmp_path / "index", documents, FakeEncoder(), factory=factory)
+
+    killed(monkeypatch, "before", lambda: build("Flat"))
+    with pytest.raises(ResumeError, match="another factory"):
+        build("HNSW16")
+    with build("Flat") as index:
+        assert len(index) == 30
+
+
+def test_given_vectors_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "_CHUNK_TEXTS", 4)
+    vectors = np.random.default_rng(0).standard_normal((12, 32), np.float32)
+
+    def documents(given, stop=None):
+        for n, vector in enumerate(given):
+            if n == stop:
+                raise RuntimeError("the source broke")
+            yield Document(f"text {n}", str(n), vector=vector)
+
+    def build(documents):
+        return Index.build(tmp_path / "index", documents, FakeEncoder())
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        build(documents(vectors, 9))
+    assert resumable_rows(tmp_path / "index") == 8
+    with pytest.raises(ResumeError, match="its vector is not the one from before"):
+        build(documents(vectors[::-1]))
+    with build(documents(vectors)) as index:
+        assert len(index) == 12
+
+
+def test_a_slow_refresh_does_not_bring_a_former_generation_back(index, monkeypatch):
+    opened, go_on = threading.Event(), threading.Event()
+    open_generation = searcher.open_generation
+
+    def slow(*arguments):
+        generation = open_generation(*arguments)
+        if threading.current_thread() is thread:
+            opened.set()
+            go_on.wait(30)
+        return generation
+
+    with Index.open(index.path, FakeEncoder()) as other:
+        other.add([Document("text a", "a1")])
+    thread = threading.Thread(target=index.refresh)
+    monkeypatch.setattr(searcher, "open_generation", slow)
+    thread.start()
+    opened.wait(30)
+    adding = threading.Thread(target=lambda: index.add([Document("text b", "b1")]))
+    adding.start()
+    adding.join(1)
+    go_on.set()
+    thread.join()
+    adding.join()
+    assert len(index) == 3
+
+
+def test_a_torn_journal_line_counts_as_not_written(interrupted):
+    root, texts = interrupted
+    journal = root / "build.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"rows": 4')
+    assert resumable_rows(root) == 2048
+    encoder = Failing(0)
+    Index.build(root, texts, encoder).close()
+    assert encoder.texts == 5000 - 2048
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage\n", b"[]\n", b'{"journal": 9}\n{"rows": 5}\n'])
+def test_a_journal_that_means_nothing_is_begun_anew(interrupted, content):
+    root, texts = interrupted
+    (root / "build.journal").write_bytes(content)
+    assert resumable_rows(root) == 0
+    encoder = Failing(0)
+    Index.build(root, texts, encoder).close()
+    assert encoder.texts == 5000
+
+
+def test_shards_are_noted_while_the_build_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "SHARD_ROWS", 4000)
+    noted = []
+
+    def look(step):
+        noted.append((step.done, resumable_rows(tmp_path / "index")))
+
+    Index.build(tmp_path / "index", [f"text {n}" for n in range(9000)], FakeEncoder(), progress=look).close()
+    assert noted[:5] == [(2048, 0), (4096, 4096), (6144, 4096), (8192, 8192), (9000, 8192)]
+
+
+@needs_peak
+@pytest.mark.parametrize(
+    ("factory", "parts"),
+    [("Flat", 3), ("IVF64,Flat", 1), ("RR64,IVF64,Flat", 1)],
+)
+def test_the_peak_stays_below_the_bound(tmp_path, factory, parts):
+    rows = int(os.environ.get("EMBEDKIT_TEST_ROWS", "100000"))
+    code = (
+        f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
+        "import numpy as np, faiss\nfrom fake_encoder import FakeEncoder\n"
+        "from embedkit.index import Index\nfrom embedkit.index.build.memory import resident\n"
+        "class Noise(FakeEncoder):\n"
+        "    def encode_document(self, sentences, *, normalize_embeddings=False):\n"
+        "        rng = np.random.default_rng(int(sentences[0]))\n"
+        "        return rng.standard_normal((len(sentences), self.dimension), np.float32)\n"
+        "    encode_query = encode_document\n"
+        "path, factory, rows, dimension = sys.argv[1], sys.argv[2], int(sys.argv[3]), 128\n"
+        "Index.build(path + 'x', ['1'], Noise(truncate_dim=dimension)).close()\n"
+        "bound = resident() + (96 + rows // 6250 << 20)\n"  # of the vectors' 49 MB, or 488 of 1,000,000
+        "texts = (f'{n}' for n in range(rows))\n"
+        "index = Index.build(path, texts, Noise(truncate_dim=dimension), factory=factory, max_memory=bound,\n"
+        "                    metric='dot')\n"
+        f"peak = {PEAK_KIB} * 1024\n"
+        "index.verify()\n"
+        "vectors = index.generation.vectors(np.arange(0, rows, 501))\n"
+        "_, found = index.search_vectors(vectors, 1, nprobe=64 if 'IVF' in factory else None)\n"
+        "right = (found[:, 0] == np.arange(0, rows, 501)).mean()\n"
+        "print(len(index), len(index.generation.segments[0].parts), (peak - bound) >> 20, right)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "index"), factory, str(rows)],
+        capture_output=True,
+        text=True,
+        timeout=max(300, rows // 500),
+        check=False,
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+    )
+    assert done.returncode == 0, done.stderr
+    count, found_parts, over, right = done.stdout.split()
+    assert int(count) == rows
+    assert int(over) <= 0, f"{over} MiB above the bound"
+    assert int(found_parts) >= parts if parts > 1 else int(found_parts) == 1
+    assert float(right) > 0.95
+
+
+def test_too_little_memory_says_how_much_is_needed(tmp_path):
+    with pytest.raises(BuildError, match=r"within 1 MB is not possible: .*; give --max-memory .* at least"):
+        Index.build(tmp_path / "index", ["a"], FakeEncoder(), max_memory=1_000_000)
+    assert not (tmp_path / "index").exists()
+
+
+def test_the_journal_is_readable(interrupted):
+    root, _ = interrupted
+    lines = [json.loads(line) for line in (root / "build.journal").read_text().splitlines()]
+    assert (lines[0]["journal"], lines[0]["mode"], lines[0]["dimension"]) == (1, "build", 32)
+    assert lines[-1] == {"rows": 2048}
+    assert np.fromfile(root / "segments" / ".building" / "vectors.f32", "<f4").shape == (2048 * 32,)

@@ -1,0 +1,384 @@
+"""Filters, re-ranking, hybrid search, streams of queries, devices and other models."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+
+import faiss
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.index import Document, Index, ModelMismatchError, SearchStats
+from embedkit.index.search.hybrid import fuse, match_expression
+from embedkit.index.storage.faiss_part import bits_of, count_bits, is_set, rows_of
+from embedkit.index.storage.raw import quantise
+from embedkit.index.storage.where import compile_where
+
+FIELDS = [
+    {"lang": "en", "year": 2021, "tags": ["a"], "author": {"name": "Ann"}, "draft": False},
+    {"lang": "de", "year": 2019, "author": {"name": "Bob"}, "draft": True},
+    {"lang": "en", "year": 1999.5, "a b": "x", "größe": 3},
+    {"lang": "fr", "year": "2022", "note": "it's"},
+    {"lang": "en", "year": "unknown", "text": "inner", "id": 5},
+    {},
+]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    documents = [Document(f"text {n}", f"k{n}", fields) for n, fields in enumerate(FIELDS)]
+    with Index.build(tmp_path_factory.mktemp("where") / "index", documents, FakeEncoder()) as index:
+        yield index
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("lang = 'en'", "024"),
+        ("lang = 'en' and year > 2019", "0"),
+        ("LANG = 'en' or lang='en'", "024"),
+        ("year > 2019", "03"),
+        ("2019 < year", "03"),
+        ("year between 1999 and 2019", "12"),
+        ("year not between 1999 and 2019", "03"),
+        ("year in (2021, 2022)", "03"),
+        ("year = '2022'", "3"),
+        ("lang in ('de', 'fr')", "13"),
+        ("lang is null", "5"),
+        ("lang is not null and not lang = 'en'", "13"),
+        ("lang like 'E%'", "024"),
+        ("author.name = 'Ann'", "0"),
+        ("\"a b\" = 'x'", "2"),
+        ("größe >= 3", "2"),
+        ("note = 'it''s'", "3"),
+        ("draft", "1"),
+        ("draft = true or year < -1", "1"),
+        ("json_is_no_function is null and id = 'k5'", "5"),
+        ("text = 'text 3'", "3"),
+        ('"text" = \'inner\' and "id" = 5', "4"),
+        ("upper(lang) || '!' = 'DE!'", "1"),
+        ("case when year > 2020 then 1 else 0 end = 1", "03"),
+        ("coalesce(lang, 'none') = 'none'", "5"),
+        ("missing = 1", ""),
+    ],
+)
+def test_conditions(index, where, found):
+    assert sorted(hit.id for hit in index.search("text", k=10, where=where)[0]) == [f"k{n}" for n in found]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "",
+        "   ",
+        "lang =",
+        "lang = 'en",
+        "lang = 'en'; drop table documents",
+        "lang = 'en' -- comment",
+        "lang = 'en' /* comment */",
+        "1) or (1",
+        "(lang = 'en'",
+        "lang = 'en')",
+        "key in (select key from documents)",
+        "exists (select 1)",
+        "load_extension('x')",
+        "readfile('/etc/passwd') is null",
+        "sqlite_version() = 1",
+        "randomblob(1000000000) is null",
+        "documents.key = 'x' union all",
+        "a -> 'b'",
+        "x = ?1",
+        "x = :name",
+        '"a""b" = 1',
+        "x = 1x",
+        "match('x')",
+        "lang = 'en' limit 1",
+        "\x00",
+        "allowed(1)",
+        "(" * 2000 + "1" + ")" * 2000,
+    ],
+)
+def test_what_is_no_condition_is_refused(index, where):
+    with pytest.raises(ValueError, match="condition"):
+        index.search("text", where=where)
+    assert len(index.search("text", k=10)[0]) == 6
+
+
+def test_the_connection_reads_nothing_but_documents_for_a_condition(index, monkeypatch):
+    reader = index.generation.segments[0].documents
+    monkeypatch.setattr("embedkit.index.storage.document_store.compile_where", lambda where: where)
+    for sql in ("1) UNION SELECT sql FROM sqlite_schema WHERE (1", "row IN (SELECT rowid FROM keywords)"):
+        with pytest.raises(ValueError, match=r"prohibited|not authorized|vtable constructor failed"):
+            reader.select(sql)
+
+
+def test_a_condition_names_the_place():
+    with pytest.raises(ValueError, match=r"'lang = \$' is wrong at character 8: '\$' means nothing here"):
+        compile_where("lang = $")
+    with pytest.raises(ValueError, match="the function exec is not known; known are abs"):
+        compile_where("exec(1)")
+
+
+def corpus(rows=3000, dimension=24):
+    vectors = np.random.default_rng(1).standard_normal((rows, dimension)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    documents = [
+        Document(f"number {n}", f"k{n}", {"n": n}, vector=vector) for n, vector in enumerate(vectors)
+    ]
+    return vectors, documents
+
+
+@pytest.mark.parametrize("kept", ["fp32", "int8"])
+@pytest.mark.parametrize("factory", ["IVF16,PQ12x4fs", "SQ4", "IVF16,RaBitQ"])
+def test_rescoring_gives_the_scores_of_the_vectors(tmp_path, kept, factory):
+    vectors, documents = corpus()
+    encoder = FakeEncoder(truncate_dim=24)
+    nprobe = 16 if "IVF" in factory else None
+    with Index.build(tmp_path / "index", documents, encoder, factory=factory, kept=kept) as index:
+        queries = vectors[:40] + 0.02
+        queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+        scores, rows = index.search_vectors(queries, 10, rescore=30, nprobe=nprobe)
+        exact = queries @ vectors.T
+        np.testing.assert_allclose(
+            scores, np.take_along_axis(exact, rows, axis=1), atol=1e-6 if kept == "fp32" else 0.02
+        )
+        best = np.argsort(-exact, axis=1)[:, :10]
+        recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, best, strict=True)])
+        coarse = index.search_vectors(queries, 10, rescore=0, nprobe=nprobe)[1]
+        assert recall > np.mean([len(set(a) & set(b)) / 10 for a, b in zip(coarse, best, strict=True)])
+        assert recall > 0.85
+        assert index.info()["kept"] == kept
+        # a filter that leaves few documents compares their vectors
+        scores, rows = index.search_vectors(queries, 10, where="n % 50 = 7")
+        some = exact[:, 7::50]
+        np.testing.assert_allclose(
+            scores, np.sort(some, axis=1)[:, ::-1][:, :10], atol=1e-6 if kept == "fp32" else 0.02
+        )
+        assert (rows % 50 == 7).all()
+
+
+def test_kept_int8_vectors_are_within_half_a_step():
+    vectors = np.random.default_rng(0).standard_normal((50, 30)).astype(np.float32)
+    vectors[3] = 0
+    codes, scales = quantise(vectors)
+    assert (
+        np.abs(codes * scales[:, None] - vectors).max() <= np.abs(vectors).max(axis=1).max() / 127 / 2 * 1.001
+    )
+    assert (codes[3] == 0).all()
+
+
+def test_few_added_exact_vectors_do_not_outrank_codes_by_their_kind(tmp_path):
+    """PQ underestimates products: hits of an exact segment must not come first because of that."""
+    vectors, documents = corpus()
+    encoder = FakeEncoder(truncate_dim=24)
+    with Index.build(tmp_path / "index", documents[:2900], encoder, factory="IVF16,PQ12x4fs") as index:
+        index.add(documents[2900:])
+        scores, rows = index.search_vectors(vectors[:50], 1, nprobe=16)
+        exact = vectors[:50] @ vectors.T
+        np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, axis=1), atol=1e-5)
+        assert (rows[:, 0] == np.arange(50)).mean() >= 0.96
+
+
+def test_reciprocal_rank_fusion():
+    assert fuse(([7, 8, 9], [9, 7]), 3) == [
+        (7, pytest.approx(1 / 61 + 1 / 62)),
+        (9, pytest.approx(1 / 63 + 1 / 61)),
+        (8, pytest.approx(1 / 62)),
+    ]
+    assert (
+        match_expression('What is "AI"? what NEAR(x) -y *')
+        == '"what" OR "is" OR "ai" OR "near" OR "x" OR "y"'
+    )
+    assert match_expression("?!") is None
+
+
+def test_hybrid_finds_rare_words_and_keeps_filters(tmp_path):
+    documents = [Document(f"common text number {n}", f"k{n}", {"n": n}) for n in range(400)]
+    documents[250] = Document("the zyzzyva beetle", "rare", {"n": 250})
+    encoder = FakeEncoder()
+    encode = encoder.encode_query
+    encoder.encode_query = lambda texts, **options: encode(["common text number 1"] * len(texts), **options)
+    with Index.build(tmp_path / "index", documents, encoder) as index:
+        assert "rare" not in [hit.id for hit in index.search("zyzzyva", k=5)[0]]
+        hits = index.search(["zyzzyva", "common"], k=5, hybrid=True)
+        assert hits[0][0].id == "rare" or hits[0][1].id == "rare"
+        assert hits[0][0].score <= 2 / 61
+        assert [hit.rank for hit in hits[1]] == [1, 2, 3, 4, 5]
+        assert all(
+            int(hit.id[1:]) < 100 for hit in index.search("zyzzyva", k=5, hybrid=True, where="n < 100")[0]
+        )
+        assert len(index.search("?", k=5, hybrid=True)[0]) == 5
+        index.delete(["rare"])
+        index.add([Document("another zyzzyva", "new", {"n": 1000})])
+        found = [hit.id for hit in index.search("zyzzyva", k=5, hybrid=True)[0]]
+        assert "new" in found[:2]
+        assert "rare" not in found
+        with pytest.raises(ValueError, match="a hybrid search needs texts"):
+            index.search(np.ones((1, 32)), hybrid=True)
+
+
+def test_bm25_is_that_of_sqlite(tmp_path, encoder):
+    texts = ["apple banana", "apple apple cherry", "banana", "date", "apple date date banana"]
+    with Index.build(tmp_path / "index", texts, encoder) as index:
+        found = index.generation.segments[0].documents.keywords('"apple" OR "date"', 10, None)
+    db = sqlite3.connect(":memory:")
+    db.execute("CREATE VIRTUAL TABLE t USING fts5(text)")
+    db.executemany("INSERT INTO t(rowid, text) VALUES (?, ?)", list(enumerate(texts)))
+    expected = db.execute(
+        "SELECT rowid, -bm25(t) FROM t WHERE t MATCH 'apple OR date' ORDER BY bm25(t)"
+    ).fetchall()
+    assert found == expected
+
+
+def test_a_stream_of_queries_overlaps_its_stages(tmp_path):
+    class Slow(FakeEncoder):
+        def encode_query(self, sentences, **options):
+            time.sleep(0.05)
+            return super().encode_document(sentences, **options)
+
+    texts = [f"text {n}" for n in range(200)]
+    stats = SearchStats()
+    with Index.build(tmp_path / "index", texts, Slow()) as index:
+        blocks = [texts[at : at + 20] for at in range(0, 200, 20)]
+        expected = [index.search(block, k=3) for block in blocks]
+
+        def reading():
+            for block in blocks:
+                time.sleep(0.05)
+                yield block
+
+        assert list(index.search_stream(reading(), 3, stats=stats)) == expected
+        assert stats.queries == 200
+        assert stats.busy["read"] > 0.45
+        assert stats.busy["encode"] > 0.45
+        line = str(stats)
+        assert line.startswith("200 queries in ")
+        assert all(f"{stage} " in line for stage in ("read", "encode", "search", "fetch"))
+        assert list(index.search_stream([], 3)) == []
+        with pytest.raises(TypeError, match="no argument 'nonsense'"):
+            index.search_stream(blocks, nonsense=1)
+        with pytest.raises(ValueError, match="nprobe does not apply"):
+            index.search_stream(blocks, nprobe=1)
+        with pytest.raises(TypeError, match="query 1 is int"):
+            list(index.search_stream([["a"], ["b", 1]]))
+    assert not [thread for thread in threading.enumerate() if thread.name == "embedkit-prefetch"]
+
+
+def test_an_abandoned_stream_stops_its_threads(tmp_path, encoder):
+    with Index.build(tmp_path / "index", ["a", "b"], encoder) as index:
+        stream = index.search_stream((["a"] for _ in iter(int, 1)), 1)
+        next(stream)
+        stream.close()
+        del stream
+        deadline = time.monotonic() + 5
+        while [thread for thread in threading.enumerate() if thread.name == "embedkit-prefetch"]:
+            assert time.monotonic() < deadline
+
+
+def test_ef_is_for_hnsw(tmp_path, encoder):
+    texts = [f"text {n} of {n % 13}" for n in range(500)]
+    with Index.build(tmp_path / "index", texts, encoder, factory="HNSW8") as index:
+        assert index.info()["ef"] == 64
+        assert len(index.search("text 3 of 3", k=20, ef=200)[0]) == 20
+        with pytest.raises(ValueError, match="ef must be at least 1, not 0"):
+            index.search("x", ef=0)
+        index.set_search_defaults(ef=300, tuning={"recall": 0.99})
+        assert index.info()["ef"] == 300
+    with Index.build(tmp_path / "flat", texts, encoder) as index:
+        with pytest.raises(ValueError, match="ef does not apply: the index is Flat, not HNSW"):
+            index.search("x", ef=10)
+        with pytest.raises(ValueError, match=r"rescore must be 0 \(off\) or more"):
+            index.search("x", rescore=-1)
+
+
+def test_keys_of_many_rows(tmp_path, encoder):
+    keys = [f"{'schlüssel' if n == 70 else 'key'} {n * 7}" for n in range(200)]
+    documents = [Document(f"text {n}", key) for n, key in enumerate(keys)]
+    with Index.build(tmp_path / "index", documents[:150], encoder) as index:
+        index.add(documents[150:])
+        rows = np.random.default_rng(0).integers(0, 200, 500)
+        assert index.keys(rows) == [keys[row] for row in rows]
+        assert index.keys(rows[rows < 60]) == [keys[row] for row in rows[rows < 60]]
+        assert index.keys(range(3)) == keys[:3]
+        assert index.keys([]) == []
+        for wrong in ([-1], [200], [*range(100), 200], [*range(100), -1]):
+            with pytest.raises(IndexError, match="is not in the index of 200 documents"):
+                index.keys(wrong)
+
+
+def test_bitmaps():
+    rows = np.array([0, 3, 8, 17])
+    bits = bits_of(rows, 18)
+    assert rows_of(bits).tolist() == rows.tolist()
+    assert count_bits(bits) == 4
+    assert is_set(bits, np.array([0, 1, 8, 17])).tolist() == [True, False, True, True]
+
+
+def test_cuda_is_refused_without_a_faiss_for_it(tmp_path, encoder, monkeypatch):
+    Index.build(tmp_path / "index", ["a"], encoder).close()
+    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
+    with pytest.raises(
+        ImportError, match=r"the installed one is for the CPU alone: .*pip install 'embedkit\[gpu\]'"
+    ):
+        Index.open(tmp_path / "index", encoder, device="cuda")
+    with pytest.raises(ValueError, match="device must be 'cpu' or 'cuda', not 'tpu'"):
+        Index.open(tmp_path / "index", encoder, device="tpu")
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
+    with pytest.raises(RuntimeError, match="Faiss finds no GPU"):
+        Index.open(tmp_path / "index", encoder, device="cuda")
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF8,Flat"])
+def test_cuda_uses_what_faiss_moves_there(tmp_path, monkeypatch, factory):
+    """Stands in for a GPU: an index that takes no selector, as those of faiss-gpu."""
+    vectors, documents = corpus(600)
+    encoder = FakeEncoder(truncate_dim=24)
+    Index.build(tmp_path / "index", documents, encoder, factory=factory).close()
+    moved = []
+
+    class OnGpu:
+        def __init__(self, index):
+            self.index = index
+
+        def search(self, queries, k, *, params=None):
+            assert params is None or params.sel is None
+            return self.index.search(queries, k, params=params)
+
+    def move(resources, device, index):
+        moved.append(device)
+        return OnGpu(index)
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", move, raising=False)
+    monkeypatch.setattr("embedkit.index.storage.faiss_part.EXACT_ROWS", 0)
+    nprobe = 8 if factory != "Flat" else None
+    with Index.open(tmp_path / "index", encoder, device="cuda") as index:
+        assert moved == [0]
+        scores, rows = index.search_vectors(vectors[:20], 5, nprobe=nprobe, where="n % 3 = 0")
+        exact = vectors[:20] @ vectors[::3].T
+        np.testing.assert_allclose(scores, np.sort(exact, axis=1)[:, ::-1][:, :5], atol=1e-5)
+        index.delete([f"k{n}" for n in range(0, 600, 2)])
+        assert len(moved) == 2
+        _, rows = index.search_vectors(vectors[:20], 5, nprobe=nprobe)
+        assert (rows % 2 == 1).all()
+
+
+def test_another_model_is_refused_or_forced_with_a_warning(tmp_path):
+    Index.build(tmp_path / "index", ["a cat", "a dog"], FakeEncoder()).close()
+    other = FakeEncoder("other")
+    with pytest.raises(ModelMismatchError, match=f"{FakeEncoder().fingerprint}.*{other.fingerprint}"):
+        Index.open(tmp_path / "index", other)
+    with pytest.warns(
+        UserWarning, match=f"{FakeEncoder().fingerprint}.*{other.fingerprint}.*may mean nothing"
+    ):
+        index = Index.open(tmp_path / "index", other, force=True)
+    assert len(index.search("cat")[0]) == 2
+    with pytest.raises(ModelMismatchError):  # what it would write is no longer told apart
+        index.add([Document("x", "x")])
+    with pytest.raises(ModelMismatchError, match="32 dimensions, and the encoder makes 16"):
+        Index.open(tmp_path / "index", FakeEncoder(truncate_dim=16), force=True)

@@ -1,0 +1,137 @@
+"""Finding models by name, without a network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedkit.model_folder.hub import resolve
+
+NO_HUB: dict[str, Any] = {"revision": None, "cache_folder": None, "token": None, "local_files_only": False}
+
+
+def test_local_folders_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve("org/name", **NO_HUB) == Path("org/name")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve("~/org", **NO_HUB) == tmp_path / "org"
+
+
+@pytest.mark.parametrize("name", ["./missing", "/missing/x", "a/b/c", "", "a b", Path("missing")])
+def test_what_cannot_be_a_name_is_a_missing_folder(
+    name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist; give a folder, or a name"):
+        resolve(name, **NO_HUB)
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match="pip install huggingface-hub"):
+        resolve("org/name", **NO_HUB)
+
+
+def test_model_that_is_not_cached(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    options = {**NO_HUB, "cache_folder": tmp_path, "local_files_only": True}
+    with pytest.raises(FileNotFoundError, match=r"'org/name' is not in the cache, and local_files_only=True"):
+        resolve("org/name", **options)
+
+
+def test_network_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def unreachable(*args: Any, **options: Any) -> str:
+        raise hub.errors.LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    with pytest.raises(FileNotFoundError, match="the Hub cannot be reached; connect once, or copy"):
+        resolve("org/name", **NO_HUB)
+
+
+def test_cached_model_is_found_offline(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    commit = "0" * 40
+    repository = tmp_path / "models--sentence-transformers--tiny"
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    options = {**NO_HUB, "cache_folder": tmp_path, "local_files_only": True}
+    assert resolve("sentence-transformers/tiny", **options) == snapshot
+    assert resolve("tiny", **options) == snapshot  # as sentence-transformers completes bare names
+
+
+def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked: dict[str, Any] = {}
+
+    def download(repository: str, **options: Any) -> str:
+        asked.update(options, repository=repository)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert resolve("org/name", **{**NO_HUB, "revision": "v1", "token": "t"}) == tmp_path
+    assert asked["repository"] == "org/name" and asked["revision"] == "v1" and asked["token"] == "t"
+    wanted = """
+        config.json modules.json config_sentence_transformers.json sentence_bert_config.json tokenizer.json
+        tokenizer_config.json vocab.txt special_tokens_map.json model.safetensors embedkit.json README.md
+        model-00001-of-00002.safetensors model.safetensors.index.json model.int8.safetensors
+        1_Pooling/config.json 2_Dense/config.json 2_Dense/model.safetensors
+        0_Transformer/config.json 0_Transformer/sentence_bert_config.json 0_Transformer/tokenizer.json
+        0_Transformer/tokenizer_config.json 0_Transformer/vocab.txt 0_Transformer/special_tokens_map.json
+        0_Transformer/added_tokens.json 0_Transformer/vocab.json 0_Transformer/merges.txt
+        0_Transformer/model.safetensors 0_Transformer/model.int8.safetensors
+        0_Transformer/model-00001-of-00002.safetensors 0_Transformer/model.safetensors.index.json
+    """.split()  # noqa: SIM905
+    unwanted = """
+        pytorch_model.bin 2_Dense/pytorch_model.bin 0_Transformer/pytorch_model.bin
+        0_Transformer/vocab.pkl onnx/model.safetensors checkpoint-100/model.safetensors
+        checkpoint-100/tokenizer.json tf_model.h5 rust_model.ot model.pkl onnx/model.onnx
+        onnx/config.json openvino/openvino_model.bin modeling.py train.py
+    """.split()  # noqa: SIM905
+    kept = filter_repo_objects(
+        [*wanted, *unwanted],
+        allow_patterns=asked["allow_patterns"],
+        ignore_patterns=asked["ignore_patterns"],
+    )
+    assert list(kept) == wanted
+
+
+@pytest.mark.parametrize("name", ["model_O3.onnx", "onnx/model_O3.onnx"])
+def test_one_graph_in_the_place_of_the_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface-hub is not installed")
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked: dict[str, Any] = {}
+
+    def snapshot(repository: str, **options: Any) -> str:
+        asked.update(options)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    resolve("org/name", **NO_HUB, graph=name)
+    wanted = """
+        config.json modules.json tokenizer.json 1_Pooling/config.json 2_Dense/config.json
+        2_Dense/model.safetensors onnx/model_O3.onnx onnx/model_O3.onnx_data onnx/model_O3.embedkit.json
+    """.split()  # noqa: SIM905
+    unwanted = """
+        model.safetensors onnx/model.onnx onnx/model.onnx_data onnx/model_O4.onnx pytorch_model.bin
+        openvino/openvino_model.bin modeling.py
+    """.split()  # noqa: SIM905
+    kept = filter_repo_objects(
+        [*wanted, *unwanted],
+        allow_patterns=asked["allow_patterns"],
+        ignore_patterns=asked["ignore_patterns"],
+    )
+    assert list(kept) == wanted
