@@ -50,7 +50,7 @@ lint:
 	$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
 
 # The C++ tests under the address, undefined-behaviour and thread sanitizers. gcc's thread sanitizer cannot start
-# where the kernel randomises addresses by many bits, so randomisation is turned off for it where that is allowed.
+# where the kernel randomizes addresses by many bits, so randomization is turned off for it where that is allowed.
 sanitize:
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(MAKE) test-cpp PRESET=asan
 	$$(setarch -R true 2> /dev/null && echo setarch -R) $(MAKE) test-cpp PRESET=tsan

@@ -1,4 +1,4 @@
-"""What throughput.py measures on a GPU beside the throughput: encoding alone, utilisation, one query."""
+"""What throughput.py measures on a GPU beside the throughput: encoding alone, utilization, one query."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import common
 import numpy as np
 from peers.worker import PeerFailed, Worker, alternate
 
-#: Dense 16-bit products of the vendor's data sheets, operations/s: what model FLOP utilisation is relative to. The
+#: Dense 16-bit products of the vendor's data sheets, operations/s: what model FLOP utilization is relative to. The
 #: first name that the GPU's contains counts. Products of 8 bits are twice as fast on all of them.
 DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12, "H100": 989e12, "A100": 312e12}
 #: Seconds that one call to a candidate may take: loading, compiling, encoding all texts once.
@@ -83,13 +83,13 @@ def measure(
     return result
 
 
-def add_utilisation(
+def add_utilization(
     measured: dict[str, dict[str, Any]],
     operations_per_token: float,
     peaks: Mapping[str, float],
     precisions: Mapping[str, str],
 ) -> None:
-    """Model FLOP utilisation of encoding alone: of the data sheet's peak where it is known, and of the measured.
+    """Model FLOP utilization of encoding alone: of the data sheet's peak where it is known, and of the measured.
 
     Args:
         measured: as `measure` gives it; gets "mfu" and "share_of_measured_peak".

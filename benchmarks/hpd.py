@@ -3,7 +3,7 @@
 Zhao et al. 2022 (arXiv 2203.07687) give sentences/s on a TITAN Xp. Here each shape of their table is measured with
 and without a projection to 128 dimensions. Speed does not depend on the weights' values, so shapes without real
 weights at hand get random ones; the table says which. On a CPU a large model gets fewer of the texts, evenly spread;
-on a GPU each gets all, and encoding alone and its utilisation are measured as well.
+on a GPU each gets all, and encoding alone and its utilization are measured as well.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
             speeds, alone = _speeds(options, keys, one, cache, texts=texts[::step], counts=counts[::step])
             precisions = {key: peer_class(key).precision for key in alone}
             if alone:
-                gpu.add_utilisation(alone, shapes.flops(one, counts) / sum(counts), peaks, precisions)
+                gpu.add_utilization(alone, shapes.flops(one, counts) / sum(counts), peaks, precisions)
             dimension = DIMENSION if projected else shapes.hidden_size(folder)
             rows.append(
                 {

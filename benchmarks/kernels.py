@@ -31,7 +31,7 @@ CPU_OPS: dict[str, list[tuple[int, int, int]]] = {
     "attention": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
     "gelu": [(128, 1536, 0)],
     "layer_norm": [(128, 384, 0)],
-    "quantise": [(128, 384, 0)],
+    "quantize": [(128, 384, 0)],
     "rotate": [(128, 32, 0)],
 }
 GPU_OPS = (
@@ -83,14 +83,14 @@ def cpu_work(operation: str, shape: tuple[int, int, int], eight: int) -> tuple[s
     Args:
         operation: a key of CPU_OPS.
         shape: one of its entries.
-        eight: bytes of a quantised activation.
+        eight: bytes of a quantized activation.
     """
     rows, columns, outputs = shape
     if operation.endswith("_linear"):
         return operation.removesuffix("_linear"), 2.0 * rows * columns * outputs
     if operation == "attention":
         return "fp32", 4.0 * rows * rows * columns
-    of_each = {"gelu": 4 + eight, "layer_norm": 12 + eight, "quantise": 4 + eight, "rotate": 16}
+    of_each = {"gelu": 4 + eight, "layer_norm": 12 + eight, "quantize": 4 + eight, "rotate": 16}
     return "copy", float(rows * columns * of_each[operation])
 
 

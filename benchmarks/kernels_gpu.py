@@ -151,7 +151,7 @@ def _pooling(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
         return functional.normalize(functional.linear(pooled, matrix), dim=-1)
 
     def unfused() -> Tensor:
-        # As sentence-transformers has it: mask, sum, count, divide, project, normalise.
+        # As sentence-transformers has it: mask, sum, count, divide, project, normalize.
         pooled = (padded * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
         return head(pooled, weight)
 

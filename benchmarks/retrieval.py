@@ -9,7 +9,7 @@ search, over Faiss on a CPU as IVF1024,Flat with nprobe 5; beside it the exact s
 83,222 vectors that the paper's 42.61 MB at 128 dimensions are) and what counts as found; the counts are
 printed. The pairs of the data folder are a subset of Quora's: figures are not those of the full set.
 
-Fewer dimensions than a model has are its first ones, normalised again (`truncate_dim`).
+Fewer dimensions than a model has are its first ones, normalized again (`truncate_dim`).
 
 Time is the processor's of one thread: vectors in batches of 1000, through Faiss alone and through
 `Index.search_vectors` in alternating rounds; one vector at a time; and the whole way from text to hits.

@@ -42,7 +42,7 @@ class Collection:
 def question_key(text: str) -> str:
     """What makes two questions the same: letters and digits, without case, space and punctuation.
 
-    A part of the pairs at hand is lower-cased and tokenised and repeats questions of the rest, so without this
+    A part of the pairs at hand is lower-cased and tokenized and repeats questions of the rest, so without this
     a copy of the right answer in another spelling would be counted as a wrong one.
     """
     return "".join(character for character in text.casefold() if character.isalnum())

@@ -1,7 +1,7 @@
 """Where the time of a call of the core goes, stage by stage: `throughput.py --profile`.
 
-The core's own clocks give the seconds of each stage, summed over the threads. What is fused counts once: "quantise" is
-the attention's output alone, since GELU and layer norm quantise their results in the same pass ("element-wise", with
+The core's own clocks give the seconds of each stage, summed over the threads. What is fused counts once: "quantize" is
+the attention's output alone, since GELU and layer norm quantize their results in the same pass ("element-wise", with
 the embeddings). "hand-over" sorts the sequences, lays out batches and writes vectors; "wait" is for other threads.
 """
 

@@ -243,7 +243,7 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
     if on_cuda:
         peaks |= gpu.ceiling()
         precisions = {key: peer_class(key).precision for key in workers}
-        gpu.add_utilisation(on_gpu, shapes.flops(model, counts) / tokens, peaks, precisions)
+        gpu.add_utilization(on_gpu, shapes.flops(model, counts) / tokens, peaks, precisions)
     return result(sts)
 
 

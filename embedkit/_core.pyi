@@ -38,14 +38,14 @@ def measure_kernel(
 
     Args:
         operation: "int8_linear", "fp32_linear" (rows, columns) to (rows, out_features); "attention", a
-            sequence of ``rows`` tokens and a head of ``columns`` values; "rotate", "quantise", "gelu" and
-            "layer_norm" (both with their quantised result) on (rows, columns); "copy", of as many floats.
+            sequence of ``rows`` tokens and a head of ``columns`` values; "rotate", "quantize", "gelu" and
+            "layer_norm" (both with their quantized result) on (rows, columns); "copy", of as many floats.
         isa: one of `available_isas`, by default `active_isa`.
         seconds: how long to repeat.
     """
 
 class WordPiece:
-    """BERT normalisation and WordPiece."""
+    """BERT normalization and WordPiece."""
 
     vocab_size: int
     def __init__(

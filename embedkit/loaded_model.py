@@ -208,7 +208,7 @@ class Model:
         precision: str = "auto",
         *,
         ranges: npt.ArrayLike | None = None,
-        dequantise: bool = False,
+        dequantize: bool = False,
     ) -> None:
         """Write the model, with the settings of this encoder, to a new folder.
 
@@ -218,12 +218,12 @@ class Model:
             folder: where to; must not exist or be empty. It appears whole or not at all.
             precision: ``"fp32"``, ``"int8"``, or ``"auto"`` for that of this encoder.
             ranges: (2, dimension) minima and maxima of typical vectors, kept for int8 and uint8 embeddings.
-            dequantise: let ``"fp32"`` of an int8 folder be the float32 weights that its int8 ones stand for,
+            dequantize: let ``"fp32"`` of an int8 folder be the float32 weights that its int8 ones stand for,
                 for programs that know no int8: a model of its own, with a fingerprint of its own.
 
         Raises:
             FileExistsError: the folder exists and is not empty.
-            ValueError: fp32 is asked of int8 weights without ``dequantise``, or the ranges do not fit.
+            ValueError: fp32 is asked of int8 weights without ``dequantize``, or the ranges do not fit.
         """
         from .model_folder.saving import write_folder
 
@@ -236,7 +236,7 @@ class Model:
         kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
         if precision == "auto":
             precision = engine.stored_precision
-        elif not (dequantise and precision == "fp32"):
+        elif not (dequantize and precision == "fp32"):
             precision = check_precision(precision, engine.folder)
         write_folder(
             engine.folder,

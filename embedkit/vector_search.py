@@ -231,7 +231,7 @@ def _check_score(score_function: Any) -> str:
     return known
 
 
-def _matrix(name: str, values: Any, normalise: bool) -> Float32Array:
+def _matrix(name: str, values: Any, normalize: bool) -> Float32Array:
     """``values`` as (n, dim) float32 in C order, each row of length 1 if asked."""
     if hasattr(values, "detach"):  # torch, from any device and in any of its types
         values = values.detach().cpu().float().numpy()
@@ -246,7 +246,7 @@ def _matrix(name: str, values: Any, normalise: bool) -> Float32Array:
         raise ValueError(f"{name}: the shape is {array.shape}, expected (n, dim)")
     if not np.isfinite(array).all():
         raise ValueError(f"{name}: row {int(np.argwhere(~np.isfinite(array))[0][0])} holds NaN or infinity")
-    if normalise:
+    if normalize:
         norms = np.linalg.norm(array, axis=1, keepdims=True)
         array = array / np.maximum(norms, np.finfo(np.float32).tiny)
     return array

@@ -7,7 +7,7 @@ Each module holds the functions of its name; its arithmetic stands in ``NAME_tri
 * `blocks`: how much one program of each kernel takes, by GPU.
 * `forward`: the whole encoder of a model folder from these kernels, on packed batches.
 * `layernorm`: `embed_layernorm` and `residual_layernorm`, what stands before a layer norm and the norm.
-* `pool_project_normalize`: pooling, projection, length 1 and quantisation, with gradients.
+* `pool_project_normalize`: pooling, projection, length 1 and quantization, with gradients.
 * `quantize`: rows and matrices in 8 bits.
 * `quantized_linear`: their products, with bias and activation.
 * `varlen_attention`: attention of packed sequences, with relative position bias and rotary positions.

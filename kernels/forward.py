@@ -7,7 +7,7 @@
 
 The products are torch's (cuBLAS), everything between them is one kernel. With ``products`` "fp8" or "int8" those
 by W_qkv, W_i and W_out are `quantized_linear` (11 of the 12 H² weights of a usual layer): the kernel that writes a
-row quantises it, and the GELU is done before the product's tile leaves the registers. The product by W_o stays
+row quantizes it, and the GELU is done before the product's tile leaves the registers. The product by W_o stays
 in ``dtype``: its rows come from many programs, one a head, and would be read and written once more.
 
 The launches depend on the shapes of the batch's tensors only: with `pack`'s ``tokens``, ``sequences`` and
@@ -137,7 +137,7 @@ class PackedEncoder:
             parts = [pair(f"{layer}.attention.self.{name}") for name in ("query", "key", "value")]
             weights, biases = zip(*parts, strict=True)
             query_key_value = torch.cat(weights), torch.cat(biases)
-            # The rows of projected embeddings come from no layer norm, which would quantise them.
+            # The rows of projected embeddings come from no layer norm, which would quantize them.
             keep = number == 0 and projected
             self._layers.append(
                 _Layer(

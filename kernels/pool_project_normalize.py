@@ -1,10 +1,10 @@
-"""Pool the tokens of each text, project, normalise and quantise: one Triton launch.
+"""Pool the tokens of each text, project, normalize and quantize: one Triton launch.
 
     p_b = mean | max | first of the tokens of text b          (H)
     z_b = activation(p_b W + bias)                            (D)
     y_b = z_b / max(‖z_b‖₂, 1e-12)                            (D)
 
-The projection, the normalisation and the quantisation are optional. How it is done, and the gradients, stand
+The projection, the normalization and the quantization are optional. How it is done, and the gradients, stand
 above the kernels in `pool_project_normalize_triton`. This file checks, chooses block shapes and launches.
 """
 
@@ -62,7 +62,7 @@ def pool_project_normalize(
     output: Output = "float32",
     ranges: Tensor | None = None,
 ) -> Tensor:
-    """Pool the tokens of each text, project, scale to length 1 and quantise; float32 inside and out.
+    """Pool the tokens of each text, project, scale to length 1 and quantize; float32 inside and out.
 
     Args:
         hidden: (tokens, H) with ``cu_seqlens``, or (texts, T, H) with ``mask`` or ``lengths``; float32,
@@ -312,9 +312,9 @@ def _check(
     dimension = size if weight is None else weight.shape[1]
     if not 1 <= size <= MAX_HIDDEN_SIZE:
         raise ValueError(f"hidden has rows of {size}; the kernel takes 1 to {MAX_HIDDEN_SIZE}")
-    quantised = output in ("int8", "uint8")
-    if quantised != (ranges is not None):
-        raise ValueError(f"output {output!r} {'needs' if quantised else 'takes no'} ranges")
+    quantized = output in ("int8", "uint8")
+    if quantized != (ranges is not None):
+        raise ValueError(f"output {output!r} {'needs' if quantized else 'takes no'} ranges")
     if ranges is not None and (ranges.shape != (2, dimension) or ranges.dtype != torch.float32):
         raise ValueError(f"ranges must be float32 (2, {dimension}), not {ranges.dtype} {tuple(ranges.shape)}")
     check_tensors(

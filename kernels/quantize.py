@@ -23,7 +23,7 @@ __all__ = ["GROUP", "TYPES", "Products", "QuantizedRows", "QuantizedWeight", "qu
 
 Products = Literal["fp8", "int8"]
 GROUP = 128
-"""Columns that share a scale where a row is quantised in groups."""
+"""Columns that share a scale where a row is quantized in groups."""
 TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
 

@@ -95,7 +95,7 @@ def _launch(
     out: Tensor,
     out_scale: Tensor | None,
 ) -> None:
-    """Fill ``out``, and ``out_scale`` where the result is quantised."""
+    """Fill ``out``, and ``out_scale`` where the result is quantized."""
     tokens, inputs = x.values.shape
     outputs = len(weight.values)
     if out.numel() == 0:

@@ -163,7 +163,7 @@ class SentenceModel(nn.Module):
             return
 
     def bare(self) -> SentenceModel:
-        """The same backbone without projection and normalisation: its vectors are the pooled ones."""
+        """The same backbone without projection and normalization: its vectors are the pooled ones."""
         options = replace(self.options, projection=None, normalize=False)
         return SentenceModel(options, self.tokenizer_folder, self.backbone)
 
@@ -408,10 +408,10 @@ def _position_offset(config: Any) -> int:
 
 
 def options_of(path: str) -> ModelOptions:
-    """The options that load a folder as it was written: its pooling, projection, normalisation and length.
+    """The options that load a folder as it was written: its pooling, projection, normalization and length.
 
     Raises:
-        ValueError: its modules are more than a transformer, one pooling mode, a projection and a normalisation.
+        ValueError: its modules are more than a transformer, one pooling mode, a projection and a normalization.
     """
     from ..model_folder.json_file import read_json
 

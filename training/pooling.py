@@ -5,7 +5,7 @@
     y_b = z_b / max(‖z_b‖₂, 1e-12)                          (D)
 
 On a GPU this is one launch (`embedkit.kernels.pool_project_normalize`), elsewhere torch. The projection and
-the normalisation are optional. A text of no tokens gives zeros. Where several tokens hold
+the normalization are optional. A text of no tokens gives zeros. Where several tokens hold
 the maximum, the first of them takes the gradient, as in ``torch.max``.
 """
 
@@ -108,7 +108,7 @@ def _pool(hidden: Tensor, boundaries: Tensor, lengths: Tensor, pooling: Pooling)
         return zeros.index_copy(0, filled, hidden.index_select(0, boundaries[filled]))
     hidden = hidden[: boundaries[-1]]
     text = torch.repeat_interleave(torch.arange(texts, device=hidden.device), lengths)
-    # Expanded, not repeated: torch recognises a row index and then adds row by row (8 times as fast as
+    # Expanded, not repeated: torch recognizes a row index and then adds row by row (8 times as fast as
     # segment_reduce on a CPU, forward and backward, and in the order of the tokens).
     index = text[:, None].expand(-1, width)
     if pooling == "mean":

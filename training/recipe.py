@@ -45,7 +45,7 @@ class TrainingOptions:
         early_stopping: stop after so many dev scores (``evaluation.select``) without a better one; None never
             stops.
         logging_steps: steps between entries of the learning curve.
-        seed: of initialisation, order, dropout and noise; samples of the data have seeds of their own.
+        seed: of initialization, order, dropout and noise; samples of the data have seeds of their own.
     """
 
     batch_size: int = 16

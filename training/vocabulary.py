@@ -1,6 +1,6 @@
 """A WordPiece vocabulary from texts, as the folder that a model with random weights starts from.
 
-BERT's normalisation sets every Chinese character apart, so that Chinese texts get a vocabulary of characters and
+BERT's normalization sets every Chinese character apart, so that Chinese texts get a vocabulary of characters and
 other scripts one of word pieces.
 """
 

@@ -1,4 +1,4 @@
-"""The model folder as an ONNX graph with pooling and normalisation inside, for ONNX Runtime and OpenVINO."""
+"""The model folder as an ONNX graph with pooling and normalization inside, for ONNX Runtime and OpenVINO."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ def export(folder: Path, target: Path) -> None:
     """Writes the fp32 graph (input_ids, attention_mask) -> unit vectors, with free batch and length.
 
     The TorchScript exporter with eager attention writes the pattern that ONNX Runtime's optimizer knows;
-    `fuse` refuses a graph in which a layer's attention was not recognised.
+    `fuse` refuses a graph in which a layer's attention was not recognized.
     """
     import torch
     from transformers import AutoModel
@@ -78,7 +78,7 @@ def fuse(folder: Path, source: Path, target: Path) -> None:
     model.save_model_to_file(str(target))
 
 
-def quantise(source: Path, target: Path) -> None:
+def quantize(source: Path, target: Path) -> None:
     """Dynamic int8: signed weights per output channel, unsigned activations; the embeddings stay fp32."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -90,7 +90,7 @@ def quantise(source: Path, target: Path) -> None:
             op_types_to_quantize=["MatMul", "Attention"],
             per_channel=True,
             weight_type=QuantType.QInt8,
-            # The quantiser cannot infer types behind fused operators.
+            # The quantizer cannot infer types behind fused operators.
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
 

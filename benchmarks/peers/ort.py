@@ -14,14 +14,14 @@ class OnnxRuntime(Batched):
     packages = ("onnxruntime", "onnx", "torch", "transformers", "tokenizers")
 
     def convert(self) -> None:
-        """Export, fuse, quantise."""
+        """Export, fuse, quantize."""
         plain, fused, int8 = (self.cache / f"{name}.onnx" for name in ("plain", "fused", "int8"))
         if not plain.exists():
             onnx_export.export(self.folder, plain)
         if not fused.exists():
             onnx_export.fuse(self.folder, plain, fused)
         if self.precision == "int8" and not int8.exists():
-            onnx_export.quantise(fused, int8)
+            onnx_export.quantize(fused, int8)
 
     def _load(self, streams: int) -> None:
         import onnxruntime as ort

@@ -27,7 +27,7 @@ inline size_t checked_mul(size_t a, size_t b) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// An uninitialised array of a trivial type. Throws std::bad_alloc.
+/// An uninitialized array of a trivial type. Throws std::bad_alloc.
 template <typename T>
 class AlignedBuffer {
  public:

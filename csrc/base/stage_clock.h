@@ -8,8 +8,8 @@
 
 namespace embedkit {
 
-enum class Stage { kTokenize, kQuantise, kProducts, kAttention, kElementWise, kPool, kHandOver, kWait };
-constexpr std::array<const char*, 8> kStageNames = {"tokenize",     "quantise", "products",  "attention",
+enum class Stage { kTokenize, kQuantize, kProducts, kAttention, kElementWise, kPool, kHandOver, kWait };
+constexpr std::array<const char*, 8> kStageNames = {"tokenize",     "quantize", "products",  "attention",
                                                     "element-wise", "pool",     "hand-over", "wait"};
 
 class StageClock {

@@ -47,15 +47,15 @@ void Rows::shape(size_t rows, size_t columns) {
   data.reserve(rows * ld + Kernels::kSlack);
 }
 
-void Workspace::Quantised::shape(const Kernels& kernels, size_t rows, size_t columns) {
-  stride = odd_lines(round_up(columns, kernels.quantised_group) * kernels.quantised_bytes);
+void Workspace::Quantized::shape(const Kernels& kernels, size_t rows, size_t columns) {
+  stride = odd_lines(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes);
   data.reserve(rows * stride);
   scale.reserve(rows);
   lowest.reserve(rows);
 }
 
-QuantisedRows Workspace::Quantised::from(size_t row) {
-  return QuantisedRows{data.data(), stride, scale.data(), lowest.data()}.from(row);
+QuantizedRows Workspace::Quantized::from(size_t row) {
+  return QuantizedRows{data.data(), stride, scale.data(), lowest.data()}.from(row);
 }
 
 Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<PoolingMode> pooling,
@@ -111,9 +111,9 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
   w.projected_.shape(tokens, std::max(columns(layer.attention_output), columns(layer.output)));
   w.inner_.shape(std::min(tokens, kPanelRows), columns(layer.intermediate));
   if (int8) {
-    w.quantised_hidden_.shape(kernels_, tokens, config_.hidden_size);
-    w.quantised_context_.shape(kernels_, tokens, config_.hidden_size);
-    w.quantised_inner_.shape(kernels_, std::min(tokens, kPanelRows), config_.intermediate_size);
+    w.quantized_hidden_.shape(kernels_, tokens, config_.hidden_size);
+    w.quantized_context_.shape(kernels_, tokens, config_.hidden_size);
+    w.quantized_inner_.shape(kernels_, std::min(tokens, kPanelRows), config_.intermediate_size);
   }
   if (w.scratch_.size() < static_cast<size_t>(members)) w.scratch_.resize(static_cast<size_t>(members));
   const size_t scratch =
@@ -149,13 +149,13 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Member& member
   const auto [begin, end] = share(tokens, member);
   const bool projected = weights_.projection.has_value();
   const bool int8 = config_.precision == Precision::kInt8;
-  const QuantisedRows quantised = int8 ? w.quantised_hidden_.from(begin) : QuantisedRows{};
+  const QuantizedRows quantized = int8 ? w.quantized_hidden_.from(begin) : QuantizedRows{};
   Rows& embedded = projected ? w.embedded_ : w.hidden_;
   add_embeddings(batch, embedded, begin, end);
   kernels_.add_layer_norm(embedded.row(begin), embedded.ld, nullptr, 0, end - begin,
                           config_.embedding_width(), weights_.embedding_norm.weight(),
                           weights_.embedding_norm.bias(), config_.layer_norm_eps,
-                          int8 && !projected ? &quantised : nullptr);
+                          int8 && !projected ? &quantized : nullptr);
   end_stage(Stage::kElementWise, member);
   if (!projected) return;
   const Linear& projection = *weights_.projection;
@@ -164,8 +164,8 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Member& member
                        w.hidden_.row(0), w.hidden_.ld);
   end_stage(Stage::kProducts, member);
   if (!int8) return;
-  kernels_.quantise(w.hidden_.row(begin), w.hidden_.ld, end - begin, config_.hidden_size, quantised);
-  end_stage(Stage::kQuantise, member);
+  kernels_.quantize(w.hidden_.row(begin), w.hidden_.ld, end - begin, config_.hidden_size, quantized);
+  end_stage(Stage::kQuantize, member);
 }
 
 void Encoder::attend(const PackedBatch& batch, Workspace& w, const Member& member) const {
@@ -209,7 +209,7 @@ bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
     float* inner = w.inner_.row(0);
     w.ask(++step, member, stop);
     if (int8) {
-      kernels_.linear_int8(w.quantised_hidden_.from(first), rows, layer.intermediate.packed(),
+      kernels_.linear_int8(w.quantized_hidden_.from(first), rows, layer.intermediate.packed(),
                            in_panels.begin, in_panels.end, inner, w.inner_.ld);
     } else {
       kernels_.linear_fp32(w.hidden_.row(first), w.hidden_.ld, rows, layer.intermediate.packed(),
@@ -217,24 +217,24 @@ bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, cons
     }
     end_stage(Stage::kProducts, member);
     if (w.stopped_at(step)) return false;
-    const QuantisedRows quantised_inner = int8 ? w.quantised_inner_.from(own.begin) : QuantisedRows{};
+    const QuantizedRows quantized_inner = int8 ? w.quantized_inner_.from(own.begin) : QuantizedRows{};
     kernels_.activate(config_.hidden_act, w.inner_.row(own.begin), w.inner_.ld, own.end - own.begin,
-                      config_.intermediate_size, int8 ? &quantised_inner : nullptr);
+                      config_.intermediate_size, int8 ? &quantized_inner : nullptr);
     end_stage(Stage::kElementWise, member);
     if (int8) {
-      kernels_.linear_int8(w.quantised_inner_.from(0), rows, layer.output.packed(), out_panels.begin,
+      kernels_.linear_int8(w.quantized_inner_.from(0), rows, layer.output.packed(), out_panels.begin,
                            out_panels.end, w.projected_.row(first), w.projected_.ld);
     } else {
       kernels_.linear_fp32(inner, w.inner_.ld, rows, layer.output.packed(), out_panels.begin, out_panels.end,
                            w.projected_.row(first), w.projected_.ld);
     }
     end_stage(Stage::kProducts, member);
-    const QuantisedRows quantised_hidden =
-        int8 ? w.quantised_hidden_.from(first + own.begin) : QuantisedRows{};
+    const QuantizedRows quantized_hidden =
+        int8 ? w.quantized_hidden_.from(first + own.begin) : QuantizedRows{};
     kernels_.add_layer_norm(w.hidden_.row(first + own.begin), w.hidden_.ld,
                             w.projected_.row(first + own.begin), w.projected_.ld, own.end - own.begin, hidden,
                             layer.output_norm.weight(), layer.output_norm.bias(), config_.layer_norm_eps,
-                            int8 ? &quantised_hidden : nullptr);
+                            int8 ? &quantized_hidden : nullptr);
     end_stage(Stage::kElementWise, member);
   }
   return true;
@@ -246,12 +246,12 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& memb
   const size_t hidden = config_.hidden_size;
   const bool int8 = config_.precision == Precision::kInt8;
   const Share own = share(tokens, member);
-  const QuantisedRows own_hidden = int8 ? w.quantised_hidden_.from(own.begin) : QuantisedRows{};
-  const QuantisedRows* quantised_hidden = int8 ? &own_hidden : nullptr;
-  const auto linear = [&](const Linear& weights, const Rows& x, Workspace::Quantised& quantised, Rows& out) {
+  const QuantizedRows own_hidden = int8 ? w.quantized_hidden_.from(own.begin) : QuantizedRows{};
+  const QuantizedRows* quantized_hidden = int8 ? &own_hidden : nullptr;
+  const auto linear = [&](const Linear& weights, const Rows& x, Workspace::Quantized& quantized, Rows& out) {
     const Share panels = share(weights.panels(), member);
     if (int8) {
-      kernels_.linear_int8(quantised.from(0), tokens, weights.packed(), panels.begin, panels.end, out.row(0),
+      kernels_.linear_int8(quantized.from(0), tokens, weights.packed(), panels.begin, panels.end, out.row(0),
                            out.ld);
     } else {
       kernels_.linear_fp32(x.row(0), x.ld, tokens, weights.packed(), panels.begin, panels.end, out.row(0),
@@ -263,21 +263,21 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& memb
   size_t step = 0;
   for (const Layer& layer : weights_.layers) {
     w.ask(++step, member, stop);
-    linear(layer.query_key_value, w.hidden_, w.quantised_hidden_, w.query_key_value_);
+    linear(layer.query_key_value, w.hidden_, w.quantized_hidden_, w.query_key_value_);
     end_stage(Stage::kProducts, member);
     if (w.stopped_at(step)) return false;
     attend(batch, w, member);
     end_stage(Stage::kAttention, member);
     if (int8) {
-      kernels_.quantise(w.context_.row(own.begin), w.context_.ld, own.end - own.begin, hidden,
-                        w.quantised_context_.from(own.begin));
-      end_stage(Stage::kQuantise, member);
+      kernels_.quantize(w.context_.row(own.begin), w.context_.ld, own.end - own.begin, hidden,
+                        w.quantized_context_.from(own.begin));
+      end_stage(Stage::kQuantize, member);
     }
-    linear(layer.attention_output, w.context_, w.quantised_context_, w.projected_);
+    linear(layer.attention_output, w.context_, w.quantized_context_, w.projected_);
     end_stage(Stage::kProducts, member);
     kernels_.add_layer_norm(w.hidden_.row(own.begin), w.hidden_.ld, w.projected_.row(own.begin),
                             w.projected_.ld, own.end - own.begin, hidden, layer.attention_norm.weight(),
-                            layer.attention_norm.bias(), config_.layer_norm_eps, quantised_hidden);
+                            layer.attention_norm.bias(), config_.layer_norm_eps, quantized_hidden);
     end_stage(Stage::kElementWise, member);
     if (!feed_forward(layer, w, tokens, member, stop, step)) return false;
   }
@@ -297,7 +297,7 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
   size_t width = pooling_.size() * hidden;
   for (const Module& module : modules_) {
     if (module.type == HeadModule::Type::kNormalize) {
-      for (size_t s = 0; s < sequences; ++s) normalise(current->row(s), width);
+      for (size_t s = 0; s < sequences; ++s) normalize(current->row(s), width);
       continue;
     }
     const Linear& dense = dense_[module.dense];

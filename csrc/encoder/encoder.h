@@ -33,14 +33,14 @@ class Workspace {
  private:
   friend class Encoder;
 
-  struct Quantised {
+  struct Quantized {
     AlignedBuffer<uint8_t> data;
     AlignedBuffer<float> scale;
     AlignedBuffer<float> lowest;
     size_t stride = 0;
 
     void shape(const Kernels& kernels, size_t rows, size_t columns);
-    QuantisedRows from(size_t row);
+    QuantizedRows from(size_t row);
   };
 
   // One member asks whether to stop and names the step; after the next sync all members read the same answer.
@@ -53,7 +53,7 @@ class Workspace {
 
   Rows embedded_, hidden_, query_key_value_, context_, projected_, inner_;
   Rows pooled_, head_;
-  Quantised quantised_hidden_, quantised_context_, quantised_inner_;
+  Quantized quantized_hidden_, quantized_context_, quantized_inner_;
   std::vector<AlignedBuffer<float>> scratch_;  // one per member
   std::atomic<size_t> stop_step_{0};
 };
@@ -70,7 +70,7 @@ class Encoder {
   /// Of the vectors, after the head.
   size_t dimension() const { return dimension_; }
   /// Whether the last module of the head is Normalize.
-  bool ends_normalised() const {
+  bool ends_normalized() const {
     return !modules_.empty() && modules_.back().type == HeadModule::Type::kNormalize;
   }
   size_t memory_bytes() const;

@@ -38,7 +38,7 @@ void pool_sequence(PoolingMode mode, const float* hidden, size_t ld, size_t leng
   }
 }
 
-void normalise(float* x, size_t size) {
+void normalize(float* x, size_t size) {
   double squares = 0;
   for (size_t i = 0; i < size; ++i) squares += double{x[i]} * double{x[i]};
   const double inverse = 1.0 / std::max(std::sqrt(squares), 1e-12);

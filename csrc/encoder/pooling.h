@@ -15,6 +15,6 @@ void pool_sequence(PoolingMode mode, const float* hidden, size_t ld, size_t leng
                    size_t hidden_size, float* out);
 
 /// x = x / max(|x|, 1e-12), as torch.nn.functional.normalize.
-void normalise(float* x, size_t size);
+void normalize(float* x, size_t size);
 
 }  // namespace embedkit

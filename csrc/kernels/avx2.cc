@@ -1,5 +1,5 @@
 // AVX2 with FMA. vpmaddubsw would saturate, so weights and activations are widened to 16 bits when they are
-// packed and quantised: vpmaddwd adds two products to each of eight int32 lanes, exactly.
+// packed and quantized: vpmaddwd adds two products to each of eight int32 lanes, exactly.
 #include "kernels/avx2_kernels.h"
 
 namespace embedkit {

@@ -1,9 +1,9 @@
-// The kernels of 256-bit instruction sets, written once for three ways to add products of quantised rows
+// The kernels of 256-bit instruction sets, written once for three ways to add products of quantized rows
 // (activations) and weights to eight int32 lanes, each exact. `Dot` is one of them:
 //
 //   Dot::kIsa        the instruction set
 //   Dot::Weight      of packed weights: int8_t, or int16_t
-//   Dot::Activation  of quantised rows: uint8_t, or uint16_t; four bytes of them are one step of K
+//   Dot::Activation  of quantized rows: uint8_t, or uint16_t; four bytes of them are one step of K
 //   Dot::add         the lanes, four bytes of a row in each lane, and as many weights of eight columns
 //   Dot::spin        the same on one register in assembly, for the ceiling
 #pragma once
@@ -77,7 +77,7 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
 
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
 template <class Dot, int R>
-__attribute__((noinline)) void int8_tile(const QuantisedRows& x, const typename Dot::Weight* weights,
+__attribute__((noinline)) void int8_tile(const QuantizedRows& x, const typename Dot::Weight* weights,
                                          size_t groups, const float* scale, const float* row_sums,
                                          const float* bias, float* out, size_t ld_out) {
   // The vectors of the columns are loaded again for each row: with them, 16 registers would be too few.
@@ -101,7 +101,7 @@ constexpr auto int8_tiles(std::integer_sequence<int, I...>) {
 }
 
 template <class Dot>
-void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+void linear_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out) {
   static constexpr auto tiles = int8_tiles<Dot>(std::make_integer_sequence<int, kRows>{});
   const size_t groups = (linear.in_features + kGroup<Dot> - 1) / kGroup<Dot>;
@@ -117,7 +117,7 @@ void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear
 }
 
 template <class Dot>
-void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
                    size_t ld_out) {
   const size_t groups = (linear.in_features + kGroup<Dot> - 1) / kGroup<Dot>;
   const auto* weights = static_cast<const typename Dot::Weight*>(linear.weights);
@@ -164,8 +164,8 @@ constexpr Kernels avx2_kernels() {
   return {
       .isa = Dot::kIsa,
       .panel = kPanel,
-      .quantised_bytes = sizeof(typename Dot::Activation),
-      .quantised_group = kGroup<Dot>,
+      .quantized_bytes = sizeof(typename Dot::Activation),
+      .quantized_group = kGroup<Dot>,
       .packed_int8_bytes = packed_int8_bytes<Dot>,
       .packed_fp32_bytes = packed_fp32_bytes<kPanel>,
       .pack_int8 = pack_int8<Dot>,
@@ -173,7 +173,7 @@ constexpr Kernels avx2_kernels() {
       .linear_int8 = linear_int8<Dot>,
       .linear_fp32 = linear_fp32<Avx2, kRows, kVectors>,
       .products_int8 = products_int8<Dot>,
-      .quantise = quantise_rows<Avx2, typename Dot::Activation>,
+      .quantize = quantize_rows<Avx2, typename Dot::Activation>,
       .activate = activate<Avx2, typename Dot::Activation>,
       .add_layer_norm = add_layer_norm<Avx2, typename Dot::Activation>,
       .add_scaled_int8 = add_scaled_int8<Avx2>,

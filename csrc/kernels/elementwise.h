@@ -50,8 +50,8 @@ inline typename V::F gelu(typename V::F x) {
   return V::mul(x, V::add(half, V::set1(0.5f)));
 }
 
-/// gelu for values that are quantised to 8 bits next: the same form with shorter polynomials on |x| <= 4.525,
-/// absolute error below 4e-5 + 7e-5 |x|, a hundredth of a quantisation step.
+/// gelu for values that are quantized to 8 bits next: the same form with shorter polynomials on |x| <= 4.525,
+/// absolute error below 4e-5 + 7e-5 |x|, a hundredth of a quantization step.
 template <class V>
 inline typename V::F gelu_coarse(typename V::F x) {
   using F = typename V::F;

@@ -20,16 +20,16 @@ namespace embedkit {
 
 enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid };
 
-/// Rows quantised one by one: x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255.
+/// Rows quantized one by one: x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255.
 /// The elements are uint8 or uint16, as the instruction set multiplies them; each row is zero-filled to its
 /// stride.
-struct QuantisedRows {
+struct QuantizedRows {
   uint8_t* data;
   size_t stride;  ///< bytes from row to row
   float* scale;
   float* lowest;
 
-  QuantisedRows from(size_t row) const { return {data + row * stride, stride, scale + row, lowest + row}; }
+  QuantizedRows from(size_t row) const { return {data + row * stride, stride, scale + row, lowest + row}; }
 };
 
 /// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` output columns; the arrays are padded
@@ -65,9 +65,9 @@ struct Kernels {
 
   Isa isa;
   size_t panel;            ///< output columns per packed panel
-  size_t quantised_bytes;  ///< bytes per quantised activation
+  size_t quantized_bytes;  ///< bytes per quantized activation
   size_t
-      quantised_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
+      quantized_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
 
   /// Bytes that `pack_…` writes for an (out, in) matrix.
   size_t (*packed_int8_bytes)(size_t out, size_t in);
@@ -76,23 +76,23 @@ struct Kernels {
   void (*pack_fp32)(const float* weights, size_t out, size_t in, void* packed);
 
   /// out[:, panel_begin * panel : panel_end * panel] = x Wᵀ + b, whole panels; K is never split.
-  void (*linear_int8)(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+  void (*linear_int8)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                       size_t panel_end, float* out, size_t ld_out);
   void (*linear_fp32)(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
                       size_t panel_end, float* out, size_t ld_out);
   /// The integers that linear_int8 scales, for tests: out[m][n] = Σ_k q[m][k] w[n][k].
-  void (*products_int8)(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+  void (*products_int8)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
                         size_t ld_out);
 
-  void (*quantise)(const float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows& out);
-  /// x = activation(x) in place, or its quantised form into `quantised`, which leaves x undefined.
+  void (*quantize)(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out);
+  /// x = activation(x) in place, or its quantized form into `quantized`, which leaves x undefined.
   void (*activate)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
-                   const QuantisedRows* quantised);
-  /// x = layer_norm(x + y) * gamma + beta in place (y may be null), and its quantised form when `quantised`
+                   const QuantizedRows* quantized);
+  /// x = layer_norm(x + y) * gamma + beta in place (y may be null), and its quantized form when `quantized`
   /// is given.
   void (*add_layer_norm)(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
                          const float* gamma, const float* beta, float epsilon,
-                         const QuantisedRows* quantised);
+                         const QuantizedRows* quantized);
   /// out += scale * row, a row of an int8 table.
   void (*add_scaled_int8)(float* out, const int8_t* row, float scale, size_t columns);
 

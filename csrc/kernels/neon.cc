@@ -83,7 +83,7 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
 
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
 template <int R>
-__attribute__((noinline)) void int8_tile(const QuantisedRows& x, const int8_t* weights, size_t groups,
+__attribute__((noinline)) void int8_tile(const QuantizedRows& x, const int8_t* weights, size_t groups,
                                          const float* scale, const float* row_sums, const float* bias,
                                          float* out, size_t ld_out) {
   int8_products<R>(x.data, x.stride, weights, groups, [&](int c) __attribute__((always_inline)) {
@@ -107,7 +107,7 @@ constexpr auto int8_tiles(std::integer_sequence<int, I...>) {
 }
 constexpr auto kInt8Tiles = int8_tiles(std::make_integer_sequence<int, kRows>{});
 
-void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+void linear_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out) {
   const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
   const auto* weights = static_cast<const int8_t*>(linear.weights);
@@ -121,7 +121,7 @@ void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear
   }
 }
 
-void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
                    size_t ld_out) {
   const size_t groups = (linear.in_features + kGroup - 1) / kGroup;
   const auto* weights = static_cast<const int8_t*>(linear.weights);
@@ -167,8 +167,8 @@ double spin_fp32(size_t iterations) {
 extern const Kernels kNeonKernels = {
     .isa = Isa::kNeon,
     .panel = kPanel,
-    .quantised_bytes = 1,
-    .quantised_group = kGroup,
+    .quantized_bytes = 1,
+    .quantized_group = kGroup,
     .packed_int8_bytes = packed_int8_bytes,
     .packed_fp32_bytes = packed_fp32_bytes<kPanel>,
     .pack_int8 = pack_int8,
@@ -176,7 +176,7 @@ extern const Kernels kNeonKernels = {
     .linear_int8 = linear_int8,
     .linear_fp32 = linear_fp32<Neon, kRows, kVectors>,
     .products_int8 = products_int8,
-    .quantise = quantise_rows<Neon, uint8_t>,
+    .quantize = quantize_rows<Neon, uint8_t>,
     .activate = activate<Neon, uint8_t>,
     .add_layer_norm = add_layer_norm<Neon, uint8_t>,
     .add_scaled_int8 = add_scaled_int8<Neon>,

@@ -142,7 +142,7 @@ void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) try {
 
 /// Calls finish(row, rows, column, columns, sums) for every block of products.
 template <class Finish>
-void for_blocks(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+void for_blocks(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                 size_t panel_end, Finish&& finish) {
   thread_local dnnl::stream stream(engine());
   thread_local AlignedBuffer<uint8_t> tile, scratchpad;
@@ -186,7 +186,7 @@ __attribute__((target("avx512f"))) void scale_row(const int32_t* sums, size_t co
   }
 }
 
-void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+void linear_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out) {
   for_blocks(x, rows, linear, panel_begin, panel_end,
              [&](size_t row, size_t height, size_t column, size_t columns, const int32_t* sums) {
@@ -196,7 +196,7 @@ void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear
              });
 }
 
-void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
                    size_t ld_out) {
   for_blocks(x, rows, linear, 0, (linear.out_features + kPanel - 1) / kPanel,
              [&](size_t row, size_t height, size_t column, size_t columns, const int32_t* sums) {
@@ -212,7 +212,7 @@ const Kernels& onednn_kernels() {
   static const Kernels kernels = [] {
     Kernels table = kAvx512VnniKernels;
     table.isa = Isa::kOneDnn;
-    table.quantised_group = kGroup;
+    table.quantized_group = kGroup;
     table.packed_int8_bytes = packed_int8_bytes;
     table.pack_int8 = pack_int8;
     table.linear_int8 = linear_int8;

@@ -31,7 +31,7 @@ int32_t integer_product(const uint8_t* q, const int8_t* w, size_t k) {
   return sum;
 }
 
-void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+void linear_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out) {
   const size_t k = linear.in_features;
   const int8_t* weights = static_cast<const int8_t*>(linear.weights);
@@ -43,7 +43,7 @@ void linear_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear
     }
 }
 
-void products_int8(const QuantisedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
+void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
                    size_t ld_out) {
   const size_t k = linear.in_features;
   const int8_t* weights = static_cast<const int8_t*>(linear.weights);
@@ -64,7 +64,7 @@ void linear_fp32(const float* x, size_t ld, size_t rows, const PackedLinear& lin
     }
 }
 
-void quantise(const float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows& out) {
+void quantize(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out) {
   for (size_t r = 0; r < rows; ++r, x += ld) {
     const auto [low, high] = std::minmax_element(x, x + columns);
     const float width = *high - *low;
@@ -97,14 +97,14 @@ float apply(Activation activation, float x) {
 }
 
 void activate(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
-              const QuantisedRows* quantised) {
+              const QuantizedRows* quantized) {
   for (size_t r = 0; r < rows; ++r)
     for (size_t i = 0; i < columns; ++i) x[r * ld + i] = apply(activation, x[r * ld + i]);
-  if (quantised != nullptr) quantise(x, ld, rows, columns, *quantised);
+  if (quantized != nullptr) quantize(x, ld, rows, columns, *quantized);
 }
 
 void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                    const float* gamma, const float* beta, float epsilon, const QuantisedRows* quantised) {
+                    const float* gamma, const float* beta, float epsilon, const QuantizedRows* quantized) {
   for (size_t r = 0; r < rows; ++r) {
     float* row = x + r * ld;
     double sum = 0;
@@ -119,7 +119,7 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
     for (size_t i = 0; i < columns; ++i)
       row[i] = static_cast<float>((row[i] - mean) * inverse) * gamma[i] + beta[i];
   }
-  if (quantised != nullptr) quantise(x, ld, rows, columns, *quantised);
+  if (quantized != nullptr) quantize(x, ld, rows, columns, *quantized);
 }
 
 void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
@@ -182,8 +182,8 @@ double spin_fp32(size_t iterations) {
 extern const Kernels kReferenceKernels = {
     .isa = Isa::kReference,
     .panel = kPanel,
-    .quantised_bytes = 1,
-    .quantised_group = 1,
+    .quantized_bytes = 1,
+    .quantized_group = 1,
     .packed_int8_bytes = packed_int8_bytes,
     .packed_fp32_bytes = packed_fp32_bytes,
     .pack_int8 = pack_int8,
@@ -191,7 +191,7 @@ extern const Kernels kReferenceKernels = {
     .linear_int8 = linear_int8,
     .linear_fp32 = linear_fp32,
     .products_int8 = products_int8,
-    .quantise = quantise,
+    .quantize = quantize,
     .activate = activate,
     .add_layer_norm = add_layer_norm,
     .add_scaled_int8 = add_scaled_int8,

@@ -1,4 +1,4 @@
-// Passes over rows: quantise, activation, layer norm, each fused with the quantisation of its result while
+// Passes over rows: quantize, activation, layer norm, each fused with the quantization of its result while
 // the row is in the first-level cache. Written once for every vector type.
 #pragma once
 
@@ -28,7 +28,7 @@ struct Range {
 
 /// q = round((x - low) * 255 / (high - low)); a constant row is all zeros with scale 0.
 template <class V, typename Q>
-inline void quantise_row(const float* x, size_t columns, const Range<V>& range, const QuantisedRows& out,
+inline void quantize_row(const float* x, size_t columns, const Range<V>& range, const QuantizedRows& out,
                          size_t row) {
   const float low = V::lowest(range.low);
   const float width = V::highest(range.high) - low;
@@ -42,12 +42,12 @@ inline void quantise_row(const float* x, size_t columns, const Range<V>& range, 
   over_columns<V>(
       columns,
       [&](size_t i) {
-        V::store_quantised(q + i, V::mul(V::sub(V::load(x + i), shift), factor));
+        V::store_quantized(q + i, V::mul(V::sub(V::load(x + i), shift), factor));
         end = i + V::kLanes;
       },
       [&](size_t i, size_t n) {
         Q tail[V::kLanes];
-        V::store_quantised(tail, V::mul(V::sub(V::first_or(V::load_first(x + i, n), n, low), shift), factor));
+        V::store_quantized(tail, V::mul(V::sub(V::first_or(V::load_first(x + i, n), n, low), shift), factor));
         std::memcpy(q + i, tail, n * sizeof(Q));
         end = i + n;
       });
@@ -55,41 +55,41 @@ inline void quantise_row(const float* x, size_t columns, const Range<V>& range, 
 }
 
 template <class V, typename Q>
-void quantise_rows(const float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows& out) {
+void quantize_rows(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out) {
   for (size_t r = 0; r < rows; ++r, x += ld) {
     Range<V> range;
     over_columns<V>(
         columns, [&](size_t i) { range.add(V::load(x + i)); },
         [&](size_t i, size_t n) { range.add_first(V::load_first(x + i, n), n); });
-    quantise_row<V, Q>(x, columns, range, out, r);
+    quantize_row<V, Q>(x, columns, range, out, r);
   }
 }
 
-/// With `quantised` the floats in x are scratch: only what is quantised from them is used.
-template <class V, typename Q, Activation kActivation, bool kQuantised>
-void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows* quantised) {
+/// With `quantized` the floats in x are scratch: only what is quantized from them is used.
+template <class V, typename Q, Activation kActivation, bool kQuantized>
+void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows* quantized) {
   for (size_t r = 0; r < rows; ++r, x += ld) {
     Range<V> range;
     over_columns<V>(
         columns,
         [&](size_t i) {
-          const auto y = activation<V, kActivation, kQuantised>(V::load(x + i));
+          const auto y = activation<V, kActivation, kQuantized>(V::load(x + i));
           V::store(x + i, y);
-          if constexpr (kQuantised) range.add(y);
+          if constexpr (kQuantized) range.add(y);
         },
         [&](size_t i, size_t n) {
-          const auto y = activation<V, kActivation, kQuantised>(V::load_first(x + i, n));
+          const auto y = activation<V, kActivation, kQuantized>(V::load_first(x + i, n));
           V::store_first(x + i, y, n);
-          if constexpr (kQuantised) range.add_first(y, n);
+          if constexpr (kQuantized) range.add_first(y, n);
         });
-    if constexpr (kQuantised) quantise_row<V, Q>(x, columns, range, *quantised, r);
+    if constexpr (kQuantized) quantize_row<V, Q>(x, columns, range, *quantized, r);
   }
 }
 
 template <class V, typename Q, Activation kActivation>
-void activate_as(float* x, size_t ld, size_t rows, size_t columns, const QuantisedRows* quantised) {
-  if (quantised != nullptr) {
-    activate_rows<V, Q, kActivation, true>(x, ld, rows, columns, quantised);
+void activate_as(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows* quantized) {
+  if (quantized != nullptr) {
+    activate_rows<V, Q, kActivation, true>(x, ld, rows, columns, quantized);
   } else {
     activate_rows<V, Q, kActivation, false>(x, ld, rows, columns, nullptr);
   }
@@ -97,27 +97,27 @@ void activate_as(float* x, size_t ld, size_t rows, size_t columns, const Quantis
 
 template <class V, typename Q>
 void activate(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
-              const QuantisedRows* quantised) {
+              const QuantizedRows* quantized) {
   switch (activation) {
     case Activation::kIdentity:
-      return activate_as<V, Q, Activation::kIdentity>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kIdentity>(x, ld, rows, columns, quantized);
     case Activation::kGelu:
-      return activate_as<V, Q, Activation::kGelu>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kGelu>(x, ld, rows, columns, quantized);
     case Activation::kGeluTanh:
-      return activate_as<V, Q, Activation::kGeluTanh>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kGeluTanh>(x, ld, rows, columns, quantized);
     case Activation::kRelu:
-      return activate_as<V, Q, Activation::kRelu>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kRelu>(x, ld, rows, columns, quantized);
     case Activation::kTanh:
-      return activate_as<V, Q, Activation::kTanh>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kTanh>(x, ld, rows, columns, quantized);
     case Activation::kSigmoid:
-      return activate_as<V, Q, Activation::kSigmoid>(x, ld, rows, columns, quantised);
+      return activate_as<V, Q, Activation::kSigmoid>(x, ld, rows, columns, quantized);
   }
 }
 
 /// Two passes for mean and variance: one pass would cancel.
 template <class V, typename Q>
 void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                    const float* gamma, const float* beta, float epsilon, const QuantisedRows* quantised) {
+                    const float* gamma, const float* beta, float epsilon, const QuantizedRows* quantized) {
   const float inverse_columns = 1.0f / static_cast<float>(columns);
   for (size_t r = 0; r < rows; ++r, x += ld) {
     auto sum = V::zero();
@@ -165,7 +165,7 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
           V::store_first(x + i, v, n);
           range.add_first(v, n);
         });
-    if (quantised != nullptr) quantise_row<V, Q>(x, columns, range, *quantised, r);
+    if (quantized != nullptr) quantize_row<V, Q>(x, columns, range, *quantized, r);
   }
 }
 

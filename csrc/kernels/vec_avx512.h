@@ -54,7 +54,7 @@ struct Avx512 {
   }
 
   /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
-  static void store_quantised(uint8_t* p, F x) {
+  static void store_quantized(uint8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
   }
 

@@ -71,7 +71,7 @@ struct Neon {
   }
 
   /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
-  static void store_quantised(uint8_t* p, F x) {
+  static void store_quantized(uint8_t* p, F x) {
     const uint16x4_t q = vqmovn_u32(vcvtnq_u32_f32(x));
     const uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vqmovn_u16(vcombine_u16(q, q))), 0);
     std::memcpy(p, &four, sizeof(four));

@@ -110,7 +110,7 @@ class VectorDelivery final : public Delivery {
         continue;
       }
       for (size_t i = 0; i < width; ++i) mean[i] = static_cast<float>(sum[i] / std::max(weight, 1.0));
-      if (encoder_.ends_normalised()) normalise(mean.data(), width);
+      if (encoder_.ends_normalized()) normalize(mean.data(), width);
       finish(mean.data(), text);
     }
   }
@@ -119,7 +119,7 @@ class VectorDelivery final : public Delivery {
   void finish(const float* vector, size_t text) const {
     float* to = out_ + text * dimension_;
     std::copy_n(vector, dimension_, to);
-    if (options_.normalize) normalise(to, dimension_);
+    if (options_.normalize) normalize(to, dimension_);
   }
 
   const Encoder& encoder_;

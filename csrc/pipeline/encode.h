@@ -37,7 +37,7 @@ size_t output_dimension(const Encoder& encoder, const EncodeOptions& options);
 /// Writes the vectors of all texts, in their order, to `out`: (texts, output_dimension), row-major.
 ///
 /// A text of more than max_length tokens is truncated, refused, or (kWindow) cut into windows of max_length
-/// tokens whose vectors are averaged, weighted by their tokens, and normalised again if the model's last
+/// tokens whose vectors are averaged, weighted by their tokens, and normalized again if the model's last
 /// module is Normalize. Throws InvalidArgument for a text that is too long (kError) or an id that the model
 /// does not know, Interrupted when `stop` says so; an error of any thread stops the others and is thrown
 /// here.

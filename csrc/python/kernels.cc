@@ -74,35 +74,35 @@ class Operands {
     if (operation == "fp32_linear") return fp32_linear();
     if (operation == "attention") return attention();
     if (operation == "rotate") return rotate(restore);
-    if (operation == "quantise") {
-      quantised();
-      return {[] {}, [this] { kernels_.quantise(source_.data(), ld_, rows_, columns_, quantised_); }};
+    if (operation == "quantize") {
+      quantized();
+      return {[] {}, [this] { kernels_.quantize(source_.data(), ld_, rows_, columns_, quantized_); }};
     }
     if (operation == "gelu") {
-      quantised();
+      quantized();
       return {restore,
-              [this] { kernels_.activate(Activation::kGelu, x_.data(), ld_, rows_, columns_, &quantised_); }};
+              [this] { kernels_.activate(Activation::kGelu, x_.data(), ld_, rows_, columns_, &quantized_); }};
     }
     if (operation == "layer_norm") {
-      quantised();
+      quantized();
       return {restore, [this] {
                 kernels_.add_layer_norm(x_.data(), ld_, y_.data(), ld_, rows_, columns_, source_.data(),
-                                        source_.data(), 1e-12f, &quantised_);
+                                        source_.data(), 1e-12f, &quantized_);
               }};
     }
     throw py::value_error(concat("operation is '", operation,
-                                 "'; known are int8_linear, fp32_linear, attention, rotate, quantise, gelu, "
+                                 "'; known are int8_linear, fp32_linear, attention, rotate, quantize, gelu, "
                                  "layer_norm, copy"));
   }
 
  private:
-  void quantised() {
-    const size_t stride = round_up(columns_, kernels_.quantised_group) * kernels_.quantised_bytes + 64;
+  void quantized() {
+    const size_t stride = round_up(columns_, kernels_.quantized_group) * kernels_.quantized_bytes + 64;
     bytes_.reset(rows_ * stride);
     scale_.reset(rows_);
     lowest_.reset(rows_);
-    quantised_ = {bytes_.data(), stride, scale_.data(), lowest_.data()};
-    kernels_.quantise(source_.data(), ld_, rows_, columns_, quantised_);
+    quantized_ = {bytes_.data(), stride, scale_.data(), lowest_.data()};
+    kernels_.quantize(source_.data(), ld_, rows_, columns_, quantized_);
   }
 
   PackedLinear packed(size_t bytes) {
@@ -115,7 +115,7 @@ class Operands {
   size_t panels() const { return (out_features_ + kernels_.panel - 1) / kernels_.panel; }
 
   Case int8_linear() {
-    quantised();
+    quantized();
     linear_ = packed(kernels_.packed_int8_bytes(out_features_, columns_));
     std::vector<int8_t> weights(out_features_ * columns_);
     for (size_t i = 0; i < weights.size(); ++i)
@@ -123,7 +123,7 @@ class Operands {
     kernels_.pack_int8(weights.data(), out_features_, columns_, packed_.data());
     widen_output();
     return {[] {},
-            [this] { kernels_.linear_int8(quantised_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
+            [this] { kernels_.linear_int8(quantized_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
   }
 
   Case fp32_linear() {
@@ -161,7 +161,7 @@ class Operands {
   size_t rows_, columns_, out_features_, ld_, ld_out_ = 0;
   AlignedBuffer<float> x_, source_, y_, value_, out_, scratch_, table_, per_output_, scale_, lowest_;
   AlignedBuffer<uint8_t> bytes_, packed_;
-  QuantisedRows quantised_{};
+  QuantizedRows quantized_{};
   PackedLinear linear_{};
 };
 

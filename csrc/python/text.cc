@@ -80,7 +80,7 @@ py::list encode_batch(const WordPiece& tokenizer, const py::object& texts) {
 
 void bind_text(py::module_& m) {
   py::class_<WordPiece, std::shared_ptr<WordPiece>>(
-      m, "WordPiece", "BERT normalisation and WordPiece, with the ids of `tokenizers`.")
+      m, "WordPiece", "BERT normalization and WordPiece, with the ids of `tokenizers`.")
       .def(py::init([](const py::object& vocab, const py::list& added_tokens, bool clean_text,
                        bool handle_chinese_chars, bool strip_accents, bool lowercase,
                        std::string unknown_token, std::string continuing_prefix, size_t max_chars_per_word) {

@@ -1,4 +1,4 @@
-// BERT normalisation and pre-tokenization of one code point, compiled for a set of options.
+// BERT normalization and pre-tokenization of one code point, compiled for a set of options.
 #pragma once
 
 #include <array>
@@ -22,12 +22,12 @@ enum class CharKind : uint8_t {
   kSpace,        ///< ends a word
   kPunctuation,  ///< a word by itself
   kChinese,      ///< a word by itself, between spaces
-  kTrigger,      ///< punctuation that may start an added token of the normalised text
+  kTrigger,      ///< punctuation that may start an added token of the normalized text
   kRemoved,      ///< leaves nothing: the word goes on
   kGeneral,      ///< only in compiled entries: ask expand()
 };
 
-/// One code point of normalised text.
+/// One code point of normalized text.
 struct NormalizedChar {
   char32_t c;
   uint8_t rank;  ///< of the canonical combining class, 0 for starters and where nothing is reordered
@@ -64,7 +64,7 @@ class CharMap {
   /// `triggers`: ASCII punctuation that is to be reported as kTrigger.
   CharMap(const NormalizerOptions& options, const std::array<bool, 128>& triggers);
 
-  /// Any code point: its normalised form, in order, without the removed. Returns how many.
+  /// Any code point: its normalized form, in order, without the removed. Returns how many.
   size_t expand(char32_t c, NormalizedChar (&out)[kMaxExpansion]) const;
 
   const Entry& entry(char32_t c) const { return entries_[c]; }
@@ -74,7 +74,7 @@ class CharMap {
   /// kGeneral for bytes of longer sequences.
   CharKind ascii_kind(uint8_t byte) const { return kind_[byte]; }
 
-  /// The whole of `text` normalised, appended to `out`. Throws InvalidArgument if it is not UTF-8.
+  /// The whole of `text` normalized, appended to `out`. Throws InvalidArgument if it is not UTF-8.
   void normalize(std::string_view text, MarkBuffer& marks, std::string& out) const;
 
  private:

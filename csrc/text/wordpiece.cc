@@ -16,7 +16,7 @@ namespace {
 
 using Triggers = std::array<bool, 128>;
 
-// Text without normalised added tokens is worked on in windows of about this size, so that a limit stops
+// Text without normalized added tokens is worked on in windows of about this size, so that a limit stops
 // early.
 constexpr size_t kWindow = size_t{1} << 16;
 
@@ -42,7 +42,7 @@ Trie vocabulary_trie(const std::vector<std::string>& vocab) {
   return Trie(std::move(entries));
 }
 
-// The added tokens that are looked for in the text as it comes, or in normalised text.
+// The added tokens that are looked for in the text as it comes, or in normalized text.
 struct AddedTokens {
   AddedTokens(const WordPieceOptions& options, bool normalized) {
     for (const AddedToken& token : options.added_tokens) {
@@ -61,7 +61,7 @@ struct AddedTokens {
       map.normalize(pattern, marks, text);
       // `tokenizers` would find it between any two characters and cut every word into single ones.
       require(!text.empty() || pattern.empty(), "nothing is left of the added token \"", pattern,
-              "\" after normalisation; remove it or set its \"normalized\" to false");
+              "\" after normalization; remove it or set its \"normalized\" to false");
       pattern = std::move(text);
     }
   }
@@ -88,10 +88,10 @@ struct AddedTokens {
 }  // namespace
 
 struct WordPiece::Scratch::Buffers {
-  std::string word;  // normalised: of words that the fast loop could not take
+  std::string word;  // normalized: of words that the fast loop could not take
   size_t chars = 0;  // code points in `word` and `marks`; the ones above the limit are counted, not kept
   MarkBuffer marks;  // follow `word`, not yet in canonical order
-  std::string normalized;  // a whole text, where normalised added tokens are looked for
+  std::string normalized;  // a whole text, where normalized added tokens are looked for
 };
 
 WordPiece::Scratch::Scratch() : buffers_(std::make_unique<Buffers>()) {}
@@ -134,12 +134,12 @@ struct WordPiece::Tables {
   CharMap map;
 
   std::unique_ptr<const AddedTokenMatcher> raw;  // looked for in the text as it comes
-  // Looked for in normalised text. To normalise all of a text first is slower than to do it on the way, and
+  // Looked for in normalized text. To normalize all of a text first is slower than to do it on the way, and
   // if every one of these tokens starts with ASCII punctuation (as "<unk>" does) it is done only where a text
   // has such a character: CharKind::kTrigger.
   AddedTokenMatcher normalized;
   bool normalize_first;
-  std::unique_ptr<const CharMap> plain;  // for text that is normalised; null if there are no such tokens
+  std::unique_ptr<const CharMap> plain;  // for text that is normalized; null if there are no such tokens
 };
 
 namespace {

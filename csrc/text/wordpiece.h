@@ -1,4 +1,4 @@
-// BERT normalisation + WordPiece: the token ids of Hugging Face's `tokenizers`, for every Unicode text.
+// BERT normalization + WordPiece: the token ids of Hugging Face's `tokenizers`, for every Unicode text.
 #pragma once
 
 #include <cstddef>

@@ -31,7 +31,7 @@ DESCRIPTION = ".embedkit.json"
 PRECISIONS = ("fp32", "fp16", "int8")
 
 _DEFAULT = "model.onnx"
-# Names of quantised and half-precision graphs by Optimum, sentence-transformers and transformers.js.
+# Names of quantized and half-precision graphs by Optimum, sentence-transformers and transformers.js.
 _INT8 = re.compile(r"int8|quantized|_q8")
 _FP16 = re.compile(r"fp16|float16|_O4(_|\.|$)")
 

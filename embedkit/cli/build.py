@@ -77,7 +77,7 @@ def add_commands(commands: Any) -> None:
         "--keep",
         choices=("fp32", "int8"),
         default="fp32",
-        help="how vectors are kept beside quantised codes, to re-rank, filter and compact (default: fp32)",
+        help="how vectors are kept beside quantized codes, to re-rank, filter and compact (default: fp32)",
     )
     ray_engine.add_options(build)
     for name, text in (

@@ -97,7 +97,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     from .. import Encoder
 
     with Encoder(arguments.model) as encoder:
-        encoder.save(arguments.output, arguments.precision, dequantise=True)
+        encoder.save(arguments.output, arguments.precision, dequantize=True)
         size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
         print(
             f"{printable(str(arguments.output))}: {arguments.precision}, "

@@ -71,7 +71,7 @@ def add_commands(commands: Any) -> None:
         "--rescore",
         type=integer(partial(check_positive, "rescore")),
         metavar="F",
-        help="take F x k documents by their quantised codes, and rank them by their vectors",
+        help="take F x k documents by their quantized codes, and rank them by their vectors",
     )
     query.add_argument(
         "--rerank", metavar="M", help="order what is found by this cross-encoder, a folder or Hub id"

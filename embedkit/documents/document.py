@@ -18,7 +18,7 @@ class Document:
 
     Attributes:
         text: what is encoded and returned by a search.
-        key: the user's own id, unique in the index; ``None``: the document's position among those given,
+        id: the user's own id, unique in the index; ``None``: the document's position among those given,
             counted from 0.
         metadata: what else to keep; must be representable as JSON.
         vector: (dimension,) its vector, where it was computed before; ``None``: the text is encoded.
@@ -27,7 +27,7 @@ class Document:
     """
 
     text: str
-    key: str | None = None
+    id: str | None = None
     metadata: Mapping[str, Any] | None = None
     origin: str = ""
     position: int = 0
@@ -48,11 +48,11 @@ def check_text(text: object, what: str) -> str | None:
 
 
 def check_document(document: Document) -> str:
-    """The key of ``document``, if it and the text can be stored (else `InputError`)."""
-    problem = check_text(document.text, "the text") or check_text(document.key, "the id")
-    if problem is not None or not document.key:
+    """The id of ``document``, if it and the text can be stored (else `InputError`)."""
+    problem = check_text(document.text, "the text") or check_text(document.id, "the id")
+    if problem is not None or not document.id:
         raise InputError(document.origin, problem or "the id is empty", skippable=True)
-    return document.key
+    return document.id
 
 
 def json_type(value: object) -> str:

@@ -1,14 +1,14 @@
 """Reading documents from text, JSON Lines, CSV, TSV and Parquet files, one record at a time.
 
 * ``.txt``: a text a line.
-* ``.jsonl``: a JSON object a line; the field ``text`` is indexed, ``id`` is the key, all others are metadata.
+* ``.jsonl``: a JSON object a line; the field ``text`` is indexed, ``id`` is the id, all others are metadata.
 * ``.csv``: RFC 4180 (quoted fields may hold commas, quotes and line breaks), first row the column names.
 * ``.tsv``: tab-separated, no quoting, first row the column names.
-* ``.parquet``: a column is indexed, ``id`` is the key, all others are metadata.
+* ``.parquet``: a column is indexed, ``id`` is the id, all others are metadata.
 
 All but the last may be packed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
 in ``\\n`` or ``\\r\\n``. A document whose text is empty or white space is skipped and counted as blank. One
-without an id gets ``file:line`` as its key.
+without an id gets ``file:line`` as its id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Record(NamedTuple):
 
     line: int
     text: str
-    key: str | None = None
+    id: str | None = None
     metadata: dict[str, Any] | None = None
     vector: npt.NDArray[np.float32] | None = None
 
@@ -70,7 +70,7 @@ class Corpus:
                 ``-`` is standard input.
             format: the format of every input; ``None``: by file name, and ``txt`` for standard input.
             text_field: field or column that is indexed.
-            id_field: field or column that holds the key, which every record must have; ``None``: ``id`` where
+            id_field: field or column that holds the id, which every record must have; ``None``: ``id`` where
                 there is one.
             vector_field: field or column of vectors that were computed before (lists of numbers).
             vectors: a ``.npy`` file of vectors that were computed before, one for each document in order.
@@ -131,7 +131,7 @@ class Corpus:
         start = number = 0
         for source in self._sources:
             with source:
-                for line, text, key, metadata, given in self._records(source):
+                for line, text, document_id, metadata, given in self._records(source):
                     origin = f"{source.path}:{line}"
                     if not text.strip():
                         if self._vectors is not None:
@@ -142,7 +142,7 @@ class Corpus:
                     number += 1
                     yield Document(
                         text,
-                        f"{source.name}:{line}" if key is None else key,
+                        f"{source.name}:{line}" if document_id is None else document_id,
                         metadata,
                         origin,
                         start + source.position(),
@@ -192,7 +192,7 @@ class Corpus:
         return self._fields(record)
 
     def _fields(self, record: dict[str, Any]) -> tuple[str, str | None, dict[str, Any], Any]:
-        """Text, key, metadata and vector of a record."""
+        """Text, id, metadata and vector of a record."""
         if self._text_field not in record:
             raise _MalformedError(f"no field {self._text_field!r} (the fields are: {_listed(record)})")
         text = record.pop(self._text_field)
@@ -208,12 +208,14 @@ class Corpus:
             if self._id_field is not None:
                 raise _MalformedError(f"no field {id_field!r} (the fields are: {_listed(record)})")
             return text, None, record, vector
-        key = record.pop(id_field)
-        if isinstance(key, int) and not isinstance(key, bool):
-            key = str(key)
-        if not isinstance(key, str):
-            raise _MalformedError(f"the field {id_field!r} is {json_type(key)}, not a string or an integer")
-        return text, key, record, vector
+        document_id = record.pop(id_field)
+        if isinstance(document_id, int) and not isinstance(document_id, bool):
+            document_id = str(document_id)
+        if not isinstance(document_id, str):
+            raise _MalformedError(
+                f"the field {id_field!r} is {json_type(document_id)}, not a string or an integer"
+            )
+        return text, document_id, record, vector
 
     def _parquet_records(self, source: Source) -> Iterator[_Record]:
         names: list[str] = []
@@ -252,8 +254,8 @@ class Corpus:
                 source.reject(line, f"{len(row)} columns where the first row has {len(columns)}")
             else:
                 metadata = {name: row[at] for at, name in others}
-                key = None if id_column is None else row[id_column]
-                yield _Record(line, row[text_column], key, metadata)
+                document_id = None if id_column is None else row[id_column]
+                yield _Record(line, row[text_column], document_id, metadata)
 
     def _columns(self, origin: str, columns: list[str]) -> tuple[int, int | None]:
         """Positions of the text and id columns."""

@@ -116,7 +116,7 @@ class Source:
 
         Args:
             path: the file, or ``-``.
-            name: what the keys of its documents begin with.
+            name: what the ids of its documents begin with.
             format: of the file; ``None``: by its name.
             on_error: what to do about a malformed line.
             span: what to read of a file that is not packed; ``None``: all.
@@ -258,7 +258,7 @@ class Source:
 
 
 def names_of(paths: list[str]) -> list[str]:
-    """What the keys of each file's documents begin with: its name, or all the path where names repeat."""
+    """What the ids of each file's documents begin with: its name, or all the path where names repeat."""
     names = [os.path.basename(path) for path in paths]
     return names if len(set(names)) == len(names) else paths  # tell a/x.txt from b/x.txt
 

@@ -69,7 +69,7 @@ def export_onnx(
             dimensions are kept.
         folder: where to; must not exist or be empty.
         precision: ``"fp32"``; ``"fp16"``, which pays on a GPU; or ``"int8"``, whose vectors depend a little
-            on the batch, since ONNX Runtime quantises the activations of a batch with one scale.
+            on the batch, since ONNX Runtime quantizes the activations of a batch with one scale.
 
     Raises:
         FileExistsError: the folder exists and is not empty.

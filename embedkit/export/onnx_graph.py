@@ -1,6 +1,6 @@
 """A model folder to one ONNX graph: traced by torch, fused and converted by ONNX Runtime's own tools.
 
-The TorchScript exporter is used: the graph of torch's newer one, which is slower by far, is not recognised by
+The TorchScript exporter is used: the graph of torch's newer one, which is slower by far, is not recognized by
 ONNX Runtime's attention fusion.
 """
 
@@ -29,7 +29,7 @@ def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, li
     Args:
         folder: a model that the core knows.
         path: of the new file; weights too large for it go beside it, under a name that begins with its own.
-        precision: ``"fp32"``, ``"fp16"``, or ``"int8"``: products of 8 bits, their activations quantised as
+        precision: ``"fp32"``, ``"fp16"``, or ``"int8"``: products of 8 bits, their activations quantized as
             they come, the embeddings in fp32.
 
     Returns:
@@ -96,7 +96,7 @@ def _convert(folder: ModelFolder, source: Path, path: Path, precision: str, *, l
                 per_channel=True,
                 weight_type=QuantType.QInt8,
                 use_external_data_format=large,
-                # The quantiser cannot infer types behind fused operators; products of activations stay fp32.
+                # The quantizer cannot infer types behind fused operators; products of activations stay fp32.
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
             )
     finally:

@@ -1,4 +1,4 @@
-"""Build, change, open and search an index of texts: Faiss vectors, keys and documents in one folder."""
+"""Build, change, open and search an index of texts: Faiss vectors, ids and documents in one folder."""
 
 from ..documents.document import Document
 from ..documents.errors import InputError

@@ -115,7 +115,7 @@ class Index(Searcher):
             encoder: makes the vectors.
             factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents,
                 and from there an inverted file ``IVF{4·√n},Flat`` of which a search visits a sixteenth.
-            metric: "cosine" (vectors are normalised) or "dot".
+            metric: "cosine" (vectors are normalized) or "dot".
             kept: how the vectors are kept beside codes that lose some of them, for re-ranking, filters and
                 compaction: "fp32" or "int8".
             target_recall: for the factory ``auto``: kinds of index are built of a sample and measured, and the
@@ -192,11 +192,11 @@ class Index(Searcher):
 
         Args:
             path: a new or empty folder.
-            file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' keys.
+            file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' ids.
             encoder: the model of the vectors.
-            documents: in the order of the vectors, or with the ids of the file as keys; ``None``: without
+            documents: in the order of the vectors, or with the ids of the file as ids; ``None``: without
                 texts.
-            metric: "cosine" if the vectors are normalised, else "dot".
+            metric: "cosine" if the vectors are normalized, else "dot".
 
         Raises:
             InputError: the file cannot be used, or the documents do not fit it.
@@ -219,7 +219,7 @@ class Index(Searcher):
         """Write the live documents with their vectors to ``file``, which vector databases load; returns their number.
 
         Columns: ``id``, ``text``, ``metadata`` (a JSON object, or null) and ``vector``, a list of fixed length of
-        float32: the vectors as they are kept, normalised if the metric is cosine. Needs ``embedkit[parquet]``.
+        float32: the vectors as they are kept, normalized if the metric is cosine. Needs ``embedkit[parquet]``.
         """
         return transfer.export_parquet_file(self.path, Path(file), progress=progress)
 
@@ -234,7 +234,7 @@ class Index(Searcher):
     ) -> Written:
         """Encode ``documents`` and add them: writes as much as they are, whatever the index holds.
 
-        They need keys that are not in the index. Interruption and errors are as for `build`.
+        They need ids that are not in the index. Interruption and errors are as for `build`.
 
         Returns:
             How many were added.
@@ -261,7 +261,7 @@ class Index(Searcher):
         on_error: OnError = "stop",
         progress: Report | None = None,
     ) -> Written:
-        """As `add`, but a document replaces the one that has its key; of several the last one stays."""
+        """As `add`, but a document replaces the one that has its id; of several the last one stays."""
         return self._write(
             "upsert",
             documents,

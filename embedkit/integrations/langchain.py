@@ -163,19 +163,19 @@ class EmbedkitVectorStore(VectorStore):
         _refuse("add_texts", kwargs)
         given = list(texts)
         fields = [{} for _ in given] if metadatas is None else metadatas
-        keys = [key or str(uuid.uuid4()) for key in (ids or [None] * len(given))]
-        for name, values in (("metadatas", fields), ("ids", keys)):
+        own = [document_id or str(uuid.uuid4()) for document_id in (ids or [None] * len(given))]
+        for name, values in (("metadatas", fields), ("ids", own)):
             if len(values) != len(given):
                 raise ValueError(f"{len(given)} texts and {len(values)} {name} were given")
         # Of several with one id the last one stays, as if they had been added one after the other.
         documents = {
-            key: IndexDocument(text, key, dict(field))
-            for key, text, field in zip(keys, given, fields, strict=True)
+            document_id: IndexDocument(text, document_id, dict(field))
+            for document_id, text, field in zip(own, given, fields, strict=True)
         }
         if documents:
             with self._lock:
                 self._add(list(documents.values()))
-        return keys
+        return own
 
     def _add(self, documents: list[IndexDocument]) -> None:
         if self._index is not None:
@@ -200,7 +200,7 @@ class EmbedkitVectorStore(VectorStore):
         """The documents with ``ids``, in that order; ids that are not there are left out."""
         if self._index is None:
             return []
-        return [_document(found.key, found.text, found.metadata) for found in self._index.get(ids)]
+        return [_document(found.id, found.text, found.metadata) for found in self._index.get(ids)]
 
     def similarity_search(
         self, query: str, k: int = 4, *, filter: Filter | None = None, **kwargs: Any
@@ -274,7 +274,7 @@ class EmbedkitVectorStore(VectorStore):
             vectors = self._index.generation.vectors(rows)
         chosen = maximal_marginal_relevance(query, list(vectors), lambda_mult=lambda_mult, k=k)
         documents = (found[int(rows[at])] for at in chosen)
-        return [_document(item.key, item.text, item.metadata) for item in documents]
+        return [_document(item.id, item.text, item.metadata) for item in documents]
 
     @classmethod
     def from_texts(
@@ -308,8 +308,8 @@ class EmbedkitVectorStore(VectorStore):
         return lambda cosine: min(max(cosine, 0.0), 1.0)
 
 
-def _document(key: str, text: str, metadata: dict[str, Any]) -> Document:
-    return Document(id=key, page_content=text, metadata=metadata)
+def _document(document_id: str, text: str, metadata: dict[str, Any]) -> Document:
+    return Document(id=document_id, page_content=text, metadata=metadata)
 
 
 def _vector(embedding: Sequence[float]) -> npt.NDArray[np.float32]:

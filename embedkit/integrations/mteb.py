@@ -113,7 +113,7 @@ class MTEBEncoder(AbsEncoder):
 def _meta(encoder: Encoder) -> ModelMeta:
     described = encoder.describe()
     name = str(described["model"])
-    if os.path.exists(name) or "/" not in name:  # MTEB wants organisation/model
+    if os.path.exists(name) or "/" not in name:  # MTEB wants organization/model
         name = f"embedkit/{os.path.basename(os.path.normpath(name))}"
     return ModelMeta.create_empty(
         overwrites={

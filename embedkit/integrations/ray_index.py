@@ -439,7 +439,7 @@ class Documents:
             for document, line in self._store.read(shard):
                 yield Document(
                     document.text,
-                    document.key,
+                    document.id,
                     document.metadata,
                     f"{piece.file.path}:{line}",
                     vector=document.vector,

@@ -33,7 +33,7 @@ class File:
 
     Attributes:
         path: absolute, or a URL.
-        name: what the keys of its documents begin with.
+        name: what the ids of its documents begin with.
         size: bytes.
         stamp: changes when the file does: its time or, on an object store, its ETag.
     """

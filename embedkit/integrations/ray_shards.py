@@ -221,7 +221,7 @@ class ShardWriter:
         self._writer = write_parquet(file, self._table.schema)
 
     def add(self, documents: Sequence[Document], lines: Sequence[int], vectors: Float32Array) -> None:
-        """Append ``documents`` with keys, the lines they were on, and their ``vectors`` (n, dimension)."""
+        """Append ``documents`` with ids, the lines they were on, and their ``vectors`` (n, dimension)."""
         self._writer.write_table(self._table.make(documents, vectors, lines))
         self.rows += len(documents)
 
@@ -250,6 +250,6 @@ def _documents(batch: pyarrow.RecordBatch) -> Iterator[tuple[Document, int]]:
     column = batch.column("vector")
     vectors = column.flatten().to_numpy(zero_copy_only=False).reshape(batch.num_rows, -1)
     fields = (batch.column(name).to_pylist() for name in ("id", "text", "metadata", "line"))
-    for key, text, metadata, line, vector in zip(*fields, vectors, strict=True):
+    for document_id, text, metadata, line, vector in zip(*fields, vectors, strict=True):
         known = None if metadata is None else json.loads(metadata)
-        yield Document(text, key, known, vector=vector), line
+        yield Document(text, document_id, known, vector=vector), line

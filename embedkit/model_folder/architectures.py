@@ -34,7 +34,7 @@ class TensorSpec:
     """One tensor of a checkpoint: its shape, and whether int8 folders hold it as int8 with a scale a row."""
 
     shape: tuple[int, ...]
-    quantised: bool
+    quantized: bool
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Architecture:
         projection: the module that is there only if embedding_size is not hidden_size.
         names: part of a tensor's name -> what the core has in its place, replaced in this order.
         layers: what the names of the layers' tensors start with; the layer's number follows.
-        tensors: name -> (shape in config keys, quantised); ``{}`` stands for the layer's number.
+        tensors: name -> (shape in config keys, quantized); ``{}`` stands for the layer's number.
         classifier: what ``…ForSequenceClassification`` runs on the first token: a linear layer to hidden_size,
             its activation (None for the model's own), and the linear layer to the classes.
     """
@@ -133,11 +133,11 @@ class Architecture:
     def tensor_specs(self, config: CoreConfig) -> dict[str, TensorSpec]:
         """Every tensor that the core needs, by its name without the prefix."""
         specs: dict[str, TensorSpec] = {}
-        for name, (dimensions, quantised) in self.tensors.items():
+        for name, (dimensions, quantized) in self.tensors.items():
             module = name.partition(".")[0]
             if module == self.projection and config["embedding_size"] == config["hidden_size"]:
                 continue
-            spec = TensorSpec(tuple(int(config[key]) for key in dimensions), quantised)
+            spec = TensorSpec(tuple(int(config[key]) for key in dimensions), quantized)
             if "{}" in name:
                 specs.update({name.format(i): spec for i in range(int(config["num_hidden_layers"]))})
             else:

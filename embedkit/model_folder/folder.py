@@ -90,7 +90,7 @@ class ModelFolder:
         precision: of the stored weights, ``"fp32"`` or ``"int8"``.
         max_seq_length: from ``sentence_bert_config.json``, which outranks the tokenizer's own; or None.
         max_seq_length_path: the file that says so (``sentence_bert_config.json`` has older names), or None.
-        do_lower_case: lower-case the text before the tokenizer's own normalisation.
+        do_lower_case: lower-case the text before the tokenizer's own normalization.
         truncate_dim: the number of dimensions that the folder's author keeps, or None for all.
         graph_dimension: of the vectors that an ONNX graph gives, where no module says how they are made.
     """

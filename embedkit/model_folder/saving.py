@@ -184,8 +184,8 @@ def _write_weights(
     shutil.copymode(inner / "config.json", path)  # save_file makes files that only their owner can read
     stored = hash_tensors(tensors.items())
     # fp32 weights out of int8 ones are not those that the int8 ones were made from.
-    dequantised = folder.precision == "int8" and precision == "fp32"
-    source = stored if dequantised else source_weights_hash(folder)
+    dequantized = folder.precision == "int8" and precision == "fp32"
+    source = stored if dequantized else source_weights_hash(folder)
     metadata: dict[str, Any] = {
         "format": FORMAT,
         "precision": precision,

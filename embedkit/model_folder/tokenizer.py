@@ -95,7 +95,7 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Toke
     Args:
         folder: holds the tokenizer's files.
         lowercase_first: `do_lower_case` of sentence_bert_config.json: text is lower-cased before the
-            tokenizer's own normalisation (added tokens of the text are found before that).
+            tokenizer's own normalization (added tokens of the text are found before that).
 
     Raises:
         FileNotFoundError: there is neither file.

@@ -1,4 +1,4 @@
-"""The weights of a model folder, as the core takes them; and their quantisation to int8.
+"""The weights of a model folder, as the core takes them; and their quantization to int8.
 
 Int8 is symmetric with one scale a row: ``w ≈ int8 * scale[:, None]``, int8 in [-127, 127], where a row is an
 output channel of a linear layer or one embedding. Biases, layer norms, token types and the head stay float32.
@@ -24,8 +24,8 @@ __all__ = [
     "core_classifier",
     "core_head",
     "core_tensors",
-    "dequantise",
-    "quantise",
+    "dequantize",
+    "quantize",
     "stored_tensors",
 ]
 
@@ -40,7 +40,7 @@ _INDEX = "model.safetensors.index.json"
 def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
     """Every tensor of the transformer as its folder holds it, checked, sorted by name.
 
-    fp32 folders (also those stored in fp16 or bf16) give float32. int8 folders give int8 for quantised
+    fp32 folders (also those stored in fp16 or bf16) give float32. int8 folders give int8 for quantized
     tensors, each followed by ``name + "_scale"`` (rows,) in float32. Arrays may be views of the mapped file.
 
     Raises:
@@ -49,7 +49,7 @@ def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
     """
     source = _Source(folder)
     for name, spec in sorted(folder.architecture.tensor_specs(folder.config).items()):
-        if folder.precision == "int8" and spec.quantised:
+        if folder.precision == "int8" and spec.quantized:
             yield name, source.read(name, spec.shape, "I8")
             yield f"{name}_scale", source.read(f"{name}_scale", spec.shape[:1], "F32")
         else:
@@ -66,7 +66,7 @@ def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
     tensors = stored_tensors(folder)
     if precision != folder.precision:
         specs = folder.architecture.tensor_specs(folder.config)
-        tensors = quantise(specs, tensors) if precision == "int8" else dequantise(tensors)
+        tensors = quantize(specs, tensors) if precision == "int8" else dequantize(tensors)
     layers = folder.architecture.layers
     return {
         name: tensor if tensor.ndim == 2 and name.startswith(layers) else _private(tensor)
@@ -79,12 +79,12 @@ def _private(tensor: Array) -> Array:
     return tensor if tensor.flags.writeable else tensor.copy()
 
 
-def quantise(
+def quantize(
     specs: Mapping[str, TensorSpec], tensors: Iterator[tuple[str, Array]]
 ) -> Iterator[tuple[str, Array]]:
-    """Quantise the tensors that ``specs`` marks: each gives an int8 array and its float32 ``_scale``."""
+    """Quantize the tensors that ``specs`` marks: each gives an int8 array and its float32 ``_scale``."""
     for name, tensor in tensors:
-        if not specs[name].quantised:
+        if not specs[name].quantized:
             yield name, tensor
             continue
         scale = np.abs(tensor).max(axis=1) / np.float32(127)
@@ -95,7 +95,7 @@ def quantise(
         yield f"{name}_scale", scale
 
 
-def dequantise(tensors: Iterator[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
+def dequantize(tensors: Iterator[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
     """The float32 weights that int8 ones stand for, without scales: ``int8 * scale[:, None]``."""
     for name, tensor in tensors:
         if tensor.dtype != np.int8:

@@ -1,4 +1,4 @@
-"""`EmbedkitEmbedding` in LlamaIndex: an index over it, ingestion, cache, serialisation, both ways of calling."""
+"""`EmbedkitEmbedding` in LlamaIndex: an index over it, ingestion, cache, serialization, both ways of calling."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def scores(model: Any, tasks: list[Any]) -> dict[str, dict[str, float]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The built-in model as a folder that sentence-transformers loads."""
     path = tmp_path_factory.mktemp("model") / "minilm"
-    Encoder().save(path, "fp32", dequantise=True)
+    Encoder().save(path, "fp32", dequantize=True)
     return str(path)
 
 

@@ -171,8 +171,8 @@ def test_pieces_are_the_file(tmp_path: Path, rows: int) -> None:
         for piece in pieces:
             told += list(Corpus.of_sources([source_of(piece, "stop")], text_field="text", id_field=None))
     whole = list(Corpus(inputs))
-    assert [(one.key, one.text, one.metadata) for one in told] == [
-        (one.key, one.text, one.metadata) for one in whole
+    assert [(one.id, one.text, one.metadata) for one in told] == [
+        (one.id, one.text, one.metadata) for one in whole
     ]
 
 
@@ -223,7 +223,7 @@ def test_the_index_is_that_of_one_machine_though_an_actor_is_killed(
     assert_same(tmp_path / "index", expected)
     # what other stores load
     table = parquet.read_table(tmp_path / "shards" / "shards")
-    assert table["id"].to_pylist() == [document.key for document in expected[1]]
+    assert table["id"].to_pylist() == [document.id for document in expected[1]]
     np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), expected[2])
     assert not list((tmp_path / "shards" / "shards").glob(".*"))
 

@@ -32,7 +32,7 @@ def source(make_model: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What sentence-transformers writes, with optimized and quantised graphs beside the first."""
+    """What sentence-transformers writes, with optimized and quantized graphs beside the first."""
     folder = tmp_path_factory.mktemp("theirs") / "model"
     model = SentenceTransformer(str(source), backend="onnx", device="cpu")
     model.save_pretrained(str(folder), create_model_card=False)
@@ -59,7 +59,7 @@ def test_variants(theirs: Path, name: str, precision: str, texts: list[str]) -> 
     assert encoder.describe()["precision"] == precision
     options = {"backend": "onnx", "model_kwargs": {"file_name": f"onnx/{name}"}, "device": "cpu"}
     model = SentenceTransformer(str(theirs), **options)
-    # One text at a time: ONNX Runtime quantises a batch with one scale.
+    # One text at a time: ONNX Runtime quantizes a batch with one scale.
     some = texts[:40]
     expected = np.stack([model.encode(text) for text in some])
     vectors = np.stack([encoder.encode(text) for text in some])

@@ -97,7 +97,7 @@ def quora_duplicates(encoder: TextEncoder, data: Data = None) -> RetrievalResult
     The corpus is every distinct question of the dev and test splits. A query is each question that stands
     first in a pair of duplicates; relevant is every question that a pair calls its duplicate, in either
     order, and the query itself is left out of its ranking. Pairs are not chained, so an unlabelled duplicate
-    counts as wrong. The split "train" is left out: it repeats questions in a lower-cased, tokenised form.
+    counts as wrong. The split "train" is left out: it repeats questions in a lower-cased, tokenized form.
 
     Args:
         encoder: gives the vectors by ``encode``, queries and corpus alike; similarity is their cosine.

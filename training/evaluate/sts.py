@@ -31,7 +31,7 @@ class _Wanted(NamedTuple):
 
 
 # The counts are SentEval's. The pairs are those in original casing, which reproduce the published figures;
-# the lower-cased, tokenised form that SentEval feeds is not what a cased model would get in use.
+# the lower-cased, tokenized form that SentEval feeds is not what a cased model would get in use.
 _STS = {
     "STS12": _Wanted("STS12", "test", 3108),
     "STS13": _Wanted("STS13", "test", 1500),

@@ -67,7 +67,7 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
     Args:
         generation: an opened index.
         target_recall: recall@10 against exact search, above 0, at most 1.
-        queries: (q, dimension), normalised where the metric is cosine; ``None``: up to 1,000 stored vectors.
+        queries: (q, dimension), normalized where the metric is cosine; ``None``: up to 1,000 stored vectors.
             Queries of users often lie elsewhere than documents do and need more lists: give some if you can.
 
     Raises:
@@ -90,7 +90,7 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
         random = np.random.default_rng(_SEED)
         own = np.sort(random.choice(living, min(QUERIES, len(living)), replace=False))
         queries = generation.vectors(own)
-        if generation.manifest.metric == "cosine":  # what is kept as int8 comes back not quite normalised
+        if generation.manifest.metric == "cosine":  # what is kept as int8 comes back not quite normalized
             queries = unit(queries)
     asked = queries
     k = min(K, len(living) - bool(len(own)))

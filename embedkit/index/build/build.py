@@ -29,9 +29,9 @@ from ..storage.generation import Generation, open_generation
 from .ingest import Ingest, InputDigest, Progress
 from ...documents.errors import OnError
 from ..storage.journal import State, read_journal
-from ..storage.ids import Keys
+from ..storage.ids import Ids
 from ..storage.layout import JOURNAL_FILE, Writer
-from ..storage.manifest import KEYS_FILE, METRICS, RAW_KINDS, Manifest, Metric, Raw, SegmentEntry
+from ..storage.manifest import IDS_FILE, METRICS, RAW_KINDS, Manifest, Metric, Raw, SegmentEntry
 from .memory import faiss_budget
 from ..storage.faiss_part import bits_of
 from ..storage.segment import finish_segment, remove_all_but
@@ -39,7 +39,7 @@ from ..storage.spool import SPOOL_FILE, Spool
 
 Mode = Literal["build", "add", "upsert"]
 
-_KEYS_AT_ONCE = 4096
+_IDS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +306,8 @@ def _write_segment(
         folder, writer.journal, header, state, dimension=manifest.dimension, replace=mode == "upsert"
     )
 
-    def taken(key: str) -> bool:
-        return mode == "add" and base is not None and bool(base.find([key]))
+    def taken(document_id: str) -> bool:
+        return mode == "add" and base is not None and bool(base.find([document_id]))
 
     digest = InputDigest()
     with contextlib.closing(ingest):
@@ -315,7 +315,7 @@ def _write_segment(
             digest.watch(documents),
             encoder,
             normalize=manifest.metric == "cosine",
-            keys_needed=mode != "build",
+            ids_needed=mode != "build",
             taken=taken,
             on_error=on_error,
             read_ahead=read_ahead,
@@ -386,15 +386,15 @@ def _publish(
     if (tuning := read_choice(folder / CHOICE_FILE)) is not None:
         manifest = replace(manifest, factory=tuning["chosen"]["factory"], tuning=tuning)
     remove_all_but(folder, entry.files)
-    keys = Keys(folder / KEYS_FILE, entry.rows)
-    gone = keys.empty_rows()  # replaced by a later document of the same input
+    ids = Ids(folder / IDS_FILE, entry.rows)
+    gone = ids.empty_rows()  # replaced by a later document of the same input
     if len(gone):
         dead = bits_of(gone, entry.rows)
         entry = replace(entry, tombstones=writer.write_tombstones(dead.tobytes(), len(gone)))
     old = manifest.segments
     replaced = 0
     if base is not None:
-        rows = _rows_of_keys(base, (keys[row] for row in range(len(keys))), mode)
+        rows = _rows_of_ids(base, (ids[row] for row in range(len(ids))), mode)
         replaced = sum(map(len, rows.values()))
         old = bury(writer, base, rows)
     writer.publish(
@@ -404,25 +404,25 @@ def _publish(
     return Written(entry.documents, replaced, resumed)
 
 
-def _rows_of_keys(base: Generation, keys: Iterator[str], mode: Mode) -> dict[int, list[int]]:
-    """Rows by segment number that have one of ``keys`` in ``base``; an error unless they are to be replaced."""
+def _rows_of_ids(base: Generation, ids: Iterator[str], mode: Mode) -> dict[int, list[int]]:
+    """Rows by segment number that have one of ``ids`` in ``base``; an error unless they are to be replaced."""
     rows: dict[int, list[int]] = {}
     block: list[str] = []
 
     def look_up() -> None:
-        for key, (number, row) in base.find(block).items():
+        for document_id, (number, row) in base.find(block).items():
             if mode == "add":  # it came while an interrupted 'add' waited to be resumed
                 raise ResumeError(
-                    f"the id {key!r} is in the index already; delete it, or discard the interrupted command "
+                    f"the id {document_id!r} is in the index already; delete it, or discard the interrupted command "
                     "with --restart (restart=True)"
                 )
             rows.setdefault(number, []).append(row)
         block.clear()
 
-    for key in keys:
-        if key:
-            block.append(key)
-        if len(block) == _KEYS_AT_ONCE:
+    for document_id in ids:
+        if document_id:
+            block.append(document_id)
+        if len(block) == _IDS_AT_ONCE:
             look_up()
     look_up()
     return rows

@@ -64,7 +64,7 @@ def _rows_of_ids(base: Generation, ids: Iterable[str], missing_ok: bool) -> dict
         block = wanted[begin : begin + _AT_ONCE]
         found = base.find(block)
         if len(found) < len(block) and not missing_ok:
-            unknown = next(key for key in block if key not in found)
+            unknown = next(document_id for document_id in block if document_id not in found)
             raise InputError("", f"there is no document with the id {unknown!r}; nothing was deleted")
         for number, row in found.values():
             rows.setdefault(number, []).append(row)
@@ -118,7 +118,7 @@ def _copy(
         for segment in base.segments:
             for stored, vectors in segment.scan():
                 for document in stored:
-                    documents.add(Document(document.text, document.key, document.metadata))
+                    documents.add(Document(document.text, document.id, document.metadata))
                 spool.add(vectors)
                 report(Progress("copy", spool.rows, manifest.documents))
 
@@ -199,8 +199,8 @@ def _check_disjoint(first_path: Path, first: Generation, path: Path, generation:
     """Refuse two indexes that share an id."""
     rows = generation.living_rows()
     for begin in range(0, len(rows), _AT_ONCE):
-        keys = [generation.key(row) for row in rows[begin : begin + _AT_ONCE].tolist()]
-        shared = first.find(keys)
+        ids = [generation.id(row) for row in rows[begin : begin + _AT_ONCE].tolist()]
+        shared = first.find(ids)
         if shared:
             raise InputError(
                 "",

@@ -35,7 +35,7 @@ SHARD_SECONDS = 10.0
 _CHUNK_TEXTS = 2048
 _CHUNK_CHARACTERS = 4 << 20
 _CHUNKS_AHEAD = 2
-_LENGTH_ERROR = 1e-6  # of a vector that was normalised in float32
+_LENGTH_ERROR = 1e-6  # of a vector that was normalized in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class InputDigest:
             document = item if isinstance(item, Document) else Document(item)
             vector = None if document.vector is None else np.asarray(document.vector)
             metadata = None if document.metadata is None else dict(document.metadata)
-            told = repr((document.key, document.text, metadata, None if vector is None else vector.tobytes()))
+            told = repr((document.id, document.text, metadata, None if vector is None else vector.tobytes()))
             self._hash.update(told.encode("utf-8", "surrogatepass"))
             yield item
 
@@ -123,7 +123,7 @@ class Ingest:
         encoder: TextEncoder,
         *,
         normalize: bool,
-        keys_needed: bool,
+        ids_needed: bool,
         taken: Callable[[str], bool],
         on_error: OnError,
         read_ahead: bool,
@@ -137,13 +137,13 @@ class Ingest:
             documents: the same as before an interruption.
             encoder: makes the vectors.
             normalize: scale them to length 1.
-            keys_needed: a document without a key is refused; else its position becomes its key.
-            taken: whether a key must not be used.
+            ids_needed: a document without an id is refused; else its position becomes its id.
+            taken: whether an id must not be used.
             on_error: as for `embedkit.Index.build`.
             read_ahead: iterate ``documents`` on another thread.
             report: told of each step.
         """
-        chunks = self._stored_chunks(documents, keys_needed, taken, on_error, normalize=normalize)
+        chunks = self._stored_chunks(documents, ids_needed, taken, on_error, normalize=normalize)
         if read_ahead:
             chunks = prefetch(chunks, _CHUNKS_AHEAD)
         try:
@@ -179,7 +179,7 @@ class Ingest:
     def _stored_chunks(
         self,
         documents: Iterable[str | Document],
-        keys_needed: bool,
+        ids_needed: bool,
         taken: Callable[[str], bool],
         on_error: OnError,
         *,
@@ -195,17 +195,17 @@ class Ingest:
             document = item if isinstance(item, Document) else Document(item)
             known = writer.replaying
             try:
-                if document.key is None:
+                if document.id is None:
                     document = replace(document, origin=document.origin or f"document {position}")
-                    if keys_needed:
+                    if ids_needed:
                         raise InputError(
                             document.origin, "a document that is added needs an id", skippable=True
                         )
-                    document = replace(document, key=str(position))
-                if not known and isinstance(document.key, str) and taken(document.key):
+                    document = replace(document, id=str(position))
+                if not known and isinstance(document.id, str) and taken(document.id):
                     raise InputError(
                         document.origin,
-                        f"the id {document.key!r} is in the index already; upsert replaces documents",
+                        f"the id {document.id!r} is in the index already; upsert replaces documents",
                         skippable=True,
                     )
                 vector = self._checked_vector(document)
@@ -223,7 +223,7 @@ class Ingest:
             if vector is not None:
                 chunk.vectors[len(chunk.texts)] = vector
             chunk.texts.append(document.text)
-            chunk.origins.append(document.origin or f"document {document.key}")
+            chunk.origins.append(document.origin or f"document {document.id}")
             chunk.characters += len(document.text)
             chunk.position = document.position
             if len(chunk.texts) == _CHUNK_TEXTS or chunk.characters >= _CHUNK_CHARACTERS:

@@ -22,7 +22,7 @@ from ..storage.faiss_index import import_faiss, is_exact, ivf_of, read_index, sh
 from ..storage.generation import open_generation
 from .ingest import Progress
 from ..storage.layout import Writer
-from ..storage.manifest import DOCUMENTS_FILE, KEYS_FILE, Metric, PartEntry, SegmentEntry, hash_file
+from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
 from .memory import faiss_budget
 from .build_parts import VECTORS_FILE, build_parts
 from ..storage.raw import FaissVectors
@@ -64,7 +64,7 @@ def import_faiss_file(
                 store.add(document)
             keywords = store.finish()
         write_index(index, folder / VECTORS_FILE)
-        files = {file: hash_file(folder / file) for file in (VECTORS_FILE, KEYS_FILE, DOCUMENTS_FILE)}
+        files = {file: hash_file(folder / file) for file in (VECTORS_FILE, IDS_FILE, DOCUMENTS_FILE)}
         parts = (PartEntry(VECTORS_FILE, rows, IMPORTED),)
         entry = SegmentEntry(name, rows, parts, "none", keywords, files)
         # what is added later, and what compaction makes, is of a kind that suits its number
@@ -90,7 +90,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise InputError(
             str(path),
-            "its metric is not the inner product; embedkit scores by inner product (of normalised vectors for "
+            "its metric is not the inner product; embedkit scores by inner product (of normalized vectors for "
             "cosine), so build the Faiss index with METRIC_INNER_PRODUCT",
         )
     if index.ntotal == 0:
@@ -109,7 +109,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
 
 
 def _check_unit(path: Path, index: Any) -> None:
-    """Refuse vectors that are not normalised; looks at some, where the index can give them back."""
+    """Refuse vectors that are not normalized; looks at some, where the index can give them back."""
     if not is_exact(index):
         return
     rows = np.unique(np.linspace(0, index.ntotal - 1, 256).astype(np.int64))
@@ -120,34 +120,34 @@ def _check_unit(path: Path, index: Any) -> None:
         raise InputError(
             str(path),
             f"vector {rows[row]} has the length {norms[row]:.4g}, and cosine needs length 1; import it with "
-            "the metric dot, or normalise the vectors",
+            "the metric dot, or normalize the vectors",
         )
 
 
 def _rows(
     path: Path, ids: list[int] | None, rows: int, documents: Iterable[str | Document] | None
 ) -> Iterable[Document]:
-    """The document of each row: by its id where the file has ids and the document a key, else in order."""
-    keys = [str(number) for number in (range(rows) if ids is None else ids)]
+    """The document of each row: by its id where the file has ids and the document an id, else in order."""
+    wanted = [str(number) for number in (range(rows) if ids is None else ids)]
     if documents is None:
-        return [Document("", key, origin=str(path)) for key in keys]
+        return [Document("", document_id, origin=str(path)) for document_id in wanted]
     given = [item if isinstance(item, Document) else Document(item) for item in documents]
     if len(given) != rows:
         raise InputError(str(path), f"holds {rows} vectors, and {len(given)} documents are given")
-    by_key = {document.key: document for document in given if document.key is not None}
+    by_id = {document.id: document for document in given if document.id is not None}
     if ids is None:
         return [
-            document if document.key is not None else Document(document.text, key, document.metadata)
-            for key, document in zip(keys, given, strict=True)
+            document if document.id is not None else Document(document.text, document_id, document.metadata)
+            for document_id, document in zip(wanted, given, strict=True)
         ]
-    if not by_key:
+    if not by_id:
         return [
-            Document(document.text, key, document.metadata) for key, document in zip(keys, given, strict=True)
+            Document(document.text, document_id, document.metadata) for document_id, document in zip(wanted, given, strict=True)
         ]
-    missing = next((key for key in keys if key not in by_key), None)
+    missing = next((document_id for document_id in wanted if document_id not in by_id), None)
     if missing is not None:
         raise InputError(str(path), f"holds the id {missing}, which no document has")
-    return [by_key[key] for key in keys]
+    return [by_id[document_id] for document_id in wanted]
 
 
 def export_faiss_file(
@@ -201,7 +201,7 @@ def export_faiss_file(
                 shutil.rmtree(work, ignore_errors=True)
         with ids_path.open("x", encoding="utf-8") as file:
             for row in rows.tolist():
-                file.write(json.dumps(base.key(row), ensure_ascii=False) + "\n")
+                file.write(json.dumps(base.id(row), ensure_ascii=False) + "\n")
         return int(np.size(rows))
 
 

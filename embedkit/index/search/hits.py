@@ -29,7 +29,7 @@ class Hit:
     Attributes:
         rank: 1 for the best.
         score: cosine or dot product, as the index' metric says; of a hybrid search the fused score.
-        id: the document's key.
+        id: of the document.
         text: the document's text.
         metadata: what else was stored with it.
     """
@@ -53,7 +53,7 @@ def texts_of(queries: Queries) -> list[str]:
 
 
 def check_vectors(vectors: npt.NDArray[np.floating[Any]], manifest: Manifest) -> Float32Array:
-    """Query vectors as float32 (n, dimension), normalised for cosine (`ValueError` if they cannot be used)."""
+    """Query vectors as float32 (n, dimension), normalized for cosine (`ValueError` if they cannot be used)."""
     array = np.ascontiguousarray(vectors, np.float32)
     if array.ndim == 1:
         array = array[None]
@@ -119,7 +119,7 @@ def to_hits(generation: Generation, scores: Float32Array, rows: Int64Array) -> l
         for score, row in zip(line_scores, line, strict=True):
             if row >= 0:
                 document = documents[row]
-                hits.append(Hit(len(hits) + 1, score, document.key, document.text, document.metadata))
+                hits.append(Hit(len(hits) + 1, score, document.id, document.text, document.metadata))
         result.append(hits)
     return result
 

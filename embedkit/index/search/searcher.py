@@ -185,13 +185,13 @@ class Searcher:
         """Search with vectors, and read no text: the fastest way.
 
         Args:
-            vectors: (n, dimension) or (dimension,), finite; normalised here when the metric is cosine.
+            vectors: (n, dimension) or (dimension,), finite; normalized here when the metric is cosine.
             k: hits a query.
             nprobe, ef, rescore, where: as in `search`.
 
         Returns:
             Scores (n, min(k, len(self))) float32, best first, and rows of the same shape; row -1 where fewer
-            were found. `keys` turns rows into ids.
+            were found. `ids` turns rows into ids.
 
         Raises:
             ValueError: as in `search`.
@@ -256,11 +256,11 @@ class Searcher:
 
         return _fetched(generation, overlapped(queries, tokenize, encode, find, counts), counts)
 
-    def keys(self, rows: Iterable[int] | Int64Array) -> list[str]:
+    def ids(self, rows: Iterable[int] | Int64Array) -> list[str]:
         """The ids of ``rows`` (from `search_vectors`); ``IndexError`` for a row that is not there."""
         if not isinstance(rows, (np.ndarray, list, tuple)):
             rows = list(rows)
-        return self._open_generation().keys(np.asarray(rows, np.int64))
+        return self._open_generation().ids(np.asarray(rows, np.int64))
 
     def get(self, ids: Iterable[str]) -> list[StoredDocument]:
         """The documents with ``ids``, in that order; ids that are not in the index are left out."""
@@ -270,8 +270,8 @@ class Searcher:
         documents: dict[str, StoredDocument] = {}
         for number, segment in enumerate(generation.segments):
             rows = [row for at, row in found.values() if at == number]
-            documents.update({item.key: item for item in segment.documents.fetch(rows).values()})
-        return [documents[key] for key in wanted if key in documents]
+            documents.update({item.id: item for item in segment.documents.fetch(rows).values()})
+        return [documents[document_id] for document_id in wanted if document_id in documents]
 
     def close(self) -> None:
         """Close the files. The index cannot be searched afterwards."""

@@ -1,8 +1,8 @@
 """Documents of one segment, in ``documents.sqlite``.
 
-One table, ``documents(row, key, text, metadata)``, where ``row`` is the document's row in the segment's vectors
-and ``metadata`` a JSON object or NULL, and ``keywords``, an FTS5 index of the texts that keeps no copy of them.
-A row that is missing was replaced before the segment was finished.
+One table, ``documents(row, key, text, metadata)``, where ``key`` is the id, ``row`` the document's row in the
+segment's vectors and ``metadata`` a JSON object or NULL, and ``keywords``, an FTS5 index of the texts that keeps no
+copy of them. A row that is missing was replaced before the segment was finished.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy.typing as npt
 from ...documents.document import Document, check_document
 from ...documents.errors import InputError
 from ..errors import IndexDamagedError, ResumeError
-from .ids import write_keys
-from .manifest import DOCUMENTS_FILE, KEYS_FILE
+from .ids import write_ids
+from .manifest import DOCUMENTS_FILE, IDS_FILE
 from .where import compile_where
 
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
@@ -33,7 +33,7 @@ _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_
 class StoredDocument:
     """A document as it was stored."""
 
-    key: str
+    id: str
     text: str
     metadata: dict[str, Any]
 
@@ -50,7 +50,7 @@ class DocumentWriter:
 
         Args:
             folder: of the segment.
-            replace: a key that is used again replaces the document that had it; else it is refused.
+            replace: an id that is used again replaces the document that had it; else it is refused.
         """
         self._folder = folder
         self._replace = replace
@@ -99,15 +99,15 @@ class DocumentWriter:
         """Append one document.
 
         Raises:
-            InputError: the text, key or metadata cannot be stored, or the key is taken; nothing was written.
+            InputError: the text, id or metadata cannot be stored, or the id is taken; nothing was written.
             ResumeError: another document was stored here before the crash.
         """
-        key = check_document(document)
+        document_id = check_document(document)
         metadata = _dump_metadata(document)
         if self._replay is not None:
-            self._compare(document, key, metadata)
+            self._compare(document, document_id, metadata)
             return
-        values = (self.rows, key, document.text, metadata)
+        values = (self.rows, document_id, document.text, metadata)
         inserted = self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?)", values).rowcount
         if not inserted:
             if not self._replace:
@@ -115,12 +115,12 @@ class DocumentWriter:
             self._db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)", values)
         self.rows += 1
 
-    def _compare(self, document: Document, key: str, metadata: str | None) -> None:
+    def _compare(self, document: Document, document_id: str, metadata: str | None) -> None:
         """Take ``document`` for the next of those that were stored, if it is."""
         stored = self._stored
         superseded = self._replace and (stored is None or stored[0] > self.rows)
-        if not superseded and (stored is None or stored[1:] != (key, document.text, metadata)):
-            row = self._db.execute("SELECT row FROM documents WHERE key = ?", (key,)).fetchone()
+        if not superseded and (stored is None or stored[1:] != (document_id, document.text, metadata)):
+            row = self._db.execute("SELECT row FROM documents WHERE key = ?", (document_id,)).fetchone()
             if row is not None and row[0] < self.rows:
                 raise _used_before(document)
             raise ResumeError(
@@ -159,21 +159,21 @@ class DocumentWriter:
             keywords = False
         if keywords:
             self._db.execute("INSERT INTO keywords(keywords) VALUES ('rebuild')")
-        (self._folder / KEYS_FILE).unlink(missing_ok=True)
-        write_keys(self._folder / KEYS_FILE, self._keys())
+        (self._folder / IDS_FILE).unlink(missing_ok=True)
+        write_ids(self._folder / IDS_FILE, self._ids())
         self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
         return keywords
 
-    def _keys(self) -> Iterator[str]:
-        """The keys in the order of their rows, an empty one for each row that was replaced."""
+    def _ids(self) -> Iterator[str]:
+        """The ids in the order of their rows, an empty one for each row that was replaced."""
         row = 0
-        for found, key in self._db.execute("SELECT row, key FROM documents ORDER BY row"):
+        for found, document_id in self._db.execute("SELECT row, key FROM documents ORDER BY row"):
             while row < found:
                 row += 1
                 yield ""
             row += 1
-            yield key
+            yield document_id
 
     def close(self) -> None:
         """Let go of the files, finished or not; what was not committed is lost."""
@@ -182,7 +182,7 @@ class DocumentWriter:
 
 def _used_before(document: Document) -> InputError:
     return InputError(
-        document.origin, f"the id {document.key!r} was used before; ids must be unique", skippable=True
+        document.origin, f"the id {document.id!r} was used before; ids must be unique", skippable=True
     )
 
 
@@ -201,12 +201,12 @@ def _dump_metadata(document: Document) -> str | None:
     return text
 
 
-def _stored(key: object, text: object, metadata: object) -> StoredDocument:
+def _stored(document_id: object, text: object, metadata: object) -> StoredDocument:
     # SQLite columns hold any type, whatever the table says
     fields = {} if metadata is None else json.loads(str(metadata))
-    if not isinstance(key, str) or not isinstance(text, str) or not isinstance(fields, dict):
-        raise ValueError("a row does not hold a key, a text and a JSON object")
-    return StoredDocument(key, text, fields)
+    if not isinstance(document_id, str) or not isinstance(text, str) or not isinstance(fields, dict):
+        raise ValueError("a row does not hold an id, a text and a JSON object")
+    return StoredDocument(document_id, text, fields)
 
 
 class DocumentReader:
@@ -285,11 +285,11 @@ class DocumentReader:
             raise self._damaged(f"row {missing} is missing")
         return documents
 
-    def find(self, keys: Iterable[str]) -> dict[str, int]:
-        """The rows of those ``keys`` that were ever in this segment."""
+    def find(self, ids: Iterable[str]) -> dict[str, int]:
+        """The rows of those ``ids`` that were ever in this segment."""
         found = self._query(
             "SELECT key, row FROM documents WHERE key IN (SELECT value FROM json_each(?))",
-            json.dumps(list(keys)),
+            json.dumps(list(ids)),
         )
         return dict(found)
 

@@ -120,30 +120,30 @@ class Generation:
             ]
         return [row for _, row in sorted(found)[:limit]]
 
-    def key(self, row: int) -> str:
-        """The key of ``row``; ``IndexError`` if there is no such row."""
+    def id(self, row: int) -> str:
+        """The id of ``row``; ``IndexError`` if there is no such row."""
         number, local = self._locate(row)
-        return self.segments[number].keys[local]
+        return self.segments[number].ids[local]
 
-    def keys(self, rows: Int64Array) -> list[str]:
-        """The keys of ``rows``; ``IndexError`` if there is no such row."""
+    def ids(self, rows: Int64Array) -> list[str]:
+        """The ids of ``rows``; ``IndexError`` if there is no such row."""
         if len(rows) and (rows.min() < 0 or rows.max() >= self.rows):
             self._locate(int(rows.min() if rows.min() < 0 else rows.max()))
         if len(self.segments) == 1:
-            return self.segments[0].keys.many(rows)
+            return self.segments[0].ids.many(rows)
         result = np.empty(len(rows), object)
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         for number, segment in enumerate(self.segments):
             mine = np.flatnonzero(owners == number)
-            result[mine] = segment.keys.many(rows[mine] - self._starts[number])
+            result[mine] = segment.ids.many(rows[mine] - self._starts[number])
         return list(result)
 
-    def find(self, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Segment number and row in it of those ``keys`` that are in the index."""
-        wanted = list(keys)
+    def find(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Segment number and row in it of those ``ids`` that are in the index."""
+        wanted = list(ids)
         found: dict[str, tuple[int, int]] = {}
         for number, segment in enumerate(self.segments):
-            found.update({key: (number, row) for key, row in segment.find(wanted).items()})
+            found.update({document_id: (number, row) for document_id, row in segment.find(wanted).items()})
         return found
 
     def fetch(self, rows: Int64Array) -> dict[int, StoredDocument]:

@@ -1,8 +1,8 @@
-"""The keys of a segment in a mapped file: "which key has row 17" without SQLite.
+"""The ids of a segment in a mapped file: "which id has row 17" without SQLite.
 
-Little endian: the magic number (8 bytes), the number of keys and the position of the offset table (u64 each),
-the keys in UTF-8 one after the other, zeros up to a multiple of 8, then ``rows + 1`` offsets (u64) into the
-keys.
+Little endian: the magic number (8 bytes), the number of ids and the position of the offset table (u64 each),
+the ids in UTF-8 one after the other, zeros up to a multiple of 8, then ``rows + 1`` offsets (u64) into the
+ids.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _BLOCK = 8192
 _FEW = 32
 
 
-def write_keys(path: Path, keys: Iterable[str]) -> int:
-    """Write ``keys`` to the new file ``path``, in constant memory, and return their number."""
+def write_ids(path: Path, ids: Iterable[str]) -> int:
+    """Write ``ids`` to the new file ``path``, in constant memory, and return their number."""
     table = path.with_name(path.name + ".offsets")
     end = rows = 0
     with path.open("xb") as file, table.open("w+b") as offsets:
         file.write(_HEADER.pack(_MAGIC, 0, 0))
         ends = [0]
-        for key in keys:
-            encoded = key.encode("utf-8")
+        for document_id in ids:
+            encoded = document_id.encode("utf-8")
             file.write(encoded)
             end += len(encoded)
             ends.append(end)
@@ -51,11 +51,11 @@ def write_keys(path: Path, keys: Iterable[str]) -> int:
     return rows
 
 
-class Keys:
-    """The keys of a segment, memory-mapped."""
+class Ids:
+    """The ids of a segment, memory-mapped."""
 
     def __init__(self, path: Path, rows: int) -> None:
-        """Map ``path``, which must hold ``rows`` keys (raises `IndexDamagedError` otherwise)."""
+        """Map ``path``, which must hold ``rows`` ids (raises `IndexDamagedError` otherwise)."""
         self._path = path
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -64,9 +64,9 @@ class Keys:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         magic, count, table = _HEADER.unpack_from(self._map)
         if magic != _MAGIC:
-            raise self._damaged("not a keys file")
+            raise self._damaged("not an ids file")
         if count != rows:
-            raise self._damaged(f"holds {count} keys where the manifest says {rows}")
+            raise self._damaged(f"holds {count} ids where the manifest says {rows}")
         if table + 8 * (rows + 1) != size:
             raise self._damaged("the offset table does not fit the file")
         self._offsets = np.frombuffer(self._map, "<u8", rows + 1, table)
@@ -77,17 +77,17 @@ class Keys:
         return IndexDamagedError(f"{self._path}: {reason}; build the index again")
 
     def empty_rows(self) -> npt.NDArray[np.int64]:
-        """The rows without a key: they were replaced before the segment was finished."""
+        """The rows without an id: they were replaced before the segment was finished."""
         return np.flatnonzero(np.diff(self._offsets) == 0)
 
     def many(self, rows: npt.NDArray[np.int64]) -> list[str]:
-        """The keys of ``rows``; many are gathered, decoded and cut as one, so that each costs 0.1 µs."""
+        """The ids of ``rows``; many are gathered, decoded and cut as one, so that each costs 0.1 µs."""
         if len(rows) <= _FEW:
             pairs = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True)
             last = self._table - _HEADER.size
-            keys = [self._map[_HEADER.size + i : _HEADER.size + j] for i, j in pairs if i < j <= last]
-            if len(keys) == len(rows) and all(map(bytes.isascii, keys)):
-                return [key.decode("ascii") for key in keys]
+            ids = [self._map[_HEADER.size + i : _HEADER.size + j] for i, j in pairs if i < j <= last]
+            if len(ids) == len(rows) and all(map(bytes.isascii, ids)):
+                return [document_id.decode("ascii") for document_id in ids]
             return [self[row] for row in rows.tolist()]
         begins = self._offsets[rows].astype(np.int64)
         lengths = self._offsets[rows + 1].astype(np.int64) - begins
@@ -104,16 +104,16 @@ class Keys:
         return [self[row] for row in rows.tolist()]
 
     def __len__(self) -> int:
-        """The number of keys."""
+        """The number of ids."""
         return len(self._offsets) - 1
 
     def __getitem__(self, row: int) -> str:
-        """The key of ``row`` (0-based)."""
+        """The id of ``row`` (0-based)."""
         begin = _HEADER.size + int(self._offsets[row])
         end = _HEADER.size + int(self._offsets[row + 1])
         if not begin <= end <= self._table:
-            raise self._damaged(f"the key of row {row} lies outside the file")
+            raise self._damaged(f"the id of row {row} lies outside the file")
         try:
             return self._map[begin:end].decode("utf-8")
         except UnicodeDecodeError:
-            raise self._damaged(f"the key of row {row} is not UTF-8") from None
+            raise self._damaged(f"the id of row {row} is not UTF-8") from None

@@ -5,7 +5,7 @@ INDEX/
   CURRENT                  name of the live manifest, replaced atomically and last
   LOCK                     locked by the one writer; holds its process id
   manifests/000007.json    a generation: its segments and their tombstones, with checksums
-  segments/000007-…/       immutable: vectors.faiss, keys, documents.sqlite, maybe vectors.raw
+  segments/000007-…/       immutable: vectors.faiss, keys (the ids), documents.sqlite, maybe vectors.raw
   tombstones/….bits        immutable: the deleted rows of one segment, as of one generation
   build.journal            only while documents are added: what has been encoded (see `journal`)
   segments/.building/      … and where

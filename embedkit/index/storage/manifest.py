@@ -14,7 +14,7 @@ from ..errors import IndexDamagedError
 FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
 METRICS = ("cosine", "dot")
-KEYS_FILE = "keys"
+IDS_FILE = "keys"  # the name that format version 1 gave it
 DOCUMENTS_FILE = "documents.sqlite"
 RAW_FILE = "vectors.raw"
 
@@ -290,7 +290,7 @@ class _Parser:
         if sum(part.rows for part in parts) != rows or any(part.rows % 8 for part in parts[:-1]):
             raise _damaged(self.path, f"the parts of segment {name!r} do not make {rows} rows")
         files = self.field(data, "files", dict)
-        expected = [part.file for part in parts] + [KEYS_FILE, DOCUMENTS_FILE]
+        expected = [part.file for part in parts] + [IDS_FILE, DOCUMENTS_FILE]
         expected += [RAW_FILE] if raw != "none" else []
         if set(files) != set(expected) or len(set(expected)) != len(expected):
             raise _damaged(self.path, f"segment {name!r} must list exactly {', '.join(expected)}")
@@ -301,7 +301,7 @@ class _Parser:
             parts,
             raw,
             self.field(data, "keywords", bool),
-            {key: self.file(files[key]) for key in expected},
+            {name: self.file(files[name]) for name in expected},
             None if tombstones is None else self.tombstones(tombstones, rows),
         )
 

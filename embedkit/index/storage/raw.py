@@ -89,13 +89,13 @@ def write_raw(spool: Spool, path: Path, kind: Raw) -> None:
     scales = []
     with path.open("xb") as file:
         for _, block in spool.blocks():
-            codes, scale = quantise(block)
+            codes, scale = quantize(block)
             file.write(codes.tobytes())
             scales.append(scale)
         file.write(np.concatenate(scales).astype("<f4").tobytes())
 
 
-def quantise(vectors: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
+def quantize(vectors: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
     """int8 (n, dimension) and float32 (n,) whose product is nearest to ``vectors``."""
     scales = np.maximum(np.abs(vectors).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
     return np.rint(vectors / scales[:, None]).astype(np.int8), scales.astype(np.float32)

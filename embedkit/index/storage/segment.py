@@ -1,4 +1,4 @@
-"""One immutable segment of an index: vectors, keys and documents that share their row numbers."""
+"""One immutable segment of an index: vectors, ids and documents that share their row numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..errors import BuildError, IndexDamagedError
 from .document_store import DocumentReader, StoredDocument
 from .faiss_index import Float32Array, Int64Array, is_exact, read_index
 from .faiss_part import Allowed, Bits, Effort, Part, count_bits
-from .ids import Keys
+from .ids import Ids
 from .layout import TOMBSTONES_FOLDER
-from .manifest import DOCUMENTS_FILE, KEYS_FILE, RAW_FILE, Raw, SegmentEntry, hash_file
+from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, Raw, SegmentEntry, hash_file
 from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore, write_raw
 from .spool import SPOOL_FILE, Spool
 
@@ -62,9 +62,7 @@ def finish_segment(
     if raw != "none":
         write_raw(spool, folder / RAW_FILE, raw)
     keywords = finish_documents()
-    names = (
-        [part.file for part in parts] + [KEYS_FILE, DOCUMENTS_FILE] + ([RAW_FILE] if raw != "none" else [])
-    )
+    names = [part.file for part in parts] + [IDS_FILE, DOCUMENTS_FILE] + ([RAW_FILE] if raw != "none" else [])
     files = {file: hash_file(folder / file) for file in names}
     return SegmentEntry(name, rows, parts, raw, keywords, files)
 
@@ -96,7 +94,7 @@ class Segment:
         self.entry = entry
         for name, file in entry.files.items():
             _check_size(folder / name, file.size)
-        self.keys = Keys(folder / KEYS_FILE, entry.rows)
+        self.ids = Ids(folder / IDS_FILE, entry.rows)
         self.parts = [Part(folder / part.file, part, dimension) for part in entry.parts]
         self.exact = all(part.exact for part in self.parts)
         self.starts = [0, *np.cumsum([part.rows for part in self.parts]).tolist()]
@@ -127,9 +125,9 @@ class Segment:
         """The bitmap of rows that are not deleted, ``None`` for all."""
         return None if self.dead is None else self._alive
 
-    def find(self, keys: Iterable[str]) -> dict[str, int]:
-        """The rows of those ``keys`` that this segment holds and that are not deleted."""
-        return {key: row for key, row in self.documents.find(keys).items() if self.alive(row)}
+    def find(self, ids: Iterable[str]) -> dict[str, int]:
+        """The rows of those ``ids`` that this segment holds and that are not deleted."""
+        return {document_id: row for document_id, row in self.documents.find(ids).items() if self.alive(row)}
 
     def search(
         self, vectors: Float32Array, k: int, chosen: Bits | None, effort: Effort
@@ -192,7 +190,7 @@ class Segment:
             yield documents, self.raw.gather(np.array(rows))
 
     def verify(self) -> None:
-        """Hash every file, and compare keys and documents; `IndexDamagedError` names what does not fit."""
+        """Hash every file, and compare ids and documents; `IndexDamagedError` names what does not fit."""
         for name, file in self.entry.files.items():
             if hash_file(self.folder / name).sha256 != file.sha256:
                 raise _altered(self.folder / name)
@@ -204,9 +202,9 @@ class Segment:
         path = self.folder / DOCUMENTS_FILE
         found = 0
         for row, document in self.documents.scan():
-            if row >= self.entry.rows or self.keys[row] != document.key:
+            if row >= self.entry.rows or self.ids[row] != document.id:
                 raise IndexDamagedError(
-                    f"{path}: row {row} has the id {document.key!r}, and the keys differ; build the index again"
+                    f"{path}: row {row} has the id {document.id!r}, and the ids differ; build the index again"
                 )
             found += self.alive(row)
         if found != self.entry.documents:

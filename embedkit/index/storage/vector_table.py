@@ -45,13 +45,13 @@ class VectorTable:
         vectors: Float32Array,
         lines: Sequence[int] | None = None,
     ) -> Any:
-        """A table of ``documents`` with keys and their ``vectors`` (n, dimension)."""
+        """A table of ``documents`` with ids and their ``vectors`` (n, dimension)."""
         pyarrow = self._pyarrow
         flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
         # escaped to ASCII, so that a lone surrogate gets as far as the check that names its document
         metadata = [json.dumps(dict(one.metadata)) if one.metadata else None for one in documents]
         columns = [
-            pyarrow.array([document.key for document in documents], pyarrow.string()),
+            pyarrow.array([document.id for document in documents], pyarrow.string()),
             pyarrow.array([document.text for document in documents], pyarrow.string()),
             pyarrow.array(metadata, pyarrow.string()),
             pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),

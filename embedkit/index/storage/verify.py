@@ -15,7 +15,7 @@ _SEED = 20240
 _LEAST_COSINE = 0.98
 """int8 differs between instruction sets by up to 0.001, kept int8 vectors by as much; another text by 0.1."""
 _LEAST_COSINE_OF_CODES = 0.5
-_KEYS_AT_ONCE = 4096
+_IDS_AT_ONCE = 4096
 
 
 def verify(generation: Generation, encoder: TextEncoder | None, sample: int) -> dict[str, Any]:
@@ -38,17 +38,17 @@ def verify(generation: Generation, encoder: TextEncoder | None, sample: int) -> 
 
 
 def _check_ids(generation: Generation) -> None:
-    """No id may be in two segments: of each pair, the keys of the smaller are looked up in the larger."""
+    """No id may be in two segments: of each pair, the ids of the smaller are looked up in the larger."""
     ordered = sorted(generation.segments, key=lambda segment: segment.entry.rows)
     for number, segment in enumerate(ordered):
         others = ordered[number + 1 :]
         if not others:
             return
-        for begin in range(0, segment.entry.rows, _KEYS_AT_ONCE):
-            rows = range(begin, min(begin + _KEYS_AT_ONCE, segment.entry.rows))
-            keys = [segment.keys[row] for row in rows if segment.alive(row)]
+        for begin in range(0, segment.entry.rows, _IDS_AT_ONCE):
+            rows = range(begin, min(begin + _IDS_AT_ONCE, segment.entry.rows))
+            ids = [segment.ids[row] for row in rows if segment.alive(row)]
             for other in others:
-                twice = other.find(keys)
+                twice = other.find(ids)
                 if twice:
                     raise IndexDamagedError(
                         f"the id {next(iter(twice))!r} is in {segment.folder} and in {other.folder}; "
@@ -76,7 +76,7 @@ def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> 
     if agreement[worst] < least:
         row = int(chosen[worst])
         raise IndexDamagedError(
-            f"the document {documents[row].key!r} has another vector than the model makes of its text "
+            f"the document {documents[row].id!r} has another vector than the model makes of its text "
             f"(cosine {agreement[worst]:.4f}); the vectors were made otherwise: build the index again"
         )
     return len(chosen), float(agreement[worst])

@@ -21,8 +21,8 @@ void products_are_exact(const Kernels& kernels, bool extreme) {
       for (size_t r = 0; r < rows; ++r)
         for (size_t c = 0; c < in; ++c) x.row(r)[c] = c == 0 && in > 1 ? 0.0f : 1.0f;
     }
-    Quantised q(kernels, rows, in);
-    kernels.quantise(x.row(0), x.ld, rows, in, q.view());
+    Quantized q(kernels, rows, in);
+    kernels.quantize(x.row(0), x.ld, rows, in, q.view());
     std::vector<int32_t> got(rows * out, -1);
     kernels.products_int8(q.view(), rows, weights.linear_int8, got.data(), out);
     for (size_t r = 0; r < rows; ++r)
@@ -39,8 +39,8 @@ void scaled_products_agree(const Kernels& kernels) {
     const size_t rows = shape[0], out = shape[1], in = shape[2];
     Weights weights(kernels, out, in, 9);
     Matrix x(rows, in, 10);
-    Quantised q(kernels, rows, in);
-    kernels.quantise(x.row(0), x.ld, rows, in, q.view());
+    Quantized q(kernels, rows, in);
+    kernels.quantize(x.row(0), x.ld, rows, in, q.view());
     Matrix y(rows, weights.panels * kernels.panel, 11);
     kernels.linear_int8(q.view(), rows, weights.linear_int8, 0, weights.panels, y.row(0), y.ld);
     for (size_t r = 0; r < rows; ++r)

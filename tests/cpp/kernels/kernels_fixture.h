@@ -1,4 +1,4 @@
-// What the kernel tests share: random rows, quantised rows and packed weights for one instruction set.
+// What the kernel tests share: random rows, quantized rows and packed weights for one instruction set.
 #pragma once
 
 #include <random>
@@ -34,20 +34,20 @@ struct Matrix {
   float* row(size_t r) { return data.data() + r * ld; }
 };
 
-struct Quantised {
+struct Quantized {
   size_t stride;
   AlignedBuffer<uint8_t> data;
   AlignedBuffer<float> scale, lowest;
 
-  Quantised(const Kernels& kernels, size_t rows, size_t columns)
-      : stride(round_up(columns, kernels.quantised_group) * kernels.quantised_bytes + 64),
+  Quantized(const Kernels& kernels, size_t rows, size_t columns)
+      : stride(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes + 64),
         data(rows * stride),
         scale(rows),
         lowest(rows) {}
-  QuantisedRows view() { return {data.data(), stride, scale.data(), lowest.data()}; }
+  QuantizedRows view() { return {data.data(), stride, scale.data(), lowest.data()}; }
   /// q of row r, column c, whatever the element type of the instruction set.
   int at(const Kernels& kernels, size_t r, size_t c) const {
-    if (kernels.quantised_bytes == 1) return data[r * stride + c];
+    if (kernels.quantized_bytes == 1) return data[r * stride + c];
     return reinterpret_cast<const uint16_t*>(data.data() + r * stride)[c];
   }
 };

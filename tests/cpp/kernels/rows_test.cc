@@ -1,4 +1,4 @@
-// Quantisation, activations and layer norm of every instruction set against formulas in double precision.
+// Quantization, activations and layer norm of every instruction set against formulas in double precision.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,15 +10,15 @@ using namespace embedkit::test;
 
 namespace {
 
-void quantise(const Kernels& kernels) {
+void quantize(const Kernels& kernels) {
   for (const size_t columns : {1ul, 5ul, 16ul, 31ul, 40ul, 312ul, 384ul}) {
     Matrix x(4, columns, static_cast<unsigned>(columns), -3, 5);
     for (size_t c = 0; c < columns; ++c) x.row(1)[c] = 0.75f;                    // constant
     for (size_t c = 0; c < columns; ++c) x.row(2)[c] = c == 0 ? -1e30f : 1e30f;  // wide
     for (size_t c = 0; c < columns; ++c)
       x.row(3)[c] = c == columns - 1 ? 1.0f : 0.0f;  // the range ends in the tail
-    Quantised q(kernels, 4, columns);
-    kernels.quantise(x.row(0), x.ld, 4, columns, q.view());
+    Quantized q(kernels, 4, columns);
+    kernels.quantize(x.row(0), x.ld, 4, columns, q.view());
     for (size_t r = 0; r < 4; ++r) {
       float low = x.row(r)[0], high = x.row(r)[0];
       for (size_t c = 0; c < columns; ++c)
@@ -29,7 +29,7 @@ void quantise(const Kernels& kernels) {
         const double back = double{q.scale[r]} * q.at(kernels, r, c) + q.lowest[r];
         CHECK(std::abs(back - x.row(r)[c]) <= 0.501 * q.scale[r] + 1e-6 * std::abs(x.row(r)[c]));
       }
-      for (size_t c = columns; c < round_up(columns, kernels.quantised_group); ++c)
+      for (size_t c = columns; c < round_up(columns, kernels.quantized_group); ++c)
         CHECK_EQ(q.at(kernels, r, c), 0);
     }
   }
@@ -68,11 +68,11 @@ void activate(const Kernels& kernels) {
       CHECK(std::abs(x.row(0)[c] - want) <= 1.5e-6 + 4e-7 * std::abs(in[c]));
     }
   }
-  // Quantised in the same pass: within half a step, and the coarser GELU's error, of the exact value.
+  // Quantized in the same pass: within half a step, and the coarser GELU's error, of the exact value.
   Matrix x(5, 77, 4, -6, 6);
   Matrix in(5, 77, 4, -6, 6);
-  Quantised fused(kernels, 5, 77);
-  const QuantisedRows view = fused.view();
+  Quantized fused(kernels, 5, 77);
+  const QuantizedRows view = fused.view();
   kernels.activate(Activation::kGelu, x.row(0), x.ld, 5, 77, &view);
   for (size_t r = 0; r < 5; ++r)
     for (size_t c = 0; c < 77; ++c) {
@@ -87,8 +87,8 @@ void layer_norm(const Kernels& kernels) {
     for (const bool added : {false, true}) {
       // A large common offset: a one-pass variance would cancel.
       Matrix x(3, columns, 5, 99, 101), y(3, columns, 6), gamma(1, columns, 7), beta(1, columns, 8);
-      Quantised q(kernels, 3, columns);
-      const QuantisedRows view = q.view();
+      Quantized q(kernels, 3, columns);
+      const QuantizedRows view = q.view();
       std::vector<double> sum(3 * columns);
       for (size_t r = 0; r < 3; ++r)
         for (size_t c = 0; c < columns; ++c)
@@ -116,7 +116,7 @@ void layer_norm(const Kernels& kernels) {
 
 int main() {
   for (const Isa isa : available_isas()) {
-    quantise(kernels_for(isa));
+    quantize(kernels_for(isa));
     activate(kernels_for(isa));
     layer_norm(kernels_for(isa));
   }

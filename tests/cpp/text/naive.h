@@ -1,4 +1,4 @@
-// WordPiece as one would write it down: everything normalised first, then split, then every substring looked
+// WordPiece as one would write it down: everything normalized first, then split, then every substring looked
 // up.
 #pragma once
 

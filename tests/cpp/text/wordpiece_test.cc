@@ -42,7 +42,7 @@ void refused() {
   options.vocab = {"[UNK]", "\xff"};
   CHECK_THROWS(WordPiece(options), InvalidArgument);
   options = small();
-  options.added_tokens.push_back({"\u200b", 2, false, false, false, true});  // normalisation removes it
+  options.added_tokens.push_back({"\u200b", 2, false, false, false, true});  // normalization removes it
   CHECK_THROWS(WordPiece(options), InvalidArgument);
   const WordPiece tokenizer(small());
   for (const char* text : {"\xff", "the \xe4\xb8", "a\xed\xa0\x80", "\xc3[SEP]"}) {

@@ -72,7 +72,7 @@ def test_one_query_replays_a_small_graph(make_model: Make) -> None:
 
 
 def same(got: Any, want: Any, dtype: str) -> None:
-    """Quantised values may fall on the other side of a step."""
+    """Quantized values may fall on the other side of a step."""
     assert got.dtype == want.dtype and got.shape == want.shape
     if dtype == "float32":
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)

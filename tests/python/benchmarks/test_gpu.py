@@ -48,7 +48,7 @@ class FakeWorker:
         return [0.001] * len(self.sent)
 
 
-def test_utilisation_and_one_query(gpu: ModuleType) -> None:
+def test_utilization_and_one_query(gpu: ModuleType) -> None:
     worker: Any = FakeWorker()
     texts, counts = ["a", "b", "c", "d"], [8, 16, 16, 24]
     measured = gpu.measure({"own": worker}, {"own": None}, texts, counts, rounds=3)
@@ -58,7 +58,7 @@ def test_utilisation_and_one_query(gpu: ModuleType) -> None:
     assert (alone["sentences_per_s"].median, alone["tokens_per_s"]) == (1000, 16000)
     measured["eight"] = {"alone": dict(alone)}
     peaks = {"bf16": 632_960.0, "fp16": 1.0, "fp8": 1_265_920.0}
-    gpu.add_utilisation(measured, 989e7, peaks, {"own": "bf16", "eight": "fp8"})
+    gpu.add_utilization(measured, 989e7, peaks, {"own": "bf16", "eight": "fp8"})
     assert measured["eight"]["alone"]["mfu"] == pytest.approx(0.08)
     assert measured["eight"]["alone"]["share_of_measured_peak"] == pytest.approx(0.125)
     assert alone["mfu"] == pytest.approx(0.16)
@@ -78,7 +78,7 @@ def test_a_candidate_that_fails_is_left_out(gpu: ModuleType, capsys: pytest.Capt
     measured = gpu.measure(workers, {"own": None, "rival": 8}, ["a", "b"], [8, 8], rounds=2)
     assert "left out: rival: no such kernel" in capsys.readouterr().out
     assert "alone" not in measured["rival"] and measured["rival"]["one_query"]["p50_ms"] == 1.0
-    gpu.add_utilisation(measured, 1.0, {"bf16": 1.0}, {"own": "bf16", "rival": "fp16"})
+    gpu.add_utilization(measured, 1.0, {"bf16": 1.0}, {"own": "bf16", "rival": "fp16"})
     assert "rival" not in gpu.show([{"name": key, **one} for key, one in measured.items()])
 
 
@@ -98,7 +98,7 @@ def test_the_data_sheet_of_a_gpu(
 ) -> None:
     monkeypatch.setattr(gpu, "name", lambda: name)
     measured: dict[str, Any] = {"own": {"alone": {"tokens_per_s": 1000}}}
-    gpu.add_utilisation(measured, peak / 1e4, {}, {"own": "bf16"})
+    gpu.add_utilization(measured, peak / 1e4, {}, {"own": "bf16"})
     assert measured["own"]["alone"]["mfu"] == pytest.approx(0.1)
 
 

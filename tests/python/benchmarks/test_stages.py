@@ -11,7 +11,7 @@ import pytest
 
 from embedkit import Encoder
 
-STAGES = ["tokenize", "quantise", "products", "attention", "element-wise", "pool", "hand-over", "wait"]
+STAGES = ["tokenize", "quantize", "products", "attention", "element-wise", "pool", "hand-over", "wait"]
 TEXTS = ["the weather is lovely today", "people look", "a", "sunny day in the stadium and out"] * 200
 
 
@@ -40,7 +40,7 @@ def test_stages_cover_the_call(precision: str, threads: int, make_model: Callabl
         assert 0 < sum(stages.values()) <= threads * elapsed
         for name in ("tokenize", "products", "attention", "element-wise", "pool"):
             assert stages[name] > 0, name
-        assert (stages["quantise"] > 0) == (precision == "int8")
+        assert (stages["quantize"] > 0) == (precision == "int8")
 
 
 def test_the_report(make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

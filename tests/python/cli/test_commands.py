@@ -144,7 +144,7 @@ def test_given_vectors(capsys):
     np.save("v.npy", np.eye(32, dtype=np.float32)[:20])
     assert main(["build", write("x.jsonl", 0, 20), "-o", "index", "--vectors", "v.npy"]) == 0
     with Index.open("index", FakeEncoder()) as index:
-        assert index.keys(index.search_vectors(np.eye(32)[:20], 1)[1][:, 0]) == [f"k{n}" for n in range(20)]
+        assert index.ids(index.search_vectors(np.eye(32)[:20], 1)[1][:, 0]) == [f"k{n}" for n in range(20)]
 
 
 def test_a_second_writer_exits_with_1(index, capsys):

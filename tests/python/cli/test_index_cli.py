@@ -120,7 +120,7 @@ def test_build_reads_stdin(capsys):
     done = run("build", "-", "--format", "jsonl", "-o", "index", input=b'{"text": "one"}\n{"text": "two"}\n')
     assert done.returncode == 0, done.stderr
     with Index.open("index") as index:
-        assert index.keys([0, 1]) == ["stdin:1", "stdin:2"]
+        assert index.ids([0, 1]) == ["stdin:1", "stdin:2"]
     assert run("build", "-", "-o", "lines", input=b"a\nb\n").returncode == 0
 
 

@@ -15,7 +15,7 @@ from embedkit.index import Index, InputError
 
 
 def read(path, **options):
-    return [(document.key, document.text, document.metadata) for document in Corpus([path], **options)]
+    return [(document.id, document.text, document.metadata) for document in Corpus([path], **options)]
 
 
 def write(tmp_path, name, content):
@@ -104,7 +104,7 @@ def test_files_of_one_name_get_keys_with_their_folder(tmp_path, monkeypatch):
     for folder in "ab":
         os.mkdir(folder)
         write(tmp_path / folder, "x.txt", "text\n")
-    assert [document.key for document in Corpus(["a/x.txt", "b/x.txt"])] == ["a/x.txt:1", "b/x.txt:1"]
+    assert [document.id for document in Corpus(["a/x.txt", "b/x.txt"])] == ["a/x.txt:1", "b/x.txt:1"]
 
 
 def test_a_format_can_be_forced(tmp_path):
@@ -258,7 +258,7 @@ def test_a_named_id_must_be_there(tmp_path):
         read(write(tmp_path, "x.jsonl", '{"text": "x", "id": "i"}'), id_field="key")
 
 
-def test_utf16_is_recognised(tmp_path):
+def test_utf16_is_recognized(tmp_path):
     with pytest.raises(InputError, match="the file looks like UTF-16: convert it"):
         read(write(tmp_path, "x.txt", "text\n".encode("utf-16")))
 
@@ -334,7 +334,7 @@ def test_parquet(tmp_path):
     path = write_parquet(tmp_path / "x.parquet", columns)
     corpus = Corpus([path])
     found = list(corpus)
-    assert [document.key for document in found] == ["a", "b", "d", "e"]
+    assert [document.id for document in found] == ["a", "b", "d", "e"]
     assert corpus.blank == 1
     assert found[0].metadata == {"day": "2024-02-29", "tags": ["x"], "raw": "00ff"}
     assert found[2].metadata == {"day": "2024-02-29", "tags": None, "raw": "00ff"}

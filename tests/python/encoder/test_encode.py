@@ -26,7 +26,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def assert_same_vectors(result: np.ndarray, expected: np.ndarray) -> None:
-    """DESIGN section 4: cosine >= 0.999999 and differences <= 2e-6 after normalisation."""
+    """DESIGN section 4: cosine >= 0.999999 and differences <= 2e-6 after normalization."""
     assert result.shape == expected.shape and result.dtype == np.float32
     a, b = unit(result), unit(expected)
     assert (a * b).sum(axis=-1).min() >= 0.999999
@@ -130,7 +130,7 @@ class TestAgainstSentenceTransformers:
 
     @pytest.mark.parametrize("normalize", [True, False])
     @pytest.mark.parametrize("dimension", [None, 1, 13, 24])
-    def test_truncation_comes_before_normalisation(
+    def test_truncation_comes_before_normalization(
         self, make_model: Make, reference: Load, texts: list[str], normalize: bool, dimension: int | None
     ) -> None:
         folder = make_model(dense=((24, "Tanh", True),), normalize=True)
@@ -238,7 +238,7 @@ class TestAgainstSentenceTransformers:
         np.testing.assert_array_equal(one, result[3])
 
     def test_token_embeddings_as_tensors(self, make_model: Make, reference: Load) -> None:
-        """Truncation and normalisation are for sentence embeddings, here as there."""
+        """Truncation and normalization are for sentence embeddings, here as there."""
         torch = pytest.importorskip("torch")
         folder = make_model(dense=((24, "Tanh", True),))
         changes: dict[str, Any] = {"normalize_embeddings": True, "truncate_dim": 7}

@@ -44,7 +44,7 @@ def test_fp32_vectors(model: tuple[Path, float], texts: list[str]) -> None:
     reference = transformer(str(model[0]), device="cpu").float()
     expected = reference.encode([*texts, *other]).astype(np.float64)
     result = Encoder(model[0], precision="fp32").encode([*texts, *other]).astype(np.float64)
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)  # e5's folder does not normalise
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)  # e5's folder does not normalize
     result /= np.linalg.norm(result, axis=1, keepdims=True)
     assert np.abs(result - expected).max() <= 2e-6
     assert (result * expected).sum(axis=1).min() >= 0.999999
@@ -63,8 +63,8 @@ def test_int8_vectors(model: tuple[Path, float], tmp_path: Path) -> None:
     encoder = Encoder(model[0], precision="fp32")
     encoder.save(tmp_path / "int8", precision="int8")
     exact = encoder.encode(texts, normalize_embeddings=True)
-    quantised = Encoder(tmp_path / "int8").encode(texts, normalize_embeddings=True)
-    assert (exact * quantised).sum(axis=1).mean() >= model[1]
+    quantized = Encoder(tmp_path / "int8").encode(texts, normalize_embeddings=True)
+    assert (exact * quantized).sum(axis=1).mean() >= model[1]
 
 
 def test_folder_is_small(int8_folder: Path) -> None:

@@ -112,7 +112,7 @@ class IndexMachine(RuleBasedStateMachine):
         for key in gone:
             del self.expected[key]
 
-    @precondition(lambda self: len(self.expected) >= 40)  # what a quantiser needs to be trained again
+    @precondition(lambda self: len(self.expected) >= 40)  # what a quantizer needs to be trained again
     @rule()
     def compact(self):
         self.index.compact()

@@ -70,7 +70,7 @@ def test_rows_and_ids_stay_when_others_go(index):
     index.add(documents(500, 503))
     _, again = index.search_vectors(index.encoder.encode_query(["text 77 of 0"]), 1)
     assert rows.tolist() == again.tolist()
-    assert index.keys(again[0]) == ["k77"]
+    assert index.ids(again[0]) == ["k77"]
 
 
 def test_a_reader_keeps_its_generation_until_it_refreshes(index, encoder):
@@ -333,7 +333,7 @@ def test_a_faiss_file_comes_in_and_goes_out(tmp_path, encoder, factory):
         assert len(index) == 400
 
 
-def test_ids_of_a_faiss_file_become_keys(tmp_path, encoder):
+def test_ids_of_a_faiss_file_become_the_documents_ids(tmp_path, encoder):
     array = vectors(50)
     raw = faiss.IndexIDMap2(faiss.IndexFlatIP(32))
     raw.add_with_ids(array, np.arange(1000, 1050))
@@ -347,7 +347,7 @@ def test_ids_of_a_faiss_file_become_keys(tmp_path, encoder):
     with Index.import_faiss(tmp_path / "texts", tmp_path / "in.faiss", encoder, shuffled) as index:
         assert index.search(array[3], k=1)[0][0].text == "text 1003"
     with pytest.raises(InputError, match="holds the id 1049, which no document has"):
-        missing = [document for document in shuffled if document.key != "1049"]
+        missing = [document for document in shuffled if document.id != "1049"]
         Index.import_faiss(tmp_path / "x", tmp_path / "in.faiss", encoder, [*missing, Document("x", "y")])
 
 
@@ -389,7 +389,7 @@ def test_documents_may_bring_their_vectors(tmp_path, encoder):
     array = vectors(300) * 5
     made = [Document(f"text {n}", str(n), vector=array[n]) for n in range(0, 300, 2)]
     mixed = sorted(
-        [*made, *(Document(f"text {n}", str(n)) for n in range(1, 300, 2))], key=lambda d: int(d.key)
+        [*made, *(Document(f"text {n}", str(n)) for n in range(1, 300, 2))], key=lambda d: int(d.id)
     )
     with Index.build(tmp_path / "index", mixed, encoder) as index:
         stored = index.generation.vectors(np.arange(300))

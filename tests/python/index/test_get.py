@@ -11,7 +11,7 @@ def test_documents_come_in_the_order_of_the_ids(tmp_path, encoder):
         index.upsert([Document("changed", "id1", {"number": 10})])
         index.delete(["id3"])
         found = index.get(["new", "id1", "none", "id3", "id0", "new"])
-        assert [(item.key, item.text, item.metadata) for item in found] == [
+        assert [(item.id, item.text, item.metadata) for item in found] == [
             ("new", "added", {}),
             ("id1", "changed", {"number": 10}),
             ("id0", "text 0", {"number": 0}),

@@ -68,7 +68,7 @@ def test_flat_search_equals_numpy(tmp_path, encoder):
             assert abs(row[int(hit.id)] - hit.score) < 1e-5
 
 
-def test_dot_metric_does_not_normalise(tmp_path):
+def test_dot_metric_does_not_normalize(tmp_path):
     vectors = np.array([[1, 0], [3, 0], [0, 2]], np.float32)
     with Index.build(tmp_path / "index", ["0", "1", "2"], Vectors(vectors), metric="dot") as index:
         assert [(hit.id, hit.score) for hit in index.search(np.array([2.0, 0.5]), k=3)[0]] == [
@@ -78,7 +78,7 @@ def test_dot_metric_does_not_normalise(tmp_path):
         ]
 
 
-def test_vector_queries_are_normalised_for_cosine(tmp_path):
+def test_vector_queries_are_normalized_for_cosine(tmp_path):
     with Index.build(tmp_path / "index", ["0", "1"], Vectors(np.eye(2, dtype=np.float32))) as index:
         assert index.search(np.array([[10.0, 0.0]]), k=1)[0][0].score == pytest.approx(1.0)
         assert index.search(np.zeros((1, 2)), k=1)[0][0].score == 0.0
@@ -111,12 +111,12 @@ def test_auto_is_an_inverted_file_from_20000_on(tmp_path):
         exact = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :10]
         _, found = index.search_vectors(vectors[:50], k=10, nprobe=512)
         np.testing.assert_array_equal(found, exact)
-        assert index.keys([7, 19_999]) == ["7", "19999"]
+        assert index.ids([7, 19_999]) == ["7", "19999"]
     with Index.build(tmp_path / "flat", texts[:-1], Vectors(vectors)) as index:
         assert index.info()["factory"] == "Flat"
 
 
-def test_a_scalar_quantiser_gives_a_usable_index(tmp_path, encoder):
+def test_a_scalar_quantizer_gives_a_usable_index(tmp_path, encoder):
     texts = sentences(300)
     with Index.build(tmp_path / "index", texts, encoder, factory="SQ8") as index:
         assert index.search(texts[5], k=1)[0][0].text == texts[5]
@@ -175,7 +175,7 @@ def test_wrong_queries_are_refused(tmp_path, encoder):
         with pytest.raises(TypeError, match="query 1 is int"):
             index.search(["a", 3])
         with pytest.raises(IndexError, match="row 1 is not in the index of 1 documents"):
-            index.keys([1])
+            index.ids([1])
     with pytest.raises(ValueError, match="the index is closed"):
         index.search(np.zeros((1, 32)))
 
@@ -402,7 +402,7 @@ def test_a_reader_keeps_its_generation_while_the_index_is_replaced(tmp_path, enc
         thread.start()
         thread.join()
         assert {hit.text for hit in found} == {"old one", "old two"}
-        assert sorted(reader.keys([0, 1])) == ["0", "1"]
+        assert sorted(reader.ids([0, 1])) == ["0", "1"]
     with Index.open(root, encoder) as reader:
         assert [hit.text for hit in reader.search("old", k=5)[0]] == ["new one"]
     assert len(list((root / "segments").iterdir())) == 1

@@ -261,7 +261,7 @@ def test_a_finished_segment_takes_its_own_documents_alone(index, monkeypatch, wh
     if when == "before":
         assert index.add([Document("text a", "a1")]).documents == 1
     index.add([Document("text b", "b1")])
-    assert [found.key for found in index.get(["x1", "a1", "b1"])] == ["x1", "a1", "b1"]
+    assert [found.id for found in index.get(["x1", "a1", "b1"])] == ["x1", "a1", "b1"]
 
 
 def test_the_same_command_after_the_last_step_is_done(index, monkeypatch):
@@ -277,7 +277,7 @@ def test_what_is_deleted_after_a_kill_does_not_come_back(index, monkeypatch):
     index.refresh()
     assert index.delete(["a1"]) == 1
     index.add([Document("text b", "b1")])
-    assert [found.key for found in index.get(["x1", "a1", "b1"])] == ["x1", "b1"]
+    assert [found.id for found in index.get(["x1", "a1", "b1"])] == ["x1", "b1"]
 
 
 def test_a_finished_segment_is_not_taken_for_another_kind(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from fake_encoder import FakeEncoder
 from embedkit.index import Document, Index, ModelMismatchError, SearchStats
 from embedkit.index.search.hybrid import fuse, match_expression
 from embedkit.index.storage.faiss_part import bits_of, count_bits, is_set, rows_of
-from embedkit.index.storage.raw import quantise
+from embedkit.index.storage.raw import quantize
 from embedkit.index.storage.where import compile_where
 
 FIELDS = [
@@ -163,7 +163,7 @@ def test_rescoring_gives_the_scores_of_the_vectors(tmp_path, kept, factory):
 def test_kept_int8_vectors_are_within_half_a_step():
     vectors = np.random.default_rng(0).standard_normal((50, 30)).astype(np.float32)
     vectors[3] = 0
-    codes, scales = quantise(vectors)
+    codes, scales = quantize(vectors)
     assert (
         np.abs(codes * scales[:, None] - vectors).max() <= np.abs(vectors).max(axis=1).max() / 127 / 2 * 1.001
     )
@@ -300,13 +300,13 @@ def test_keys_of_many_rows(tmp_path, encoder):
     with Index.build(tmp_path / "index", documents[:150], encoder) as index:
         index.add(documents[150:])
         rows = np.random.default_rng(0).integers(0, 200, 500)
-        assert index.keys(rows) == [keys[row] for row in rows]
-        assert index.keys(rows[rows < 60]) == [keys[row] for row in rows[rows < 60]]
-        assert index.keys(range(3)) == keys[:3]
-        assert index.keys([]) == []
+        assert index.ids(rows) == [keys[row] for row in rows]
+        assert index.ids(rows[rows < 60]) == [keys[row] for row in rows[rows < 60]]
+        assert index.ids(range(3)) == keys[:3]
+        assert index.ids([]) == []
         for wrong in ([-1], [200], [*range(100), 200], [*range(100), -1]):
             with pytest.raises(IndexError, match="is not in the index of 200 documents"):
-                index.keys(wrong)
+                index.ids(wrong)
 
 
 def test_bitmaps():

@@ -324,9 +324,9 @@ def test_keys_that_point_outside(root):
     path.write_bytes(content)
     with (
         Index.open(root) as index,
-        pytest.raises(IndexDamagedError, match="keys: the key of row 0 lies outside"),
+        pytest.raises(IndexDamagedError, match="keys: the id of row 0 lies outside"),
     ):
-        index.keys([0])
+        index.ids([0])
 
 
 def test_a_missing_row_is_named(root, encoder):
@@ -372,7 +372,7 @@ def test_several_segments_are_searched_as_one(tmp_path, encoder):
         np.testing.assert_array_equal(scores, expected)
         assert rows[:, 0].tolist() == list(range(20, 30))
         assert [hits[0].text for hits in index.search(texts[20:30], k=1)] == texts[20:30]
-        assert index.keys([24, 25]) == ["24", "0"]
+        assert index.ids([24, 25]) == ["24", "0"]
     whole.close()
 
 

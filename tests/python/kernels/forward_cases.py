@@ -144,7 +144,7 @@ def test_an_int8_folder_is_multiplied_out(models: dict[str, Any], tmp_path: Path
     stored, weights = {}, {}
     specs = open_folder(tmp_path).architecture.tensor_specs(open_folder(tmp_path).config)
     for name, array in load_file(path / "model.safetensors").items():
-        if name in specs and specs[name].quantised:
+        if name in specs and specs[name].quantized:
             scale = np.abs(array).max(axis=1) / np.float32(127)
             stored[name] = np.rint(array / scale[:, None]).astype(np.int8)
             stored[f"{name}_scale"] = scale
@@ -152,11 +152,11 @@ def test_an_int8_folder_is_multiplied_out(models: dict[str, Any], tmp_path: Path
         else:
             stored[name] = array
     save_file(stored, tmp_path / "model.int8.safetensors")
-    quantised = copy.deepcopy(model)
-    assert not quantised.load_state_dict(weights, strict=False).unexpected_keys
+    quantized = copy.deepcopy(model)
+    assert not quantized.load_state_dict(weights, strict=False).unexpected_keys
     encoder = PackedEncoder(open_folder(tmp_path), device=DEVICE)
     hidden = encoder(encoder.pack(texts()))
-    torch.testing.assert_close(hidden.cpu(), expected(quantised, texts()), rtol=0, atol=2e-5)
+    torch.testing.assert_close(hidden.cpu(), expected(quantized, texts()), rtol=0, atol=2e-5)
 
 
 # Odd sizes throughout, so that no group of 128 columns is whole.

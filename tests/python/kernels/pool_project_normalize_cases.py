@@ -155,7 +155,7 @@ def test_slices_of_a_wider_tensor() -> None:
 
 @pytest.mark.parametrize("dimension", [None, 29])
 @pytest.mark.parametrize("output", ["int8", "uint8", "binary", "ubinary"])
-def test_quantised_output(dimension: int | None, output: Any) -> None:
+def test_quantized_output(dimension: int | None, output: Any) -> None:
     hidden = tensor(sum(LENGTHS), 26, seed=0)
     head: dict[str, Any] = {"normalize": True}
     if dimension is not None:

@@ -47,15 +47,15 @@ def test_fp32_round_trip(make_model: Make, tmp_path: Path, texts: list[str], opt
 
 def test_int8_round_trip(make_model: Make, tmp_path: Path, texts: list[str]) -> None:
     source = make_model(**FULL)
-    quantised = Encoder(source, precision="int8")
-    quantised.save(tmp_path / "a")
+    quantized = Encoder(source, precision="int8")
+    quantized.save(tmp_path / "a")
     Encoder(source).save(tmp_path / "b", precision="int8")
     assert (tmp_path / "a" / "model.int8.safetensors").read_bytes() == (
         tmp_path / "b" / "model.int8.safetensors"
     ).read_bytes()
     saved = Encoder(tmp_path / "a")
     assert saved.describe()["precision"] == "int8"
-    np.testing.assert_array_equal(saved.encode(texts), quantised.encode(texts))
+    np.testing.assert_array_equal(saved.encode(texts), quantized.encode(texts))
     # The int8 form of a model is the same model, and so is a copy of that.
     assert saved.fingerprint == Encoder(source).fingerprint == saved.verify()
     saved.save(tmp_path / "c")

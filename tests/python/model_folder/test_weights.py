@@ -1,4 +1,4 @@
-"""Weights: stored types, shards, names, quantisation, and damaged checkpoints."""
+"""Weights: stored types, shards, names, quantization, and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from embedkit.model_folder.architectures import TensorSpec
 from embedkit.model_folder.folder import open_folder
-from embedkit.model_folder.weights import core_head, core_tensors, quantise
+from embedkit.model_folder.weights import core_head, core_tensors, quantize
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
 
@@ -139,7 +139,7 @@ def test_pickles_are_refused_with_a_remedy(folder: Path) -> None:
         core_tensors(open_folder(folder), "fp32")
 
 
-def test_quantisation_is_symmetric_per_row_and_closest() -> None:
+def test_quantization_is_symmetric_per_row_and_closest() -> None:
     generator = np.random.default_rng(0)
     weight = generator.standard_normal((50, 33), dtype=np.float32) * generator.lognormal(
         0, 4, (50, 1)
@@ -147,19 +147,19 @@ def test_quantisation_is_symmetric_per_row_and_closest() -> None:
     weight[7] = 0
     weight[8] = np.float32(1e-45)  # its scale is not zero, but nearly
     weight[9] = 3e38
-    spec = TensorSpec((50, 33), quantised=True)
-    result = dict(quantise({"w": spec}, iter([("w", weight)])))
-    quantised, scale = result["w"], result["w_scale"]
-    assert quantised.dtype == np.int8 and scale.dtype == np.float32 and scale.shape == (50,)
-    assert quantised.min() >= -127 and (quantised[7] == 0).all() and np.isfinite(scale).all()
+    spec = TensorSpec((50, 33), quantized=True)
+    result = dict(quantize({"w": spec}, iter([("w", weight)])))
+    quantized, scale = result["w"], result["w_scale"]
+    assert quantized.dtype == np.int8 and scale.dtype == np.float32 and scale.shape == (50,)
+    assert quantized.min() >= -127 and (quantized[7] == 0).all() and np.isfinite(scale).all()
     ordinary = [row for row in range(50) if row not in (7, 8)]
-    restored = quantised[ordinary].astype(np.float64) * scale[ordinary, None]
+    restored = quantized[ordinary].astype(np.float64) * scale[ordinary, None]
     error = np.abs(restored - weight[ordinary])
     assert (error <= scale[ordinary, None].astype(np.float64) * 0.5001).all()
-    assert (np.abs(quantised[ordinary]).max(axis=1) == 127).all()  # each row uses its whole range
+    assert (np.abs(quantized[ordinary]).max(axis=1) == 127).all()  # each row uses its whole range
 
 
-def test_what_is_quantised(folder: Path) -> None:
+def test_what_is_quantized(folder: Path) -> None:
     model = open_folder(folder)
     tensors = core_tensors(model, "int8")
     int8 = {name for name, tensor in tensors.items() if tensor.dtype == np.int8}

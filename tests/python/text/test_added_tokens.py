@@ -107,5 +107,5 @@ def test_equal_after_normalization_gives_the_lowest_id() -> None:
 
 def test_token_that_normalization_removes_is_refused() -> None:
     """`tokenizers` takes it, finds it between any two characters and cuts every word into single ones."""
-    with pytest.raises(ValueError, match="after normalisation"):
+    with pytest.raises(ValueError, match="after normalization"):
         Pair(VOCAB, [AddedToken("\u200b", normalized=True)])

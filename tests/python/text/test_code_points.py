@@ -1,4 +1,4 @@
-"""Ids equal those of `tokenizers` for every code point and for sequences that normalisation changes."""
+"""Ids equal those of `tokenizers` for every code point and for sequences that normalization changes."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def special(*, mask_lstrip: bool = False) -> list[AddedToken]:
 
 @cache
 def character_vocabulary() -> list[str]:
-    """Every code point of the first two planes, alone and inside a word: no normalisation stays unseen."""
+    """Every code point of the first two planes, alone and inside a word: no normalization stays unseen."""
     chars = [chr(c) for c in range(0x20000) if not 0xD800 <= c <= 0xDFFF]
     return [*SPECIAL, *chars, *("##" + c for c in chars)]
 

@@ -220,7 +220,7 @@ def test_ranking_against_scikit_learn() -> None:
     assert result.mrr_at_10 == pytest.approx(np.mean(reciprocal))
 
 
-def test_quora_leaves_the_query_out_and_skips_the_tokenised_split(tmp_path: Path) -> None:
+def test_quora_leaves_the_query_out_and_skips_the_tokenized_split(tmp_path: Path) -> None:
     rows = [
         "a\tdev\t0\t40\t1",
         "a\tdev\t0\t10\t0",
