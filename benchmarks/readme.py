@@ -179,6 +179,33 @@ def retrieval(result: dict[str, Any]) -> str:
     )
 
 
+def sts(result: dict[str, Any]) -> str:
+    """The built-in model beside others: sentence similarity, and retrieval by exact search."""
+    found = json.loads((common.RESULTS / "retrieval.json").read_text(encoding="utf-8"))
+    builtin = "hpd-minilm-l6-128-int8"
+    rows = []
+    for row in sorted(result["rows"], key=lambda row: row["model"] != builtin):
+        own = row["model"] == builtin
+        of = ("built-in" if own else row["model"], row["dimension"])
+        quora = next(r for r in found["rows"] if (r["model"], r["dimension"]) == of and r["kind"] == "exact")
+        cranfield = next(r for r in found["cranfield"] if (r["model"], r["dimension"]) == of)
+        cells = [
+            "built-in model" if own else row["model"],
+            row["dimension"],
+            f"{row['sts']['average']:.2f}",
+            f"{quora['mrr_at_10']:.3f}",
+            f"{cranfield['embedkit']['ndcg_at_10']:.3f}",
+        ]
+        rows.append([f"**{c}**" if own else c for c in cells])
+    headers = ["", "dimension", "STS", "Quora, MRR@10", "Cranfield, nDCG@10"]
+    questions = found["questions"]
+    return (
+        "STS: mean Spearman x 100 over STS12-16, STS-B and SICK-R. Retrieval, in int8 by exact search: "
+        f"{questions['queries']:,} Quora\nquestions among {questions['stored']:,}, and Cranfield's abstracts.\n\n"
+        f"{common.table(headers, rows)}"
+    )
+
+
 def auto_index(result: dict[str, Any]) -> str:
     """The index that ``--target-recall`` chose beside inverted files of the same recall."""
     rows = [
@@ -281,6 +308,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "throughput": throughput,
     "throughput-hpd": table_of_hpd,
     "scale": scale,
+    "sts": sts,
     "tokenizer": tokenizer,
 }
 
