@@ -4,7 +4,7 @@
 
 The sentences were written for embedkit; the patterns add volume: announcements and reports such as a real
 corpus holds by the thousand. The result is the same every time, and a document keeps its id when others are
-added at the end of their language and topic. Everything here is under the licence of the repository.
+added at the end of their language and topic. Everything here is under the license of the repository.
 """
 
 from __future__ import annotations
