@@ -270,8 +270,8 @@ def scale(result: dict[str, Any]) -> str:
         f"Index: {sum(result['index_us'].values()):,.0f} µs of CPU per text, measured on {result['documents']:,} texts",
         f"of {result['characters']:.0f} characters, {result['dimension']} dimensions, `{result['factory']}` "
         f"({_machine(result)}). The time to",
-        "fill lists grows with their number (4·√n), the time to train them also with the sample. Networks, object stores",
-        "and Ray's own overhead are not included. The price is an example.",
+        "fill lists grows with their number (4·√n), the time to train them also with the sample. Networks, object",
+        "stores and Ray's own overhead are not included. The price is an example.",
     ]
     return "\n".join([*sentences, "", common.table(headers, rows)])
 

@@ -3,11 +3,11 @@
     python benchmarks/retrieval.py --data DIR --work CACHE --json OUT.json --plot OUT.png
     python benchmarks/retrieval.py MODEL... --pairs quora_duplicate_questions.tsv --work CACHE
 
-The first table follows Table 3 of the HPD paper: the second questions of Quora's pairs are stored, the first ones are the
-queries, searched by Faiss on a CPU as IVF1024,Flat with nprobe 5; in addition, exact search and the index that
-`target_recall=0.95` chooses. `retrieval_data.question_pairs` defines queries, stored questions (padded to 83,222 vectors,
-which at 128 dimensions are the paper's 42.61 MB) and positives; their counts are printed. The pairs of the data folder are
-a subset of Quora's, so the figures are not those of the full set.
+The first table follows Table 3 of the HPD paper: the second questions of Quora's pairs are stored, the first ones
+are the queries, searched by Faiss on a CPU as IVF1024,Flat with nprobe 5; in addition, exact search and the index
+that `target_recall=0.95` chooses. `retrieval_data.question_pairs` defines queries, stored questions (padded to
+83,222 vectors, which at 128 dimensions are the paper's 42.61 MB) and positives; their counts are printed. The pairs
+of the data folder are a subset of Quora's, so the figures are not those of the full set.
 
 Fewer dimensions than a model has are its first ones, normalized again (`truncate_dim`).
 

@@ -1,8 +1,9 @@
 """Time in each stage of the core: `throughput.py --profile`.
 
-The core's own clocks count the seconds of each stage, summed over threads. Fused work counts once: "quantize" is the output
-of attention only, since GELU and layer norm quantize their results in the same pass ("element-wise", which includes the
-embeddings). "hand-over" sorts sequences, lays out batches and writes vectors; "wait" is waiting for other threads.
+The core's own clocks count the seconds of each stage, summed over threads. Fused work counts once: "quantize" is
+the output of attention only, since GELU and layer norm quantize their results in the same pass ("element-wise",
+which includes the embeddings). "hand-over" sorts sequences, lays out batches and writes vectors; "wait" is waiting
+for other threads.
 """
 
 import argparse

@@ -4,11 +4,12 @@
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --device cuda [--lengths 128]
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --table hpd
 
-All candidates get the same distinct texts, CPUs and number of threads; their runs alternate, and tokenization is included.
-Each peer first finds its best batch size on a part of the texts. The output includes the mean and the worst cosine to the
-fp32 reference, and the share of the processor's peak. On a GPU (``gpu.py``) it also includes encoding without tokenization,
-its share of the GPU's peak, the latency of one query and, with ``--sts``, the quality on scored pairs; ``--json`` is then
-written after each part. ``--table hpd`` (``hpd.py``) measures the models of HPD's Table 1.
+All candidates get the same distinct texts, CPUs and number of threads; their runs alternate, and tokenization is
+included. Each peer first finds its best batch size on a part of the texts. The output includes the mean and the
+worst cosine to the fp32 reference, and the share of the processor's peak. On a GPU (``gpu.py``) it also includes
+encoding without tokenization, its share of the GPU's peak, the latency of one query and, with ``--sts``, the
+quality on scored pairs; ``--json`` is then written after each part. ``--table hpd`` (``hpd.py``) measures the
+models of HPD's Table 1.
 """
 
 import argparse
@@ -169,7 +170,7 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
                 worker.texts(texts)
                 worker.run(best[key][0].batch)  # warm-up at full size
                 if on_cuda:
-                    worker.run(best[key][0].batch)  # a batch's second time is when its CUDA graph is captured
+                    worker.run(best[key][0].batch)  # captures the CUDA graphs
             except PeerFailed as error:
                 left_out[key] = str(error).strip().splitlines()[-1]
                 print(f"left out: {error}")

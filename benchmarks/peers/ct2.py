@@ -14,7 +14,7 @@ class CTranslate2(Batched):
     name = "ctranslate2 fp32"
     precision = "fp32"
     packages = ("ctranslate2", "torch", "transformers", "tokenizers")
-    held: ClassVar = {
+    isa_environment: ClassVar = {
         "avx2": {"CT2_FORCE_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
     }
 
