@@ -569,7 +569,7 @@ def main() -> None:
         f"{over['us_over_faiss_for_one']} µs more for one vector"
     )
     if options.plot:
-        title = f"Duplicate questions: {asked.notes['queries']:,} queries among {asked.notes['stored']:,}"
+        title = f"Retrieval quality and time: {asked.notes['queries']:,} questions among {asked.notes['stored']:,}"
         draw(options.plot, rows, title + (" (a subset of Quora's pairs)" if subset else ""))
     if options.json:
         common.write_json(
