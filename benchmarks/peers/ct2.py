@@ -1,4 +1,4 @@
-"""CTranslate2, fp32 and int8. It removes the padding inside; pooling is done here, in numpy."""
+"""CTranslate2, fp32 and int8. It removes padding internally; pooling is done here, in numpy."""
 
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ class CTranslate2(Batched):
     }
 
     def convert(self) -> None:
-        """CTranslate2's own converter; int8 is made when the model is loaded."""
+        """Run CTranslate2's converter; it quantizes to int8 when the model is loaded."""
         target = self.cache / "ctranslate2"
         if not (target / "model.bin").exists():
             from ctranslate2.converters import TransformersConverter

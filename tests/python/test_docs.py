@@ -1,4 +1,4 @@
-"""The documentation does what it says: every code block of its pages and of the README runs, or says why not."""
+"""Every code block of the documentation and the README runs, or says why not; every test they cite exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 _NAMES = [page.name for page in PAGES]
 CITING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
-_DATA = ("json", "yaml", "text")  # languages of what is read, not run
+_DATA = ("json", "yaml", "text")  # languages of blocks that are written to files
 
 
 @pytest.fixture(params=PAGES, ids=_NAMES)
