@@ -1,4 +1,4 @@
-"""GPU measurements of throughput.py beside the throughput: encoding without tokenization, utilization, one query."""
+"""Further GPU measurements of throughput.py: encoding without tokenization, utilization, one query."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -520,7 +520,7 @@ def ceilings(dtype: str, eight: tuple[str, ...]) -> dict[str, float]:
 def products(kinds: set[str]) -> dict[str, float]:
     """Operations/s of a large product of each of `kinds`, torch's dtypes, "int8" and "fp8".
 
-    Those that the GPU or torch does not multiply are told and left out.
+    Types that the GPU or torch does not support are reported and left out.
     """
     side = 8192
     found = {}

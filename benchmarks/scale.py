@@ -1,4 +1,4 @@
-"""The CPU time per document beside encoding on a Ray cluster, from which `docs/scale.md` extrapolates.
+"""The CPU time per document on a Ray cluster, apart from encoding, from which `docs/scale.md` extrapolates.
 
     python benchmarks/scale.py TEXTS --limit 40000 --json OUT.json
 

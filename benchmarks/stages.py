@@ -115,12 +115,12 @@ def plot(result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 2.6), layout="constrained")
-    colours = pyplot.get_cmap("tab10").colors
+    colors = pyplot.get_cmap("tab10").colors
     labels = [row["precision"] for row in result["rows"]]
     left = [0.0] * len(labels)
     for number, name in enumerate(result["rows"][0]["stages_s"]):
         widths = [1e6 * row["stages_s"][name].median / result["tokens"] for row in result["rows"]]
-        axes.barh(labels, widths, left=left, label=name, color=colours[number % len(colours)])
+        axes.barh(labels, widths, left=left, label=name, color=colors[number % len(colors)])
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_xlabel("µs per token and thread (median)")
     axes.set_title(

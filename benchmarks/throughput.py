@@ -352,9 +352,9 @@ def plot(result: dict[str, Any], path: Path) -> None:
         [r["sentences_per_s"].median - r["sentences_per_s"].low for r in rows],
         [r["sentences_per_s"].high - r["sentences_per_s"].median for r in rows],
     ]
-    colours = ["#c1440e" if r["peer"].startswith("embedkit") else "#8a9ba8" for r in rows]
+    colors = ["#c1440e" if r["peer"].startswith("embedkit") else "#8a9ba8" for r in rows]
     figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(rows) + 1.4), layout="constrained")
-    axes.barh([r["name"] for r in rows], medians, xerr=error, color=colours, error_kw={"capsize": 3, "lw": 1})
+    axes.barh([r["name"] for r in rows], medians, xerr=error, color=colors, error_kw={"capsize": 3, "lw": 1})
     for i, row in enumerate(rows):
         label = f" {medians[i]:,.0f}  (cosine {row['cosine']:.4f})"
         axes.text(row["sentences_per_s"].high, i, label, va="center", fontsize=9)

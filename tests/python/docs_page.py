@@ -33,7 +33,7 @@ class Block:
     line: int
     code: str
     marker: str = ""
-    told: str = ""  # the text of the marker: a reason, a file
+    argument: str = ""  # the text of the marker: a reason, a file
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -67,7 +67,7 @@ def run(page: Path, namespace: dict[str, Any]) -> None:
     """Run a page in the working directory."""
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.marker == "file":
-            Path(block.told).write_text(block.code, encoding="utf-8")
+            Path(block.argument).write_text(block.code, encoding="utf-8")
         elif block.marker:
             continue
         elif block.language == "python":

@@ -60,9 +60,9 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
         where = f"{page.name}:{block.line}"
         assert block.language in ("python", "sh", *_DATA), f"{where}: unknown language {block.language!r}"
         if block.marker == "not run":
-            assert len(block.told) >= 10, f"{where}: say why this block is not run"
+            assert len(block.argument) >= 10, f"{where}: say why this block is not run"
         elif block.marker == "run by":
-            test, _, why = block.told.partition(": ")
+            test, _, why = block.argument.partition(": ")
             assert (ROOT / test).is_file(), f"{where}: there is no {test}"
             assert why, f"{where}: say why this block is run elsewhere"
         elif block.language in _DATA:
