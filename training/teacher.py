@@ -21,12 +21,11 @@ import hashlib
 import json
 import logging
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +34,7 @@ from .. import Encoder
 from ..inputs import progress
 from .linear_map import LinearMap, fit
 from .mine import mine
+from .whole_file import write_array, write_whole
 
 __all__ = ["STORAGES", "TeacherOptions", "Teachers", "VectorStore"]
 
@@ -164,8 +164,8 @@ class VectorStore:
 
     def _write(self, vectors: npt.NDArray[Any], keys: Keys) -> None:
         number = len(self._blocks)
-        _write_array(self._path(number, ".npy"), vectors.astype(self._storage))
-        _write_array(self._path(number, ".keys.npy"), keys)
+        write_array(self._path(number, ".npy"), vectors.astype(self._storage))
+        write_array(self._path(number, ".keys.npy"), keys)
         self._load()
 
     def _append(self, vectors: npt.NDArray[Any], keys: Keys) -> None:
@@ -239,7 +239,7 @@ class Teachers:
             with _locked(path.with_suffix(".lock")):
                 if not path.is_file():
                     fitted = self._fit(self._read(sample), dimension, center)
-                    _write_whole(path, lambda file: np.savez(file, weight=fitted.weight, mean=fitted.mean))
+                    write_whole(path, lambda file: np.savez(file, weight=fitted.weight, mean=fitted.mean))
         with np.load(path) as stored:
             self._map = LinearMap(stored["weight"], stored["mean"])
         return self._map
@@ -265,7 +265,7 @@ class Teachers:
             vectors = self.targets(texts)
             with _locked(path.with_suffix(".lock")):
                 if not path.is_file():
-                    _write_array(path, mine(vectors))
+                    write_array(path, mine(vectors))
         rows: Rows = np.load(path, mmap_mode="r")
         return rows
 
@@ -325,20 +325,6 @@ def _text_digest(texts: Sequence[str]) -> str:
 
 def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    _write_whole(path, lambda file: np.save(file, array))
-
-
-def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """A file that is whole or not there, also after a power cut."""
-    part = path.with_name(f".{path.name}")
-    with part.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
 from .recipe import Recipe, TrainingOptions
+from .whole_file import write_text
 
 __all__ = ["train"]
 
@@ -102,7 +103,7 @@ def train(
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {run.device}",
     }
     run.write_model(result, history)
-    _write_whole(finished, json.dumps(result, indent=2) + "\n")
+    write_text(finished, json.dumps(result, indent=2) + "\n")
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
     return result
 
@@ -461,10 +462,4 @@ def _claim(output: Path, recipe: Recipe) -> None:
             f"{output} holds a run of another recipe (see recipe.json there); give another output, or remove it"
         )
     if _rank() == 0:
-        _write_whole(path, content)
-
-
-def _write_whole(path: Path, content: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(content, encoding="utf-8")
-    part.replace(path)
+        write_text(path, content)

@@ -85,7 +85,7 @@ class UnilmModel(SentenceModel):
             model = cls(options, folder, getattr(whole, whole.base_model_prefix))
             model._copy_head(whole.cls.predictions)
             load_pooler(model, folder)
-        model.load_projection(options.path)
+        model.continue_from_folder()
         return model
 
     @classmethod

@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ARCHITECTURES", "FOREIGN", "Architecture", "CoreConfig", "TensorSpec", "graph_config"]
+__all__ = [
+    "ARCHITECTURES",
+    "FOREIGN",
+    "Architecture",
+    "CoreConfig",
+    "TensorSpec",
+    "counts_from_padding",
+    "graph_config",
+]
 
 CoreConfig = dict[str, "int | float | str"]
 
@@ -306,7 +314,7 @@ FOREIGN = Architecture(prefix="", integers=(), fixed={}, classifier=("", None, "
 
 _HIDDEN_SIZES = ("hidden_size", "dim", "d_model", "n_embd")
 _POSITIONS = ("max_position_embeddings", "n_positions")
-# Model types of transformers whose texts begin behind the padding's position, as fairseq counts.
+# Model types of transformers that count positions from the padding id on, as fairseq does.
 _BEHIND_PADDING = {
     "camembert",
     "data2vec-text",
@@ -320,6 +328,11 @@ _BEHIND_PADDING = {
     "xlm-roberta-xl",
     "xmod",
 }
+
+
+def counts_from_padding(model_type: object) -> bool:
+    """Whether the first token's position is the padding id plus one (RoBERTa, MPNet), not 0."""
+    return model_type in _BEHIND_PADDING
 
 
 def graph_config(config: Mapping[str, Any], where: str) -> CoreConfig:
@@ -352,6 +365,6 @@ def graph_config(config: Mapping[str, Any], where: str) -> CoreConfig:
         # Models of relative positions have no end.
         "max_position_embeddings": integer(_POSITIONS, 1, _LIMIT, default=_LIMIT),
     }
-    if config.get("model_type") in _BEHIND_PADDING:
+    if counts_from_padding(config.get("model_type")):
         result["padding_idx"] = integer(("pad_token_id",), 0, _LIMIT, default=1)
     return result

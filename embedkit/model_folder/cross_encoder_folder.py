@@ -13,16 +13,13 @@ from typing import Any
 
 from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
 from .json_file import present, read_json
-from .modules import Pooling, transformer_entry
-from .tokenizer_files import Settings
+from .modules import ACTIVATIONS, Pooling, transformer_entry
+from .tokenizer_files import TokenizerSettings
 
 __all__ = ["CrossEncoderFolder", "open_cross_encoder"]
 
 _MAX_LABELS = 100_000
-_ACTIVATIONS = {
-    "torch.nn.modules.linear.Identity": "identity",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-}
+_ACTIVATIONS = {name: kind for name, kind in ACTIVATIONS.items() if kind in ("identity", "sigmoid")}
 _TOKENIZER_CLASSES = {"bert": "BertTokenizer", "roformer": "RoFormerTokenizer"}
 
 
@@ -62,7 +59,9 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
             "cross-encoder. A sentence encoder is opened with embedkit.Encoder."
         )
     labels = _labels(raw, where)
-    typed = Settings(transformer).uses_token_types(_TOKENIZER_CLASSES.get(str(raw["model_type"]), ""))
+    typed = TokenizerSettings(transformer).uses_token_types(
+        _TOKENIZER_CLASSES.get(str(raw["model_type"]), "")
+    )
     return CrossEncoderFolder(
         model=assemble(
             path, transformer, architecture=architecture, config=config, pooling=Pooling(("cls",))

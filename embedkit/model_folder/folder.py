@@ -25,13 +25,16 @@ __all__ = [
     "FORMAT",
     "METADATA_FILE",
     "SETTINGS_FILE",
+    "SIMILARITIES",
     "ModelFolder",
+    "SentenceConfig",
     "Settings",
     "Stamp",
     "assemble",
     "check_folder",
     "open_folder",
     "read_config",
+    "read_length",
 ]
 
 BUILTIN = Path(__file__).parent.parent / "models" / "hpd-minilm-l6-128-int8"
@@ -72,12 +75,13 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a caller may set differently than the folder does and is part of the fingerprint."""
+    """What a caller may set differently than the folder; all but the similarity is part of the fingerprint."""
 
     prompts: Mapping[str, str]
     default_prompt_name: str | None
     max_length: int
     truncate_dim: int | None
+    similarity_fn_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,11 +139,6 @@ class ModelFolder:
             if isinstance(module, Dense):
                 return module.out_features
         return self.hidden_size * len(self.pooling.modes)
-
-    @property
-    def output_dimension(self) -> int:
-        """Dimensions of a text's vector as the folder's author wants it: after truncation."""
-        return self.truncate_dim or self.dimension
 
     @property
     def normalizes(self) -> bool:
@@ -245,7 +244,7 @@ def read_config(
     """
     config_path = transformer / "config.json"
     if not present(config_path):
-        raise FileNotFoundError(f"{config_path} is missing: {path} is no model folder, or not a whole one")
+        raise FileNotFoundError(f"{config_path} is missing: {path} is not a complete model folder")
     raw = read_json(config_path)
     if graph:
         return FOREIGN, graph_config(raw, str(config_path)), raw
@@ -269,8 +268,8 @@ def assemble(
     head: tuple[Dense | Normalize, ...] = (),
 ) -> ModelFolder:
     """A folder from its modules, which are checked, and its settings, which are read here."""
-    max_seq_length, max_seq_length_path, do_lower_case = _sentence_config(transformer)
-    settings = _SentenceConfig(path / SETTINGS_FILE)
+    max_seq_length, max_seq_length_path, do_lower_case = read_length(transformer)
+    settings = SentenceConfig(path)
     precision, stamp = _metadata(path / METADATA_FILE)
     return ModelFolder(
         path=path,
@@ -291,8 +290,12 @@ def assemble(
     )
 
 
-def _sentence_config(folder: Path) -> tuple[int | None, Path | None, bool]:
-    """``max_seq_length`` and the file that sets it, and ``do_lower_case``."""
+def read_length(folder: Path) -> tuple[int | None, Path | None, bool]:
+    """``max_seq_length`` and the file that sets it, and ``do_lower_case``; ``folder`` is the transformer's.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     for name in _SENTENCE_CONFIGS:
         path = folder / name
         if present(path):
@@ -307,17 +310,23 @@ def _sentence_config(folder: Path) -> tuple[int | None, Path | None, bool]:
     return None, None, False
 
 
-class _SentenceConfig:
-    """``config_sentence_transformers.json``, with checks that name it."""
+class SentenceConfig:
+    """``config_sentence_transformers.json`` of a model folder; each value is checked when it is read.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config = read_json(path) if present(path) else {}
+    Raises:
+        ValueError: a value is wrong; names the file and the key.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the file, if there is one."""
+        self.path = folder / SETTINGS_FILE
+        self.config = read_json(self.path) if present(self.path) else {}
 
     def _wrong(self, key: str, wanted: str) -> ValueError:
         return ValueError(f"{self.path}: {key} must be {wanted}, not {self.config[key]!r}")
 
     def prompts(self) -> dict[str, str]:
+        """Name -> text of each prompt."""
         prompts = self.config.get("prompts") or {}
         if not isinstance(prompts, dict) or not all(
             isinstance(text, str | None) for text in prompts.values()
@@ -326,18 +335,21 @@ class _SentenceConfig:
         return {name: text or "" for name, text in prompts.items()}
 
     def text(self, key: str) -> str | None:
+        """A string, or None."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, str):
             raise self._wrong(key, "a text")
         return value
 
     def similarity(self) -> str | None:
+        """``similarity_fn_name``, or None."""
         name = self.text("similarity_fn_name")
         if name is not None and name not in SIMILARITIES:
             raise self._wrong("similarity_fn_name", f"one of {', '.join(SIMILARITIES)}")
         return name
 
     def truncate_dim(self) -> int | None:
+        """The number of dimensions to keep, or None for all."""
         value = self.config.get("truncate_dim")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise self._wrong("truncate_dim", "a positive integer")

@@ -7,6 +7,8 @@ import re
 from glob import escape
 from pathlib import Path
 
+from .tokenizer_files import TOKENIZER_FILES
+
 __all__ = ["resolve"]
 
 # Nothing that can hold a pickle, and no second copy of the weights in another format.
@@ -14,12 +16,7 @@ _SETTINGS = [
     "*config*.json",
     "modules.json",
     "embedkit.json",
-    "tokenizer.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
+    *TOKENIZER_FILES,
     "LICENSE*",
     "NOTICE*",
     "README.md",

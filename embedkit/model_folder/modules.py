@@ -9,6 +9,7 @@ from typing import Any
 from .json_file import load_json, present, read_json
 
 __all__ = [
+    "ACTIVATIONS",
     "POOLING_FLAGS",
     "Dense",
     "Normalize",
@@ -19,7 +20,7 @@ __all__ = [
     "transformer_entry",
 ]
 
-# sentence-transformers' name -> the core's.
+# Name in sentence-transformers -> name in the core.
 _POOLING_MODES = {
     "cls": "cls",
     "max": "max",
@@ -37,13 +38,15 @@ POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.GELU": "gelu",
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
+"""Class in torch, as folders name it -> name in the core."""
+
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 _MAX_PATH = 1000  # characters; file systems end at about 4000 with the folder before it
 _REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize."
@@ -199,10 +202,10 @@ def _read_dense(folder: Path) -> Dense:
     if config.get("use_residual", False):
         raise ValueError(f"{path}: use_residual is not known to embedkit; retrain the head without it")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        known = ", ".join(name.rpartition(".")[2] for name in _ACTIVATIONS)
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        known = ", ".join(name.rpartition(".")[2] for name in ACTIVATIONS)
         raise ValueError(f"{path}: activation_function {activation!r:.80} is not known; known are {known}")
-    return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, _ACTIVATIONS[activation])
+    return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, ACTIVATIONS[activation])
 
 
 def _check_feature(path: Path, *, required: bool) -> dict[str, Any]:

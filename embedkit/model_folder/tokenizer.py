@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .. import _core
 from .json_file import present, read_json
-from .tokenizer_files import Settings, added_token, damaged, template_ids, typed
+from .tokenizer_files import TokenizerSettings, added_token, damaged, template_ids, typed
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -103,7 +103,7 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Toke
         ImportError: the tokenizer is not WordPiece and the `tokenizers` package is missing.
     """
     folder = Path(folder)
-    settings = Settings(folder)
+    settings = TokenizerSettings(folder)
     if settings.tokenizer_class == "RoFormerTokenizer":
         # Its tokenizer.json does not say so: by that file alone, Chinese text would get other ids.
         raise ValueError(
@@ -132,7 +132,7 @@ class _Normalizer:
     lowercase: bool = True
     lowercase_first: bool = False  # a Lowercase normalizer before this one
 
-    def overrule(self, settings: Settings) -> None:
+    def overrule(self, settings: TokenizerSettings) -> None:
         """Apply what transformers applies over tokenizer.json."""
         self.lowercase = settings.flag("do_lower_case", self.lowercase)
         self.handle_chinese_chars = settings.flag("tokenize_chinese_chars", self.handle_chinese_chars)
@@ -149,7 +149,7 @@ class _Normalizer:
         }
 
 
-def _from_json(path: Path, settings: Settings, lowercase_first: bool) -> Tokenizer:
+def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
     content = read_json(path)
     model = typed(content, "model", dict, None, path)
     truncation = typed(content, "truncation", dict, {}, path)
@@ -188,7 +188,7 @@ def _from_json(path: Path, settings: Settings, lowercase_first: bool) -> Tokeniz
     return Tokenizer(core, prefix, suffix, side, settings.model_max_length, limit, pad_id, size, other)
 
 
-def _from_vocabulary(path: Path, settings: Settings, lowercase_first: bool) -> Tokenizer:
+def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
     kind = settings.tokenizer_class
     if kind and kind not in _BERT_CLASSES and kind not in ("PreTrainedTokenizer", "TokenizersBackend"):
         raise ValueError(
@@ -330,7 +330,7 @@ def _load_other(path: Path, lowercase_first: bool) -> Any:
     return tokenizer
 
 
-def _added_of_settings(settings: Settings, roles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _added_of_settings(settings: TokenizerSettings, roles: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The added tokens that a folder without tokenizer.json names, in the order that gives new ids."""
     path = settings.path
     decoder = typed(settings.values, "added_tokens_decoder", dict, {}, path)

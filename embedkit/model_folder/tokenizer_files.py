@@ -8,7 +8,18 @@ from typing import Any, Literal, TypeVar
 
 from .json_file import present, read_json
 
-__all__ = ["Settings", "added_token", "damaged", "template_ids", "typed"]
+__all__ = ["TOKENIZER_FILES", "TokenizerSettings", "added_token", "damaged", "template_ids", "typed"]
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+"""Every file that a tokenizer may be read from."""
 
 # transformers writes 1e30 for "no limit".
 _NO_LIMIT = 1_000_000_000
@@ -28,7 +39,7 @@ Value = TypeVar("Value")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
-class Settings:
+class TokenizerSettings:
     """tokenizer_config.json and the older files beside it; all of them may be missing."""
 
     def __init__(self, folder: Path) -> None:

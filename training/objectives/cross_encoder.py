@@ -12,8 +12,6 @@ vanish where the sigmoid is flat. Both q are in the range of the targets that a 
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -26,10 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...model_folder.json_file import present, read_json, write_json
+from ...model_folder.saving import copy_tokenizer
 from .. import packed
 from ..data.readers import Table
 from ..data.store import TextStore
-from ..model import TOKENIZER_FILES, ModelOptions, load_backbone, pack, quiet, transformer_folder
+from ..model import ModelOptions, by_length, inference, load_backbone, pack, quiet, transformer_folder
 from .base import Arrays, Batch, Objective, check_labels, class_names, spearman, to_tensors
 
 __all__ = ["CrossEncoder", "CrossEncoderOptions", "PairClassifier"]
@@ -78,9 +78,7 @@ class PairClassifier(nn.Module):
         """
         folder = transformer_folder(options.path)
         if labels is None:
-            architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
-                "architectures"
-            )
+            architectures = read_json(folder / "config.json").get("architectures")
             if not any(name.endswith("ForSequenceClassification") for name in architectures or ()):
                 raise ValueError(
                     f"{folder} holds {', '.join(architectures or ['no model'])} and no trained cross-encoder; "
@@ -128,20 +126,12 @@ class PairClassifier(nn.Module):
         store = TextStore(self.tokenizer_folder, [*texts1, *texts2], self.options.max_length)
         pairs = store.rows.reshape(2, -1).T
         lengths = store.pair_lengths(pairs[:, 0], pairs[:, 1])
-        order = np.argsort(lengths, kind="stable")
-        cuts = np.flatnonzero(np.diff(np.cumsum(lengths[order]) // batch_tokens)) + 1
         found = np.empty((len(pairs), len(self.labels)), np.float32)
-        was_training, device = self.training, next(self.parameters()).device
-        self.eval()
-        try:
-            with torch.inference_mode():
-                for rows in np.split(order, cuts):
-                    if len(rows):
-                        batch = pack_pairs(store, pairs[rows])
-                        logits = self(**{name: value.to(device) for name, value in batch.items()})
-                        found[rows] = probabilities(logits).cpu().numpy()
-        finally:
-            self.train(was_training)
+        with inference(self) as device:
+            for rows in by_length(lengths, batch_tokens):
+                batch = pack_pairs(store, pairs[rows])
+                logits = self(**{name: value.to(device) for name, value in batch.items()})
+                found[rows] = probabilities(logits).cpu().numpy()
         return found
 
     def save(self, folder: Path) -> None:
@@ -151,16 +141,14 @@ class PairClassifier(nn.Module):
         """
         with quiet():
             self.backbone.save_pretrained(folder)
-        for name in TOKENIZER_FILES:
-            if (self.tokenizer_folder / name).is_file():
-                shutil.copyfile(self.tokenizer_folder / name, folder / name)
+        copy_tokenizer(self.tokenizer_folder, folder)
         path = folder / "tokenizer_config.json"
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = read_json(path) if present(path) else {}
         settings["model_max_length"] = self.options.max_length
         # a tokenizer of the generic class would leave the token types out
         types = ["token_type_ids"] if self._typed else []
         settings["model_input_names"] = ["input_ids", *types, "attention_mask"]
-        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(path, settings)
 
 
 def pack_pairs(store: TextStore, pairs: npt.NDArray[np.integer[Any]]) -> Batch:

@@ -16,8 +16,10 @@ import torch
 
 from ... import CrossEncoder
 from ...model_folder.cross_encoder_folder import open_cross_encoder
+from ...model_folder.tokenizer_files import TOKENIZER_FILES
 from ..data.readers import Table
-from ..model import TOKENIZER_FILES, ModelOptions, transformer_folder
+from ..model import ModelOptions, transformer_folder
+from ..whole_file import write_array
 from .cross_encoder import PairClassifier, probabilities
 
 __all__ = ["teacher_outputs"]
@@ -50,7 +52,7 @@ def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> np
         for number in [*range(ahead, len(files)), *range(ahead)]:
             if not files[number].is_file():
                 part = slice(starts[number], starts[number] + _CHUNK)
-                _write_whole(files[number], teacher.predict(first[part], second[part]))
+                write_array(files[number], teacher.predict(first[part], second[part]))
                 _LOG.info("%s: %s of %s pairs", path, f"{min(part.stop, len(first)):,}", f"{len(first):,}")
     return np.concatenate([np.load(file) for file in files])
 
@@ -123,10 +125,3 @@ def _key(folder: Path, first: Sequence[str], second: Sequence[str], max_length: 
             encoded = text.encode()
             digest.update(f"{len(encoded)} ".encode() + encoded)
     return digest.hexdigest()[:24]
-
-
-def _write_whole(path: Path, rows: npt.NDArray[np.float32]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with part.open("wb") as file:
-        np.save(file, rows)
-    part.replace(path)

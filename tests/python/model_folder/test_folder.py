@@ -242,10 +242,12 @@ def test_missing_folders_and_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is a file, not a model folder"):
         open_folder(tmp_path / "file")
     shutil.rmtree(folder / "1_Pooling")
-    with pytest.raises(FileNotFoundError, match=r"1_Pooling.config\.json is missing: .* not whole"):
+    with pytest.raises(FileNotFoundError, match=r"1_Pooling.config\.json is missing: .* incomplete"):
         open_folder(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json is missing: .* is no model folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"config\.json is missing: .* is not a complete model folder"
+    ):
         open_folder(folder)
 
 
