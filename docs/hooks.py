@@ -26,7 +26,6 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPES = ROOT / "training" / "recipes"
-OBJECTIVES = ROOT / "training" / "objectives"
 _MARKER = re.compile(r"^<!-- generated: (?P<name>\S+)(?P<arguments>.*?) -->$", re.MULTILINE)
 # What stands in the recipes' order of reading, which is not that of their names.
 _ORDER = ("sbert", "simcse", "hpd", "linear_map", "cross_encoder", "dvbert", "minbert", "roformer_sim")
@@ -91,12 +90,16 @@ def _figure(name: str, *caption: str) -> str:
 def _recipes() -> str:
     """Each objective with its equation and source, and its recipes."""
     recipes: dict[str, list[Path]] = {}
+    modules: dict[str, Path] = {}
     for path in sorted(RECIPES.glob("*.yaml")):
-        kind = yaml.safe_load(path.read_text(encoding="utf-8"))["objective"]["name"]
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        folder, section = ("postprocess",) * 2 if "postprocess" in content else ("objectives", "objective")
+        kind = content[section]["name"]
         recipes.setdefault(kind, []).append(path)
+        modules[kind] = ROOT / "training" / folder / f"{kind}.py"
     sections = []
     for kind in sorted(recipes, key=lambda name: (*_ORDER, name).index(name)):
-        tree = ast.parse((OBJECTIVES / f"{kind}.py").read_text(encoding="utf-8"))
+        tree = ast.parse(modules[kind].read_text(encoding="utf-8"))
         title, _, rest = (ast.get_docstring(tree) or "").partition("\n")
         sections += [
             f"### {title.rstrip(':.')}",

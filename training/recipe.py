@@ -7,6 +7,7 @@ import difflib
 import math
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from .data.readers import check_source
 from .data.sampler import Schedule
 from .model import ModelOptions
 from .objectives import OBJECTIVES, objective_class
+from .postprocess import STEPS, Step, step_class
 from .scores import EVALUATIONS
 
 __all__ = ["EvaluationOptions", "Recipe", "TrainingOptions", "find_recipe", "list_recipes", "load_recipe"]
@@ -134,8 +136,10 @@ class Recipe:
         name: the file's name without its suffix.
         description: one line, shown by ``embedkit-train --list``.
         license: of the weights that come out, an SPDX name or "other".
-        objective: the options of the objective; their class is the objective's ``Options``.
-        objective_name: which objective.
+        objective_name: the objective; empty for a recipe with a post-processing step, which trains nothing.
+        objective: the options of the objective, an instance of its ``Options``; None with a post-processing step.
+        postprocess_name: the post-processing step; empty for a recipe with an objective.
+        postprocess: the step.
         model: the encoder.
         data: task name -> source, as `embedkit.training.data.readers.read` takes it.
         training: the optimizer and the loop.
@@ -147,6 +151,8 @@ class Recipe:
     license: str
     objective_name: str
     objective: Any
+    postprocess_name: str
+    postprocess: Step | None
     model: ModelOptions
     data: dict[str, dict[str, Any]]
     training: TrainingOptions
@@ -157,12 +163,18 @@ class Recipe:
         return {
             "description": self.description,
             "license": self.license,
-            "objective": {"name": self.objective_name, **dataclasses.asdict(self.objective)},
+            **self._what(),
             "model": dataclasses.asdict(self.model),
             "data": self.data,
             "training": dataclasses.asdict(self.training),
             "evaluation": dataclasses.asdict(self.evaluation),
         }
+
+    def _what(self) -> dict[str, Any]:
+        if self.postprocess is None:
+            return {"objective": {"name": self.objective_name, **dataclasses.asdict(self.objective)}}
+        step: Any = self.postprocess
+        return {"postprocess": {"name": self.postprocess_name, **dataclasses.asdict(step)}}
 
 
 def list_recipes() -> dict[str, str]:
@@ -222,7 +234,7 @@ def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
     return recipe_of(content, path.stem, str(path))
 
 
-_SECTIONS = ("description", "license", "objective", "model", "data", "training", "evaluation")
+_SECTIONS = ("description", "license", "objective", "postprocess", "model", "data", "training", "evaluation")
 
 
 def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
@@ -231,10 +243,13 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
         for key in content:
             if key not in _SECTIONS:
                 raise ValueError(_unknown("section", key, _SECTIONS))
-        objective = dict(_mapping("objective", content.get("objective")))
-        objective_name = objective.pop("name", None)
-        if objective_name not in OBJECTIVES:
-            raise ValueError(_unknown("objective.name", objective_name, sorted(OBJECTIVES)))
+        objective_name, objective = _named("objective", content, OBJECTIVES, objective_class)
+        postprocess_name, postprocess = _named("postprocess", content, STEPS, step_class)
+        if (objective is None) == (postprocess is None):
+            raise ValueError("a recipe has either an objective, which is trained, or a postprocess step")
+        training = _mapping("training", content.get("training", {}))
+        if postprocess is not None:
+            training = {"epochs": 0, **training}
         data = _mapping("data", content.get("data"))
         if not data:
             raise ValueError("data names no task")
@@ -243,10 +258,12 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             description=str(content.get("description", "")),
             license=str(content.get("license", "other")),
             objective_name=objective_name,
-            objective=build(objective_class(objective_name).Options, objective, "objective"),
+            objective=objective,
+            postprocess_name=postprocess_name,
+            postprocess=postprocess,
             model=build(ModelOptions, _mapping("model", content.get("model")), "model"),
             data={str(task): _mapping(f"data.{task}", source) for task, source in data.items()},
-            training=build(TrainingOptions, _mapping("training", content.get("training", {})), "training"),
+            training=build(TrainingOptions, training, "training"),
             evaluation=build(
                 EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"
             ),
@@ -257,11 +274,33 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
                     check_source(source)
                 except ValueError as error:
                     raise ValueError(f"{section}.{task}: {error}") from None
+        if postprocess is not None and (recipe.training.epochs > 0 or recipe.training.max_steps > 0):
+            raise ValueError(
+                "a postprocess step trains nothing: leave out training.epochs and training.max_steps"
+            )
+        if postprocess is not None and recipe.evaluation.dev:
+            raise ValueError(
+                "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"
+            )
         if recipe.training.early_stopping is not None and recipe.evaluation.select is None:
             raise ValueError("training.early_stopping needs evaluation.select, the dev score it looks at")
         return recipe
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _named(
+    section: str, content: dict[str, Any], known: dict[str, str], load: Callable[[str], type[Any]]
+) -> tuple[str, Any]:
+    """The name and the checked options of the section's objective or step; ("", None) without the section."""
+    if section not in content:
+        return "", None
+    options = dict(_mapping(section, content[section]))
+    name = options.pop("name", None)
+    if name not in known:
+        raise ValueError(_unknown(f"{section}.name", name, sorted(known)))
+    kind = load(name)
+    return name, build(getattr(kind, "Options", kind), options, section)
 
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:

@@ -305,10 +305,10 @@ def _check_settings(work: Path, spec: Spec) -> None:
     """Refuse the result of a run that an earlier state of the table file had made."""
     held = json.loads((work / spec.folder / "recipe.json").read_text(encoding="utf-8"))
     wanted = load_recipe(find_recipe(spec.recipe), spec.overrides).resolved()
-    for section in ("objective", "model", "data", "training"):
-        for key, value in wanted[section].items():
+    for section in ("objective", "postprocess", "model", "data", "training"):
+        for key, value in wanted.get(section, {}).items():
             # an option that the run did not know yet had no effect on it
-            if key in held[section] and held[section][key] != value:
+            if key in held.get(section, {}) and held[section][key] != value:
                 raise ValueError(
                     f"{work / spec.folder} holds a run with other settings ({section}.{key}); "
                     "remove it, or give another work folder"

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from .. import Encoder
 from ..inputs import progress
-from .linear_map import LinearMap, fit
+from .linear_map import LinearMap, fit, sample_distinct
 from .mine import mine
 from .whole_file import write_array, write_whole
 
@@ -44,7 +44,6 @@ _BLOCK = 2048  # texts of a block: what a killed process loses
 _CHUNK = 16384  # rows projected at once
 _KEY = 16  # bytes of a text's hash
 _MINE_DIMENSION = 256  # of the vectors among which neighbours are looked up
-_SEED = 0  # of the sample that PCA sees: the same for every run, so that runs share the teacher
 
 Keys = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
@@ -227,11 +226,7 @@ class Teachers:
                 f"{self.dimension}, or add a teacher"
             )
         distinct = list(dict.fromkeys(texts))
-        if len(distinct) > samples:
-            drawn = np.random.default_rng(_SEED).choice(len(distinct), samples, replace=False)
-            sample = [distinct[i] for i in np.sort(drawn)]
-        else:
-            sample = distinct
+        sample = sample_distinct(distinct, samples)
         self._map_key = _digest(self._names(), _text_digest(sample), dimension, center)
         path = self._cache / f"pca-{self._map_key}.npz"
         self._add(distinct)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import platform
-import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +17,18 @@ from torch.utils.data import DataLoader
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from .callbacks import Clock, EarlyStopping, Milestones, Progress
-from .card import write_card, write_curve
+from .data.checks import check
 from .data.readers import Table, read, root_folder
 from .data.sampler import TaskSampler
 from .dataset import Examples, Repeated
+from .evaluate import sts_dev
 from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
+from .postprocess import Step
 from .recipe import Recipe, TrainingOptions
-from .whole_file import write_text
+from .run_folder import claim, facts, finish, last_checkpoint, process_rank, world_size
+from .scores import evaluation_pairs
 
 __all__ = ["train"]
 
@@ -56,16 +56,22 @@ def train(
     """
     output = output.absolute()  # checkpoints name each other by path
     output.mkdir(parents=True, exist_ok=True)
-    _claim(output, recipe)
+    claim(output, recipe)
     finished = output / "result.json"
     if finished.is_file():
         done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
-        return done if _rank() == 0 else {}
+        return done if process_rank() == 0 else {}
     transformers.set_seed(recipe.training.seed)
     root = root_folder(data_root)
     tables = {task: read(source, root=root) for task, source in recipe.data.items()}
     dev = {task: read(source, root=root) for task, source in recipe.evaluation.dev.items()}
     _check_dev(tables, dev)
+    if recipe.postprocess is not None:
+        return (
+            _postprocess(recipe, recipe.postprocess, tables, output=output, root=root)
+            if process_rank() == 0
+            else {}
+        )
     kind = objective_class(recipe.objective_name)
     cache = cache or output / "cache"
     cache.mkdir(parents=True, exist_ok=True)
@@ -85,26 +91,36 @@ def train(
     for section, given in (("data", tables), ("evaluation.dev", dev)):
         for task, table in given.items():
             objective.check(f"{section}.{task}", task, table)
-    checks = _check_data(recipe, objective, tables, dev, root)  # before teachers compute for hours
+    checks = _check_data(recipe, objective.fields_of, tables, dev, root)  # before teachers compute for hours
     run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
     history = run.train()
     if not run.is_main:
         return {}
-    result = {
-        "recipe": recipe.name,
-        "seed": recipe.training.seed,
-        "examples": {task: len(table) for task, table in tables.items()},
-        "data": checks,
+    result = facts(recipe, tables, checks, run.device) | {
         "steps": run.trainer.state.global_step,
         "train_seconds": round(run.clock.seconds, 1),
         "best_step": run.best_step,
         "dev": run.dev_scores(),
         "majority": run.majority,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {run.device}",
     }
-    run.write_model(result, history)
-    write_text(finished, json.dumps(result, indent=2) + "\n")
-    shutil.rmtree(output / "checkpoints", ignore_errors=True)
+    finish(recipe, objective.save, result, history, output=output, root=root)
+    return result
+
+
+def _postprocess(
+    recipe: Recipe, step: Step, tables: Mapping[str, Table], *, output: Path, root: Path
+) -> dict[str, Any]:
+    """Apply the post-processing step of a recipe, and score and write what comes out."""
+    checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root)
+    model = step.apply(recipe.model, [text for table in tables.values() for text in table.texts("text")])
+    result = facts(recipe, tables, checks, "cpu") | {
+        "steps": 0,
+        "train_seconds": 0.0,
+        "best_step": None,
+        "dev": {"stsb_dev": sts_dev(model, root)} if recipe.evaluation.sts_dev else {},
+        "majority": {},
+    }
+    finish(recipe, model.save, result, [], output=output, root=root)
     return result
 
 
@@ -192,8 +208,8 @@ class _Run:
             epochs=epochs,
             seed=options.seed,
             drop_last=self.objective.drop_last,
-            rank=_rank(),
-            world_size=_world_size(),
+            rank=process_rank(),
+            world_size=world_size(),
         )
         steps = math.ceil(options.epochs * len(one) / options.gradient_accumulation)
         if options.max_steps > 0:
@@ -205,7 +221,7 @@ class _Run:
         """Train to the end, from the last whole checkpoint if there is one; returns the log."""
         if not self.trained:
             return []
-        last = _last_checkpoint(self.output / "checkpoints")
+        last = last_checkpoint(self.output / "checkpoints")
         # the dev scores of the start, also the test that evaluation.select is one of them
         self.trainer.args.eval_on_start = last is None and self._evaluated
         if last is not None:
@@ -227,8 +243,6 @@ class _Run:
                 scores.update({f"{task}_{name}": value for name, value in scored.items()})
             scores.update(self.objective.summary(scores))
         if self.recipe.evaluation.sts_dev:
-            from .evaluate import sts_dev
-
             scores["stsb_dev"] = sts_dev(self.objective.encoder, self._root)
         return scores
 
@@ -251,27 +265,6 @@ class _Run:
         self.objective.train()
         back = np.argsort(order, kind="stable")
         return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
-
-    def write_model(self, result: dict[str, Any], history: list[dict[str, Any]]) -> None:
-        """``model/`` with its card, whole or not at all, and the learning curve; ``result`` gets the test scores.
-
-        The test runs on the folder as it will be used, by `embedkit.Encoder` in fp32.
-        """
-        work, target = self.output / ".model", self.output / "model"
-        for folder in (work, target):
-            shutil.rmtree(folder, ignore_errors=True)
-        work.mkdir()
-        self.objective.save(work)
-        result["test"] = {}
-        if self.recipe.evaluation.test:
-            from .. import Encoder
-            from .scores import test_scores
-
-            encoder = Encoder(work, threads=torch.get_num_threads())
-            result["test"] = test_scores(encoder, self.recipe.evaluation.test, self._root)
-        write_card(work, self.recipe, result)
-        work.rename(target)
-        write_curve(self.output / "curve.png", self.recipe, history)
 
 
 class _Trainer(transformers.Trainer):
@@ -321,7 +314,7 @@ def _arguments(
     every = min(steps, max(1, round(every)))
     arguments = transformers.TrainingArguments(
         output_dir=str(output / "checkpoints"),
-        per_device_train_batch_size=options.batch_size // _world_size(),
+        per_device_train_batch_size=options.batch_size // world_size(),
         gradient_accumulation_steps=options.gradient_accumulation,
         max_steps=steps,
         lr_scheduler_type=options.scheduler,
@@ -340,7 +333,7 @@ def _arguments(
         disable_tqdm=sys.stderr is None or not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO),
         seed=options.seed,
         use_cpu=not torch.cuda.is_available(),
-        ddp_find_unused_parameters=True if _world_size() > 1 else None,  # the heads of other tasks
+        ddp_find_unused_parameters=True if world_size() > 1 else None,  # the heads of other tasks
         remove_unused_columns=False,
         label_names=[],
         report_to="none",
@@ -363,7 +356,7 @@ def _optimizer(objective: Objective, options: TrainingOptions, device: torch.dev
             key = (of_backbone, parameter.ndim > 1)
             groups.setdefault(key, []).append(parameter)
     if not groups:
-        raise ValueError("this objective trains nothing: set training.epochs=0, and no max_steps")
+        raise ValueError("no parameter is trained: all of the model is frozen, and the objective has no head")
     head_rate = options.head_learning_rate or options.learning_rate
     return torch.optim.AdamW(
         [
@@ -390,76 +383,26 @@ def _check_dev(tables: Mapping[str, Table], dev: Mapping[str, Table]) -> None:
 
 
 def _check_data(
-    recipe: Recipe, objective: Objective, tables: Mapping[str, Table], dev: Mapping[str, Table], root: Path
+    recipe: Recipe,
+    fields_of: Callable[[str, Table], tuple[str, ...]],
+    tables: Mapping[str, Table],
+    dev: Mapping[str, Table],
+    root: Path,
 ) -> dict[str, Any]:
     """Duplicates in the training data and leakage into what the run is scored on."""
-    from .data.checks import check
-
     evaluation = recipe.evaluation
-    evaluations = {
-        f"{task} (dev)": _texts(table, objective.fields_of(task, table)) for task, table in dev.items()
-    }
+    evaluations = {f"{task} (dev)": _texts(table, fields_of(task, table)) for task, table in dev.items()}
     if evaluation.test or evaluation.sts_dev:
-        from .scores import evaluation_pairs
-
         evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, root)
     reports = {}
     for task, table in tables.items():
-        report = check(table, evaluations, objective.fields_of(task, table))
+        report = check(table, evaluations, fields_of(task, table))
         for line in report.lines():
             _LOG.info("%s: %s", task, line)
         reports[task] = report.summary()
     return reports
 
 
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The last whole checkpoint; those of a run that was killed while it wrote them are removed."""
-    whole = []
-    for path in folder.glob("checkpoint-*"):
-        states = ["rng_state.pth"] if _world_size() == 1 else []
-        states += [f"rng_state_{rank}.pth" for rank in range(_world_size()) if _world_size() > 1]
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))  # Trainer writes it last
-        except (OSError, ValueError):
-            if _rank() == 0:
-                shutil.rmtree(path)
-            continue
-        missing = [name for name in states if not (path / name).is_file()]
-        if missing:
-            raise ValueError(
-                f"{path} has no {missing[0]}: it is of a run with another number of processes; "
-                "go on with as many as before, or give another output"
-            )
-        whole.append(path)
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and accelerate set it
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 def _texts(table: Table, fields: tuple[str, ...]) -> list[tuple[str, str]]:
     """The first two texts of each example; a lone text stands for both."""
     return list(zip(table.texts(fields[0]), table.texts(fields[min(1, len(fields) - 1)]), strict=True))
-
-
-def _claim(output: Path, recipe: Recipe) -> None:
-    """Refuse a folder that holds the run of another recipe; else note this one in it.
-
-    A run that failed before its first checkpoint, by a mistyped path say, has nothing to lose and gives way.
-    """
-    path, content = output / "recipe.json", json.dumps(recipe.resolved(), indent=2, sort_keys=True) + "\n"
-    if path.is_file() and path.read_text(encoding="utf-8") == content:
-        return
-    if path.is_file() and (
-        (output / "result.json").is_file() or any(output.glob("checkpoints/checkpoint-*"))
-    ):
-        raise FileExistsError(
-            f"{output} holds a run of another recipe (see recipe.json there); give another output, or remove it"
-        )
-    if _rank() == 0:
-        write_text(path, content)

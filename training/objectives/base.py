@@ -135,7 +135,7 @@ class Objective(nn.Module):
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
         """The batch's ``loss`` (a mean over its examples), and what `score` is computed from: (batch, ...) each."""
-        raise ValueError("this objective trains nothing: set training.epochs=0, and leave out evaluation.dev")
+        raise NotImplementedError
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Dev scores (x 100) of a task from the outputs and arrays of all its examples."""
@@ -176,16 +176,20 @@ class Objective(nn.Module):
         self.encoder.save(folder)
 
 
-def check_matryoshka(dimensions: Sequence[int], width: int | None = None) -> None:
+def check_matryoshka(
+    dimensions: Sequence[int], width: int | None = None, *, section: str = "objective"
+) -> None:
     """Check the option ``matryoshka``: dimensions to which vectors of ``width``, where it is known, can be truncated.
 
     Raises:
         ValueError: one is not positive, or not below ``width``.
     """
     if min(dimensions, default=1) < 1:
-        raise ValueError(f"objective.matryoshka must hold positive dimensions, not {dimensions}")
+        raise ValueError(f"{section}.matryoshka must contain positive dimensions, not {dimensions}")
     if width is not None and max(dimensions, default=0) >= width:
-        raise ValueError(f"objective.matryoshka {dimensions}: give less than the {width} of the vectors")
+        raise ValueError(
+            f"{section}.matryoshka {dimensions}: the dimensions must be less than the {width} of the vectors"
+        )
 
 
 def sample_texts(texts: Iterable[str], most: int) -> list[str]:
