@@ -44,7 +44,7 @@ _ROW_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear layer behind the pooling: ``activation(W x + b)``, W (dimension, hidden_size)."""
+    """A linear layer after the pooling: ``activation(W x + b)``, W (dimension, hidden_size)."""
 
     dimension: int
     activation: Activation = "identity"
@@ -60,16 +60,15 @@ class ModelOptions:
 
     Attributes:
         path: folder or Hub name of the backbone: a transformers or sentence-transformers folder.
-        layers: how many of the backbone's layers are kept, spread evenly from first to last, or their numbers;
-            None for all.
-        config: keys of config.json that replace the folder's; with ``random`` they shape the new backbone.
-        random: start from random weights of that configuration in place of the folder's weights.
+        layers: the number of layers to keep, spread evenly from first to last, or their indices; None for all.
+        config: overrides of keys in config.json; with ``random`` they define the new backbone.
+        random: start from random weights of that configuration instead of the folder's weights.
         pooling: ``mean``, ``max`` or ``cls``.
-        projection: a linear layer behind the pooling, or None.
-        normalize: whether vectors are scaled to length 1, in training and in the folder that is written.
-        max_length: tokens a text may have, special tokens counted.
+        projection: a linear layer after the pooling, or None.
+        normalize: whether vectors are scaled to length 1, in training and in the saved folder.
+        max_length: maximum number of tokens in a text, special tokens included.
         dropout: of hidden states and attention; None for the backbone's own.
-        freeze_embeddings: leave the word, position and type embeddings as they are.
+        freeze_embeddings: do not train the word, position and type embeddings.
     """
 
     path: str
@@ -97,8 +96,8 @@ class SentenceModel(nn.Module):
 
     Attributes:
         backbone: a transformers encoder.
-        projection: the layer behind the pooling, or None.
-        tokenizer_folder: where the tokenizer's files are.
+        projection: the layer after the pooling, or None.
+        tokenizer_folder: the folder of the tokenizer's files.
         autocast: type of the backbone's products in mixed precision, None for fp32; pooling, heads and losses are
             always fp32.
         settings: prompts, similarity and length that `save` writes.
@@ -106,7 +105,7 @@ class SentenceModel(nn.Module):
     """
 
     def __init__(self, options: ModelOptions, folder: Path, backbone: Any) -> None:
-        """Wrap a loaded backbone; `load` is the usual way here."""
+        """Wrap a loaded backbone; usually called by `load`."""
         super().__init__()
         self.options = options
         self.tokenizer_folder = folder
@@ -126,13 +125,10 @@ class SentenceModel(nn.Module):
 
     @classmethod
     def load(cls, options: ModelOptions) -> SentenceModel:
-        """Load, shorten or make the backbone that ``options`` describe.
-
-        The projection starts from the folder's Dense module if that has its size and activation, unless the
-        backbone is random.
+        """Load, shorten or create the backbone that ``options`` describe; see `continue_from_folder`.
 
         Raises:
-            FileNotFoundError: the folder is not there.
+            FileNotFoundError: the folder does not exist.
             ValueError: the options do not fit the backbone.
         """
         folder = transformer_folder(options.path)
@@ -177,12 +173,12 @@ class SentenceModel(nn.Module):
             return
 
     def bare(self) -> SentenceModel:
-        """The same backbone without projection and normalization: its vectors are the pooled ones."""
+        """The same backbone without projection, normalization and prompts: its vectors are the pooled ones."""
         options = replace(self.options, projection=None, normalize=False)
         return SentenceModel(options, self.tokenizer_folder, self.backbone)
 
     def project_by(self, linear_map: LinearMap) -> None:
-        """Set the projection to a map that subtracts nothing or a mean."""
+        """Set the projection to a linear map; its mean becomes the bias."""
         assert self.projection is not None
         with torch.no_grad():
             self.projection.weight.copy_(torch.from_numpy(linear_map.weight.T))
@@ -239,7 +235,7 @@ class SentenceModel(nn.Module):
         )
 
     def encode(self, sentences: Sequence[str], batch_tokens: int = 4096) -> npt.NDArray[np.float32]:
-        """Vectors (n, dimension) of texts, in their order, without dropout: what dev scores are computed from."""
+        """Vectors (n, dimension) of texts, in order, without dropout; for dev scores."""
         from .data.store import TextStore
 
         store = TextStore(self.tokenizer_folder, sentences, self.options.max_length)
@@ -310,7 +306,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     config = transformers.AutoConfig.from_pretrained(folder)
     unknown = sorted(set(options.config) - set(config.to_dict()) - set(extra))
     if unknown:
-        raise ValueError(f"model.config: {unknown[0]!r} is no key of {folder / 'config.json'}")
+        raise ValueError(f"model.config: {unknown[0]!r} is not a key of {folder / 'config.json'}")
     config.update({**options.config, **extra})
     positions = getattr(config, "max_position_embeddings", options.max_length + 2)
     positions -= _position_offset(config)
@@ -328,7 +324,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     if options.random:
         if options.layers is not None:
             raise ValueError(
-                "model.layers cuts the layers of trained weights; with model.random set config.num_hidden_layers"
+                "model.layers selects layers of trained weights; with model.random, set config.num_hidden_layers"
             )
         return auto.from_config(config, **arguments).float()
     with quiet():
@@ -339,7 +335,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
 
 
 def _has_pooling_layer(config: Any) -> bool:
-    """Whether the architecture has a pooler that can be left out (BERT and MPNet do, RoFormer does not)."""
+    """Whether the architecture has an optional pooler (BERT and MPNet do, RoFormer does not)."""
     import transformers
 
     try:
@@ -351,7 +347,7 @@ def _has_pooling_layer(config: Any) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bar and its report of the tensors that it did not need."""
+    """Silence transformers' progress bar and its report of unused tensors."""
     from transformers.utils import logging
 
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -373,7 +369,7 @@ def _layer_numbers(layers: int | list[int], total: int) -> list[int]:
 
 
 def _keep_layers(model: Any, numbers: list[int]) -> None:
-    """Drop the other layers; the position of a layer is stored in its attention, too (for caches)."""
+    """Drop the other layers."""
     base = getattr(model, model.base_model_prefix, model)
     stack = getattr(base, "encoder", None) or base.transformer  # DistilBERT calls it transformer
     stack.layer = nn.ModuleList([stack.layer[i] for i in numbers])
@@ -386,10 +382,11 @@ def _position_offset(config: Any) -> int:
 
 
 def options_of(path: str) -> ModelOptions:
-    """The options that load a folder as it was written: its pooling, projection, normalization and length.
+    """The options with which a folder was written: pooling, projection, normalization and length.
 
     Raises:
-        ValueError: its modules are more than a transformer, one pooling mode, a projection and a normalization.
+        ValueError: the folder has other modules than a transformer, one pooling mode, a projection and a
+            normalization.
     """
     entries = module_entries(_root_folder(path))
     transformer = entries[0][1]
@@ -413,7 +410,7 @@ def options_of(path: str) -> ModelOptions:
 
 
 def transformer_folder(path: str) -> Path:
-    """The folder of the transformer in a sentence-transformers folder, a transformers folder or on the Hub."""
+    """The transformer's folder in a sentence-transformers folder, a transformers folder or a Hub repository."""
     root = _root_folder(path)
     return module_entries(root)[0][1] if (root / "modules.json").is_file() else root
 

@@ -1,4 +1,4 @@
-"""The folder of a training run: who owns it, its checkpoints, and what it holds in the end."""
+"""The folder of a training run: its recipe, checkpoints, model and results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["claim", "facts", "finish", "last_checkpoint", "process_rank", "world
 
 
 def claim(output: Path, recipe: Recipe) -> None:
-    """Refuse a folder that holds the run of another recipe; else note this one in it.
+    """Refuse a folder with the run of another recipe; otherwise write this one to it.
 
-    A run that failed before its first checkpoint, by a mistyped path say, has nothing to lose and gives way.
+    A run that failed before its first checkpoint, for example by a mistyped path, is overwritten.
     """
     path, content = output / "recipe.json", json.dumps(recipe.resolved(), indent=2, sort_keys=True) + "\n"
     if path.is_file() and path.read_text(encoding="utf-8") == content:
@@ -34,7 +34,7 @@ def claim(output: Path, recipe: Recipe) -> None:
         (output / "result.json").is_file() or any(output.glob("checkpoints/checkpoint-*"))
     ):
         raise FileExistsError(
-            f"{output} holds a run of another recipe (see recipe.json there); give another output, or remove it"
+            f"{output} holds a run of another recipe (see its recipe.json); choose another output, or remove it"
         )
     if process_rank() == 0:
         write_text(path, content)
@@ -82,7 +82,7 @@ def finish(
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last whole checkpoint; those of a run that was killed while it wrote them are removed."""
+    """The last complete checkpoint; incomplete ones of a killed run are removed."""
     whole = []
     for path in folder.glob("checkpoint-*"):
         states = ["rng_state.pth"] if world_size() == 1 else []
@@ -96,8 +96,8 @@ def last_checkpoint(folder: Path) -> Path | None:
         missing = [name for name in states if not (path / name).is_file()]
         if missing:
             raise ValueError(
-                f"{path} has no {missing[0]}: it is of a run with another number of processes; "
-                "go on with as many as before, or give another output"
+                f"{path} has no {missing[0]}: its run had another number of processes; "
+                "resume with the same number, or choose another output"
             )
         whole.append(path)
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)

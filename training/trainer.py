@@ -38,14 +38,14 @@ _LOG = logging.getLogger("embedkit")
 def train(
     recipe: Recipe, output: Path, *, data_root: Path | None = None, cache: Path | None = None
 ) -> dict[str, Any]:
-    """Train what a recipe describes, or go on where an earlier call in the same folder was stopped.
+    """Train a recipe, or resume an earlier call that was stopped in the same folder.
 
     Args:
         recipe: from `load_recipe`.
-        output: gets ``model/`` (the model folder), ``result.json`` (scores, data, seconds), ``curve.png``,
-            ``tensorboard/`` and, while it runs, ``checkpoints/``.
-        data_root: where relative paths of the recipe's data start; None for EMBEDKIT_DATA or the current folder.
-        cache: where teachers' outputs are kept, to be shared between runs; None for ``output/cache``.
+        output: receives ``model/`` (the model folder), ``result.json`` (scores, data, seconds), ``curve.png``,
+            ``tensorboard/`` and, during training, ``checkpoints/``.
+        data_root: folder to which the recipe's data paths are relative; None for EMBEDKIT_DATA or the current folder.
+        cache: folder of teachers' outputs, which runs can share; None for ``output/cache``.
 
     Returns:
         The content of ``result.json``.
@@ -54,7 +54,7 @@ def train(
         FileExistsError: ``output`` holds the run of another recipe.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
-    output = output.absolute()  # checkpoints name each other by path
+    output = output.absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
     claim(output, recipe)
     finished = output / "result.json"
@@ -67,11 +67,9 @@ def train(
     dev = {task: read(source, root=root) for task, source in recipe.evaluation.dev.items()}
     _check_dev(tables, dev)
     if recipe.postprocess is not None:
-        return (
-            _postprocess(recipe, recipe.postprocess, tables, output=output, root=root)
-            if process_rank() == 0
-            else {}
-        )
+        if process_rank() != 0:
+            return {}
+        return _postprocess(recipe, recipe.postprocess, tables, output=output, root=root)
     kind = objective_class(recipe.objective_name)
     cache = cache or output / "cache"
     cache.mkdir(parents=True, exist_ok=True)
@@ -79,19 +77,19 @@ def train(
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
     if (recipe.evaluation.sts_dev or recipe.evaluation.test) and not hasattr(encoder, "encode"):
         raise ValueError(
-            f"evaluation.sts_dev and evaluation.test score sentence vectors, and {recipe.objective_name} trains a "
-            "model that has none; leave them out"
+            f"evaluation.sts_dev and evaluation.test score sentence vectors, but {recipe.objective_name} trains a "
+            "model without sentence vectors; remove them"
         )
     if recipe.training.mini_batch_size is not None and not hasattr(encoder, "encode"):
         raise ValueError(
-            f"training.mini_batch_size is for sentence vectors, and {recipe.objective_name} trains a model that has "
-            "none; give a smaller batch_size and gradient_accumulation"
+            f"training.mini_batch_size is for sentence vectors, but {recipe.objective_name} trains a model without "
+            "sentence vectors; use a smaller batch_size and gradient_accumulation"
         )
     objective = kind(encoder, recipe.objective, tables)
     for section, given in (("data", tables), ("evaluation.dev", dev)):
         for task, table in given.items():
             objective.check(f"{section}.{task}", task, table)
-    checks = _check_data(recipe, objective.fields_of, tables, dev, root)  # before teachers compute for hours
+    checks = _check_data(recipe, objective.fields_of, tables, dev, root)  # before teachers run for hours
     run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
     history = run.train()
     if not run.is_main:
@@ -110,7 +108,7 @@ def train(
 def _postprocess(
     recipe: Recipe, step: Step, tables: Mapping[str, Table], *, output: Path, root: Path
 ) -> dict[str, Any]:
-    """Apply the post-processing step of a recipe, and score and write what comes out."""
+    """Apply the post-processing step of a recipe, then score and write the model."""
     checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root)
     model = step.apply(recipe.model, [text for table in tables.values() for text in table.texts("text")])
     result = facts(recipe, tables, checks, "cpu") | {
@@ -125,7 +123,7 @@ def _postprocess(
 
 
 class _Run:
-    """One training: what `train` needs step by step."""
+    """The state of one training."""
 
     def __init__(
         self,
@@ -170,7 +168,7 @@ class _Run:
 
     @property
     def majority(self) -> dict[str, float]:
-        """The accuracy (x 100) on each dev set with classes of always saying its most frequent one."""
+        """The accuracy (x 100) of always predicting the most frequent class, for each dev set with classes."""
         return {
             task: 100 * float(np.bincount(table["label"]).max()) / len(table)
             for task, table in self._dev_tables.items()
@@ -179,7 +177,7 @@ class _Run:
 
     @property
     def trained(self) -> bool:
-        """Whether there is anything to train: no epochs leave the model as it is."""
+        """Whether anything is trained: with 0 epochs the model stays as it is."""
         return self.recipe.training.epochs > 0 or self.recipe.training.max_steps > 0
 
     @property
@@ -192,7 +190,7 @@ class _Run:
 
     @property
     def best_step(self) -> int | None:
-        """The step whose weights are kept, None for the last."""
+        """The step whose weights are kept; None for the last."""
         best = self.trainer.state.best_model_checkpoint
         return int(best.rpartition("-")[2]) if best else None
 
@@ -218,15 +216,15 @@ class _Run:
         return Repeated(one, epochs), max(1, steps)
 
     def train(self) -> list[dict[str, Any]]:
-        """Train to the end, from the last whole checkpoint if there is one; returns the log."""
+        """Train to the end, from the last complete checkpoint if there is one; returns the log."""
         if not self.trained:
             return []
         last = last_checkpoint(self.output / "checkpoints")
-        # the dev scores of the start, also the test that evaluation.select is one of them
+        # scores the untrained model and checks that evaluation.select is a dev score
         self.trainer.args.eval_on_start = last is None and self._evaluated
         if last is not None:
-            _LOG.info("goes on from step %s", last.name.rpartition("-")[2])
-        with quiet():  # of what Trainer says of checkpoints; its progress bar is not concerned
+            _LOG.info("resuming from step %s", last.name.rpartition("-")[2])
+        with quiet():  # silences Trainer's messages on checkpoints, not its progress bar
             self.trainer.train(resume_from_checkpoint=None if last is None else str(last))
         history: list[dict[str, Any]] = self.trainer.state.log_history
         return history
@@ -247,7 +245,7 @@ class _Run:
         return scores
 
     def _outputs(self, task: str) -> Arrays:
-        """What the objective gives for all examples of a dev task, in their order."""
+        """The objective's outputs for all examples of a dev task, in order."""
         assert self.dev is not None
         span = self.dev.tasks[task]
         order = span.start + np.argsort(self.dev.lengths[span.start : span.stop], kind="stable")
@@ -256,7 +254,7 @@ class _Run:
         with torch.inference_mode():
             for start in range(0, len(order), size):
                 batch = self.dev.batch(order[start : start + size].tolist())
-                # the head of a task is that of the training task with its name
+                # a dev task uses the head of the training task of the same name
                 batch["task"] = torch.tensor(
                     self.objective.tasks.index(task) if task in self.objective.tasks else 0
                 )
@@ -268,7 +266,7 @@ class _Run:
 
 
 class _Trainer(transformers.Trainer):
-    """Trainer with our batches and scores."""
+    """Trainer with embedkit's batches and scores."""
 
     def __init__(self, run: _Run, arguments: Any, callbacks: list[TrainerCallback]) -> None:
         options, objective = run.recipe.training, run.objective
@@ -277,11 +275,11 @@ class _Trainer(transformers.Trainer):
             model=objective,
             args=arguments,
             train_dataset=run.examples,
-            eval_dataset=run.examples,  # asked for, but `evaluate` is our own
+            eval_dataset=run.examples,  # required, but `evaluate` is overridden
             callbacks=callbacks,
             optimizers=(_optimizer(objective, options, arguments.device) if run.trained else None, None),
         )
-        # forward's **targets are no loss options: without this the gradients of accumulated batches would be summed
+        # forward's **targets are not loss options; otherwise gradients of accumulated batches would be summed
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
@@ -291,16 +289,18 @@ class _Trainer(transformers.Trainer):
             self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of this process; the sampler has already dealt them out."""
+        """Batches of this process, as chosen by the sampler."""
         examples = self._run.examples
         return DataLoader(examples, batch_sampler=self._run.sampler, collate_fn=examples.batch)  # type: ignore[arg-type]
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Dev scores, logged and given to the callbacks under the names by which the best is chosen."""
+        """Dev scores, logged and passed to the callbacks under the names by which the best is selected."""
         scores = self._run.dev_scores()
         select = self._run.recipe.evaluation.select
         if select is not None and select not in scores:
-            raise ValueError(f"evaluation.select {select!r} is no dev score; there are {', '.join(scores)}")
+            raise ValueError(
+                f"evaluation.select {select!r} is not a dev score; available are {', '.join(scores)}"
+            )
         metrics = {f"eval_{name}": value for name, value in scores.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -339,19 +339,17 @@ def _arguments(
         report_to="none",
     )
     if arguments.n_gpu > 1:
-        arguments._n_gpu = (
-            1  # one process with several GPUs: DataParallel would cut a packed batch at any token
-        )
+        arguments._n_gpu = 1  # DataParallel would split a packed batch at an arbitrary token
     return arguments
 
 
 def _optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW; biases and norms do not decay, heads may have a learning rate of their own."""
+    """AdamW without decay of biases and norms; heads may have their own learning rate."""
     objective.to(device)
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad:
-            # a cross-encoder's classifier is a part of its transformers model
+            # a cross-encoder's classifier is part of its transformers model
             of_backbone = name.startswith("encoder.backbone.") and "classifier" not in name
             key = (of_backbone, parameter.ndim > 1)
             groups.setdefault(key, []).append(parameter)
@@ -372,7 +370,7 @@ def _optimizer(objective: Objective, options: TrainingOptions, device: torch.dev
 
 
 def _check_dev(tables: Mapping[str, Table], dev: Mapping[str, Table]) -> None:
-    """Refuse a dev set whose classes have other ids than those of the training task with its name."""
+    """Refuse a dev set whose class ids differ from those of the training task of the same name."""
     for name in dev.keys() & tables.keys():
         found, trained = dev[name].labels, tables[name].labels
         if len(trained) > 1 and any(found.index(x) != trained.index(x) for x in trained if x in found):
@@ -389,7 +387,7 @@ def _check_data(
     dev: Mapping[str, Table],
     root: Path,
 ) -> dict[str, Any]:
-    """Duplicates in the training data and leakage into what the run is scored on."""
+    """Count duplicates in the training data and overlap with the evaluation data."""
     evaluation = recipe.evaluation
     evaluations = {f"{task} (dev)": _texts(table, fields_of(task, table)) for task, table in dev.items()}
     if evaluation.test or evaluation.sts_dev:
@@ -404,5 +402,5 @@ def _check_data(
 
 
 def _texts(table: Table, fields: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The first two texts of each example; a lone text stands for both."""
+    """The first two texts of each example; a single text is used for both."""
     return list(zip(table.texts(fields[0]), table.texts(fields[min(1, len(fields) - 1)]), strict=True))

@@ -1,8 +1,8 @@
-"""Reads and checks a model folder: everything but the weights, which `weights` reads.
+"""Reads and checks a model folder, except for the weights, which `weights` reads.
 
 The format is that of sentence-transformers (any version) or of plain transformers. A folder that embedkit has
-written also holds ``embedkit.json``: the format's version, the precision, the fingerprint, and the ranges for
-int8 embeddings where known.
+written also contains ``embedkit.json``: the version of the format, the precision, the fingerprint, and the ranges
+for int8 embeddings if known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 BUILTIN = Path(__file__).parent.parent / "models" / "hpd-minilm-l6-128-int8"
-"""The model that the package carries."""
+"""The built-in model."""
 
 FORMAT = 1
 METADATA_FILE = "embedkit.json"
@@ -58,13 +58,13 @@ _SENTENCE_CONFIGS = (
 
 @dataclass(frozen=True)
 class Stamp:
-    """What ``embedkit.json`` says of a folder; all None for a folder that embedkit did not write.
+    """The content of ``embedkit.json``; all None for a folder that embedkit did not write.
 
     Attributes:
         fingerprint: SHA-256 of the model, see `fingerprint`.
-        source_weights: SHA-256 of the fp32 weights that the folder was made from.
-        stored_weights: SHA-256 of the tensors that the folder holds.
-        ranges: (minima, maxima) of the embeddings, each as long as the dimension.
+        source_weights: SHA-256 of the fp32 weights from which the folder was made.
+        stored_weights: SHA-256 of the stored tensors.
+        ranges: (minima, maxima) of the embeddings, one value per dimension.
     """
 
     fingerprint: str | None = None
@@ -75,7 +75,7 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a caller may set differently than the folder; all but the similarity is part of the fingerprint."""
+    """Settings that a caller may override; all but the similarity are part of the fingerprint."""
 
     prompts: Mapping[str, str]
     default_prompt_name: str | None
@@ -90,13 +90,13 @@ class ModelFolder:
 
     Attributes:
         path: the folder.
-        transformer: where ``config.json``, weights and tokenizer are (``path`` or a folder below).
+        transformer: the folder of ``config.json``, weights and tokenizer: ``path`` or a folder in it.
         precision: of the stored weights, ``"fp32"`` or ``"int8"``.
-        max_seq_length: from ``sentence_bert_config.json``, which outranks the tokenizer's own; or None.
-        max_seq_length_path: the file that says so (``sentence_bert_config.json`` has older names), or None.
+        max_seq_length: from ``sentence_bert_config.json``, which takes precedence over the tokenizer's; or None.
+        max_seq_length_path: the file that sets it (``sentence_bert_config.json`` has older names), or None.
         do_lower_case: lower-case the text before the tokenizer's own normalization.
-        truncate_dim: the number of dimensions that the folder's author keeps, or None for all.
-        graph_dimension: of the vectors that an ONNX graph gives, where no module says how they are made.
+        truncate_dim: the number of dimensions to keep by default, or None for all.
+        graph_dimension: dimensions of an ONNX graph's vectors if no module describes how they are computed.
     """
 
     path: Path
@@ -123,7 +123,7 @@ class ModelFolder:
 
     @property
     def positions(self) -> int:
-        """Tokens a text may have; where padding has a position, texts begin behind it."""
+        """Maximum number of tokens in a text; positions up to that of the padding are not counted."""
         return int(self.config["max_position_embeddings"]) - self._positions_of_padding
 
     @property
@@ -142,32 +142,32 @@ class ModelFolder:
 
     @property
     def normalizes(self) -> bool:
-        """Whether the folder's own vectors have length 1."""
+        """Whether the last module is a Normalize: vectors have length 1."""
         return bool(self.head) and isinstance(self.head[-1], Normalize)
 
     def ranges(self, width: int) -> npt.NDArray[np.float32] | None:
-        """The saved ranges (2, width) of the first ``width`` dimensions; None if there are not as many."""
+        """The saved ranges (2, width) of the first ``width`` dimensions; None if fewer are saved."""
         if self.stamp.ranges is None or width > len(self.stamp.ranges[0]):
             return None
         return np.asarray(self.stamp.ranges, dtype=np.float32)[:, :width]
 
     def default_length(self, special_tokens: int, model_max_length: int | None) -> int:
-        """Tokens a text may have when the caller does not say, special tokens counted.
+        """The default maximum number of tokens in a text, special tokens included.
 
         Args:
-            special_tokens: how many the tokenizer puts around each text.
+            special_tokens: how many the tokenizer adds to each text.
             model_max_length: the tokenizer's own limit, or None.
 
         Raises:
-            ValueError: the special tokens leave no room for a text; names the file at fault.
+            ValueError: the special tokens leave no room for a text; names the file.
         """
         positions = self.positions
         if special_tokens >= positions:
             taken = self._positions_of_padding
-            padding = f", {taken} of which are no text's" if taken else ""
+            padding = f", {taken} of them unused by texts" if taken else ""
             name = "tokenizer.json" if present(self.transformer / "tokenizer.json") else "vocab.txt"
             raise ValueError(
-                f"{self.transformer / name}: the tokenizer puts {special_tokens} special tokens around "
+                f"{self.transformer / name}: the tokenizer adds {special_tokens} special tokens to "
                 f"each text, max_position_embeddings in config.json is "
                 f"{self.config['max_position_embeddings']}{padding}; the files are of different models, "
                 "fetch them again"
@@ -184,7 +184,7 @@ class ModelFolder:
         return length
 
     def check_default_prompt(self, prompts: Mapping[str, str]) -> None:
-        """Raise ValueError, naming the file, when the folder's default prompt is none of ``prompts``."""
+        """Raise ValueError, naming the file, when the folder's default prompt is not one of ``prompts``."""
         name = self.default_prompt_name
         if name is not None and name not in prompts:
             raise ValueError(
@@ -195,15 +195,15 @@ class ModelFolder:
 
 
 def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
-    """Read a model folder; opens no weights.
+    """Read a model folder without its weights.
 
     Args:
         path: the folder.
-        graph: the forward pass is an ONNX graph: any model type will do, and no weights are needed.
+        graph: the forward pass is an ONNX graph: any model type is accepted, and no weights are needed.
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a file is broken, or asks for something that embedkit does not run.
+        ValueError: a file is damaged, or requires something that embedkit does not support.
     """
     check_folder(path)
     entries = module_entries(path)
@@ -231,16 +231,16 @@ def check_folder(path: Path) -> None:
 def read_config(
     path: Path, transformer: Path, *, graph: bool = False
 ) -> tuple[Architecture, CoreConfig, dict[str, Any]]:
-    """The architecture, what the core wants to know of it, and all of ``config.json``.
+    """The architecture, its configuration for the core, and all of ``config.json``.
 
     Args:
         path: the model folder, for messages.
-        transformer: the folder that holds ``config.json``.
+        transformer: the folder of ``config.json``.
         graph: as in `open_folder`; the architecture is then `FOREIGN`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is broken, or of a model that the core does not run.
+        FileNotFoundError: the file does not exist.
+        ValueError: it is damaged, or of a model that the core does not support.
     """
     config_path = transformer / "config.json"
     if not present(config_path):
@@ -267,7 +267,7 @@ def assemble(
     pooling: Pooling,
     head: tuple[Dense | Normalize, ...] = (),
 ) -> ModelFolder:
-    """A folder from its modules, which are checked, and its settings, which are read here."""
+    """A folder from its checked modules; its settings are read here."""
     max_seq_length, max_seq_length_path, do_lower_case = read_length(transformer)
     settings = SentenceConfig(path)
     precision, stamp = _metadata(path / METADATA_FILE)

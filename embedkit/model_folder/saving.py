@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _DOCUMENTS = ("README*", "LICENSE*", "NOTICE*")
-_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")  # tokenizer.json contains them
+_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,18 @@ def append_dense(path: Path, layer: DenseWeights) -> None:
     (path / METADATA_FILE).unlink(missing_ok=True)
 
 
-def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files from one transformer's folder to another."""
-    whole = present(source / "tokenizer.json")
+def copy_tokenizer(source: Path, target: Path, *, vocabulary: bool = True) -> None:
+    """Copy the tokenizer's files from one transformer's folder to another.
+
+    Args:
+        source: the folder with the files.
+        target: the other one, which exists.
+        vocabulary: also copy vocabulary files where tokenizer.json contains them; slow tokenizers of transformers 4
+            read nothing else.
+    """
+    contained = not vocabulary and present(source / "tokenizer.json")
     for name in TOKENIZER_FILES:
-        if present(source / name) and not (whole and name in _VOCABULARIES):
+        if present(source / name) and not (contained and name in _VOCABULARIES):
             shutil.copyfile(source / name, target / name)
 
 
@@ -247,7 +254,7 @@ def _copy_files(folder: ModelFolder, work: Path) -> None:
         for path in folder.path.glob(pattern):
             if path.is_file():
                 shutil.copyfile(path, work / path.name)
-    copy_tokenizer(folder.transformer, inner)
+    copy_tokenizer(folder.transformer, inner, vocabulary=False)
     shutil.copyfile(folder.transformer / "config.json", inner / "config.json")
     config = read_json(inner / "config.json")
     for key in ("dtype", "torch_dtype"):

@@ -143,7 +143,7 @@ def test_random_models_follow_the_configuration(
     assert model.backbone.encoder.layer[0].intermediate.dense.out_features == 40
     check_everywhere(model, saved(model, tmp_path / "model"), texts[:20])
     assert np.array_equal(model.encode(texts[:5]), same.encode(texts[:5]))
-    with pytest.raises(ValueError, match="'num_layers' is no key"):
+    with pytest.raises(ValueError, match="'num_layers' is not a key"):
         load(make_model(), config={"num_layers": 3})
     with pytest.raises(ValueError, match="num_hidden_layers"):
         load(make_model(), random=True, layers=1)
