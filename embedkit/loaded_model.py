@@ -242,8 +242,13 @@ class Model:
             engine.folder,
             Path(folder),
             precision=precision,
-            settings=Settings(self.prompts, self.default_prompt_name, self._max_length, self.truncate_dim),
-            similarity_fn_name=self.similarity_fn_name,
+            settings=Settings(
+                self.prompts,
+                self.default_prompt_name,
+                self._max_length,
+                self.truncate_dim,
+                self.similarity_fn_name,
+            ),
             ranges=kept,
         )
 

@@ -17,7 +17,8 @@ from ..backends.onnx_files import DESCRIPTION, FORMAT, PRECISIONS, file_hash
 from ..encoder import Encoder
 from ..model_folder.fingerprint import fingerprint, source_weights_hash
 from ..model_folder.folder import Settings
-from ..model_folder.saving import check_source, copy_files, new_folder, write_json, write_settings
+from ..model_folder.json_file import write_json
+from ..model_folder.saving import copy_without_weights, new_folder
 
 __all__ = ["Fidelity", "export_onnx"]
 
@@ -96,11 +97,15 @@ def _export(core: Encoder, target: Path, precision: str) -> Fidelity:
     from .onnx_graph import write_graph
 
     source = core._engine.folder
-    settings = Settings(core.prompts, core.default_prompt_name, core.max_seq_length, core.truncate_dim)
-    check_source(source)
+    settings = Settings(
+        core.prompts,
+        core.default_prompt_name,
+        core.max_seq_length,
+        core.truncate_dim,
+        core.similarity_fn_name,
+    )
     with new_folder(target) as work:
-        copy_files(source, work)
-        write_settings(source, work, settings, core.similarity_fn_name)
+        copy_without_weights(source, work, settings)
         graph = work / source.transformer.relative_to(source.path) / "onnx" / GRAPH
         graph.parent.mkdir()
         shapes = write_graph(source, graph, precision)
