@@ -10,7 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from ...cross_encoder import CrossEncoder
-    from .. import Hit
+    from .hits import Hit
 
 __all__ = ["rerank"]
 

@@ -19,9 +19,12 @@ from ..storage.document_store import StoredDocument
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.generation import Generation, open_generation
 from ..storage.manifest import Manifest
+from ..storage.search_parameters import SearchParameters
 from .device import gpu_resources
-from .hits import Hit, Queries, check_limits, check_vectors, hybrid_rows, main_factory, texts_of, to_hits
+from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
+from .prepared import prepare
+from .queries import Queries, query_texts, query_vectors
 
 PathLike = str | os.PathLike[str]
 _Self = TypeVar("_Self", bound="Searcher")
@@ -94,15 +97,14 @@ class Searcher:
         generation = self._open_generation()
         manifest = generation.manifest
         entry = manifest.encoder
-        parts = [part for segment in generation.segments for part in segment.parts]
-        largest = max(parts, key=lambda part: part.rows, default=None)
+        largest = generation.largest
         return {
             "path": str(self.path),
             "documents": manifest.documents,
             "deleted": generation.rows - manifest.documents,
             "dimension": manifest.dimension,
             "metric": manifest.metric,
-            "factory": main_factory(generation),
+            "factory": generation.factory,
             "nlist": None if largest is None else largest.nlist,
             "nprobe": manifest.nprobe or (None if largest is None else largest.nprobe),
             "ef": manifest.ef or (None if largest is None else largest.ef),
@@ -154,22 +156,16 @@ class Searcher:
             IndexDamagedError: a document cannot be read.
         """
         generation = self._open_generation()
-        texts = None if isinstance(queries, np.ndarray) else texts_of(queries)
+        texts = None if isinstance(queries, np.ndarray) else query_texts(queries)
         if hybrid and texts is None:
             raise ValueError("a hybrid search needs texts, and the queries are vectors")
-        check_limits(generation, k, nprobe, ef, rescore)
-        chosen = None if where is None else generation.choose(where)
-        vectors = check_vectors(
+        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
+        vectors = query_vectors(
             self._encode(texts, generation.manifest) if texts is not None else np.asarray(queries),
             generation.manifest,
         )
-        effort = generation.effort(nprobe, ef, rescore)
-        count = min(k, generation.manifest.documents)
         with faiss_threads(self._threads, len(vectors)):
-            if hybrid and texts is not None:
-                scores, rows = hybrid_rows(generation, texts, vectors, k=count, effort=effort, chosen=chosen)
-            else:
-                scores, rows = generation.search(vectors, count, effort, chosen)
+            scores, rows = search.run(vectors, texts)
         return to_hits(generation, scores, rows)
 
     def search_vectors(
@@ -197,13 +193,10 @@ class Searcher:
             ValueError: as in `search`.
         """
         generation = self._open_generation()
-        vectors = check_vectors(vectors, generation.manifest)
-        check_limits(generation, k, nprobe, ef, rescore)
-        chosen = None if where is None else generation.choose(where)
-        count = min(k, generation.manifest.documents)
-        effort = generation.effort(nprobe, ef, rescore)
+        vectors = query_vectors(vectors, generation.manifest)
+        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where)
         with faiss_threads(self._threads, len(vectors)):
-            return generation.search(vectors, count, effort, chosen)
+            return search.run(vectors, None)
 
     def search_stream(
         self,
@@ -211,48 +204,42 @@ class Searcher:
         k: int = 10,
         *,
         stats: SearchStats | None = None,
-        **options: Any,
+        nprobe: int | None = None,
+        ef: int | None = None,
+        rescore: int | None = None,
+        where: str | None = None,
+        hybrid: bool = False,
     ) -> Iterator[list[list[Hit]]]:
         """The hits of each block of texts, while the next blocks are tokenized, encoded and searched.
 
         Args:
             queries: blocks of texts, iterated on another thread.
-            k: hits a query.
-            stats: is told how busy each stage is.
-            options: ``nprobe``, ``ef``, ``rescore``, ``where`` and ``hybrid`` as in `search`.
+            k: hits per query.
+            stats: counts how busy each stage is.
+            nprobe, ef, rescore, where, hybrid: as in `search`.
 
         Yields:
             What `search` returns, for each block in order.
         """
         generation = self._open_generation()
         counts = SearchStats() if stats is None else stats
-        hybrid = bool(options.pop("hybrid", False))
-        where = options.pop("where", None)
-        arguments = (options.pop("nprobe", None), options.pop("ef", None), options.pop("rescore", None))
-        if options:
-            raise TypeError(f"search_stream has no argument {next(iter(options))!r}")
-        check_limits(generation, k, *arguments)
-        chosen = None if where is None else generation.choose(where)
-        effort = generation.effort(*arguments)
-        count = min(k, generation.manifest.documents)
-
+        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
         manifest = generation.manifest
         steps = cache(lambda: query_steps(self.encoder, normalize=manifest.metric == "cosine"))
 
         def tokenize(block: list[str]) -> tuple[list[str], Any]:
-            texts = texts_of(block)
+            texts = query_texts(block)
             return texts, steps()[0](texts) if texts else None
 
         def encode(block: tuple[list[str], Any]) -> tuple[tuple[list[str], Float32Array], float]:
             texts, tokens = block
             vectors, within = steps()[1](tokens) if texts else (np.empty((0, manifest.dimension)), 0.0)
-            return (texts, check_vectors(np.asarray(vectors, np.float32), manifest)), within
+            return (texts, query_vectors(np.asarray(vectors, np.float32), manifest)), within
 
         def find(block: tuple[list[str], Float32Array]) -> tuple[Float32Array, Int64Array]:
-            with faiss_threads(self._threads, len(block[1])):
-                if hybrid:
-                    return hybrid_rows(generation, *block, k=count, effort=effort, chosen=chosen)
-                return generation.search(block[1], count, effort, chosen)
+            texts, vectors = block
+            with faiss_threads(self._threads, len(vectors)):
+                return search.run(vectors, texts)
 
         return _fetched(generation, overlapped(queries, tokenize, encode, find, counts), counts)
 
@@ -295,7 +282,7 @@ class Searcher:
         if self._generation is None:
             return f"{type(self).__name__}({str(self.path)!r}, closed)"
         manifest = self._generation.manifest
-        kind = f"{main_factory(self._generation)}, {manifest.metric}"
+        kind = f"{self._generation.factory}, {manifest.metric}"
         return f"{type(self).__name__}({str(self.path)!r}, {manifest.documents} documents, {kind})"
 
     def _open_generation(self) -> Generation:
@@ -306,9 +293,8 @@ class Searcher:
     def _to_device(self, generation: Generation) -> None:
         if self._device == "cuda":
             resources = gpu_resources()
-            for segment in generation.segments:
-                for part in segment.parts:
-                    part.to_gpu(resources)
+            for part in generation.faiss_parts:
+                part.to_gpu(resources)
 
     def _encode(self, texts: list[str], manifest: Manifest) -> npt.NDArray[np.floating[Any]]:
         if not texts:

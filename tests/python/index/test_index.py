@@ -153,7 +153,7 @@ def test_no_queries_no_hits(tmp_path, encoder):
     [
         ({"k": 0}, "k must be at least 1, not 0"),
         ({"nprobe": 0}, "nprobe must be from 1 to 4"),
-        ({"nprobe": 5}, r"nprobe must be from 1 to 4 \(the lists of this index\), not 5"),
+        ({"nprobe": 5}, "nprobe must be from 1 to 4, the lists of this index, not 5"),
     ],
 )
 def test_limits_are_checked(tmp_path, encoder, arguments, message):

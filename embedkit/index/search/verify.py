@@ -8,8 +8,8 @@ import numpy as np
 
 from ..encoder import TextEncoder
 from ..errors import IndexDamagedError
-from .generation import Generation
-from .segment import Segment
+from ..storage.generation import Generation
+from ..storage.segment import Segment
 
 _SEED = 20240
 _LEAST_COSINE = 0.98
