@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..arguments import check_positive
+from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, InputError, ModelMismatchError
+from ..index import Index, ModelMismatchError
 from ..index.storage.manifest import METRICS
 from .common import (
     EXIT_OK,

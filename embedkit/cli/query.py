@@ -11,10 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_positive
+from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, InputError, ModelMismatchError, SearchStats
+from ..index import Index, ModelMismatchError, SearchStats, rerank
 from ..index.search.device import DEVICES
-from ..index.search.rerank import rerank
 from .common import (
     EXIT_OK,
     EXIT_USAGE,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, InputError, ModelMismatchError
+from ..index import Index, ModelMismatchError
 from ..index.auto.plot import check_plot, plot
 from .common import EXIT_OK, EXIT_USAGE, CommandError, add_threads, load_index_encoder, print_json, show
 

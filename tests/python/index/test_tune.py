@@ -172,8 +172,8 @@ def test_the_command_builds_with_a_target(tmp_path: Path, capsys: pytest.Capture
     assert cli.main([*command, "--plot", str(picture)]) == 0
     assert picture.read_bytes()[:4] == b"\x89PNG"
     out = capsys.readouterr().out
-    assert "recall@10 ≥ 0.95 of 50 vectors held out, on all 500 vectors" in out
+    assert "recall@10 ≥ 0.95 of 50 held-out vectors, on all 500 vectors" in out
     assert "(chosen)" in out
     assert cli.main([*command, "--overwrite", "--factory", "Flat"]) == 2
-    assert "leave one of them out" in capsys.readouterr().err
+    assert "leave out one of them" in capsys.readouterr().err
     assert cli.main(["tune", str(tmp_path / "index"), "--target-recall", "3"]) == 2
