@@ -13,14 +13,14 @@ __all__ = ["Hit", "to_hits"]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One answer to a query.
+    """A document found by a search.
 
     Attributes:
         rank: 1 for the best.
-        score: cosine or dot product, as the index' metric says; of a hybrid search the fused score.
+        score: the cosine or dot product, by the metric of the index; of a hybrid search the fused score.
         id: of the document.
-        text: the document's text.
-        metadata: what else was stored with it.
+        text: of the document.
+        metadata: the document's other fields.
     """
 
     rank: int
@@ -31,7 +31,7 @@ class Hit:
 
 
 def to_hits(generation: Generation, scores: Float32Array, rows: Int64Array) -> list[list[Hit]]:
-    """The documents of ``rows`` (n, k), -1 for none, as hits."""
+    """Read the documents of ``rows`` (n, k), -1 for none, with their ``scores`` (n, k)."""
     documents = generation.fetch(rows)
     result = []
     for line_scores, line in zip(scores.tolist(), rows.tolist(), strict=True):

@@ -22,18 +22,22 @@ Queries = str | Sequence[str] | npt.NDArray[np.floating[Any]]
 
 
 def query_texts(queries: Queries) -> list[str]:
-    """The queries as a list of texts (`TypeError` if one is none)."""
+    """The queries as a list of texts; `TypeError` if one is not a text."""
     texts = [queries] if isinstance(queries, str) else list(queries)
     for position, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(
-                f"query {position} is {type(text).__name__}; give texts, or vectors as one NumPy array"
+                f"query {position} is {type(text).__name__}; queries are texts, or vectors in one NumPy array"
             )
     return texts
 
 
 def query_vectors(vectors: npt.NDArray[np.floating[Any]], manifest: Manifest) -> Float32Array:
-    """Query vectors as float32 (n, dimension), normalized for cosine (`ValueError` if they cannot be used)."""
+    """Query vectors as float32 (n, dimension), normalized if the metric is cosine.
+
+    Raises:
+        ValueError: the shape is not (n, dimension) or (dimension,), or a vector holds NaN or infinity.
+    """
     array = np.ascontiguousarray(vectors, np.float32)
     if array.ndim == 1:
         array = array[None]
@@ -41,7 +45,7 @@ def query_vectors(vectors: npt.NDArray[np.floating[Any]], manifest: Manifest) ->
         raise ValueError(
             f"query vectors have the shape {np.shape(vectors)}, the index needs (n, {manifest.dimension})"
         )
-    if len(array) == 1:  # one query should not cost the overhead of six array operations
+    if len(array) == 1:  # spares a single query the overhead of six array operations
         square = float(array[0].dot(array[0]))
         if _LEAST_SQUARE < square < _MOST_SQUARE:
             return array if manifest.metric == "dot" else array / np.float32(math.sqrt(square))

@@ -305,7 +305,7 @@ def test_another_encoder_is_refused(tmp_path):
         Index.open(tmp_path / "index", other)
     assert FakeEncoder("one").fingerprint in str(caught.value)
     assert other.fingerprint in str(caught.value)
-    with pytest.raises(ModelMismatchError, match="32 dimensions, and the encoder makes 16"):
+    with pytest.raises(ModelMismatchError, match="32 dimensions, but the encoder returns 16"):
         Index.open(tmp_path / "index", FakeEncoder("one", truncate_dim=16))
     with Index.open(tmp_path / "index", FakeEncoder("one", precision="int8")) as index:
         assert index.encoder.precision == "int8"
