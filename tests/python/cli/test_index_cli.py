@@ -168,7 +168,7 @@ def test_skipped_lines_are_reported_and_counted(capsys):
     ("arguments", "message"),
     [
         (["build", "none.txt", "-o", "new"], "none.txt: cannot be read: No such file or directory"),
-        (["build", "empty", "-o", "new"], "empty: the folder holds no file that embedkit reads"),
+        (["build", "empty", "-o", "new"], "empty: the folder holds no files that embedkit reads"),
         (["build", "*.none", "-o", "new"], "no file matches the pattern"),
         (["build", "x.pdf", "-o", "new"], "x.pdf: cannot be read|unknown file type"),
         (["build", "empty.txt", "-o", "new"], "no document to index: the input is empty"),
