@@ -9,8 +9,8 @@ from typing import Any
 
 from ..documents.errors import OnError
 from ..index import BuildError, IndexExistsError, InputError, ModelMismatchError
-from ..index.auto.choice import table_of
 from ..index.auto.plot import check_plot, plot_choice
+from ..index.auto.result import table_of
 from .common import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, complain, plural, show
 
 _REPORTED_LINES = 20  # malformed lines shown one by one; further ones are only counted

@@ -1,7 +1,7 @@
 """Build, change, open and search an index of texts: Faiss vectors, ids and documents in one folder."""
 
-from ..documents.document import Document
-from ..documents.errors import InputError
+from ..documents import Document, InputError
+from .auto.tune import Tuned
 from .build.build import Written
 from .build.ingest import Progress
 from .encoder import TextEncoder
@@ -16,10 +16,14 @@ from .errors import (
 from .index import Index
 from .search.hits import Hit
 from .search.pipeline import SearchStats
+from .search.rerank import rerank
+from .storage.document_store import StoredDocument
+from .storage.generation import Generation
 
 __all__ = [
     "BuildError",
     "Document",
+    "Generation",
     "Hit",
     "Index",
     "IndexDamagedError",
@@ -30,6 +34,9 @@ __all__ = [
     "Progress",
     "ResumeError",
     "SearchStats",
+    "StoredDocument",
     "TextEncoder",
+    "Tuned",
     "Written",
+    "rerank",
 ]

@@ -45,7 +45,7 @@ from ..index.errors import BuildError, IndexExistsError, ModelMismatchError
 from ..index.storage.faiss_index import AUTO, create_index, import_faiss
 from ..index.storage.layout import CURRENT_FILE
 from ..index.storage.manifest import Metric, Raw
-from ..index.storage.segment import check_vectors
+from ..index.storage.vectors import check_encoded
 from .opening import check_options
 from .ray import encoder_options
 from .ray_encoder import Description, describe
@@ -396,7 +396,7 @@ class EncodePieces:
                 encoded = self._encoder.encode_document(
                     [document.text for document in chunk], normalize_embeddings=job.normalize
                 )
-                vectors, unusable = check_vectors(encoded, len(chunk), job.description["dimension"])
+                vectors, unusable = check_encoded(encoded, len(chunk), job.description["dimension"])
                 if len(unusable):
                     raise BuildError(
                         f"{chunk[unusable[0]].origin}: the encoder returned NaN or infinity for this text; check "

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...arguments import check_threads
 from ..storage import faiss_index
-from ..auto.stored import CHOICE_FILE, check_target, choose_for, read_choice, setting_of, write_choice
+from ..auto.stored import CHOICE_FILE, check_target, choose_for, read_choice, stored_parameters, write_choice
 from ...documents.document import Document
 from ..storage.durable import fsync
 from ..encoder import TextEncoder, check_encoder, describe_encoder
@@ -332,7 +332,7 @@ def _write_segment(
         if mode != "build":
             factory = added_factory(factory, rows, manifest.dimension)
         # where parameters were measured, what is added later searches as hard as the rest
-        setting = setting_of(manifest.tuning)
+        setting = stored_parameters(manifest.tuning)
         (folder / CHOICE_FILE).unlink(missing_ok=True)
         if target_recall is not None:
             spool = Spool(folder / SPOOL_FILE, rows, manifest.dimension)
@@ -343,7 +343,7 @@ def _write_segment(
                 threads=threads,
                 progress=lambda done, total: report(Progress("choose", done, total)),
             )
-            factory, setting = choice.chosen.factory, choice.chosen.setting
+            factory, setting = choice.chosen.factory, choice.chosen.parameters
             # with the files of the segment, as a crash may come before the manifest
             write_choice(folder / CHOICE_FILE, choice)
         entry = finish_segment(

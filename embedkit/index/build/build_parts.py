@@ -17,10 +17,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..auto.measure import Setting, apply
+from ..auto.measure import apply
 from ..errors import BuildError
 from ..storage.faiss_index import MIN_POINTS_PER_LIST, create_index, default_nprobe, faiss_threads, import_faiss, inverted_lists, ivf_of, resolve_factory, short, write_index
 from ..storage.manifest import PartEntry
+from ..storage.search_parameters import SearchParameters
 from ..storage.spool import BLOCK_ROWS, Spool
 
 StepReport = Callable[[str, int, int], None]
@@ -39,7 +40,7 @@ _LIST_ITERATIONS = 5
 _MIN_SAMPLE_ROWS = 65_536  # for codecs without lists (PQ, SQ, OPQ)
 _MAX_SAMPLE_BYTES = 256 << 20
 _SEED = 20240
-_AS_BUILT = Setting()
+_AS_BUILT = SearchParameters()
 
 
 def bytes_per_vector(index: Any) -> float:
@@ -63,7 +64,7 @@ def build_parts(
     folder: Path,
     factory: str,
     *,
-    setting: Setting = _AS_BUILT,
+    setting: SearchParameters = _AS_BUILT,
     budget: int,
     threads: int | None,
     progress: StepReport,

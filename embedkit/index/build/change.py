@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..storage import faiss_index
-from ..auto.stored import setting_of
+from ..auto.stored import stored_parameters
 from .build import bury, dated
 from ...documents.document import Document
 from ..storage.document_store import DocumentWriter
@@ -23,6 +23,7 @@ from ..storage.generation import Generation, open_generation
 from .ingest import Progress
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
 from ..storage.manifest import Manifest, SegmentEntry
+from ..storage.search_parameters import SearchParameters
 from .memory import faiss_budget
 from ..storage.segment import finish_segment, remove_all_but
 from ..storage.spool import SPOOL_FILE, SpoolWriter
@@ -129,7 +130,7 @@ def _copy(
             rows=spool.rows,
             dimension=manifest.dimension,
             factory=manifest.factory,
-            setting=setting_of(manifest.tuning),
+            setting=stored_parameters(manifest.tuning),
             kept=manifest.kept,
             budget=faiss_budget(max_memory),
             threads=threads,
@@ -228,15 +229,14 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def set_search_defaults(
-    root: Path,
-    *,
-    nprobe: int | None,
-    ef: int | None,
-    rescore: int | None,
-    tuning: dict[str, Any] | None,
-) -> None:
-    """Store what a search takes that does not say otherwise, and what it was chosen from."""
+def set_search_defaults(root: Path, parameters: SearchParameters, tuning: dict[str, Any] | None) -> None:
+    """Store the parameters of searches that name none, and what they were chosen from."""
     with _changing(root) as (writer, base):
-        manifest = replace(base.manifest, nprobe=nprobe, ef=ef, rescore=rescore, tuning=tuning)
+        manifest = replace(
+            base.manifest,
+            nprobe=parameters.nprobe,
+            ef=parameters.ef,
+            rescore=parameters.rescore,
+            tuning=tuning,
+        )
         writer.publish(dated(manifest, writer.generation))

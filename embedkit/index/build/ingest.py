@@ -26,8 +26,8 @@ from ...documents.errors import InputError, OnError, reject
 from ..storage.faiss_index import Float32Array
 from ..storage.journal import Journal, State
 from ..prefetch import prefetch
-from ..storage.segment import check_vectors
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
+from ..storage.vectors import check_encoded, normalize_rows
 
 SHARD_ROWS = 16_384
 SHARD_SECONDS = 10.0
@@ -35,7 +35,6 @@ SHARD_SECONDS = 10.0
 _CHUNK_TEXTS = 2048
 _CHUNK_CHARACTERS = 4 << 20
 _CHUNKS_AHEAD = 2
-_LENGTH_ERROR = 1e-6  # of a vector that was normalized in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +215,7 @@ class Ingest:
             if known:
                 if vector is not None:
                     _check_same_vector(
-                        document, unit(vector[None])[0] if normalize else vector, stored, replayed
+                        document, normalize_rows(vector[None])[0] if normalize else vector, stored, replayed
                     )
                 replayed += 1
                 continue
@@ -274,7 +273,7 @@ class Ingest:
         if not given or places:
             wanted = [texts[place] for place in places] if given else texts
             encoded = encoder.encode_document(wanted, normalize_embeddings=normalize)
-            vectors, unusable = check_vectors(encoded, len(wanted), self._dimension)
+            vectors, unusable = check_encoded(encoded, len(wanted), self._dimension)
             if len(unusable):
                 origin = chunk.origins[places[unusable[0]] if given else unusable[0]]
                 raise BuildError(
@@ -286,7 +285,7 @@ class Ingest:
         if places:
             result[places] = vectors
         brought = np.stack(list(given.values()))
-        result[list(given)] = unit(brought) if normalize else brought
+        result[list(given)] = normalize_rows(brought) if normalize else brought
         return result
 
     def close(self) -> None:
@@ -303,13 +302,3 @@ def _check_same_vector(document: Document, vector: Float32Array, stored: Spool, 
             f"{document.origin}: its vector is not the one from before the interruption; give the same input, or "
             "begin anew with --restart (restart=True)"
         )
-
-
-def unit(vectors: Float32Array) -> Float32Array:
-    """``vectors`` (n, dimension) at length 1; zeros stay zeros, and what has that length stays, bit by bit."""
-    # a float32 square overflows beyond 1e19, so the largest value is taken out first
-    largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
-    scaled = vectors / largest
-    norms: Float32Array = np.linalg.norm(scaled, axis=1, keepdims=True)
-    there = np.abs(norms.astype(np.float64) * largest - 1) <= _LENGTH_ERROR
-    return np.where(there, vectors, scaled / np.maximum(norms, np.finfo(np.float32).tiny)).astype(np.float32)

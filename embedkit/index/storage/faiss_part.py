@@ -1,4 +1,4 @@
-"""One Faiss index of a segment, and the ways to search some of its rows."""
+"""One Faiss index of a segment, and how to search only some of its rows."""
 
 from __future__ import annotations
 
@@ -15,39 +15,27 @@ from .faiss_index import (
     Float32Array,
     Int64Array,
     SelectorError,
+    faiss_parameters,
     import_faiss,
     is_exact,
     ivf_of,
     read_index,
-    search_parameters,
 )
 from .manifest import PartEntry
 from .raw import MISSING
+from .search_parameters import SearchParameters
+
+__all__ = ["Allowed", "Bits", "FaissPart", "bits_of", "count_bits", "is_set", "rows_of"]
 
 EXACT_ROWS = 20_000
-"""Up to this many rows that a filter leaves in a part are compared one by one."""
+"""If a filter leaves at most this many rows of a part, they are compared one by one."""
 
-_MOST_FETCHED = 16_384  # candidates asked of an index that cannot leave out rows, before all are compared
+_MOST_FETCHED = 16_384  # most candidates fetched from an index that cannot filter, before all are compared
 
 Bits = npt.NDArray[np.uint8]
 """A bitmap over rows: bit ``row % 8`` of byte ``row // 8``."""
 Exact = Callable[[Float32Array, int, Int64Array], tuple[Float32Array, Int64Array]]
-"""Compares (n, dimension) queries with given rows of the part, and returns the best k."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How hard to search; ``None``: as the index was built.
-
-    Attributes:
-        nprobe: inverted lists to visit.
-        ef: candidates that HNSW keeps.
-        rescore: how many times k candidates to take from codes and to compare by their vectors.
-    """
-
-    nprobe: int | None = None
-    ef: int | None = None
-    rescore: int | None = None
+"""Compares queries (n, dimension) with the given rows of a part, and returns the best k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +43,10 @@ class Allowed:
     """The rows that a search may find.
 
     Attributes:
-        bits: which.
-        count: how many.
-        filtered: a condition chose them, so that k of them must be found if there are k; else only deleted
-            rows are left out.
+        bits: the rows.
+        count: the number of rows.
+        filtered: a condition selected them, so k of them must be found if there are k; otherwise only deleted
+            rows are excluded.
     """
 
     bits: Bits
@@ -66,8 +54,18 @@ class Allowed:
     filtered: bool
 
 
-class Part:
-    """A Faiss index, opened for searching. Thread-safe."""
+class FaissPart:
+    """A Faiss index, opened for searching. Thread-safe.
+
+    Attributes:
+        entry: its entry in the manifest.
+        rows: the number of vectors.
+        index: the Faiss object.
+        exact: its scores are exact.
+        nlist: inverted lists; ``None`` if it has none.
+        nprobe: its default.
+        ef: its default; ``None`` if it is not HNSW.
+    """
 
     def __init__(self, path: Path, entry: PartEntry, dimension: int) -> None:
         """Map the file at ``path`` (`IndexDamagedError` if Faiss cannot)."""
@@ -81,10 +79,10 @@ class Part:
         self.ef: int | None = _ef_of(self.index)
         self._takes_selectors = True
         self._device_lock: threading.Lock | None = None
-        self._parameters: dict[tuple[int | None, int | None, int | None], Any] = {}
+        self._without_selector: dict[SearchParameters, Any] = {}
 
     def to_gpu(self, resources: Any) -> None:
-        """Search on the GPU from now on; Faiss refuses kinds that it cannot move.
+        """Search on the GPU from now on.
 
         Raises:
             ValueError: Faiss cannot search such an index on a GPU.
@@ -94,19 +92,24 @@ class Part:
             self.index = faiss.index_cpu_to_gpu(resources, 0, self.index)
         except RuntimeError:
             raise ValueError(
-                f"Faiss cannot search {self.entry.factory} on a GPU; leave device at 'cpu', or build the index "
+                f"Faiss cannot search {self.entry.factory} on a GPU; use device='cpu', or build the index "
                 "as Flat or IVF"
             ) from None
         self._takes_selectors = False
         self._device_lock = threading.Lock()  # a GPU index serves one thread at a time
 
     def search(
-        self, vectors: Float32Array, k: int, allowed: Allowed | None, effort: Effort, exact: Exact
+        self,
+        vectors: Float32Array,
+        k: int,
+        allowed: Allowed | None,
+        parameters: SearchParameters,
+        exact: Exact,
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where none is."""
+        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where fewer were found."""
         k = min(k, self.rows)
         if allowed is None:
-            return self._search(vectors, k, effort)
+            return self._search(vectors, k, parameters)
         k = min(k, allowed.count)
         if k == 0:
             empty = (len(vectors), 0)
@@ -115,12 +118,12 @@ class Part:
             return exact(vectors, k, rows_of(allowed.bits))
         if self._takes_selectors:
             try:
-                scores, rows = self._search(vectors, k, effort, allowed.bits)
+                scores, rows = self._search(vectors, k, parameters, allowed.bits)
             except SelectorError:
                 self._takes_selectors = False
         if not self._takes_selectors:
-            scores, rows = self._overfetch(vectors, k, effort, allowed)
-        # An inverted file finds fewer than k when the lists visited hold fewer; a filter must not cause that.
+            scores, rows = self._overfetch(vectors, k, parameters, allowed)
+        # An inverted file finds fewer than k if the lists visited hold fewer; a filter must not be the reason.
         if allowed.filtered or self.nlist is None:
             short = np.flatnonzero(rows[:, -1] < 0)
             if len(short):
@@ -128,46 +131,41 @@ class Part:
         return scores, rows
 
     def _search(
-        self, vectors: Float32Array, k: int, effort: Effort, bits: Bits | None = None
+        self, vectors: Float32Array, k: int, parameters: SearchParameters, bits: Bits | None = None
     ) -> tuple[Float32Array, Int64Array]:
         if self._device_lock is not None:
             with self._device_lock:
-                return self._search_on_device(vectors, k, effort)
-        key = (effort.nprobe, effort.ef, effort.rescore)
+                return self._search_on_device(vectors, k, parameters)
         if bits is not None:
-            parameters = self._parameters_for(key, import_faiss().IDSelectorBitmap(bits))
+            given = faiss_parameters(self.index, parameters, import_faiss().IDSelectorBitmap(bits))
         else:
-            if key not in self._parameters:
-                self._parameters[key] = self._parameters_for(key, None)
-            parameters = self._parameters[key]
-        scores, rows = self.index.search(vectors, k, params=parameters)
+            if parameters not in self._without_selector:
+                self._without_selector[parameters] = faiss_parameters(self.index, parameters)
+            given = self._without_selector[parameters]
+        scores, rows = self.index.search(vectors, k, params=given)
         return scores, rows
 
-    def _parameters_for(self, key: tuple[int | None, int | None, int | None], selector: Any) -> Any:
-        nprobe, ef, rescore = key
-        return search_parameters(self.index, nprobe=nprobe, ef=ef, rescore=rescore, selector=selector)
-
     def _search_on_device(
-        self, vectors: Float32Array, k: int, effort: Effort
+        self, vectors: Float32Array, k: int, parameters: SearchParameters
     ) -> tuple[Float32Array, Int64Array]:
         faiss = import_faiss()
-        parameters = None
-        if self.nlist is not None and effort.nprobe is not None:
-            parameters = faiss.SearchParametersIVF(nprobe=min(effort.nprobe, self.nlist))
-        scores, rows = self.index.search(vectors, k, params=parameters)
+        given = None
+        if self.nlist is not None and parameters.nprobe is not None:
+            given = faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self.nlist))
+        scores, rows = self.index.search(vectors, k, params=given)
         return scores, rows
 
     def _overfetch(
-        self, vectors: Float32Array, k: int, effort: Effort, allowed: Allowed
+        self, vectors: Float32Array, k: int, parameters: SearchParameters, allowed: Allowed
     ) -> tuple[Float32Array, Int64Array]:
-        """Ask for more, leave out what is not allowed, and ask for more again where too little is left."""
+        """Fetch more than ``k``, drop what is not allowed, and fetch still more where too few are left."""
         scores = np.full((len(vectors), k), MISSING, np.float32)
         rows = np.full((len(vectors), k), -1, np.int64)
         open_ = np.arange(len(vectors))
         fetch = k + min(self.rows - allowed.count, int(k * self.rows / allowed.count * 1.5) + 16)
         while len(open_):
             fetch = min(fetch, self.rows)
-            found_scores, found = self._search(vectors[open_], fetch, effort)
+            found_scores, found = self._search(vectors[open_], fetch, parameters)
             keep = (found >= 0) & is_set(allowed.bits, np.maximum(found, 0))
             # those kept, in their order, at the left
             order = np.argsort(~keep, axis=1, kind="stable")[:, :k]

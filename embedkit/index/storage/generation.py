@@ -1,4 +1,4 @@
-"""A whole generation of an index, opened for reading: its manifest and the segments listed there."""
+"""A generation of an index, opened for reading: its manifest and segments."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import IndexDamagedError
-from ..search.hybrid import match_expression
 from .document_store import StoredDocument
 from .faiss_index import Float32Array, Int64Array
-from .faiss_part import Bits, Effort, bits_of
+from .faiss_part import Bits, FaissPart, bits_of
 from .layout import SEGMENTS_FOLDER, current_name, manifest_at
 from .manifest import Manifest
 from .raw import best
+from .search_parameters import SearchParameters
 from .segment import Segment
+from .words import match_expression
+
+__all__ = ["Chosen", "Generation", "open_generation"]
 
 Chosen = list[Bits]
-"""For each segment the bitmap of rows that fulfil a condition and are not deleted."""
+"""A bitmap per segment of the rows that match a condition and are not deleted."""
 
 _CONDITIONS_KEPT = 8
 _RESCORED_WHERE_MIXED = 4
@@ -30,48 +33,60 @@ _RESCORED_WHERE_MIXED = 4
 class Generation:
     """The segments of one manifest, searched as one. Thread-safe.
 
-    Rows count through the segments in their order, deleted ones included.
+    Rows are numbered through the segments in order, deleted ones included.
+
+    Attributes:
+        manifest: what the index stores about itself.
+        segments: in the order of the manifest.
+        faiss_parts: the Faiss indexes of all segments.
+        nlist: the most inverted lists of any of them; 0 if none has any.
+        ef: the largest ``ef`` that one of them searches with by default; 0 if none is HNSW.
     """
 
     def __init__(self, manifest: Manifest, segments: list[Segment]) -> None:
-        """Use `open_generation`.
-
-        Attributes:
-            nlist: most inverted lists of a part; 0 for none.
-            ef: most candidates that a part of HNSW keeps unless told otherwise; 0 for none.
-        """
+        """Use `open_generation`."""
         self.manifest = manifest
         self.segments = segments
         self._starts = np.cumsum([0, *(segment.entry.rows for segment in segments)])
         self._chosen: OrderedDict[str, Chosen] = OrderedDict()
         self._lock = threading.Lock()
-        # Scores of codes and of vectors cannot be compared: where a segment has the ones and another the
-        # others, the hits of the first are scored again.
+        # Scores of codes and of vectors cannot be compared: if some segments have the former and others the
+        # latter, the hits of the former are scored again.
         self._mixed = len({segment.exact for segment in segments}) > 1
         only = segments[0] if len(segments) == 1 else None
         whole = only is not None and only.dead is None and len(only.parts) == 1
         self._only = only if whole else None
-        parts = [part for segment in segments for part in segment.parts]
-        self.nlist = max((part.nlist or 0 for part in parts), default=0)
-        self.ef = max((part.ef or 0 for part in parts), default=0)
+        self.faiss_parts = [part for segment in segments for part in segment.parts]
+        self.nlist = max((part.nlist or 0 for part in self.faiss_parts), default=0)
+        self.ef = max((part.ef or 0 for part in self.faiss_parts), default=0)
 
     @property
     def rows(self) -> int:
         """Rows of all segments, deleted ones included."""
         return int(self._starts[-1])
 
-    def effort(self, nprobe: int | None, ef: int | None, rescore: int | None) -> Effort:
-        """What was asked of one search, completed by what the manifest says and the segments need."""
+    @property
+    def largest(self) -> FaissPart | None:
+        """The Faiss index with the most vectors; ``None`` in an index without documents."""
+        return max(self.faiss_parts, key=lambda part: part.rows, default=None)
+
+    @property
+    def factory(self) -> str:
+        """The Faiss factory string of the `largest`, or the one the index was built with."""
+        return self.manifest.factory if self.largest is None else self.largest.entry.factory
+
+    def with_defaults(self, parameters: SearchParameters) -> SearchParameters:
+        """``parameters``, completed by the manifest's defaults and by what the segments need."""
         manifest = self.manifest
-        rescore = manifest.rescore if rescore is None else rescore or None
-        return Effort(
-            manifest.nprobe if nprobe is None else nprobe,
-            manifest.ef if ef is None else ef,
+        rescore = manifest.rescore if parameters.rescore is None else parameters.rescore or None
+        return SearchParameters(
+            manifest.nprobe if parameters.nprobe is None else parameters.nprobe,
+            manifest.ef if parameters.ef is None else parameters.ef,
             _RESCORED_WHERE_MIXED if rescore is None and self._mixed else rescore,
         )
 
     def choose(self, where: str) -> Chosen:
-        """The rows that fulfil the condition ``where`` (`ValueError` if it is none); remembers a few."""
+        """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
         with self._lock:
             known = self._chosen.get(where)
             if known is not None:
@@ -89,17 +104,17 @@ class Generation:
         return chosen
 
     def search(
-        self, vectors: Float32Array, k: int, effort: Effort, chosen: Chosen | None = None
+        self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where none is."""
+        """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where fewer were found."""
         only = self._only
-        if only is not None and chosen is None and (effort.rescore is None or only.exact):
-            return only.parts[0].search(vectors, k, None, effort, _no_exact)
+        if only is not None and chosen is None and (parameters.rescore is None or only.exact):
+            return only.parts[0].search(vectors, k, None, parameters, _no_exact)
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
         for number, segment in enumerate(self.segments):
             bits = None if chosen is None else chosen[number]
-            some, found = segment.search(vectors, k, bits, effort)
+            some, found = segment.search(vectors, k, bits, parameters)
             found = np.where(found < 0, -1, found + self._starts[number])
             scores = np.concatenate([scores, some], axis=1)
             rows = np.concatenate([rows, found], axis=1)
@@ -121,12 +136,12 @@ class Generation:
         return [row for _, row in sorted(found)[:limit]]
 
     def id(self, row: int) -> str:
-        """The id of ``row``; ``IndexError`` if there is no such row."""
+        """The id of ``row``; ``IndexError`` if it does not exist."""
         number, local = self._locate(row)
         return self.segments[number].ids[local]
 
     def ids(self, rows: Int64Array) -> list[str]:
-        """The ids of ``rows``; ``IndexError`` if there is no such row."""
+        """The ids of ``rows``; ``IndexError`` if one does not exist."""
         if len(rows) and (rows.min() < 0 or rows.max() >= self.rows):
             self._locate(int(rows.min() if rows.min() < 0 else rows.max()))
         if len(self.segments) == 1:
@@ -139,7 +154,7 @@ class Generation:
         return list(result)
 
     def find(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Segment number and row in it of those ``ids`` that are in the index."""
+        """The segment number and the row in it of those ``ids`` that are in the index."""
         wanted = list(ids)
         found: dict[str, tuple[int, int]] = {}
         for number, segment in enumerate(self.segments):
@@ -147,7 +162,7 @@ class Generation:
         return found
 
     def fetch(self, rows: Int64Array) -> dict[int, StoredDocument]:
-        """The documents of all ``rows`` but -1, by row, with one query to each segment concerned."""
+        """The documents of all ``rows`` but -1, by row, with one query per segment."""
         wanted: dict[int, list[int]] = {}
         for row in np.unique(rows[rows >= 0]).tolist():
             number, local = self._locate(row)
@@ -159,7 +174,7 @@ class Generation:
         }
 
     def vectors(self, rows: Int64Array) -> Float32Array:
-        """The vectors of ``rows``, as they are kept: (n, dimension)."""
+        """The stored vectors of ``rows``: (n, dimension)."""
         result = np.empty((len(rows), self.manifest.dimension), np.float32)
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         for number, segment in enumerate(self.segments):
@@ -169,7 +184,7 @@ class Generation:
         return result
 
     def living_rows(self) -> Int64Array:
-        """All rows that are not deleted, in their order."""
+        """All rows that are not deleted, in order."""
         flags = np.ones(self.rows, np.bool_)
         for segment, start in zip(self.segments, self._starts.tolist(), strict=False):
             if segment.dead is not None:
@@ -199,7 +214,7 @@ def _membership(bits: Bits) -> Callable[[int], int]:
 
 
 def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generation:
-    """Open the live generation of the index at ``root``, if ``accept`` raises nothing about its manifest.
+    """Open the live generation of the index at ``root``, unless ``accept`` raises for its manifest.
 
     Raises:
         IndexNotFoundError: no finished index is there.
@@ -212,7 +227,7 @@ def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generatio
             accept(manifest)
             return Generation(manifest, _open_segments(root, manifest))
         except (FileNotFoundError, IndexDamagedError) as error:
-            # a writer may have replaced the generation since its name was read: then open the new one
+            # a writer may have replaced the generation since its name was read; then open the new one
             if current_name(root) != name:
                 continue
             if isinstance(error, FileNotFoundError):

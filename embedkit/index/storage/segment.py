@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ..auto.measure import Setting
 from ..build.build_parts import StepReport, build_parts
-from ..errors import BuildError, IndexDamagedError
+from ..errors import IndexDamagedError
 from .document_store import DocumentReader, StoredDocument
 from .faiss_index import Float32Array, Int64Array, is_exact, read_index
-from .faiss_part import Allowed, Bits, Effort, Part, count_bits
+from .faiss_part import Allowed, Bits, FaissPart, count_bits
 from .ids import Ids
 from .layout import TOMBSTONES_FOLDER
 from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, Raw, SegmentEntry, hash_file
 from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore, write_raw
+from .search_parameters import SearchParameters
 from .spool import SPOOL_FILE, Spool
 
 
@@ -28,7 +28,7 @@ def finish_segment(
     rows: int,
     dimension: int,
     factory: str,
-    setting: Setting,
+    setting: SearchParameters,
     kept: Raw,
     budget: int,
     threads: int | None,
@@ -79,8 +79,8 @@ class Segment:
     """A finished segment, opened for reading. Thread-safe.
 
     Attributes:
-        exact: all its Faiss indexes score exactly.
-        dead: the bitmap of deleted rows, ``None`` where there are none.
+        exact: the scores of all its Faiss indexes are exact.
+        dead: the bitmap of deleted rows; ``None`` if there are none.
     """
 
     def __init__(self, root: Path, folder: Path, entry: SegmentEntry, *, dimension: int) -> None:
@@ -95,7 +95,7 @@ class Segment:
         for name, file in entry.files.items():
             _check_size(folder / name, file.size)
         self.ids = Ids(folder / IDS_FILE, entry.rows)
-        self.parts = [Part(folder / part.file, part, dimension) for part in entry.parts]
+        self.parts = [FaissPart(folder / part.file, part, dimension) for part in entry.parts]
         self.exact = all(part.exact for part in self.parts)
         self.starts = [0, *np.cumsum([part.rows for part in self.parts]).tolist()]
         self.raw: RawVectors
@@ -126,23 +126,25 @@ class Segment:
         return None if self.dead is None else self._alive
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
-        """The rows of those ``ids`` that this segment holds and that are not deleted."""
+        """The rows of those ``ids`` that this segment holds, without deleted ones."""
         return {document_id: row for document_id, row in self.documents.find(ids).items() if self.alive(row)}
 
     def search(
-        self, vectors: Float32Array, k: int, chosen: Bits | None, effort: Effort
+        self, vectors: Float32Array, k: int, chosen: Bits | None, parameters: SearchParameters
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best for each of ``vectors``, both (n, ≤ k); row -1 where none is.
+        """Scores and rows of the best for each of ``vectors``, both (n, ≤ k); row -1 where fewer were found.
 
         Args:
             vectors: (n, dimension).
-            k: most hits a query.
-            chosen: rows that a condition has chosen, deleted ones left out; ``None``: no condition.
-            effort: how hard to search.
+            k: most hits per query.
+            chosen: rows that match a condition, without deleted ones; ``None``: no condition.
+            parameters: how hard to search.
         """
         if len(self.parts) == 1:
-            return self._search_part(0, vectors, k, chosen, effort)
-        found = [self._search_part(number, vectors, k, chosen, effort) for number in range(len(self.parts))]
+            return self._search_part(0, vectors, k, chosen, parameters)
+        found = [
+            self._search_part(number, vectors, k, chosen, parameters) for number in range(len(self.parts))
+        ]
         scores = np.concatenate([scores for scores, _ in found], axis=1)
         rows = np.concatenate(
             [
@@ -154,7 +156,7 @@ class Segment:
         return best(scores, rows, k)
 
     def _search_part(
-        self, number: int, vectors: Float32Array, k: int, chosen: Bits | None, effort: Effort
+        self, number: int, vectors: Float32Array, k: int, chosen: Bits | None, parameters: SearchParameters
     ) -> tuple[Float32Array, Int64Array]:
         part = self.parts[number]
         start = self.starts[number]
@@ -168,14 +170,14 @@ class Segment:
             scores, found = exact_search(some, k, rows + start, self.raw)
             return scores, found - start
 
-        if part.exact or effort.rescore is None:
-            return part.search(vectors, k, allowed, effort, exact)
-        _, rows = part.search(vectors, k * effort.rescore, allowed, effort, exact)
+        if part.exact or parameters.rescore is None:
+            return part.search(vectors, k, allowed, parameters, exact)
+        _, rows = part.search(vectors, k * parameters.rescore, allowed, parameters, exact)
         scores, rows = rescore(vectors, np.where(rows < 0, -1, rows + start), k, self.raw)
         return scores, np.where(rows < 0, -1, rows - start)
 
     def scan(self, block: int = 2048) -> Iterator[tuple[list[StoredDocument], Float32Array]]:
-        """Documents and vectors (n, dimension) of the rows that are not deleted, in their order."""
+        """Documents and vectors (n, dimension) of the rows that are not deleted, in blocks in order."""
         documents: list[StoredDocument] = []
         rows: list[int] = []
         for row, document in self.documents.scan(block):
@@ -190,7 +192,7 @@ class Segment:
             yield documents, self.raw.gather(np.array(rows))
 
     def verify(self) -> None:
-        """Hash every file, and compare ids and documents; `IndexDamagedError` names what does not fit."""
+        """Hash every file, and compare ids and documents; `IndexDamagedError` names a mismatch."""
         for name, file in self.entry.files.items():
             if hash_file(self.folder / name).sha256 != file.sha256:
                 raise _altered(self.folder / name)
@@ -204,13 +206,12 @@ class Segment:
         for row, document in self.documents.scan():
             if row >= self.entry.rows or self.ids[row] != document.id:
                 raise IndexDamagedError(
-                    f"{path}: row {row} has the id {document.id!r}, and the ids differ; build the index again"
+                    f"{path}: row {row} has the id {document.id!r}, but the ids file has another; build the index again"
                 )
             found += self.alive(row)
         if found != self.entry.documents:
             raise IndexDamagedError(
-                f"{path}: holds {found} of {self.entry.documents} documents: rows are missing; "
-                "build the index again"
+                f"{path}: rows are missing: {found} of {self.entry.documents} documents found; build the index again"
             )
 
     def close(self) -> None:
@@ -222,7 +223,7 @@ def _check_size(path: Path, expected: int) -> None:
     size = path.stat().st_size
     if size != expected:
         raise IndexDamagedError(
-            f"{path}: {size} bytes, and the manifest says {expected}; build the index again"
+            f"{path}: {size} bytes, but the manifest says {expected}; build the index again"
         )
 
 
@@ -230,20 +231,3 @@ def _altered(path: Path) -> IndexDamagedError:
     return IndexDamagedError(
         f"{path}: the content does not match its SHA-256 in the manifest; build the index again"
     )
-
-
-def check_vectors(vectors: object, texts: int, dimension: int) -> tuple[Float32Array, Int64Array]:
-    """What an encoder returned as float32 (texts, dimension), and the rows that hold NaN or infinity.
-
-    Raises:
-        BuildError: the shape is another one.
-    """
-    array = np.asarray(vectors, dtype=np.float32)
-    if array.shape != (texts, dimension):
-        raise BuildError(
-            f"the encoder returned an array {array.shape} for {texts} texts, not ({texts}, {dimension})"
-        )
-    # One pass that makes no array: a sum is finite unless a term is not (or it overflows: then look closely).
-    if np.isfinite(array.sum(dtype=np.float64)):
-        return array, np.empty(0, np.int64)
-    return array, np.flatnonzero(~np.isfinite(array).all(axis=1))

@@ -174,7 +174,7 @@ def test_arguments_of_delete(index):
 
 def test_another_model_may_not_add(index):
     with (
-        pytest.warns(UserWarning, match="may mean nothing"),
+        pytest.warns(UserWarning, match="may be meaningless"),
         Index.open(index.path, FakeEncoder("other"), force=True) as other,
         pytest.raises(ModelMismatchError),
     ):
@@ -264,7 +264,7 @@ def test_verify_encodes_some_again(index):
         [text + " changed words" for text in texts], **options
     )
     with pytest.raises(
-        IndexDamagedError, match=r"the document 'k\d+' has another vector than the model makes"
+        IndexDamagedError, match=r"the vector of the document 'k\d+' is not the one the model computes"
     ):
         index.verify(sample=40)
 
@@ -286,7 +286,7 @@ def test_damaged_tombstones_are_named(index, encoder):
     (bits,) = (index.path / "tombstones").iterdir()
     content = bits.read_bytes()
     bits.write_bytes(content[:-1])
-    with pytest.raises(IndexDamagedError, match=r"\.bits: 62 bytes, and the manifest says 63"):
+    with pytest.raises(IndexDamagedError, match=r"\.bits: 62 bytes, but the manifest says 63"):
         Index.open(index.path)
     bits.write_bytes(bytes(len(content)))
     with pytest.raises(IndexDamagedError, match="does not mark 1 rows as deleted"):
