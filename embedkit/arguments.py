@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .model_folder.folder import SIMILARITIES, ModelFolder
-from .output import DTYPES
+from .output import DTYPES, checked_ranges
 
 __all__ = [
     "check_backend",
@@ -18,10 +21,13 @@ __all__ = [
     "check_positive",
     "check_precision",
     "check_prompts",
+    "check_ranges",
+    "check_same_device",
     "check_similarity",
     "check_threads",
     "check_truncate_dim",
     "check_unsupported",
+    "either",
 ]
 
 MAX_THREADS = 1024
@@ -98,6 +104,18 @@ def check_threads(value: Any) -> int:
     return check_positive("threads", value, MAX_THREADS)
 
 
+def either(what: str, **values: Any) -> Any:
+    """The value of an argument that has two names; None if neither is given.
+
+    Raises:
+        TypeError: both are given.
+    """
+    given = [value for value in values.values() if value is not None]
+    if len(given) > 1:
+        raise TypeError(f"{' and '.join(values)} are two names for {what}; give one of them")
+    return given[0] if given else None
+
+
 def check_device(device: Any) -> str:
     """``"cpu"``, for what runs nowhere else."""
     name = check_devices(device)[0]
@@ -128,6 +146,15 @@ def check_devices(device: Any) -> tuple[str, ...]:
         if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
             raise ValueError(f"device={name!r} is not known; known are 'auto', 'cpu', 'cuda', 'cuda:0', …")
     return names
+
+
+def check_same_device(device: Any, own: tuple[str, ...]) -> None:
+    """Refuse a device other than that of the encoder."""
+    if check_devices(device) not in (own, tuple(name.partition(":")[0] for name in own)):
+        raise ValueError(
+            f"device={device!r}: this encoder is on {', '.join(map(repr, own))}; open another one there with "
+            "Encoder(device=...)"
+        )
 
 
 def check_backend(backend: Any, **onnx_only: Any) -> str:
@@ -221,3 +248,28 @@ def check_truncate_dim(value: Any, dimension: int) -> int:
     if kept > dimension:
         raise ValueError(f"truncate_dim={kept} is larger than the model's dimension {dimension}")
     return kept
+
+
+def check_ranges(
+    dtype: str, ranges: npt.ArrayLike | None, folder: ModelFolder, width: int, *, normalize: bool
+) -> npt.NDArray[np.float32] | None:
+    """The ranges (2, width) for int8 and uint8, those given or those saved in the folder; None for other types.
+
+    Saved ranges are valid only for embeddings as the folder's modules produce them.
+    """
+    if dtype not in ("int8", "uint8"):
+        return None
+    if ranges is not None:
+        return checked_ranges(ranges, width)
+    changed = normalize and not (folder.normalizes and width == folder.dimension)
+    saved = folder.ranges(width)
+    if saved is not None and not changed:
+        return checked_ranges(saved, width)
+    why = "none are saved in the model folder"
+    if folder.stamp.ranges is not None:
+        why = "those saved in the model folder are for embeddings truncated or normalized differently"
+    raise ValueError(
+        f"{dtype} embeddings need the range of each dimension, and {why}; give ranges=, e.g. "
+        "numpy.stack([v.min(axis=0), v.max(axis=0)]) of the float embeddings v of typical texts, "
+        "or save them once with save(folder, ranges=...)"
+    )

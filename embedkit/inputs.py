@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MAX_CHARACTERS", "as_texts", "check_unicode", "outside_level", "progress", "windows"]
+__all__ = [
+    "MAX_CHARACTERS",
+    "as_pairs",
+    "as_texts",
+    "check_unicode",
+    "outside_level",
+    "pair_windows",
+    "progress",
+    "windows",
+]
 
 MAX_CHARACTERS = 4_000_000
 """Most characters of a window of more than one text."""
@@ -78,6 +87,45 @@ def _one_by_one(texts: Iterable[str], max_texts: int, first: int) -> Iterator[li
         characters += len(text)
     if window:
         yield window
+
+
+def as_pairs(pairs: Any) -> tuple[list[str], list[str], bool]:
+    """The first texts, the second ones, and whether one pair was given."""
+    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+        raise TypeError(f"expected a pair of texts or a list of pairs, got {type(pairs).__name__}")
+    items = list(pairs)
+    single = bool(items) and isinstance(items[0], str)
+    first: list[str] = []
+    second: list[str] = []
+    for index, pair in enumerate([items] if single else items):
+        if isinstance(pair, str) or not isinstance(pair, Iterable):
+            raise TypeError(f"pairs[{index}] is {type(pair).__name__}, not a pair of texts")
+        texts = list(pair)
+        if len(texts) != 2:
+            raise TypeError(
+                f"pairs[{index}] holds {len(texts)} items, not two texts"
+                + ("; one list of texts is no list of pairs: give [(a, b), …]" if single else "")
+            )
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                hint = ": decode it first, e.g. text.decode('utf-8')" if isinstance(text, bytes) else ""
+                raise TypeError(f"pairs[{index}][{place}] is {type(text).__name__}, not str{hint}")
+        first.append(texts[0])
+        second.append(texts[1])
+    return first, second, single
+
+
+def pair_windows(first: list[str], second: list[str], most: int) -> Iterable[tuple[int, int]]:
+    """Bounds of at most ``most`` pairs and `MAX_CHARACTERS` characters."""
+    start = characters = 0
+    for index, (a, b) in enumerate(zip(first, second, strict=True)):
+        size = len(a) + len(b)
+        if index > start and (index - start == most or characters + size > MAX_CHARACTERS):
+            yield start, index
+            start, characters = index, 0
+        characters += size
+    if start < len(first):
+        yield start, len(first)
 
 
 def check_unicode(name: str, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .stage import unit
+from ..output import unit
 
 __all__ = ["NumpyHead"]
 

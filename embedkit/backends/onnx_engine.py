@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..model_folder.folder import Settings, Stamp, open_folder
+from ..model_folder.folder import Stamp, open_folder
 from ..model_folder.json_file import present
 from .onnx import OnnxStage
 from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_hash
@@ -92,13 +92,13 @@ class OnnxEngine(StageEngine):
         if self.stage.dimension != folder.dimension:
             self.folder = replace(folder, graph_dimension=self.stage.dimension)
 
-    def fingerprint(self, settings: Settings) -> str:
-        """That of the exported model; of a graph that embedkit did not write, from its bytes."""
+    def fingerprint(self) -> str:
+        """The exported model's; for a graph that embedkit did not write, computed from its bytes."""
         from ..model_folder.fingerprint import fingerprint
 
         if self.graph.fingerprint is not None:
             return self.graph.fingerprint
-        return fingerprint(self.folder, graph_hash(self.graph.path), settings)
+        return fingerprint(self.folder, graph_hash(self.graph.path), self.settings)
 
     def verify(self) -> None:
         """Compare every file of the folder with what was written."""

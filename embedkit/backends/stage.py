@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..output import NUMPY_DTYPES, convert, output_width
+from ..output import NUMPY_DTYPES, convert, output_width, unit
 
-__all__ = ["Batch", "HostBatch", "Request", "Stage", "combine", "finish", "host_empty", "unit"]
+__all__ = ["Batch", "HostBatch", "Request", "Stage", "combine", "finish", "host_empty"]
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
@@ -128,12 +128,6 @@ def host_empty(texts: int, request: Request) -> Any:
         return [None] * texts
     shape = (texts, output_width(request.dtype, request.width))
     return np.empty(shape, dtype=NUMPY_DTYPES[request.dtype])
-
-
-def unit(vectors: npt.NDArray[Any]) -> Floats:
-    """Vectors (n, d) at length 1; their squares are summed in double precision, as in the core."""
-    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
-    return np.asarray(vectors / np.maximum(norms, 1e-12)[:, None], dtype=np.float32)
 
 
 def finish(vectors: Floats, request: Request) -> npt.NDArray[Any]:

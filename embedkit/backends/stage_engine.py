@@ -8,8 +8,8 @@ from typing import Any
 
 from .. import _core
 from ..model_folder.folder import ModelFolder
-from .core_engine import Counts, Engine, Plan
 from .driver import Occupancy, encode_windows, tokenize_ahead
+from .engine import Counts, Engine, Plan
 from .stage import Request, Stage
 
 __all__ = ["StageEngine"]

@@ -129,7 +129,7 @@ def test_life(folder: Path, texts: list[str]) -> None:
     with ThreadPoolExecutor(4) as pool:
         for result in pool.map(lambda _: encoder.encode(texts), range(8)):
             assert np.abs(result - vectors).max() <= 1e-6
-    with pytest.raises(ValueError, match="an encoder of an ONNX graph is not saved: copy its folder"):
+    with pytest.raises(ValueError, match="an encoder with the ONNX backend cannot be saved; copy its folder"):
         encoder.save(folder.parent / "copy")
     encoder.close()
     with pytest.raises(ValueError, match="closed"):
