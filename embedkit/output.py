@@ -1,4 +1,4 @@
-"""Output types of embeddings and similarity functions, in numpy."""
+"""Output types of embeddings, and similarity functions, in numpy; conversion from and to torch tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ DTYPES = tuple(NUMPY_DTYPES)
 
 
 def checked_ranges(ranges: npt.ArrayLike, dimension: int) -> npt.NDArray[np.float32]:
-    """Ranges (2, dimension) as float32: minima, then maxima."""
+    """Ranges (2, dimension), minima and maxima, as float32.
+
+    Raises:
+        ValueError: the shape is wrong, or a value is not finite or out of order.
+    """
     checked = np.asarray(ranges, dtype=np.float32)
     if checked.shape != (2, dimension):
         raise ValueError(
@@ -47,20 +51,20 @@ def checked_ranges(ranges: npt.ArrayLike, dimension: int) -> npt.NDArray[np.floa
 
 
 def output_width(dtype: str, dimension: int) -> int:
-    """Columns of the output: packed types hold 8 dimensions a byte."""
+    """Number of columns of the output; packed types hold 8 dimensions per byte."""
     return (dimension + 7) // 8 if dtype in ("binary", "ubinary") else dimension
 
 
 def convert(vectors: npt.NDArray[np.float32], dtype: str, ranges: npt.NDArray[np.float32] | None) -> Array:
-    """Float vectors (n, dimension) as ``dtype``.
+    """Convert float vectors (n, dimension) to ``dtype``.
 
-    int8 and uint8 divide each dimension's range in 255 steps and clip what lies outside. binary and ubinary
-    keep the sign, 8 dimensions a byte, the first in the highest bit.
+    int8 and uint8 divide the range of each dimension into 255 steps and clip values outside. binary and ubinary keep
+    the signs, 8 dimensions per byte, the first in the highest bit.
 
     Args:
         vectors: (n, dimension).
         dtype: one of `DTYPES`.
-        ranges: (2, dimension), needed by int8 and uint8.
+        ranges: (2, dimension), required for int8 and uint8.
     """
     if dtype == "float32":
         return vectors
@@ -78,7 +82,7 @@ def convert(vectors: npt.NDArray[np.float32], dtype: str, ranges: npt.NDArray[np
 
 
 def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
-    """Scores (n, m) of every vector of ``a`` (n, d) with every one of ``b`` (m, d); higher is more alike."""
+    """Scores (n, m) of each vector of ``a`` (n, d) with each vector of ``b`` (m, d); higher is more similar."""
     x, y = np.atleast_2d(_float(a, "a")), np.atleast_2d(_float(b, "b"))
     _check_shapes(x, y, pairwise=False)
     if name == "cosine":
@@ -105,7 +109,7 @@ def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.ND
 
 
 def _order(name: str) -> int:
-    """Of the norm whose distance a similarity is."""
+    """The order of the norm behind a distance-based similarity."""
     if name not in ("euclidean", "manhattan"):
         raise ValueError(f"the similarity {name!r} is not known; known are cosine, dot, euclidean, manhattan")
     return 2 if name == "euclidean" else 1

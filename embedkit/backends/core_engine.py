@@ -19,14 +19,14 @@ __all__ = ["CoreEngine", "load_core"]
 
 
 def load_core(folder: ModelFolder, head: list[dict[str, Any]], precision: str) -> _core.Encoder:
-    """Load the weights; ``head`` is what follows the pooling."""
+    """Load the weights into the core; ``head`` lists the modules after the pooling."""
     core_name = folder.architecture.core_name
     tensors = {core_name(name): tensor for name, tensor in core_tensors(folder, precision).items()}
     return _core.Encoder(folder.config, tensors, {"modes": list(folder.pooling.modes)}, head, precision)
 
 
 class CoreEngine(Engine):
-    """The compiled core with one model in it. Never changes, so that threads and copies share it."""
+    """A model on the compiled core."""
 
     def __init__(self, folder: ModelFolder, precision: str) -> None:
         """Load the tokenizer and the weights."""
@@ -35,7 +35,7 @@ class CoreEngine(Engine):
         self.core = load_core(folder, core_head(folder), precision)
 
     def empty(self, texts: int, plan: Plan) -> Any:
-        """As `Engine.empty` says."""
+        """As `Engine.empty`."""
         if plan.options["token_embeddings"]:
             return [None] * texts
         return np.empty((texts, output_width(plan.dtype, plan.width)), dtype=NUMPY_DTYPES[plan.dtype])
@@ -43,7 +43,7 @@ class CoreEngine(Engine):
     def encode(
         self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
     ) -> Generator[Any, None, None]:
-        """As `Engine.encode` says; a window is read when it is asked for."""
+        """As `Engine.encode`; a window is read when it is requested."""
         first = 0
         for block in blocks:
             result, _ = self._run(self._tokens(block, first, plan), first, plan, counts)
@@ -53,10 +53,10 @@ class CoreEngine(Engine):
             yield result
 
     def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
-        """As `Engine.tokenize` says: texts that the core tokenizes itself, else ids.
+        """As `Engine.tokenize`: texts if the core tokenizes them itself, otherwise ids.
 
-        The core does both on all of its threads. Ahead of its turn, tokenizing would take them from the texts that
-        are being encoded, which then have to do with the fewer that were idle when they began.
+        The core tokenizes and encodes on the same threads. Tokenizing ahead would take threads from the texts being
+        encoded, which keep the smaller number they started with.
         """
         windows, first = [], 0
         for block in blocks:
@@ -65,7 +65,7 @@ class CoreEngine(Engine):
         return windows
 
     def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
-        """As `Engine.encode_tokenized` says; the threads' clocks tell what share tokenizing had."""
+        """As `Engine.encode_tokenized`; the share of tokenizing is measured by the threads' clocks."""
         out = self.empty(sum(map(len, windows)), plan)
         plan = replace(plan, options={**plan.options, "profile": True})
         first, spent = 0, 0.0
@@ -78,7 +78,7 @@ class CoreEngine(Engine):
         return out, spent
 
     def _tokens(self, block: list[str], first: int, plan: Plan) -> list[Any]:
-        """The texts, which the core tokenizes itself, or their ids where it cannot."""
+        """The texts if the core tokenizes them itself, otherwise their ids."""
         if self.tokenizer.core is not None:
             return block
         with self.named(block, first):
@@ -88,7 +88,7 @@ class CoreEngine(Engine):
         """Encode one window of `_tokens`; ``first`` is the index of its first text in the whole input.
 
         Returns:
-            (n, width) vectors, or a list of (tokens, hidden_size) for token embeddings; what the core counted.
+            (n, width) embeddings, or a list of (tokens, hidden_size) for token embeddings; and the core's counts.
         """
         options = {**plan.options, "first_text": first}
         if self.tokenizer.core is not None:

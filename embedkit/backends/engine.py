@@ -1,4 +1,4 @@
-"""What an engine is: it loads a model folder and encodes texts; `embedkit.Encoder` is its public face."""
+"""The interface of an engine, which loads a model folder and encodes texts for `embedkit.Encoder`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Plan:
 
     Attributes:
         prompt: put before every text.
-        options: what the core takes.
-        dtype: of the output.
+        options: the core's options.
+        dtype: output type, one of `embedkit.output.DTYPES`.
         ranges: (2, width), for int8 and uint8.
-        width: dimensions kept.
-        on_device: leave the results where they are made, as torch tensors.
+        width: number of dimensions kept.
+        on_device: leave the results on the device, as torch tensors.
     """
 
     prompt: str
@@ -45,7 +45,7 @@ class Plan:
     on_device: bool = False
 
     def prompted(self, texts: list[str]) -> list[str]:
-        """The texts behind the prompt."""
+        """The texts with the prompt before them."""
         return [self.prompt + text for text in texts] if self.prompt else texts
 
 
@@ -91,13 +91,14 @@ def tokenizer_of(folder: ModelFolder) -> Tokenizer:
 
 
 class Engine(ABC):
-    """A model folder with its tokenizer; what encodes is a subclass'.
+    """A loaded model folder. Base class; subclasses implement encoding. Immutable, so threads and copies share it.
 
     Attributes:
         folder: the model.
-        precision: what it computes in.
-        tensors: whether results can be left on its device as torch tensors.
-        first_window: most texts of a call's first window, from which on they grow; None for all alike.
+        precision: the precision it computes in.
+        tensors: whether results can be left on the device as torch tensors.
+        first_window: maximum texts in the first window of a call, after which windows grow; None for windows of
+            equal size.
     """
 
     precision: str
@@ -105,7 +106,7 @@ class Engine(ABC):
     first_window: int | None = None
 
     def __init__(self, folder: ModelFolder) -> None:
-        """Load the tokenizer."""
+        """Load the tokenizer; subclasses load the weights."""
         self.folder = folder
         self.tokenizer = tokenizer_of(folder)
         self.positions = folder.positions
@@ -117,11 +118,11 @@ class Engine(ABC):
 
     @property
     def special_tokens(self) -> int:
-        """How many tokens are put around each text."""
+        """The number of tokens added to each text."""
         return len(self.tokenizer.prefix_ids) + len(self.tokenizer.suffix_ids)
 
     def prompt_tokens(self, prompt: str, max_length: int) -> int:
-        """Leading tokens that the pooling leaves out, [CLS] counted; 0 unless the folder excludes prompts."""
+        """Leading tokens excluded from pooling, [CLS] included; 0 unless the folder excludes prompts."""
         if not prompt or self.folder.pooling.include_prompt:
             return 0
         tokens = len(self.tokenizer.prefix_ids) + len(self.tokenizer.encode_batch([prompt])[0])
@@ -162,12 +163,12 @@ class Engine(ABC):
 
     @property
     def stored_precision(self) -> str:
-        """Of a folder that this model is saved to."""
+        """The precision that `Encoder.save` writes by default."""
         return self.precision
 
     @abstractmethod
     def empty(self, texts: int, plan: Plan) -> Any:
-        """What `encode` writes the results of ``texts`` texts to: an array, for token embeddings a list."""
+        """Room for the results of ``texts`` texts: an array, or a list for token embeddings."""
 
     @abstractmethod
     def encode(
@@ -176,10 +177,10 @@ class Engine(ABC):
         """Encode windows of texts.
 
         Args:
-            blocks: the texts; an error of this iterator passes through.
+            blocks: the texts; exceptions of this iterator propagate.
             plan: the arguments of the call.
-            counts: takes what was seen.
-            out: from `empty`, for all texts; None for an array of its own for each window.
+            counts: updated with each window.
+            out: room for all texts, from `empty`; None allocates an array for each window.
 
         Yields:
             The results of the next window: (n, columns), or a list of (tokens, hidden_size).
@@ -187,31 +188,31 @@ class Engine(ABC):
 
     @abstractmethod
     def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
-        """The first half of `encode`, for a caller that does it for other texts meanwhile.
+        """The first half of `encode`, for a caller that overlaps it with encoding other texts.
 
-        What is not worth doing ahead is left to `encode_tokenized`.
+        Work that does not pay ahead of time is left to `encode_tokenized`.
         """
 
     @abstractmethod
     def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
-        """The second half, with the bits of `encode`.
+        """The second half of `encode`; the results are bitwise the same.
 
         Args:
             windows: from `tokenize`, with the same plan.
             plan: the arguments of the call.
-            counts: takes what was seen.
+            counts: updated with each window.
 
         Returns:
-            The results of all texts, and the seconds that tokenizing took in here.
+            The results of all texts, and the seconds spent tokenizing in this call.
         """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What is particular to this engine, for `Encoder.describe`."""
+        """The engine's own entries of `Encoder.describe`."""
 
     @contextmanager
     def named(self, block: list[str], first: int) -> Iterator[None]:
-        """Name the text by its index in the whole input where one of ``block`` is not Unicode."""
+        """If a text of ``block`` is not valid Unicode, name it by its index in the whole input."""
         try:
             yield
         except (TypeError, ValueError):
@@ -220,7 +221,7 @@ class Engine(ABC):
             raise
 
     def token_ids(self, texts: list[str], max_length: int) -> list[list[int]]:
-        """The ids that the core runs for each text, special tokens included."""
+        """The token ids of each text as they are encoded: truncated, special tokens included."""
         tokenizer = self.tokenizer
         room = max_length - self.special_tokens
         left = tokenizer.truncation_side == "left"

@@ -252,7 +252,7 @@ def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
         CrossEncoder(folder, num_labels=2)
     with pytest.raises(ValueError, match=r"CrossEncoder\(backend=...\) is not supported"):
         CrossEncoder(folder, backend="onnx")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="two names for the model"):
+    with pytest.raises(TypeError, match="needs a model"):
         CrossEncoder()
 
 

@@ -223,7 +223,7 @@ def test_training_agrees_with_its_path_without_a_gpu(monkeypatch: pytest.MonkeyP
         ({"lengths": torch.ones(3)}, "give one of"),
         ({"hidden": torch.zeros(2, 3, 4)}, r"hidden must be \(tokens, H\)"),
         ({"hidden": torch.zeros(6, 4, dtype=torch.float64)}, "hidden must be float32, float16 or bfloat16"),
-        ({"hidden": torch.zeros(6, 9000)}, "the kernel takes 1 to 8192"),
+        ({"hidden": torch.zeros(6, 9000)}, "the kernel supports 1 to 8192"),
         ({"cu_seqlens": torch.zeros(3)}, "cu_seqlens must be int32 or int64"),
         ({"cu_seqlens": None, "mask": torch.ones(3, 2), "hidden": torch.zeros(2, 3, 4)}, "mask must be"),
         ({"cu_seqlens": None, "lengths": torch.ones(2), "hidden": torch.zeros(2, 3, 4)}, "lengths must be"),
