@@ -239,7 +239,11 @@ def test_buffers_do_not_grow_with_the_texts(folder: Path) -> None:
         ({"onnx_file": 3}, TypeError, "onnx_file must be a str"),
         ({"onnx_file": "../model.onnx"}, ValueError, "leads out of the model folder"),
         ({"onnx_file": "/model.onnx"}, ValueError, "leads out of the model folder"),
-        ({"onnx_file": "model_O9.onnx"}, FileNotFoundError, "does not have this graph; it has 'onnx/model.onnx'"),
+        (
+            {"onnx_file": "model_O9.onnx"},
+            FileNotFoundError,
+            "does not have this graph; it has 'onnx/model.onnx'",
+        ),
     ],
 )
 def test_bad_arguments(folder: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
