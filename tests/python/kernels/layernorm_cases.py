@@ -126,5 +126,5 @@ def test_bad_residuals_are_named() -> None:
     with pytest.raises(ValueError, match=r"x_bias must be \(8,\)"):
         residual_layernorm(x, x, row, row, 1e-12, row[:3])
     wide = torch.zeros(1, 8193, device=DEVICE)
-    with pytest.raises(ValueError, match="kernel takes 1 to 8192"):
+    with pytest.raises(ValueError, match="kernel supports 1 to 8192"):
         residual_layernorm(wide, wide, wide[0], wide[0], 1e-12)

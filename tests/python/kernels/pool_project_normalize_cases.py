@@ -234,7 +234,7 @@ def test_training_agrees_with_its_path_without_a_gpu(monkeypatch: pytest.MonkeyP
         ({"output": "int8", "ranges": torch.zeros(4)}, r"ranges must be float32 \(2, 4\)"),
         ({"activation": "tanh"}, "Give weight as well"),
         ({"weight": torch.zeros(2, 4)}, r"linear\.weight\.T"),
-        ({"weight": torch.zeros(4, 2000)}, "the kernel 1 to 1024"),
+        ({"weight": torch.zeros(4, 2000)}, "the kernel supports 1 to 1024"),
         ({"weight": torch.zeros(4, 2), "bias": torch.zeros(4)}, r"bias must be \(2,\)"),
         ({"hidden": torch.zeros(6, 4, requires_grad=True), "output": "binary"}, "has no gradient"),
         ({"weight": torch.zeros(4, 2, device="meta")}, "weight is on meta"),

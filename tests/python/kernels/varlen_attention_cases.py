@@ -119,7 +119,7 @@ def test_no_tokens() -> None:
         ({"key": torch.zeros(4, 1, 8)}, r"key is torch.float32 \(4, 1, 8\), query"),
         ({"value": torch.zeros(4, 2, 8).half()}, "value is torch.float16"),
         ({"key": torch.zeros(4, 8, 2).mT}, "head of key are not adjacent"),
-        (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 130)), "kernel takes 1 to 128"),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 130)), "kernel supports 1 to 128"),
         (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 8).double()), "query must be float32"),
         ({"cu_seqlens": torch.zeros(2)}, "cu_seqlens must be int32 or int64"),
         ({"bias": torch.zeros(2, 8)}, r"bias must be float32 \(2, 2 max_distance - 1\)"),
