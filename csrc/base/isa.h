@@ -7,7 +7,7 @@
 
 namespace embedkit {
 
-enum class Isa { kReference, kAvx2, kAvx2Vnni, kOneDnn, kAvx512Vnni, kNeon };
+enum class Isa { kReference, kAvx2, kAvx2Vnni, kAvx512Vnni, kNeon };
 
 std::string_view isa_name(Isa isa);
 

@@ -118,9 +118,6 @@ extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx2VnniKernels;
 extern const Kernels kAvx2VnniEvexKernels;
 extern const Kernels kAvx512VnniKernels;
-#if defined(EMBEDKIT_WITH_ONEDNN)
-const Kernels& onednn_kernels();
-#endif
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif
