@@ -97,14 +97,14 @@ float apply(Activation activation, float x) {
 }
 
 void activate(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
-              const QuantizedRows* quantized) {
+              const QuantizedRows& quantized) {
   for (size_t r = 0; r < rows; ++r)
     for (size_t i = 0; i < columns; ++i) x[r * ld + i] = apply(activation, x[r * ld + i]);
-  if (quantized != nullptr) quantize(x, ld, rows, columns, *quantized);
+  if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
 }
 
 void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                    const float* gamma, const float* beta, float epsilon, const QuantizedRows* quantized) {
+                    const float* gamma, const float* beta, float epsilon, const QuantizedRows& quantized) {
   for (size_t r = 0; r < rows; ++r) {
     float* row = x + r * ld;
     double sum = 0;
@@ -119,7 +119,7 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
     for (size_t i = 0; i < columns; ++i)
       row[i] = static_cast<float>((row[i] - mean) * inverse) * gamma[i] + beta[i];
   }
-  if (quantized != nullptr) quantize(x, ld, rows, columns, *quantized);
+  if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
 }
 
 void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
