@@ -21,7 +21,8 @@ struct EncodeOptions : TokenizeOptions {
   size_t batch_size = 0;    ///< most texts per batch, 0 for no cap
   size_t truncate_dim = 0;  ///< 0 for all
   bool normalize = false;
-  bool profile = false;  ///< fill EncodeStats::stages
+  bool token_embeddings = false;  ///< for callers: `encode_tokens` is wanted, not `encode`
+  bool profile = false;           ///< fill EncodeStats::stages
 };
 
 struct EncodeStats {

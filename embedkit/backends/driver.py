@@ -97,7 +97,7 @@ class _Window:
             self.request, self._target = request, out
             self._rows = tokens.text_of_sequence.astype(np.int64) + first
 
-    def land(self, batch: Batch, order: Indices) -> None:
+    def deliver(self, batch: Batch, order: Indices) -> None:
         batch.deliver(self._target, self._rows[order])
         self.left -= 1
 
@@ -134,18 +134,18 @@ def encode_windows(
         comes after the results of the windows before it; closing the generator waits for what is under way and
         drops it.
     """
-    flying: deque[tuple[Batch, _Window, Indices]] = deque()
+    in_flight: deque[tuple[Batch, _Window, Indices]] = deque()
     windows: deque[_Window] = deque()
     begin = time.perf_counter()
 
-    def land() -> None:
-        batch, window, order = flying[0]
+    def finish_oldest() -> None:
+        batch, window, order = in_flight[0]
         occupancy.add("encode", batch.wait())
-        flying.popleft()
+        in_flight.popleft()
         with occupancy.busy("deliver"):
-            window.land(batch, order)
+            window.deliver(batch, order)
 
-    def landed() -> Iterator[tuple[Any, _core.TokenWindow]]:
+    def finished_windows() -> Iterator[tuple[Any, _core.TokenWindow]]:
         nonlocal begin
         while windows and windows[0].left == 0:
             window = windows.popleft()
@@ -173,19 +173,19 @@ def encode_windows(
                 first += tokens.texts
                 windows.append(window)
                 for order in window.batches:
-                    while len(flying) > stage.ahead:
-                        land()
-                    yield from landed()
-                    flying.append((stage.submit(tokens, order, window.request), window, order))
+                    while len(in_flight) > stage.ahead:
+                        finish_oldest()
+                    yield from finished_windows()
+                    in_flight.append((stage.submit(tokens, order, window.request), window, order))
         except Exception as error:
             failure = error  # the windows before it are whole, or on their way
-        while flying:
-            land()
-            yield from landed()
+        while in_flight:
+            finish_oldest()
+            yield from finished_windows()
         if failure is not None:
             raise failure
     finally:
-        for batch, _, _ in flying:  # memory that a device still writes to must not be given away
+        for batch, _, _ in in_flight:  # memory that a device still writes to must not be given away
             with contextlib.suppress(Exception):
                 batch.wait()
         occupancy.add("wall", time.perf_counter() - begin)
