@@ -6,14 +6,9 @@
 namespace embedkit {
 namespace {
 
-struct Wide {
-  using V = Avx2;
+struct Wide : ByteDot<Avx2> {
   using Weight = int16_t;
   using Activation = uint16_t;
-  static constexpr int32_t kShift = 0;
-  template <int R>
-  using Rows = BroadcastRows<V>;
-
   template <int>
   static __m256i add(__m256i sums, __m256i x, __m256i w) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(x, w));

@@ -4,10 +4,11 @@
 //   Dot::V           the vector type: its int32 vectors hold the sums
 //   Dot::Weight      of packed weights: int8_t or int16_t
 //   Dot::Activation  of quantized rows: uint8_t or uint16_t
-//   Dot::kShift      what Rows subtracts from the activations; the sums start from kShift Σ w to make up for
-//   it Dot::Rows<R>     the activations of R rows over one step of K, Rows::kParts times four bytes a row
-//   Dot::add<kPart>  adds the products of part kPart of a row with a vector of weights, four bytes a column
-//   Dot::spin        the same on one register in assembly, for the ceiling
+//   Dot::kParts      a step of K takes kParts times four bytes of each row
+//   Dot::load        those of a row; of one part they are in all lanes
+//   Dot::kShift      what load subtracts from the activations; the sums start from kShift Σ w to make up for
+//   it Dot::add<kPart>  adds the products of part kPart of a row with a vector of weights, four bytes a
+//   column Dot::spin        the same on one register in assembly, for the ceiling
 #pragma once
 
 #include <algorithm>
@@ -23,29 +24,16 @@ namespace {
 
 constexpr size_t kPartBytes = 4;  // of a row or a column, in each lane of a vector
 
-/// Rows whose activations are broadcast from memory, four bytes at a time.
-template <class V>
-class BroadcastRows {
- public:
-  static constexpr int kParts = 1;
-
-  BroadcastRows(const uint8_t* a, size_t stride) : a_(a), stride_(stride) {}
-  typename V::I row(int r) const { return V::broadcast_four(a_ + static_cast<size_t>(r) * stride_); }
-
- private:
-  const uint8_t* a_;
-  size_t stride_;
-};
-
-/// What instructions have in common that multiply unsigned bytes of the rows by signed bytes.
+/// What instructions have in common that multiply unsigned bytes of rows by signed ones of weights.
 template <class Vector>
 struct ByteDot {
   using V = Vector;
   using Weight = int8_t;
   using Activation = uint8_t;
+  static constexpr int kParts = 1;
   static constexpr int32_t kShift = 0;
-  template <int R>
-  using Rows = BroadcastRows<V>;
+
+  static typename V::I load(const uint8_t* a) { return V::broadcast_four(a); }
 };
 
 /// How weights are packed: [panel], for each the int32 starts of its columns (if any), then
@@ -55,7 +43,7 @@ struct Int8Layout {
   using Weight = typename Dot::Weight;
   static constexpr size_t kPanel = Dot::V::kPanel;
   static constexpr size_t kGroup = kPartBytes / sizeof(typename Dot::Activation);  // of K in a lane
-  static constexpr size_t kStep = kGroup * Dot::template Rows<1>::kParts;          // of K in a step
+  static constexpr size_t kStep = kGroup * Dot::kParts;                            // of K in a step
   static constexpr size_t kStartBytes = Dot::kShift == 0 ? 0 : kPanel * sizeof(int32_t);
 
   static size_t steps(size_t in) { return (in + kStep - 1) / kStep; }
@@ -96,7 +84,6 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
                                                          const uint8_t* panel, size_t steps,
                                                          Finish&& finish) {
   using V = typename Dot::V;
-  using Rows = typename Dot::template Rows<R>;
   constexpr int C = V::kVectors;
   typename V::I acc[R][C];
 #pragma GCC unroll 16
@@ -106,24 +93,31 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
       acc[r][c] = Dot::kShift == 0 ? V::zero_int() : V::load_int(panel + static_cast<size_t>(c) * V::kBytes);
   const uint8_t* b = panel + Int8Layout<Dot>::kStartBytes;
   for (size_t step = 0; step < steps;
-       ++step, a += Rows::kParts * kPartBytes, b += Rows::kParts * C * V::kBytes) {
-    const Rows x(a, stride);
+       ++step, a += Dot::kParts * kPartBytes, b += Dot::kParts * C * V::kBytes) {
+    const auto load = [&](int r) __attribute__((always_inline)) {
+      return Dot::load(a + static_cast<size_t>(r) * stride);
+    };
+    typename V::I kept[Dot::kParts > 1 ? R : 1];
+    if constexpr (Dot::kParts > 1) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) kept[r] = load(r);
+    }
     const auto add = [&]<int kPart>(std::integral_constant<int, kPart>) __attribute__((always_inline)) {
       typename V::I column[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) column[c] = V::load_int(b + static_cast<size_t>(kPart * C + c) * V::kBytes);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const typename V::I row = x.row(r);
+        const typename V::I x = Dot::kParts > 1 ? kept[r] : load(r);
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) acc[r][c] = Dot::template add<kPart>(acc[r][c], row, column[c]);
+        for (int c = 0; c < C; ++c) acc[r][c] = Dot::template add<kPart>(acc[r][c], x, column[c]);
       }
       // Loads of weights stay in their part: hoisted above each other, they would push sums out of registers.
-      if constexpr (Rows::kParts > 1) asm volatile("" ::: "memory");
+      if constexpr (Dot::kParts > 1) asm volatile("" ::: "memory");
     };
     [&]<int... kPart>(std::integer_sequence<int, kPart...>) __attribute__((always_inline)) {
       (add(std::integral_constant<int, kPart>{}), ...);
-    }(std::make_integer_sequence<int, Rows::kParts>{});
+    }(std::make_integer_sequence<int, Dot::kParts>{});
   }
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c)

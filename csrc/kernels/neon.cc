@@ -11,26 +11,12 @@ struct Sdot {
   using V = Neon;
   using Weight = int8_t;
   using Activation = uint8_t;
+  static constexpr int kParts = 4;  // sdot picks four of sixteen activations by their lane
   static constexpr int32_t kShift = 128;
 
-  /// Sixteen activations of each row stay in a register; sdot picks four of them by their lane.
-  template <int R>
-  class Rows {
-   public:
-    static constexpr int kParts = 4;
-
-    Rows(const uint8_t* a, size_t stride) {
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-        rows_[r] =
-            vreinterpretq_s32_u8(veorq_u8(vld1q_u8(a + static_cast<size_t>(r) * stride), vdupq_n_u8(kShift)));
-    }
-    int32x4_t row(int r) const { return rows_[r]; }
-
-   private:
-    int32x4_t rows_[R];
-  };
-
+  static int32x4_t load(const uint8_t* a) {
+    return vreinterpretq_s32_u8(veorq_u8(vld1q_u8(a), vdupq_n_u8(kShift)));
+  }
   template <int kPart>
   static int32x4_t add(int32x4_t sums, int32x4_t x, int32x4_t w) {
     return vdotq_laneq_s32(sums, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x), kPart);
