@@ -1,4 +1,4 @@
-// Which instruction set the kernels run on: chosen once, can be asked and forced.
+// The instruction set that the kernels run on: detected at run time, EMBEDKIT_ISA forces one.
 #pragma once
 
 #include <string>

@@ -29,8 +29,7 @@ constexpr int kIdleSpins = 8192;
 
 }  // namespace
 
-// With more workers than processors somebody always waits for a worker that is not running: no use in
-// spinning.
+// With more workers than processors, some always wait for one that is not running: spinning is useless then.
 Barrier::Barrier(int workers) : workers_(workers), spins_(workers <= cpus() ? kSpins : 0) {}
 
 void Barrier::wait() {
@@ -143,7 +142,7 @@ void ThreadPool::run(int threads, const std::function<void(Worker)>& body) {
 
 ThreadPool& ThreadPool::shared() {
   // Never destroyed: helpers may still wait on it while the process exits. In a forked child the parent's
-  // pool has no threads and its locks may be held for ever, so the child starts with a new one.
+  // pool has no threads and its locks may be held forever, so the child starts with a new one.
   static std::atomic<ThreadPool*> pool{nullptr};
   [[maybe_unused]] static const bool registered = (after_fork_in_child([] { pool.store(nullptr); }), true);
   ThreadPool* current = pool.load(std::memory_order_acquire);

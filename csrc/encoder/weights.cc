@@ -102,12 +102,13 @@ void EncoderConfig::validate() const {
           "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
   require(relative_attention_num_buckets == 0 || relative_attention_num_buckets == 32,
           "relative_attention_num_buckets is ", relative_attention_num_buckets, "; it must be 32");
-  require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is no multiple of ",
+  require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is not a multiple of ",
           num_attention_heads, " heads");
   const size_t head_size = hidden_size / num_attention_heads;
-  require(!rotary || head_size % 2 == 0, "a head of ", head_size,
-          " features has no pairs to rotate; hidden_size must be an even multiple of num_attention_heads");
-  // The file holds nothing that would bound this table.
+  require(
+      !rotary || head_size % 2 == 0, "heads of ", head_size,
+      " features cannot be rotated in pairs; hidden_size must be an even multiple of num_attention_heads");
+  // No tensor of the file bounds the size of this table.
   require(!rotary || checked_mul(max_position_embeddings, head_size) <= size_t{1} << 26,
           "max_position_embeddings is ", max_position_embeddings, "; the rotary table for heads of ",
           head_size, " features would be too large");

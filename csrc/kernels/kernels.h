@@ -32,7 +32,7 @@ struct QuantizedRows {
   QuantizedRows from(size_t row) const { return {data + row * stride, stride, scale + row, lowest + row}; }
 };
 
-/// Rows that a product reads: floats, or what is quantized from them, as its weights ask for.
+/// Rows that a product reads: floats or their quantized form, depending on the precision of its weights.
 struct Operand {
   const float* x;
   size_t ld;  ///< of x

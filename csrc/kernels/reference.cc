@@ -1,5 +1,5 @@
-// The readable reference: every operation as its formula, one element at a time, for every machine. The tests
-// hold the other instruction sets to it.
+// The readable reference: every operation as its formula, one element at a time, on every machine. The tests
+// compare the other instruction sets with it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -159,7 +159,7 @@ void attention(const AttentionTask& task) {
   }
 }
 
-/// The reference has no ceiling worth the name: scalar multiply-adds.
+/// Scalar multiply-adds: the reference has no meaningful ceiling.
 double spin_int8(size_t iterations) {
   int32_t acc[8] = {};
   for (size_t i = 0; i < iterations; ++i)

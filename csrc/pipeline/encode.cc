@@ -209,7 +209,7 @@ class Run {
       }
       worker.sync();
       StageClock::lap(Stage::kWait);
-      if (!planned_) return;  // the same for all workers: one that fails from here on is waited for
+      if (!planned_) return;  // the same for all workers; from here on they wait for one that fails
       if (shared_batch_) {
         encode_together(worker);
       } else {

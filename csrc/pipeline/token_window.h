@@ -21,11 +21,11 @@ namespace embedkit {
 
 enum class Overflow { kTruncate, kError, kWindow };
 
-/// What stands between the two texts of a pair (prefix_ids and suffix_ids go around both), and the token
+/// The ids between the two texts of a pair (prefix_ids and suffix_ids go around both), and the token
 /// types.
 struct PairTemplate {
   std::vector<int32_t> between_ids;
-  bool typed = false;                 ///< whether the model is told the types; else all are 0
+  bool typed = false;                 ///< whether the model gets token types; else all are 0
   std::vector<int32_t> prefix_types;  ///< as many as prefix_ids, and so on
   std::vector<int32_t> between_types;
   std::vector<int32_t> suffix_types;

@@ -33,11 +33,11 @@ const Names<PoolingMode> kPoolingModes = {{"cls", PoolingMode::kCls},
                                           {"mean_sqrt_len", PoolingMode::kMeanSqrtLen},
                                           {"weightedmean", PoolingMode::kWeightedMean}};
 
-/// Refers to the array's memory; the reference is given up with the GIL held, whoever drops it.
+/// Refers to the array's memory; the reference is dropped with the GIL held, on whatever thread.
 Tensor tensor_of(const std::string& name, const py::handle& value) {
   const auto array = py::reinterpret_borrow<py::object>(value);
   if (!py::isinstance<py::array>(array))
-    throw py::type_error(concat("tensor '", name, "' is no numpy array"));
+    throw py::type_error(concat("tensor '", name, "' is not a numpy array"));
   const auto numpy = py::reinterpret_borrow<py::array>(array);
   Tensor tensor;
   if (py::isinstance<py::array_t<float>>(numpy)) {
@@ -149,7 +149,7 @@ py::tuple run_pairs(const Encoder& encoder, const TokenSource& first, const Toke
                     const EncodeOptions& options) {
   require(options.pair.has_value(), "the options of pairs lack 'pair'");
   require(first.size() == second.size(), first.size(), " first texts and ", second.size(),
-          " second ones are no pairs");
+          " second ones do not form pairs");
   return run(encoder, PairSource(first, second), options);
 }
 

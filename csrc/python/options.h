@@ -38,7 +38,7 @@ struct Field {
   bool required = false;
 };
 
-/// A field without which there is no T.
+/// Marks a field that must be given.
 template <typename T>
 Field<T> required(Field<T> field) {
   field.required = true;

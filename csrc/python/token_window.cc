@@ -50,7 +50,7 @@ std::unique_ptr<TokenWindow> run(const TokenSource& source, const EncodeOptions&
   return window;
 }
 
-/// A read-only array of what `get` says of each sequence; made once, since it is asked for at every batch.
+/// A read-only array of `get` of each sequence; made once, since every batch needs it.
 template <typename Get>
 py::object array_of(const py::object& window, const char* name, Get&& get) {
   const py::dict kept = window.attr("__dict__");

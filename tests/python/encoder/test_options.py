@@ -56,7 +56,7 @@ def test_a_misspelt_key_of_a_config_or_a_module_is_named() -> None:
     assert _core.EncoderConfig(**CONFIG).padding_idx == -1
     with pytest.raises(TypeError, match="EncoderConfig has no option 'pading_idx'"):
         _core.EncoderConfig(**CONFIG, pading_idx=1)
-    with pytest.raises(ValueError, match="hidden_size 8 is no multiple of 3 heads"):
+    with pytest.raises(ValueError, match="hidden_size 8 is not a multiple of 3 heads"):
         _core.EncoderConfig(**{**CONFIG, "num_attention_heads": 3})
     with pytest.raises(TypeError, match="HeadModule has no option 'weights'"):
         _core.HeadModule(type="dense", weights=np.eye(2, dtype=np.float32))  # type: ignore[call-arg]
