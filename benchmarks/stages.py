@@ -27,17 +27,17 @@ def run(options: argparse.Namespace, model: Path, texts: list[str]) -> dict[str,
         encoder = Encoder(model, precision=precision, threads=options.threads)
         engine = encoder._engine
         tokenizer = engine.tokenizer
-        arguments = {
-            "threads": options.threads,
-            "prefix_ids": list(tokenizer.prefix_ids),
-            "suffix_ids": list(tokenizer.suffix_ids),
-            "max_length": encoder.max_seq_length,
-        }
+        arguments = _core.EncodeOptions(
+            threads=options.threads,
+            prefix_ids=list(tokenizer.prefix_ids),
+            suffix_ids=list(tokenizer.suffix_ids),
+            max_length=encoder.max_seq_length,
+        )
 
         def call(
             clocked: bool, engine: Any = engine, arguments: Any = arguments, to: Any = taken[precision]
         ) -> int:
-            given = {**arguments, "profile": clocked}
+            given = arguments.replace(profile=clocked)
             if engine.tokenizer.core is not None:
                 _, stats = engine.core.encode(texts, engine.tokenizer.core, given)
             else:

@@ -1,6 +1,6 @@
 """Types of the compiled core, for checkers and editors; embedkit.Encoder is the public interface."""
 
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,29 @@ def measure_kernel(
         seconds: how long to repeat.
     """
 
+class AddedToken:
+    """A token that is matched in the text before WordPiece sees it; frozen.
+
+    Args:
+        content: the token.
+        id: its id.
+        single_word: match whole words only.
+        lstrip, rstrip: swallow the white space before or after it.
+        normalized: match in the normalized text.
+    """
+
+    content: Final[str]
+    id: Final[int]
+    single_word: Final[bool]
+    lstrip: Final[bool]
+    rstrip: Final[bool]
+    normalized: Final[bool]
+    def __init__(
+        self, *, content: str, id: int, single_word: bool, lstrip: bool, rstrip: bool, normalized: bool
+    ) -> None: ...
+    def replace(self, **changes: Any) -> AddedToken:
+        """A copy with other values."""
+
 class WordPiece:
     """BERT normalization and WordPiece."""
 
@@ -51,7 +74,7 @@ class WordPiece:
     def __init__(
         self,
         vocab: list[str],
-        added_tokens: list[dict[str, Any]],
+        added_tokens: list[AddedToken],
         *,
         clean_text: bool,
         handle_chinese_chars: bool,
@@ -66,6 +89,149 @@ class WordPiece:
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """`encode` of every text, with the GIL released."""
+
+class PairTemplate:
+    """What stands between the two texts of a pair, and the token types.
+
+    Attributes:
+        between_ids: ids between the texts; ``prefix_ids`` and ``suffix_ids`` of the call go around both.
+        typed: whether the model is given the types; else all are 0.
+        prefix_types, between_types, suffix_types: one for each of these ids.
+        first_type, second_type: of the texts' own tokens.
+    """
+
+    between_ids: Final[list[int]]
+    typed: Final[bool]
+    prefix_types: Final[list[int]]
+    between_types: Final[list[int]]
+    suffix_types: Final[list[int]]
+    first_type: Final[int]
+    second_type: Final[int]
+    def __init__(
+        self,
+        *,
+        between_ids: list[int],
+        typed: bool,
+        prefix_types: list[int],
+        between_types: list[int],
+        suffix_types: list[int],
+        first_type: int,
+        second_type: int,
+    ) -> None: ...
+    def replace(self, **changes: Any) -> PairTemplate:
+        """A copy with other values."""
+
+class EncodeOptions:
+    """The options of a call; frozen.
+
+    Attributes:
+        threads: at least 1.
+        prefix_ids, suffix_ids: special tokens around each text.
+        max_length: tokens of a sequence, special tokens counted.
+        overflow: what happens to a longer text: "truncate", "error" or "window" (several sequences).
+        truncation_side: "right", or "left" to keep the end of the text.
+        pool_skip: leading tokens that the pooling leaves out.
+        first_text: index of the first text in the caller's input, for messages.
+        pair: set for pairs of texts.
+        batch_size: most texts of a batch; 0 for no cap.
+        truncate_dim: dimensions kept; 0 for all.
+        normalize: scale the vectors to length 1.
+        token_embeddings: return the last hidden states instead of vectors.
+        profile: fill ``Stats["stages"]``.
+
+    Raises:
+        TypeError: an option is unknown, missing or of the wrong type.
+        ValueError: a value is out of range, or two of them contradict each other.
+    """
+
+    threads: Final[int]
+    prefix_ids: Final[list[int]]
+    suffix_ids: Final[list[int]]
+    max_length: Final[int]
+    overflow: Final[str]
+    truncation_side: Final[str]
+    pool_skip: Final[int]
+    first_text: Final[int]
+    pair: Final[PairTemplate | None]
+    batch_size: Final[int]
+    truncate_dim: Final[int]
+    normalize: Final[bool]
+    token_embeddings: Final[bool]
+    profile: Final[bool]
+    def __init__(
+        self,
+        *,
+        threads: int,
+        prefix_ids: list[int],
+        suffix_ids: list[int],
+        max_length: int,
+        overflow: str = "truncate",
+        truncation_side: str = "right",
+        pool_skip: int = 0,
+        first_text: int = 0,
+        pair: PairTemplate | None = None,
+        batch_size: int = 0,
+        truncate_dim: int = 0,
+        normalize: bool = False,
+        token_embeddings: bool = False,
+        profile: bool = False,
+    ) -> None: ...
+    def replace(self, **changes: Any) -> EncodeOptions:
+        """A copy with other values."""
+
+class EncoderConfig:
+    """The shape of an encoder; names and meaning as in a BERT's config.json.
+
+    ``padding_idx``: the token that takes no position, in models that count as fairseq does; -1 for none.
+    ``relative_attention_num_buckets``: of MPNet's position bias; 0 for none. ``rotary``: positions rotate query
+    and key (``rotary_value``: and the value). ``embedding_size``: of embeddings that are projected to
+    ``hidden_size``; 0 or ``hidden_size`` where they are not.
+
+    Raises:
+        TypeError: an option is unknown, missing or of the wrong type.
+        ValueError: no kernel can run this shape.
+    """
+
+    hidden_size: Final[int]
+    num_hidden_layers: Final[int]
+    num_attention_heads: Final[int]
+    intermediate_size: Final[int]
+    vocab_size: Final[int]
+    max_position_embeddings: Final[int]
+    type_vocab_size: Final[int]
+    padding_idx: Final[int]
+    relative_attention_num_buckets: Final[int]
+    rotary: Final[bool]
+    rotary_value: Final[bool]
+    embedding_size: Final[int]
+    layer_norm_eps: Final[float]
+    hidden_act: Final[str]
+    def __init__(self, **values: Any) -> None: ...
+    def replace(self, **changes: Any) -> EncoderConfig:
+        """A copy with other values."""
+
+class HeadModule:
+    """A module after the pooling: y = activation(x Wᵀ + b) ("dense"), or y = x / |x| ("normalize").
+
+    Args:
+        type: "dense" or "normalize".
+        weight: (out, in) float32, of a dense module.
+        bias: (out,) float32, or None.
+        activation: "identity", "gelu", "gelu_new", "relu", "tanh" or "sigmoid".
+    """
+
+    type: Final[str]
+    activation: Final[str]
+    def __init__(
+        self,
+        *,
+        type: str,
+        weight: npt.NDArray[np.float32] | None = None,
+        bias: npt.NDArray[np.float32] | None = None,
+        activation: str = "identity",
+    ) -> None: ...
+    def replace(self, **changes: Any) -> HeadModule:
+        """A copy with other values."""
 
 class Stats(TypedDict):
     """What a call of `Encoder.encode` counted.
@@ -137,7 +303,7 @@ class TokenWindow:
         """
 
 def tokenize_window(
-    texts: list[str], tokenizer: WordPiece, options: dict[str, Any], cancel: Cancel | None = None
+    texts: list[str], tokenizer: WordPiece, options: EncodeOptions, cancel: Cancel | None = None
 ) -> TokenWindow:
     """Tokenize on the core's threads, without the GIL; ``options`` are those of `Encoder.encode`.
 
@@ -145,7 +311,7 @@ def tokenize_window(
     """
 
 def tokenize_window_ids(
-    ids: list[list[int]], options: dict[str, Any], cancel: Cancel | None = None
+    ids: list[list[int]], options: EncodeOptions, cancel: Cancel | None = None
 ) -> TokenWindow:
     """`tokenize_window` for content ids that another tokenizer made."""
 
@@ -160,24 +326,24 @@ class Encoder:
 
     def __init__(
         self,
-        config: dict[str, int | float | str],
+        config: EncoderConfig,
         tensors: dict[str, npt.NDArray[Any]],
-        pooling: dict[str, Any],
-        head: list[dict[str, Any]],
+        pooling: list[str],
+        head: list[HeadModule],
         precision: str,
     ) -> None: ...
-    def encode(self, texts: list[str], tokenizer: WordPiece, options: dict[str, Any]) -> tuple[Any, Stats]:
-        """Vectors (n, dimension) or, with token_embeddings, a list of (tokens, hidden_size)."""
+    def encode(self, texts: list[str], tokenizer: WordPiece, options: EncodeOptions) -> tuple[Any, Stats]:
+        """Vectors (n, dimension) or, with ``options.token_embeddings``, a list of (tokens, hidden_size)."""
 
     def encode_pairs(
-        self, first: list[str], second: list[str], tokenizer: WordPiece, options: dict[str, Any]
+        self, first: list[str], second: list[str], tokenizer: WordPiece, options: EncodeOptions
     ) -> tuple[Any, Stats]:
-        """`encode` of text i of each list, put together as ``options["pair"]`` says."""
+        """`encode` of text i of each list, put together as ``options.pair`` says."""
 
     def encode_id_pairs(
-        self, first: list[list[int]], second: list[list[int]], options: dict[str, Any]
+        self, first: list[list[int]], second: list[list[int]], options: EncodeOptions
     ) -> tuple[Any, Stats]:
         """`encode_pairs` for content ids that another tokenizer made."""
 
-    def encode_ids(self, ids: list[list[int]], options: dict[str, Any]) -> tuple[Any, Stats]:
+    def encode_ids(self, ids: list[list[int]], options: EncodeOptions) -> tuple[Any, Stats]:
         """`encode` for content ids that another tokenizer made."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from . import _core
 from .arguments import (
     check_dtype,
     check_overflow,
@@ -406,19 +407,19 @@ class Encoder(LoadedModel[Engine]):
             raise TypeError(f"prompt must be a str, not {type(prompt).__name__}")
         check_unicode("the prompt", prompt)
         tokenizer = engine.tokenizer
-        options = {
-            "threads": self._threads,
-            "batch_size": 0 if batch_size is None else check_positive("batch_size", batch_size),
-            "prefix_ids": list(tokenizer.prefix_ids),
-            "suffix_ids": list(tokenizer.suffix_ids),
-            "max_length": self._max_length,
-            "overflow": self._on_overflow,
-            "truncation_side": tokenizer.truncation_side,
-            "pool_skip": engine.prompt_tokens(prompt, self._max_length),
-            "truncate_dim": 0 if width == dimension else width,
-            "normalize": bool(normalize),
-            "token_embeddings": token_embeddings,
-        }
+        options = _core.EncodeOptions(
+            threads=self._threads,
+            batch_size=0 if batch_size is None else check_positive("batch_size", batch_size),
+            prefix_ids=list(tokenizer.prefix_ids),
+            suffix_ids=list(tokenizer.suffix_ids),
+            max_length=self._max_length,
+            overflow=self._on_overflow,
+            truncation_side=tokenizer.truncation_side,
+            pool_skip=engine.prompt_tokens(prompt, self._max_length),
+            truncate_dim=0 if width == dimension else width,
+            normalize=bool(normalize),
+            token_embeddings=token_embeddings,
+        )
         ranges = check_ranges(dtype, ranges, engine.folder, width, normalize=bool(normalize))
         return Plan(prompt, options, dtype, ranges, width, on_device and engine.tensors)
 

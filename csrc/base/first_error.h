@@ -9,7 +9,7 @@
 
 namespace embedkit {
 
-/// Keeps the first error of any member of a gang and stops the others.
+/// Keeps the first error of any worker and stops the others.
 class FirstError {
  public:
   explicit FirstError(StopToken& stop) : stop_(stop) {}
@@ -30,7 +30,7 @@ class FirstError {
 
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
 
-  /// For one thread, when all members have returned.
+  /// For one thread, when all workers have returned.
   void rethrow() const {
     if (stop_.interrupted()) throw Interrupted();
     if (error_) std::rethrow_exception(error_);

@@ -19,8 +19,6 @@ std::string_view isa_name(Isa isa) {
       return "avx2";
     case Isa::kAvx2Vnni:
       return "avx2_vnni";
-    case Isa::kOneDnn:
-      return "onednn";
     case Isa::kAvx512Vnni:
       return "avx512_vnni";
     case Isa::kNeon:
@@ -31,8 +29,8 @@ std::string_view isa_name(Isa isa) {
 
 bool has_avx_vnni() {
 #if defined(__x86_64__)
-  // Not a name that every compiler's __builtin_cpu_supports knows. That the wide registers are saved, avx2
-  // says.
+  // Not a name that every compiler's __builtin_cpu_supports knows. "avx2" covers
+  // whether the system saves the wide registers.
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __builtin_cpu_supports("avx2") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
          (eax & (1u << 4)) != 0;
@@ -53,10 +51,6 @@ std::vector<Isa> available_isas() {
                         __builtin_cpu_supports("avx512vnni");
     if (avx512 || has_avx_vnni()) isas.push_back(Isa::kAvx2Vnni);
     if (avx512) isas.push_back(Isa::kAvx512Vnni);
-#if defined(EMBEDKIT_WITH_ONEDNN)
-    // Without AMX its products are slower than ours: to be asked for by name.
-    if (avx512) isas.insert(__builtin_cpu_supports("amx-int8") ? isas.end() : isas.end() - 1, Isa::kOneDnn);
-#endif
   }
 #elif defined(__aarch64__)
   if (has_neon_dot_product()) isas.push_back(Isa::kNeon);

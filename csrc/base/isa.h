@@ -1,4 +1,4 @@
-// Which instruction set the kernels run on: chosen once, can be asked and forced.
+// The instruction set that the kernels run on: detected at run time, EMBEDKIT_ISA forces one.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace embedkit {
 
-enum class Isa { kReference, kAvx2, kAvx2Vnni, kOneDnn, kAvx512Vnni, kNeon };
+enum class Isa { kReference, kAvx2, kAvx2Vnni, kAvx512Vnni, kNeon };
 
 std::string_view isa_name(Isa isa);
 

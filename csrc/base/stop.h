@@ -11,7 +11,7 @@ namespace embedkit {
 /// Carries "stop" from the caller, or from a failed thread, to all threads of one call.
 class StopToken {
  public:
-  /// `asked` tells whether the caller wants to stop (a pending Ctrl-C). It is called on the constructing
+  /// `asked` returns whether the caller wants to stop (a pending Ctrl-C). It is called on the constructing
   /// thread only, and seldom, since it may wait for the interpreter.
   explicit StopToken(std::function<bool()> asked = nullptr,
                      std::chrono::milliseconds interval = std::chrono::milliseconds(25))

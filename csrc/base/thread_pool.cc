@@ -29,13 +29,12 @@ constexpr int kIdleSpins = 8192;
 
 }  // namespace
 
-// With more members than processors somebody always waits for a member that is not running: no use in
-// spinning.
-Barrier::Barrier(int members) : members_(members), spins_(members <= cpus() ? kSpins : 0) {}
+// With more workers than processors, some always wait for one that is not running: spinning is useless then.
+Barrier::Barrier(int workers) : workers_(workers), spins_(workers <= cpus() ? kSpins : 0) {}
 
 void Barrier::wait() {
   const unsigned generation = generation_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_) {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == workers_) {
     arrived_.store(0, std::memory_order_relaxed);
     generation_.store(generation + 1, std::memory_order_release);
     return;
@@ -51,15 +50,15 @@ void Barrier::wait() {
 
 namespace {
 
-struct Gang {
-  const std::function<void(Member)>* body;
+struct Call {
+  const std::function<void(Worker)>* body;
   Barrier* barrier;
   int count;
   std::atomic<int> running;
 };
 
 struct Task {
-  Gang* gang;
+  Call* call;
   int index;
 };
 
@@ -83,12 +82,12 @@ void ThreadPool::loop(ThreadPool* pool, Helper* helper) {
     }
     const Task task = helper->task;
     helper->posted.store(false, std::memory_order_relaxed);
-    (*task.gang->body)({task.index, task.gang->count, task.gang->barrier});
+    (*task.call->body)({task.index, task.call->count, task.call->barrier});
     {
       std::lock_guard lock(pool->mutex_);
       helper->idle = true;
     }
-    task.gang->running.fetch_sub(1, std::memory_order_release);  // the gang may be gone after this
+    task.call->running.fetch_sub(1, std::memory_order_release);  // the call may be gone after this
   }
 }
 
@@ -103,7 +102,7 @@ bool ThreadPool::start_helper() {
   }
 }
 
-void ThreadPool::run(int threads, const std::function<void(Member)>& body) {
+void ThreadPool::run(int threads, const std::function<void(Worker)>& body) {
   std::vector<Helper*> chosen;
   if (threads > 1) {
     std::lock_guard lock(mutex_);
@@ -121,18 +120,18 @@ void ThreadPool::run(int threads, const std::function<void(Member)>& body) {
   }
   const int count = static_cast<int>(chosen.size()) + 1;
   Barrier barrier(count);
-  Gang gang{&body, &barrier, count, static_cast<int>(chosen.size())};
+  Call call{&body, &barrier, count, static_cast<int>(chosen.size())};
   for (int i = 1; i < count; ++i) {
     Helper* helper = chosen[static_cast<size_t>(i) - 1];
     {
       std::lock_guard lock(helper->mutex);
-      helper->task = {&gang, i};
+      helper->task = {&call, i};
       helper->posted.store(true, std::memory_order_release);
     }
     helper->wake.notify_one();
   }
   body({0, count, &barrier});
-  for (int spins = 0; gang.running.load(std::memory_order_acquire) != 0; ++spins) {
+  for (int spins = 0; call.running.load(std::memory_order_acquire) != 0; ++spins) {
     if (spins < kSpins) {
       relax();
     } else {
@@ -143,7 +142,7 @@ void ThreadPool::run(int threads, const std::function<void(Member)>& body) {
 
 ThreadPool& ThreadPool::shared() {
   // Never destroyed: helpers may still wait on it while the process exits. In a forked child the parent's
-  // pool has no threads and its locks may be held for ever, so the child starts with a new one.
+  // pool has no threads and its locks may be held forever, so the child starts with a new one.
   static std::atomic<ThreadPool*> pool{nullptr};
   [[maybe_unused]] static const bool registered = (after_fork_in_child([] { pool.store(nullptr); }), true);
   ThreadPool* current = pool.load(std::memory_order_acquire);

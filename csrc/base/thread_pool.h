@@ -1,8 +1,9 @@
-// One pool of helper threads for the whole process, used by gangs: the calling thread and whoever is idle.
+// One pool of helper threads for the whole process. A call runs on workers: its own thread and idle helpers.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -13,26 +14,40 @@
 
 namespace embedkit {
 
-/// Lets the members of a gang wait for each other; spins, since the waits between two layers are
+/// Lets the workers of a call wait for each other; spins, since the waits between two layers are
 /// microseconds.
 class Barrier {
  public:
-  explicit Barrier(int members);
+  explicit Barrier(int workers);
   void wait();
 
  private:
-  const int members_;
+  const int workers_;
   const int spins_;
   alignas(kCacheLine) std::atomic<int> arrived_{0};
   alignas(kCacheLine) std::atomic<unsigned> generation_{0};
 };
 
-/// One thread's place in a gang. All members run the same function; `sync` waits for all of them.
-struct Member {
+/// Part of some items: `begin` up to `end`.
+struct Share {
+  size_t begin;
+  size_t end;
+
+  size_t size() const { return end - begin; }
+  Share shifted(size_t by) const { return {begin + by, end + by}; }
+};
+
+/// One of the threads that run a call. All workers run the same function; `sync` waits for all of them.
+struct Worker {
   int index;  ///< 0 is the calling thread
   int count;
   Barrier* barrier;
 
+  /// This worker's part of `items`.
+  Share share(size_t items) const {
+    const auto i = static_cast<size_t>(index), n = static_cast<size_t>(count);
+    return {items * i / n, items * (i + 1) / n};
+  }
   void sync() const {
     if (count > 1) barrier->wait();
   }
@@ -43,9 +58,9 @@ class ThreadPool {
   /// The process' pool. After a fork the child gets a new one: threads do not survive a fork.
   static ThreadPool& shared();
 
-  /// Runs `body` as a gang of the calling thread and at most `threads - 1` idle helpers, never waiting for a
+  /// Runs `body` on the calling thread and at most `threads - 1` idle helpers, never waiting for a
   /// busy one, and returns when all have returned. `body` must not throw.
-  void run(int threads, const std::function<void(Member)>& body);
+  void run(int threads, const std::function<void(Worker)>& body);
 
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -54,7 +69,7 @@ class ThreadPool {
   struct Helper;
 
   ThreadPool() = default;
-  /// False if the system grants no more threads: gangs are then smaller.
+  /// False if the system grants no more threads: calls then run on fewer workers.
   bool start_helper();
   static void loop(ThreadPool* pool, Helper* helper);
 

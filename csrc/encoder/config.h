@@ -1,4 +1,4 @@
-// What a model folder says about the encoder, as plain values.
+// The configuration of an encoder, as plain values.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct EncoderConfig {
   int32_t padding_idx = -1;
   /// Of the relative position bias that all layers share (MPNet); 0: none.
   size_t relative_attention_num_buckets = 0;
-  bool rotary = false;        ///< positions rotate query and key; there is no table of positions
+  bool rotary = false;        ///< positions rotate query and key instead of a position table
   bool rotary_value = false;  ///< and the value
   size_t embedding_size = 0;  ///< of the embeddings where they are projected to hidden_size; 0: they are not
   float layer_norm_eps = 1e-12f;

@@ -15,23 +15,11 @@ namespace {
 constexpr size_t kPanelRows = 48;
 constexpr size_t kNever = ~size_t{0};
 
-struct Share {
-  size_t begin;
-  size_t end;
-};
-
-/// A member's part of `items`.
-Share share(size_t items, const Member& member) {
-  const auto index = static_cast<size_t>(member.index);
-  const auto count = static_cast<size_t>(member.count);
-  return {items * index / count, items * (index + 1) / count};
-}
-
-/// Waits for the gang, as every stage ends.
-void end_stage(Stage stage, const Member& member) {
+/// Waits for the other workers, as every stage ends.
+void end_stage(Stage stage, const Worker& worker) {
   StageClock::lap(stage);
-  if (member.count == 1) return;
-  member.sync();
+  if (worker.count == 1) return;
+  worker.sync();
   StageClock::lap(Stage::kWait);
 }
 
@@ -47,15 +35,20 @@ void Rows::shape(size_t rows, size_t columns) {
   data.reserve(rows * ld + Kernels::kSlack);
 }
 
-void Workspace::Quantized::shape(const Kernels& kernels, size_t rows, size_t columns) {
-  stride = odd_lines(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes);
-  data.reserve(rows * stride);
-  scale.reserve(rows);
-  lowest.reserve(rows);
+void Activations::shape(const Kernels& kernels, Precision precision, size_t rows, size_t columns,
+                        size_t padded) {
+  floats_.shape(rows, padded);
+  precision_ = precision;
+  if (precision == Precision::kFp32) return;
+  stride_ = odd_lines(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes);
+  data_.reserve(rows * stride_);
+  scale_.reserve(rows);
+  lowest_.reserve(rows);
 }
 
-QuantizedRows Workspace::Quantized::from(size_t row) {
-  return QuantizedRows{data.data(), stride, scale.data(), lowest.data()}.from(row);
+QuantizedRows Activations::quantized(size_t first) {
+  if (precision_ == Precision::kFp32) return {};
+  return QuantizedRows{data_.data(), stride_, scale_.data(), lowest_.data()}.from(first);
 }
 
 Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<PoolingMode> pooling,
@@ -84,7 +77,7 @@ size_t Encoder::memory_bytes() const {
   return bytes;
 }
 
-void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const {
+void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const {
   for (int32_t id : batch.ids)
     require(id >= 0 && static_cast<size_t>(id) < weights_.words.size(), "token id ", id,
             " is outside the model's table of ", weights_.words.size(),
@@ -99,31 +92,28 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int members) const
           config_.positions(), " positions; set max_length");
 
   const size_t tokens = batch.tokens();
-  const bool int8 = config_.precision == Precision::kInt8;
+  const size_t hidden = config_.hidden_size;
   const auto columns = [&](const Linear& linear) { return linear.panels() * kernels_.panel; };
   const Layer& layer = weights_.layers.front();
-  w.hidden_.shape(tokens, weights_.projection ? columns(*weights_.projection) : config_.hidden_size);
+  w.hidden_.shape(kernels_, config_.precision, tokens, hidden,
+                  weights_.projection ? columns(*weights_.projection) : hidden);
   if (weights_.projection) w.embedded_.shape(tokens, config_.embedding_size);
   // Attention reads whole vectors and blocks of keys: past the last row there must be memory, whatever is in
   // it.
   w.query_key_value_.shape(tokens + Kernels::kSlackRows, columns(layer.query_key_value));
-  w.context_.shape(tokens, config_.hidden_size);
+  w.context_.shape(kernels_, config_.precision, tokens, hidden, hidden);
   w.projected_.shape(tokens, std::max(columns(layer.attention_output), columns(layer.output)));
-  w.inner_.shape(std::min(tokens, kPanelRows), columns(layer.intermediate));
-  if (int8) {
-    w.quantized_hidden_.shape(kernels_, tokens, config_.hidden_size);
-    w.quantized_context_.shape(kernels_, tokens, config_.hidden_size);
-    w.quantized_inner_.shape(kernels_, std::min(tokens, kPanelRows), config_.intermediate_size);
-  }
-  if (w.scratch_.size() < static_cast<size_t>(members)) w.scratch_.resize(static_cast<size_t>(members));
+  w.inner_.shape(kernels_, config_.precision, std::min(tokens, kPanelRows), config_.intermediate_size,
+                 columns(layer.intermediate));
+  if (w.scratch_.size() < static_cast<size_t>(workers)) w.scratch_.resize(static_cast<size_t>(workers));
   const size_t scratch =
-      kernels_.attention_scratch(longest, config_.hidden_size / config_.num_attention_heads) +
-      Kernels::kSlack;
-  for (int m = 0; m < members; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
+      kernels_.attention_scratch(longest, hidden / config_.num_attention_heads) + Kernels::kSlack;
+  for (int m = 0; m < workers; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
   w.stop_step_.store(kNever, std::memory_order_relaxed);
 }
 
-void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, size_t begin, size_t end) const {
+void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, Share tokens) const {
+  const auto [begin, end] = tokens;
   const size_t width = config_.embedding_width();
   size_t sequence =
       static_cast<size_t>(std::upper_bound(batch.cu_seqlens.begin(), batch.cu_seqlens.end(), begin) -
@@ -144,34 +134,45 @@ void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, size_t begin, 
   }
 }
 
-void Encoder::embed(const PackedBatch& batch, Workspace& w, const Member& member) const {
-  const size_t tokens = batch.tokens();
-  const auto [begin, end] = share(tokens, member);
-  const bool projected = weights_.projection.has_value();
-  const bool int8 = config_.precision == Precision::kInt8;
-  const QuantizedRows quantized = int8 ? w.quantized_hidden_.from(begin) : QuantizedRows{};
-  Rows& embedded = projected ? w.embedded_ : w.hidden_;
-  add_embeddings(batch, embedded, begin, end);
-  kernels_.add_layer_norm(embedded.row(begin), embedded.ld, nullptr, 0, end - begin,
-                          config_.embedding_width(), weights_.embedding_norm.weight(),
-                          weights_.embedding_norm.bias(), config_.layer_norm_eps,
-                          int8 && !projected ? &quantized : nullptr);
-  end_stage(Stage::kElementWise, member);
-  if (!projected) return;
-  const Linear& projection = *weights_.projection;
-  const Share panels = share(projection.panels(), member);
-  kernels_.linear_fp32(embedded.row(0), embedded.ld, tokens, projection.packed(), panels.begin, panels.end,
-                       w.hidden_.row(0), w.hidden_.ld);
-  end_stage(Stage::kProducts, member);
-  if (!int8) return;
-  kernels_.quantize(w.hidden_.row(begin), w.hidden_.ld, end - begin, config_.hidden_size, quantized);
-  end_stage(Stage::kQuantize, member);
+void Encoder::linear(const Linear& weights, const Operand& x, size_t rows, Rows& out, size_t out_row,
+                     const Worker& worker) const {
+  weights.multiply(kernels_, x, rows, worker.share(weights.panels()), out.row(out_row), out.ld);
+  end_stage(Stage::kProducts, worker);
 }
 
-void Encoder::attend(const PackedBatch& batch, Workspace& w, const Member& member) const {
+void Encoder::quantize(Activations& x, Share rows, const Worker& worker) const {
+  const QuantizedRows quantized = x.quantized(rows.begin);
+  if (quantized.data == nullptr) return;
+  const Rows& floats = x.floats();
+  kernels_.quantize(floats.row(rows.begin), floats.ld, rows.size(), config_.hidden_size, quantized);
+  end_stage(Stage::kQuantize, worker);
+}
+
+void Encoder::add_and_normalize(const LayerNorm& norm, Activations& x, const Rows& y, Share rows) const {
+  kernels_.add_layer_norm(x.floats().row(rows.begin), x.floats().ld, y.row(rows.begin), y.ld, rows.size(),
+                          config_.hidden_size, norm.weight(), norm.bias(), config_.layer_norm_eps,
+                          x.quantized(rows.begin));
+}
+
+void Encoder::embed(const PackedBatch& batch, Workspace& w, const Worker& worker) const {
+  const Share own = worker.share(batch.tokens());
+  const bool projected = weights_.projection.has_value();
+  Rows& embedded = projected ? w.embedded_ : w.hidden_.floats();
+  add_embeddings(batch, embedded, own);
+  kernels_.add_layer_norm(embedded.row(own.begin), embedded.ld, nullptr, 0, own.size(),
+                          config_.embedding_width(), weights_.embedding_norm.weight(),
+                          weights_.embedding_norm.bias(), config_.layer_norm_eps,
+                          projected ? QuantizedRows{} : w.hidden_.quantized(own.begin));
+  end_stage(Stage::kElementWise, worker);
+  if (!projected) return;
+  linear(*weights_.projection, embedded.operand(0), batch.tokens(), w.hidden_.floats(), 0, worker);
+  quantize(w.hidden_, own, worker);
+}
+
+void Encoder::attend(const PackedBatch& batch, Workspace& w, const Worker& worker) const {
   const size_t heads = config_.num_attention_heads;
   const size_t head_size = config_.hidden_size / heads;
-  const auto [begin, end] = share(batch.sequences() * heads, member);
+  const auto [begin, end] = worker.share(batch.sequences() * heads);
   for (size_t item = begin; item < end; ++item) {
     const size_t sequence = item / heads;
     const size_t row = batch.cu_seqlens[sequence];
@@ -189,97 +190,50 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, const Member& membe
         .ld = w.query_key_value_.ld,
         .length = batch.length(sequence),
         .head_size = head_size,
-        .out = w.context_.row(row) + column,
-        .ld_out = w.context_.ld,
-        .scratch = w.scratch_[static_cast<size_t>(member.index)].data(),
+        .out = w.context_.floats().row(row) + column,
+        .ld_out = w.context_.floats().ld,
+        .scratch = w.scratch_[static_cast<size_t>(worker.index)].data(),
         .bias = weights_.relative_bias.of_head(item % heads),
     });
   }
 }
 
-bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, const Member& member,
+bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, const Worker& worker,
                            StopToken& stop, size_t& step) const {
-  const bool int8 = config_.precision == Precision::kInt8;
-  const size_t hidden = config_.hidden_size;
-  const Share in_panels = share(layer.intermediate.panels(), member);
-  const Share out_panels = share(layer.output.panels(), member);
   for (size_t first = 0; first < tokens; first += kPanelRows) {
     const size_t rows = std::min(kPanelRows, tokens - first);
-    const Share own = share(rows, member);
-    float* inner = w.inner_.row(0);
-    w.ask(++step, member, stop);
-    if (int8) {
-      kernels_.linear_int8(w.quantized_hidden_.from(first), rows, layer.intermediate.packed(),
-                           in_panels.begin, in_panels.end, inner, w.inner_.ld);
-    } else {
-      kernels_.linear_fp32(w.hidden_.row(first), w.hidden_.ld, rows, layer.intermediate.packed(),
-                           in_panels.begin, in_panels.end, inner, w.inner_.ld);
-    }
-    end_stage(Stage::kProducts, member);
+    const Share own = worker.share(rows);
+    Rows& inner = w.inner_.floats();
+    w.ask(++step, worker, stop);
+    linear(layer.intermediate, w.hidden_.operand(first), rows, inner, 0, worker);
     if (w.stopped_at(step)) return false;
-    const QuantizedRows quantized_inner = int8 ? w.quantized_inner_.from(own.begin) : QuantizedRows{};
-    kernels_.activate(config_.hidden_act, w.inner_.row(own.begin), w.inner_.ld, own.end - own.begin,
-                      config_.intermediate_size, int8 ? &quantized_inner : nullptr);
-    end_stage(Stage::kElementWise, member);
-    if (int8) {
-      kernels_.linear_int8(w.quantized_inner_.from(0), rows, layer.output.packed(), out_panels.begin,
-                           out_panels.end, w.projected_.row(first), w.projected_.ld);
-    } else {
-      kernels_.linear_fp32(inner, w.inner_.ld, rows, layer.output.packed(), out_panels.begin, out_panels.end,
-                           w.projected_.row(first), w.projected_.ld);
-    }
-    end_stage(Stage::kProducts, member);
-    const QuantizedRows quantized_hidden =
-        int8 ? w.quantized_hidden_.from(first + own.begin) : QuantizedRows{};
-    kernels_.add_layer_norm(w.hidden_.row(first + own.begin), w.hidden_.ld,
-                            w.projected_.row(first + own.begin), w.projected_.ld, own.end - own.begin, hidden,
-                            layer.output_norm.weight(), layer.output_norm.bias(), config_.layer_norm_eps,
-                            int8 ? &quantized_hidden : nullptr);
-    end_stage(Stage::kElementWise, member);
+    kernels_.activate(config_.hidden_act, inner.row(own.begin), inner.ld, own.size(),
+                      config_.intermediate_size, w.inner_.quantized(own.begin));
+    end_stage(Stage::kElementWise, worker);
+    linear(layer.output, w.inner_.operand(0), rows, w.projected_, first, worker);
+    add_and_normalize(layer.output_norm, w.hidden_, w.projected_, own.shifted(first));
+    end_stage(Stage::kElementWise, worker);
   }
   return true;
 }
 
-bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Member& member,
+bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Worker& worker,
                       StopToken& stop) const noexcept {
   const size_t tokens = batch.tokens();
-  const size_t hidden = config_.hidden_size;
-  const bool int8 = config_.precision == Precision::kInt8;
-  const Share own = share(tokens, member);
-  const QuantizedRows own_hidden = int8 ? w.quantized_hidden_.from(own.begin) : QuantizedRows{};
-  const QuantizedRows* quantized_hidden = int8 ? &own_hidden : nullptr;
-  const auto linear = [&](const Linear& weights, const Rows& x, Workspace::Quantized& quantized, Rows& out) {
-    const Share panels = share(weights.panels(), member);
-    if (int8) {
-      kernels_.linear_int8(quantized.from(0), tokens, weights.packed(), panels.begin, panels.end, out.row(0),
-                           out.ld);
-    } else {
-      kernels_.linear_fp32(x.row(0), x.ld, tokens, weights.packed(), panels.begin, panels.end, out.row(0),
-                           out.ld);
-    }
-  };
-
-  embed(batch, w, member);
+  const Share own = worker.share(tokens);
+  embed(batch, w, worker);
   size_t step = 0;
   for (const Layer& layer : weights_.layers) {
-    w.ask(++step, member, stop);
-    linear(layer.query_key_value, w.hidden_, w.quantized_hidden_, w.query_key_value_);
-    end_stage(Stage::kProducts, member);
+    w.ask(++step, worker, stop);
+    linear(layer.query_key_value, w.hidden_.operand(0), tokens, w.query_key_value_, 0, worker);
     if (w.stopped_at(step)) return false;
-    attend(batch, w, member);
-    end_stage(Stage::kAttention, member);
-    if (int8) {
-      kernels_.quantize(w.context_.row(own.begin), w.context_.ld, own.end - own.begin, hidden,
-                        w.quantized_context_.from(own.begin));
-      end_stage(Stage::kQuantize, member);
-    }
-    linear(layer.attention_output, w.context_, w.quantized_context_, w.projected_);
-    end_stage(Stage::kProducts, member);
-    kernels_.add_layer_norm(w.hidden_.row(own.begin), w.hidden_.ld, w.projected_.row(own.begin),
-                            w.projected_.ld, own.end - own.begin, hidden, layer.attention_norm.weight(),
-                            layer.attention_norm.bias(), config_.layer_norm_eps, quantized_hidden);
-    end_stage(Stage::kElementWise, member);
-    if (!feed_forward(layer, w, tokens, member, stop, step)) return false;
+    attend(batch, w, worker);
+    end_stage(Stage::kAttention, worker);
+    quantize(w.context_, own, worker);
+    linear(layer.attention_output, w.context_.operand(0), tokens, w.projected_, 0, worker);
+    add_and_normalize(layer.attention_norm, w.hidden_, w.projected_, own);
+    end_stage(Stage::kElementWise, worker);
+    if (!feed_forward(layer, w, tokens, worker, stop, step)) return false;
   }
   return true;
 }
@@ -292,7 +246,7 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
   current->shape(sequences, pooling_.size() * hidden);
   for (size_t s = 0; s < sequences; ++s)
     for (size_t m = 0; m < pooling_.size(); ++m)
-      pool_sequence(pooling_[m], w.hidden_.row(batch.cu_seqlens[s]), w.hidden_.ld, batch.length(s),
+      pool_sequence(pooling_[m], w.hidden().row(batch.cu_seqlens[s]), w.hidden().ld, batch.length(s),
                     batch.pool_skip[s], hidden, current->row(s) + m * hidden);
   size_t width = pooling_.size() * hidden;
   for (const Module& module : modules_) {
@@ -302,11 +256,10 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
     }
     const Linear& dense = dense_[module.dense];
     next->shape(sequences, dense.panels() * kernels_.panel);
-    kernels_.linear_fp32(current->row(0), current->ld, sequences, dense.packed(), 0, dense.panels(),
-                         next->row(0), next->ld);
+    dense.multiply(kernels_, current->operand(0), sequences, {0, dense.panels()}, next->row(0), next->ld);
     width = dense.out_features();
     if (module.activation != Activation::kIdentity)
-      kernels_.activate(module.activation, next->row(0), next->ld, sequences, width, nullptr);
+      kernels_.activate(module.activation, next->row(0), next->ld, sequences, width, {});
     std::swap(current, next);
   }
   return *current;

@@ -23,42 +23,54 @@ struct Rows {
   void shape(size_t rows, size_t columns);
   float* row(size_t r) { return data.data() + r * ld; }
   const float* row(size_t r) const { return data.data() + r * ld; }
+  /// The rows from `first` on, for an fp32 product.
+  Operand operand(size_t first) const { return {row(first), ld, {}}; }
 };
 
-/// The buffers of one forward pass, reused from batch to batch. One gang at a time.
+/// Rows that the products of a model read: floats, and beside them what its precision makes of them.
+class Activations {
+ public:
+  /// `columns` of them are read; the floats have room for `padded` ones.
+  void shape(const Kernels& kernels, Precision precision, size_t rows, size_t columns, size_t padded);
+
+  Rows& floats() { return floats_; }
+  const Rows& floats() const { return floats_; }
+  /// The quantized rows from `first` on; without data in a model that does not quantize.
+  QuantizedRows quantized(size_t first);
+  Operand operand(size_t first) { return {floats_.row(first), floats_.ld, quantized(first)}; }
+
+ private:
+  Rows floats_;
+  Precision precision_ = Precision::kFp32;
+  AlignedBuffer<uint8_t> data_;
+  AlignedBuffer<float> scale_, lowest_;
+  size_t stride_ = 0;
+};
+
+/// The buffers of one forward pass, reused from batch to batch. For one call at a time.
 class Workspace {
  public:
-  const Rows& hidden() const { return hidden_; }
+  const Rows& hidden() const { return hidden_.floats(); }
 
  private:
   friend class Encoder;
 
-  struct Quantized {
-    AlignedBuffer<uint8_t> data;
-    AlignedBuffer<float> scale;
-    AlignedBuffer<float> lowest;
-    size_t stride = 0;
-
-    void shape(const Kernels& kernels, size_t rows, size_t columns);
-    QuantizedRows from(size_t row);
-  };
-
-  // One member asks whether to stop and names the step; after the next sync all members read the same answer.
-  // A plain flag would not do: a fast member could set it for a later step while a slow one still reads it
+  // One worker asks whether to stop and names the step; after the next sync all workers read the same answer.
+  // A plain flag would not do: a fast worker could set it for a later step while a slow one still reads it
   // for this one.
-  void ask(size_t step, const Member& member, StopToken& stop) {
-    if (member.index == 0 && stop.poll()) stop_step_.store(step, std::memory_order_relaxed);
+  void ask(size_t step, const Worker& worker, StopToken& stop) {
+    if (worker.index == 0 && stop.poll()) stop_step_.store(step, std::memory_order_relaxed);
   }
   bool stopped_at(size_t step) const { return stop_step_.load(std::memory_order_relaxed) <= step; }
 
-  Rows embedded_, hidden_, query_key_value_, context_, projected_, inner_;
+  Rows embedded_, query_key_value_, projected_;
+  Activations hidden_, context_, inner_;
   Rows pooled_, head_;
-  Quantized quantized_hidden_, quantized_context_, quantized_inner_;
-  std::vector<AlignedBuffer<float>> scratch_;  // one per member
+  std::vector<AlignedBuffer<float>> scratch_;  // one per worker
   std::atomic<size_t> stop_step_{0};
 };
 
-/// Immutable after construction and safe to share; each gang brings its own Workspace.
+/// Immutable after construction and safe to share; each call brings its own Workspace.
 class Encoder {
  public:
   /// Throws InvalidArgument that names what does not fit: a tensor, a module, a pooling without modes.
@@ -77,11 +89,11 @@ class Encoder {
 
   /// Sizes the buffers; to be called by one thread before `forward`. Throws InvalidArgument for an id outside
   /// the embedding table or a sequence longer than the positions.
-  void prepare(const PackedBatch& batch, Workspace& workspace, int members) const;
+  void prepare(const PackedBatch& batch, Workspace& workspace, int workers) const;
 
-  /// Runs all layers; every member of the gang calls it. Afterwards workspace.hidden() is (tokens,
-  /// hidden_size). Returns false, to all members alike, if stopped on the way.
-  bool forward(const PackedBatch& batch, Workspace& workspace, const Member& member,
+  /// Runs all layers; every worker calls it. Afterwards workspace.hidden() is (tokens,
+  /// hidden_size). Returns false, to all workers alike, if stopped on the way.
+  bool forward(const PackedBatch& batch, Workspace& workspace, const Worker& worker,
                StopToken& stop) const noexcept;
 
   /// Pooling and head: vectors of (sequences, dimension). For one thread, after `forward`.
@@ -94,10 +106,17 @@ class Encoder {
     Activation activation;
   };
 
-  void add_embeddings(const PackedBatch& batch, Rows& out, size_t begin, size_t end) const;
-  void embed(const PackedBatch& batch, Workspace& workspace, const Member& member) const;
-  void attend(const PackedBatch& batch, Workspace& workspace, const Member& member) const;
-  bool feed_forward(const Layer& layer, Workspace& workspace, size_t tokens, const Member& member,
+  /// out[out_row:] = x Wᵀ + b, the panels that are this worker's.
+  void linear(const Linear& weights, const Operand& x, size_t rows, Rows& out, size_t out_row,
+              const Worker& worker) const;
+  /// x = layer_norm(x + y) in `rows`, quantized where the model does.
+  void add_and_normalize(const LayerNorm& norm, Activations& x, const Rows& y, Share rows) const;
+  /// Quantizes `rows` of x where the model does.
+  void quantize(Activations& x, Share rows, const Worker& worker) const;
+  void add_embeddings(const PackedBatch& batch, Rows& out, Share tokens) const;
+  void embed(const PackedBatch& batch, Workspace& workspace, const Worker& worker) const;
+  void attend(const PackedBatch& batch, Workspace& workspace, const Worker& worker) const;
+  bool feed_forward(const Layer& layer, Workspace& workspace, size_t tokens, const Worker& worker,
                     StopToken& stop, size_t& step) const;
 
   EncoderConfig config_;

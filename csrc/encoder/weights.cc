@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -14,6 +15,10 @@ std::string shape_text(const std::vector<size_t>& shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
   return text + ")";
+}
+
+size_t element_size(Tensor::Type type) {
+  return type == Tensor::Type::kInt8 ? sizeof(int8_t) : sizeof(float);
 }
 
 /// Hands out tensors by name after checking type and shape.
@@ -97,12 +102,13 @@ void EncoderConfig::validate() const {
           "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
   require(relative_attention_num_buckets == 0 || relative_attention_num_buckets == 32,
           "relative_attention_num_buckets is ", relative_attention_num_buckets, "; it must be 32");
-  require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is no multiple of ",
+  require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is not a multiple of ",
           num_attention_heads, " heads");
   const size_t head_size = hidden_size / num_attention_heads;
-  require(!rotary || head_size % 2 == 0, "a head of ", head_size,
-          " features has no pairs to rotate; hidden_size must be an even multiple of num_attention_heads");
-  // The file holds nothing that would bound this table.
+  require(
+      !rotary || head_size % 2 == 0, "heads of ", head_size,
+      " features cannot be rotated in pairs; hidden_size must be an even multiple of num_attention_heads");
+  // No tensor of the file bounds the size of this table.
   require(!rotary || checked_mul(max_position_embeddings, head_size) <= size_t{1} << 26,
           "max_position_embeddings is ", max_position_embeddings, "; the rotary table for heads of ",
           head_size, " features would be too large");
@@ -113,7 +119,8 @@ void EncoderConfig::validate() const {
           "a layer of more than 65536 features is not supported");
 }
 
-Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Part>& parts) {
+Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Part>& parts)
+    : precision_(precision) {
   const size_t in = parts.at(0).weight.shape.at(1);
   size_t out = 0;
   for (const Part& part : parts) out += part.weight.shape.at(0);
@@ -126,7 +133,7 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
   float* scale = bias + padded;
   float* row_sums = scale + padded;
 
-  const size_t element = precision == Precision::kInt8 ? 1 : sizeof(float);
+  const size_t element = element_size(parts[0].weight.type);
   const uint8_t* rows = static_cast<const uint8_t*>(parts[0].weight.data);
   AlignedBuffer<uint8_t> stacked;
   if (parts.size() > 1) {
@@ -142,20 +149,32 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
     if (part.scale.data != nullptr) std::memcpy(scale + row, part.scale.data, n * sizeof(float));
     row += n;
   }
-  if (precision == Precision::kInt8) {
-    const auto* w = reinterpret_cast<const int8_t*>(rows);
-    for (size_t n = 0; n < out; ++n) {
-      int64_t sum = 0;
-      for (size_t k = 0; k < in; ++k) sum += w[n * in + k];
-      row_sums[n] = scale[n] * static_cast<float>(sum);
+  switch (precision) {
+    case Precision::kFp32:
+      weights_.reset(kernels.packed_fp32_bytes(out, in));
+      kernels.pack_fp32(reinterpret_cast<const float*>(rows), out, in, weights_.data());
+      break;
+    case Precision::kInt8: {
+      const auto* w = reinterpret_cast<const int8_t*>(rows);
+      for (size_t n = 0; n < out; ++n)
+        row_sums[n] =
+            scale[n] * static_cast<float>(std::accumulate(w + n * in, w + (n + 1) * in, int64_t{0}));
+      weights_.reset(kernels.packed_int8_bytes(out, in));
+      kernels.pack_int8(w, out, in, weights_.data());
+      break;
     }
-    weights_.reset(kernels.packed_int8_bytes(out, in));
-    kernels.pack_int8(w, out, in, weights_.data());
-  } else {
-    weights_.reset(kernels.packed_fp32_bytes(out, in));
-    kernels.pack_fp32(reinterpret_cast<const float*>(rows), out, in, weights_.data());
   }
   packed_ = {in, out, weights_.data(), bias, scale, row_sums};
+}
+
+void Linear::multiply(const Kernels& kernels, const Operand& x, size_t rows, Share panels, float* out,
+                      size_t ld_out) const {
+  switch (precision_) {
+    case Precision::kFp32:
+      return kernels.linear_fp32(x.x, x.ld, rows, packed_, panels.begin, panels.end, out, ld_out);
+    case Precision::kInt8:
+      return kernels.linear_int8(x.quantized, rows, packed_, panels.begin, panels.end, out, ld_out);
+  }
 }
 
 size_t Linear::memory_bytes() const { return weights_.size() + vectors_.size() * sizeof(float); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/aligned.h"
+#include "base/thread_pool.h"
 #include "encoder/config.h"
 
 namespace embedkit {
@@ -23,13 +24,15 @@ class Linear {
   };
   Linear(const Kernels& kernels, Precision precision, const std::vector<Part>& parts);
 
-  const PackedLinear& packed() const { return packed_; }
-  size_t in_features() const { return packed_.in_features; }
+  /// out = x Wᵀ + b in the columns of `panels`.
+  void multiply(const Kernels& kernels, const Operand& x, size_t rows, Share panels, float* out,
+                size_t ld_out) const;
   size_t out_features() const { return packed_.out_features; }
   size_t panels() const { return panels_; }
   size_t memory_bytes() const;
 
  private:
+  Precision precision_;
   size_t panels_ = 0;
   AlignedBuffer<uint8_t> weights_;
   AlignedBuffer<float> vectors_;  // bias, scale, row_sums

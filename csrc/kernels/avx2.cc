@@ -1,14 +1,15 @@
 // AVX2 with FMA. vpmaddubsw would saturate, so weights and activations are widened to 16 bits when they are
 // packed and quantized: vpmaddwd adds two products to each of eight int32 lanes, exactly.
-#include "kernels/avx2_kernels.h"
+#include "kernels/vec_avx2.h"
+#include "kernels/vector_kernels.h"
 
 namespace embedkit {
 namespace {
 
-struct Wide {
-  static constexpr Isa kIsa = Isa::kAvx2;
+struct Wide : ByteDot<Avx2> {
   using Weight = int16_t;
   using Activation = uint16_t;
+  template <int>
   static __m256i add(__m256i sums, __m256i x, __m256i w) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(x, w));
   }
@@ -20,6 +21,6 @@ struct Wide {
 
 }  // namespace
 
-extern constinit const Kernels kAvx2Kernels = avx2_kernels<Wide>();
+extern constinit const Kernels kAvx2Kernels = vector_kernels<Wide>(Isa::kAvx2);
 
 }  // namespace embedkit

@@ -1,15 +1,16 @@
 // AVX2 with AVX-VNNI, whose vpdpbusd is VEX-encoded: four products of unsigned by signed bytes added to each
 // lane, without saturation.
-#include "kernels/avx2_kernels.h"
+#include "kernels/vec_avx2.h"
+#include "kernels/vector_kernels.h"
 
 namespace embedkit {
 namespace {
 
-struct Vex {
-  static constexpr Isa kIsa = Isa::kAvx2Vnni;
-  using Weight = int8_t;
-  using Activation = uint8_t;
-  static __m256i add(__m256i sums, __m256i x, __m256i w) { return _mm256_dpbusd_avx_epi32(sums, x, w); }
+struct Vex : ByteDot<Avx2> {
+  template <int>
+  static __m256i add(__m256i sums, __m256i x, __m256i w) {
+    return _mm256_dpbusd_avx_epi32(sums, x, w);
+  }
   static void spin(__m256i& sums, __m256i x) {
     asm volatile("%{vex%} vpdpbusd %1, %1, %0" : "+x"(sums) : "x"(x));
   }
@@ -17,6 +18,6 @@ struct Vex {
 
 }  // namespace
 
-extern constinit const Kernels kAvx2VnniKernels = avx2_kernels<Vex>();
+extern constinit const Kernels kAvx2VnniKernels = vector_kernels<Vex>(Isa::kAvx2Vnni);
 
 }  // namespace embedkit

@@ -12,10 +12,6 @@ const Kernels& kernels_for(Isa isa) {
       return kAvx2Kernels;
     case Isa::kAvx2Vnni:
       return has_avx_vnni() ? kAvx2VnniKernels : kAvx2VnniEvexKernels;
-#if defined(EMBEDKIT_WITH_ONEDNN)
-    case Isa::kOneDnn:
-      return onednn_kernels();
-#endif
     case Isa::kAvx512Vnni:
       return kAvx512VnniKernels;
 #elif defined(__aarch64__)

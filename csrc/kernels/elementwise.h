@@ -6,6 +6,14 @@
 namespace embedkit {
 namespace {
 
+/// Horner's scheme: coefficients from that of the highest power of x down to the constant.
+template <class V, class... Coefficients>
+inline typename V::F polynomial(typename V::F x, float highest, Coefficients... others) {
+  typename V::F sum = V::set1(highest);
+  ((sum = V::fma(sum, x, V::set1(others))), ...);
+  return sum;
+}
+
 /// exp(x) for x <= 88, relative error below 2e-7; 1.2e-38, the smallest normal number, below -87.3.
 /// x = n ln 2 + r with |r| <= ln 2 / 2, and exp(r) by its Taylor polynomial of degree 6.
 template <class V>
@@ -13,16 +21,10 @@ inline typename V::F exponential(typename V::F x) {
   using F = typename V::F;
   x = V::max(x, V::set1(-87.33654f));
   const F n = V::round(V::mul(x, V::set1(1.44269504f)));
-  F r = V::fma(n, V::set1(-0.693359375f),
-               x);  // ln 2 in two parts: the first has few enough bits for an exact product
+  // ln 2 in two parts: the first has few enough bits for an exact product.
+  F r = V::fma(n, V::set1(-0.693359375f), x);
   r = V::fma(n, V::set1(2.12194440e-4f), r);
-  F p = V::set1(1.0f / 720);
-  p = V::fma(p, r, V::set1(1.0f / 120));
-  p = V::fma(p, r, V::set1(1.0f / 24));
-  p = V::fma(p, r, V::set1(1.0f / 6));
-  p = V::fma(p, r, V::set1(0.5f));
-  p = V::fma(p, r, V::set1(1.0f));
-  p = V::fma(p, r, V::set1(1.0f));
+  const F p = polynomial<V>(r, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
   return V::scale(p, n);
 }
 
@@ -34,18 +36,10 @@ inline typename V::F gelu(typename V::F x) {
   using F = typename V::F;
   const F c = V::min(V::max(x, V::set1(-5.515433f)), V::set1(5.515433f));
   const F t = V::mul(c, c);
-  F p = V::set1(2.2832271e-8f);
-  p = V::fma(p, t, V::set1(6.2989493e-6f));
-  p = V::fma(p, t, V::set1(1.6520143e-4f));
-  p = V::fma(p, t, V::set1(4.6551721e-3f));
-  p = V::fma(p, t, V::set1(3.3527542e-2f));
-  p = V::fma(p, t, V::set1(3.9894226e-1f));
-  F q = V::set1(1.1959534e-6f);
-  q = V::fma(q, t, V::set1(7.2332208e-5f));
-  q = V::fma(q, t, V::set1(1.8642178e-3f));
-  q = V::fma(q, t, V::set1(2.8454084e-2f));
-  q = V::fma(q, t, V::set1(2.5070748e-1f));
-  q = V::fma(q, t, V::set1(1.0f));
+  const F p = polynomial<V>(t, 2.2832271e-8f, 6.2989493e-6f, 1.6520143e-4f, 4.6551721e-3f, 3.3527542e-2f,
+                            3.9894226e-1f);
+  const F q =
+      polynomial<V>(t, 1.1959534e-6f, 7.2332208e-5f, 1.8642178e-3f, 2.8454084e-2f, 2.5070748e-1f, 1.0f);
   const F half = V::div(V::mul(c, p), q);
   return V::mul(x, V::add(half, V::set1(0.5f)));
 }
@@ -57,14 +51,8 @@ inline typename V::F gelu_coarse(typename V::F x) {
   using F = typename V::F;
   const F c = V::min(V::max(x, V::set1(-4.5254834f)), V::set1(4.5254834f));
   const F t = V::mul(c, c);
-  F p = V::set1(3.3324548e-5f);
-  p = V::fma(p, t, V::set1(3.8255563e-3f));
-  p = V::fma(p, t, V::set1(2.7219126e-2f));
-  p = V::fma(p, t, V::set1(3.9894292e-1f));
-  F q = V::set1(1.1661025e-3f);
-  q = V::fma(q, t, V::set1(2.3704281e-2f));
-  q = V::fma(q, t, V::set1(2.3491405e-1f));
-  q = V::fma(q, t, V::set1(1.0f));
+  const F p = polynomial<V>(t, 3.3324548e-5f, 3.8255563e-3f, 2.7219126e-2f, 3.9894292e-1f);
+  const F q = polynomial<V>(t, 1.1661025e-3f, 2.3704281e-2f, 2.3491405e-1f, 1.0f);
   const F half = V::mul(V::mul(c, p), V::reciprocal(q));
   return V::fma(x, half, V::mul(x, V::set1(0.5f)));
 }
@@ -85,9 +73,7 @@ inline typename V::F hyperbolic_tangent(typename V::F x) {
   const F e = exponential<V>(V::add(c, c));
   const F far = V::sub(V::set1(1.0f), V::div(V::set1(2.0f), V::add(e, V::set1(1.0f))));
   const F t = V::mul(c, c);
-  F p = V::set1(-17.0f / 315);
-  p = V::fma(p, t, V::set1(2.0f / 15));
-  p = V::fma(p, t, V::set1(-1.0f / 3));
+  const F p = polynomial<V>(t, -17.0f / 315, 2.0f / 15, -1.0f / 3);
   const F near = V::fma(V::mul(c, t), p, c);
   return V::select_below(V::max(c, V::sub(V::zero(), c)), 0.15f, near, far);
 }

@@ -32,6 +32,13 @@ struct QuantizedRows {
   QuantizedRows from(size_t row) const { return {data + row * stride, stride, scale + row, lowest + row}; }
 };
 
+/// Rows that a product reads: floats or their quantized form, depending on the precision of its weights.
+struct Operand {
+  const float* x;
+  size_t ld;  ///< of x
+  QuantizedRows quantized;
+};
+
 /// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` output columns; the arrays are padded
 /// to whole panels. For int8, W ≈ scale[n] * w[n][k], and row_sums[n] = scale[n] * Σ_k w[n][k] carries
 /// `lowest`.
@@ -85,14 +92,14 @@ struct Kernels {
                         size_t ld_out);
 
   void (*quantize)(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out);
-  /// x = activation(x) in place, or its quantized form into `quantized`, which leaves x undefined.
+  /// x = activation(x) in place; with `quantized.data` its quantized form alone, which leaves x undefined.
   void (*activate)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
-                   const QuantizedRows* quantized);
-  /// x = layer_norm(x + y) * gamma + beta in place (y may be null), and its quantized form when `quantized`
-  /// is given.
+                   const QuantizedRows& quantized);
+  /// x = layer_norm(x + y) * gamma + beta in place (y may be null); with `quantized.data` its quantized form,
+  /// too.
   void (*add_layer_norm)(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
                          const float* gamma, const float* beta, float epsilon,
-                         const QuantizedRows* quantized);
+                         const QuantizedRows& quantized);
   /// out += scale * row, a row of an int8 table.
   void (*add_scaled_int8)(float* out, const int8_t* row, float scale, size_t columns);
 
@@ -118,9 +125,6 @@ extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx2VnniKernels;
 extern const Kernels kAvx2VnniEvexKernels;
 extern const Kernels kAvx512VnniKernels;
-#if defined(EMBEDKIT_WITH_ONEDNN)
-const Kernels& onednn_kernels();
-#endif
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

@@ -1,5 +1,5 @@
-// The readable reference: every operation as its formula, one element at a time, for every machine. The tests
-// hold the other instruction sets to it.
+// The readable reference: every operation as its formula, one element at a time, on every machine. The tests
+// compare the other instruction sets with it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -97,14 +97,14 @@ float apply(Activation activation, float x) {
 }
 
 void activate(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
-              const QuantizedRows* quantized) {
+              const QuantizedRows& quantized) {
   for (size_t r = 0; r < rows; ++r)
     for (size_t i = 0; i < columns; ++i) x[r * ld + i] = apply(activation, x[r * ld + i]);
-  if (quantized != nullptr) quantize(x, ld, rows, columns, *quantized);
+  if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
 }
 
 void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                    const float* gamma, const float* beta, float epsilon, const QuantizedRows* quantized) {
+                    const float* gamma, const float* beta, float epsilon, const QuantizedRows& quantized) {
   for (size_t r = 0; r < rows; ++r) {
     float* row = x + r * ld;
     double sum = 0;
@@ -119,7 +119,7 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
     for (size_t i = 0; i < columns; ++i)
       row[i] = static_cast<float>((row[i] - mean) * inverse) * gamma[i] + beta[i];
   }
-  if (quantized != nullptr) quantize(x, ld, rows, columns, *quantized);
+  if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
 }
 
 void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
@@ -159,7 +159,7 @@ void attention(const AttentionTask& task) {
   }
 }
 
-/// The reference has no ceiling worth the name: scalar multiply-adds.
+/// Scalar multiply-adds: the reference has no meaningful ceiling.
 double spin_int8(size_t iterations) {
   int32_t acc[8] = {};
   for (size_t i = 0; i < iterations; ++i)

@@ -67,7 +67,7 @@ void quantize_rows(const float* x, size_t ld, size_t rows, size_t columns, const
 
 /// With `quantized` the floats in x are scratch: only what is quantized from them is used.
 template <class V, typename Q, Activation kActivation, bool kQuantized>
-void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows* quantized) {
+void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& quantized) {
   for (size_t r = 0; r < rows; ++r, x += ld) {
     Range<V> range;
     over_columns<V>(
@@ -82,22 +82,22 @@ void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const Quant
           V::store_first(x + i, y, n);
           if constexpr (kQuantized) range.add_first(y, n);
         });
-    if constexpr (kQuantized) quantize_row<V, Q>(x, columns, range, *quantized, r);
+    if constexpr (kQuantized) quantize_row<V, Q>(x, columns, range, quantized, r);
   }
 }
 
 template <class V, typename Q, Activation kActivation>
-void activate_as(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows* quantized) {
-  if (quantized != nullptr) {
+void activate_as(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& quantized) {
+  if (quantized.data != nullptr) {
     activate_rows<V, Q, kActivation, true>(x, ld, rows, columns, quantized);
   } else {
-    activate_rows<V, Q, kActivation, false>(x, ld, rows, columns, nullptr);
+    activate_rows<V, Q, kActivation, false>(x, ld, rows, columns, quantized);
   }
 }
 
 template <class V, typename Q>
 void activate(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
-              const QuantizedRows* quantized) {
+              const QuantizedRows& quantized) {
   switch (activation) {
     case Activation::kIdentity:
       return activate_as<V, Q, Activation::kIdentity>(x, ld, rows, columns, quantized);
@@ -117,7 +117,7 @@ void activate(Activation activation, float* x, size_t ld, size_t rows, size_t co
 /// Two passes for mean and variance: one pass would cancel.
 template <class V, typename Q>
 void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                    const float* gamma, const float* beta, float epsilon, const QuantizedRows* quantized) {
+                    const float* gamma, const float* beta, float epsilon, const QuantizedRows& quantized) {
   const float inverse_columns = 1.0f / static_cast<float>(columns);
   for (size_t r = 0; r < rows; ++r, x += ld) {
     auto sum = V::zero();
@@ -165,7 +165,7 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
           V::store_first(x + i, v, n);
           range.add_first(v, n);
         });
-    if (quantized != nullptr) quantize_row<V, Q>(x, columns, range, *quantized, r);
+    if (quantized.data != nullptr) quantize_row<V, Q>(x, columns, range, quantized, r);
   }
 }
 

@@ -50,7 +50,7 @@ inline void over_tiles(size_t rows, size_t most, Body&& body) {
   }
 }
 
-/// Calls body(column, vector count or tail length) over `columns`: `full` for whole vectors, `tail` for the
+/// Cuts `columns` into vectors: full(first column) for each whole one, tail(first column, length) for the
 /// rest.
 template <class V, class Full, class Tail>
 inline void over_columns(size_t columns, Full&& full, Tail&& tail) {

@@ -5,13 +5,22 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace embedkit {
 namespace {
 
 struct Avx2 {
   using F = __m256;
+  using I = __m256i;
   static constexpr int kLanes = 8;
+  static constexpr size_t kBytes = 32;
+  static constexpr int kRegisters = 16;
+  // The tile of the products: 6 x 2 accumulators, 2 registers of weights, 1 of activations.
+  static constexpr int kRows = 6;
+  static constexpr int kVectors = 2;
+  static constexpr size_t kPanel = size_t{kLanes} * kVectors;
+  static constexpr int kSpinning = 12;  // registers of the loops that measure the ceiling
 
   static __m256i mask(size_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
@@ -61,6 +70,19 @@ struct Avx2 {
 
   /// Lanes 2i and 2i + 1 exchanged.
   static F swap_pairs(F x) { return _mm256_permute_ps(x, 0xb1); }
+
+  static I zero_int() { return _mm256_setzero_si256(); }
+  /// From 32-byte boundaries.
+  static I load_int(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
+  /// The same four bytes in each lane.
+  static I broadcast_four(const void* p) {
+    int32_t four;
+    std::memcpy(&four, p, sizeof(four));
+    return _mm256_set1_epi32(four);
+  }
+  static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+  /// sums += x * x in assembly, which no compiler takes away.
+  static void spin(F& sums, F x) { asm volatile("vfmadd231ps %1, %1, %0" : "+x"(sums) : "x"(x)); }
 
   static F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x * 2^n for integral -126 <= n <= 127.

@@ -5,13 +5,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace embedkit {
 namespace {
 
 struct Avx512 {
   using F = __m512;
+  using I = __m512i;
   static constexpr int kLanes = 16;
+  static constexpr size_t kBytes = 64;
+  static constexpr int kRegisters = 32;
+  // The tile of the products: 8 x 3 accumulators, 3 registers of weights, 1 of activations: 11 loads for 24
+  // products, where 12 x 2 takes 14.
+  static constexpr int kRows = 8;
+  static constexpr int kVectors = 3;
+  static constexpr size_t kPanel = size_t{kLanes} * kVectors;
+  static constexpr int kSpinning = 24;  // registers of the loops that measure the ceiling
 
   static __mmask16 mask(size_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 
@@ -44,6 +54,19 @@ struct Avx512 {
 
   /// Lanes 2i and 2i + 1 exchanged.
   static F swap_pairs(F x) { return _mm512_permute_ps(x, 0xb1); }
+
+  static I zero_int() { return _mm512_setzero_si512(); }
+  /// From 64-byte boundaries.
+  static I load_int(const void* p) { return _mm512_load_si512(p); }
+  /// The same four bytes in each lane.
+  static I broadcast_four(const void* p) {
+    int32_t four;
+    std::memcpy(&four, p, sizeof(four));
+    return _mm512_set1_epi32(four);
+  }
+  static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+  /// sums += x * x in assembly, which no compiler takes away.
+  static void spin(F& sums, F x) { asm volatile("vfmadd231ps %1, %1, %0" : "+v"(sums) : "v"(x)); }
 
   static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x * 2^n for integral n.

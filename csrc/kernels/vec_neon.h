@@ -12,7 +12,16 @@ namespace {
 
 struct Neon {
   using F = float32x4_t;
+  using I = int32x4_t;
   static constexpr int kLanes = 4;
+  static constexpr size_t kBytes = 16;
+  static constexpr int kRegisters = 32;
+  // The tile of the products: 6 x 3 accumulators, 6 registers of activations (int8: 16 of each row), 3 of
+  // weights.
+  static constexpr int kRows = 6;
+  static constexpr int kVectors = 3;
+  static constexpr size_t kPanel = size_t{kLanes} * kVectors;
+  static constexpr int kSpinning = 24;  // registers of the loops that measure the ceiling
 
   static uint32x4_t mask(size_t n) {
     const uint32x4_t lanes = {0, 1, 2, 3};
@@ -56,6 +65,12 @@ struct Neon {
 
   /// Lanes 2i and 2i + 1 exchanged.
   static F swap_pairs(F x) { return vrev64q_f32(x); }
+
+  static I zero_int() { return vdupq_n_s32(0); }
+  static I load_int(const void* p) { return vld1q_s32(static_cast<const int32_t*>(p)); }
+  static F to_float(I x) { return vcvtq_f32_s32(x); }
+  /// sums += x * x in assembly, which no compiler takes away.
+  static void spin(F& sums, F x) { asm volatile("fmla %0.4s, %1.4s, %1.4s" : "+w"(sums) : "w"(x)); }
 
   static F round(F x) { return vrndnq_f32(x); }
   /// x * 2^n for integral -126 <= n <= 127.

@@ -21,8 +21,8 @@ constexpr size_t kWindowBytes = size_t{8} << 20;
 constexpr size_t kTokenBudget = 128;
 /// Texts of this size together are too few tokens for one batch a thread.
 constexpr size_t kLoneBytes = 512;
-/// Below this many tokens a member the gang works on one batch together.
-constexpr size_t kTeamTokens = 32;
+/// With fewer tokens per worker than this, all workers share one batch.
+constexpr size_t kSharedTokens = 32;
 
 /// What one thread keeps from window to window and from call to call.
 struct ThreadState {
@@ -154,7 +154,7 @@ class TokenDelivery final : public Delivery {
   std::vector<std::vector<float>>& out_;
 };
 
-/// One call of `encode`: the state that the members share.
+/// One call of `encode`: the state that the workers share.
 class Run {
  public:
   Run(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options, Delivery& delivery,
@@ -186,35 +186,35 @@ class Run {
     finished_.store(0, std::memory_order_relaxed);
     next_batch_.store(0, std::memory_order_relaxed);
 
-    // More threads than processors do no harm to whole batches, but the gang of a lone text waits for each of
-    // them.
+    // More threads than processors do no harm to whole batches, but the workers of a lone text wait for
+    // each other.
     const bool lone = bytes <= kLoneBytes;
     const int threads = lone ? std::min(options_.threads, default_threads()) : options_.threads;
     clocks_.assign(options_.profile ? static_cast<size_t>(threads) : 0, StageClock());
-    ThreadPool::shared().run(threads, [&](Member member) {
-      const StageClock::Running clock(options_.profile ? &clocks_[static_cast<size_t>(member.index)]
+    ThreadPool::shared().run(threads, [&](Worker worker) {
+      const StageClock::Running clock(options_.profile ? &clocks_[static_cast<size_t>(worker.index)]
                                                        : nullptr);
       StateLease lease;
       error_.guard([&] {
         lease.take();
-        window_.tokenize(source_, options_, member, (*lease).scratch, stop_);
+        window_.tokenize(source_, options_, worker, (*lease).scratch, stop_);
       });
       StageClock::lap(Stage::kTokenize);
-      member.sync();
+      worker.sync();
       StageClock::lap(Stage::kWait);
-      if (member.index == 0) {
-        error_.guard([&] { plan(member.count, *lease); });
+      if (worker.index == 0) {
+        error_.guard([&] { plan(worker.count, *lease); });
         planned_ = !error_.failed();
         StageClock::lap(Stage::kHandOver);
       }
-      member.sync();
+      worker.sync();
       StageClock::lap(Stage::kWait);
-      if (!planned_) return;  // the same for all members: one that fails from here on is waited for
-      if (team_) {
-        encode_together(member);
+      if (!planned_) return;  // the same for all workers; from here on they wait for one that fails
+      if (shared_batch_) {
+        encode_together(worker);
       } else {
         error_.guard([&] { encode_batches(*lease); });
-        wait_for_others(member);
+        wait_for_others(worker);
         StageClock::lap(Stage::kWait);
       }
     });
@@ -225,7 +225,7 @@ class Run {
   }
 
   /// Sorts the window's sequences by length, longest first, and cuts the batches.
-  void plan(int members, ThreadState& state) {
+  void plan(int workers, ThreadState& state) {
     window_.finish();
     const std::vector<Sequence>& sequences = window_.sequences();
     const size_t tokens = window_.tokens();
@@ -238,20 +238,21 @@ class Run {
     std::stable_sort(order_.begin(), order_.end(),
                      [&](size_t a, size_t b) { return sequences[a].length > sequences[b].length; });
     batches_.assign(1, 0);
-    const auto count = static_cast<size_t>(members);
+    const auto count = static_cast<size_t>(workers);
     const size_t most = options_.batch_size == 0 ? order_.size() : options_.batch_size;
-    team_ = members > 1 && order_.size() <= most && (tokens <= kTeamTokens * count || order_.size() < count);
-    if (team_) {
+    shared_batch_ =
+        workers > 1 && order_.size() <= most && (tokens <= kSharedTokens * count || order_.size() < count);
+    if (shared_batch_) {
       batches_.push_back(order_.size());
       gather(0, state.batch);
-      encoder_.prepare(state.batch, state.workspace, members);
-      together_ = &state;
+      encoder_.prepare(state.batch, state.workspace, workers);
+      shared_state_ = &state;
       return;
     }
     size_t left = tokens;
     for (size_t i = 0; i < order_.size();) {
-      // The last batches shrink, so that no member is left alone with a full one.
-      const size_t budget = std::min(kTokenBudget, std::max(kTeamTokens, left / (2 * count)));
+      // The last batches shrink, so that no worker is left alone with a full one.
+      const size_t budget = std::min(kTokenBudget, std::max(kSharedTokens, left / (2 * count)));
       const size_t begin = i;
       size_t batch = 0;
       while (i < order_.size() && i - begin < most &&
@@ -289,7 +290,7 @@ class Run {
   }
 
   void encode_batches(ThreadState& state) {
-    const Member alone{0, 1, nullptr};
+    const Worker alone{0, 1, nullptr};
     for (size_t b; (b = next_batch_.fetch_add(1, std::memory_order_relaxed)) + 1 < batches_.size();) {
       gather(b, state.batch);
       encoder_.prepare(state.batch, state.workspace, 1);
@@ -301,20 +302,20 @@ class Run {
   }
 
   /// The calling thread goes on asking for a Ctrl-C while the others finish.
-  void wait_for_others(const Member& member) {
+  void wait_for_others(const Worker& worker) {
     finished_.fetch_add(1, std::memory_order_acq_rel);
-    if (member.index != 0) return;
-    while (finished_.load(std::memory_order_acquire) < member.count) {
+    if (worker.index != 0) return;
+    while (finished_.load(std::memory_order_acquire) < worker.count) {
       stop_.poll();
       std::this_thread::yield();
     }
   }
 
-  void encode_together(const Member& member) {
-    if (!encoder_.forward(together_->batch, together_->workspace, member, stop_)) return;
-    if (member.index == 0)
+  void encode_together(const Worker& worker) {
+    if (!encoder_.forward(shared_state_->batch, shared_state_->workspace, worker, stop_)) return;
+    if (worker.index == 0)
       error_.guard([&] {
-        delivery_.deliver(order_.data(), window_.sequences(), together_->batch, together_->workspace);
+        delivery_.deliver(order_.data(), window_.sequences(), shared_state_->batch, shared_state_->workspace);
         StageClock::lap(Stage::kHandOver);
       });
   }
@@ -328,14 +329,14 @@ class Run {
 
   FirstError error_;
   TokenWindow window_;
-  std::vector<StageClock> clocks_;  // one a member, when the call is profiled
+  std::vector<StageClock> clocks_;  // one a worker, when the call is profiled
   std::vector<size_t> order_;       // longest first
   std::vector<size_t> batches_;     // bounds in order_
   std::atomic<size_t> next_batch_{0};
-  std::atomic<int> finished_{0};  // members that have no batch left
-  bool team_ = false;
-  ThreadState* together_ = nullptr;
-  bool planned_ = false;  // written by member 0 between two syncs
+  std::atomic<int> finished_{0};  // workers that have no batch left
+  bool shared_batch_ = false;
+  ThreadState* shared_state_ = nullptr;
+  bool planned_ = false;  // written by worker 0 between two syncs
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
-// Texts -> vectors: tokenize, pack, encode and deliver, on the threads of one gang.
+// Texts -> vectors: tokenize, pack, encode and deliver, on the workers of one call.
 //
-// Texts go through in windows of bounded size. Within a window the members first tokenize chunks of texts,
-// then one of them sorts the sequences by length and cuts batches of a token budget, then the members encode
+// Texts go through in windows of bounded size. Within a window the workers first tokenize chunks of texts,
+// then one of them sorts the sequences by length and cuts batches of a token budget, then the workers encode
 // whole batches, each by itself, longest first and with shrinking batches at the end, so that all finish
-// together. When there is too little work for that (a lone query), the whole gang works on one batch, layer
+// together. When there is too little work for that (a lone query), all workers share one batch, layer
 // by layer. A vector is bitwise the same either way, since the kernels never split a sum.
 #pragma once
 
@@ -21,7 +21,8 @@ struct EncodeOptions : TokenizeOptions {
   size_t batch_size = 0;    ///< most texts per batch, 0 for no cap
   size_t truncate_dim = 0;  ///< 0 for all
   bool normalize = false;
-  bool profile = false;  ///< fill EncodeStats::stages
+  bool token_embeddings = false;  ///< for callers: `encode_tokens` is wanted, not `encode`
+  bool profile = false;           ///< fill EncodeStats::stages
 };
 
 struct EncodeStats {

@@ -82,9 +82,9 @@ void TokenWindow::begin(const TokenSource& source, const TokenizeOptions& option
   for (auto& arena : arenas_) arena.clear();
 }
 
-void TokenWindow::tokenize(const TokenSource& source, const TokenizeOptions& options, const Member& member,
+void TokenWindow::tokenize(const TokenSource& source, const TokenizeOptions& options, const Worker& worker,
                            Scratch& scratch, StopToken& stop) {
-  const auto index = static_cast<size_t>(member.index);
+  const auto index = static_cast<size_t>(worker.index);
   for (size_t c; (c = next_chunk_.fetch_add(1, std::memory_order_relaxed)) < chunks_.size();) {
     if (stop.poll()) return;
     Chunk& chunk = chunks_[c];
@@ -98,9 +98,9 @@ void TokenWindow::tokenize(const TokenSource& source, const TokenizeOptions& opt
 }
 
 /// Cuts the content of a text to max_length and stores it with its special tokens.
-void TokenWindow::add(size_t text, size_t member, const std::vector<int32_t>& content,
+void TokenWindow::add(size_t text, size_t worker, const std::vector<int32_t>& content,
                       const TokenizeOptions& options, Chunk& chunk) {
-  std::vector<int32_t>& arena = arenas_[member];
+  std::vector<int32_t>& arena = arenas_[worker];
   const auto store = [&](size_t begin, size_t end) {
     const size_t offset = arena.size();
     arena.insert(arena.end(), options.prefix_ids.begin(), options.prefix_ids.end());
@@ -109,7 +109,7 @@ void TokenWindow::add(size_t text, size_t member, const std::vector<int32_t>& co
     arena.insert(arena.end(), options.suffix_ids.begin(), options.suffix_ids.end());
     const bool continues = options.overflow == Overflow::kWindow && begin > 0;
     chunk.sequences.push_back(
-        {text, member, offset, arena.size() - offset, continues ? 0 : options.pool_skip});
+        {text, worker, offset, arena.size() - offset, continues ? 0 : options.pool_skip});
   };
   const size_t size = content.size();
   const size_t most = room(options);
@@ -134,7 +134,7 @@ void TokenWindow::add(size_t text, size_t member, const std::vector<int32_t>& co
 }
 
 /// Takes the second text of a pair, cuts both to max_length and stores them with their special tokens.
-void TokenWindow::add_pair(const TokenSource& source, size_t text, size_t member, Scratch& scratch,
+void TokenWindow::add_pair(const TokenSource& source, size_t text, size_t worker, Scratch& scratch,
                            const TokenizeOptions& options, Chunk& chunk, StopToken& stop) {
   std::vector<int32_t>& content = scratch.content;
   const size_t most = room(options);
@@ -151,7 +151,7 @@ void TokenWindow::add_pair(const TokenSource& source, size_t text, size_t member
   const size_t second = content.size() - first;
   const auto [kept_first, kept_second] = fit_pair(first, second, most);
   chunk.truncated += kept_first + kept_second < first + second;
-  std::vector<int32_t>& arena = arenas_[member];
+  std::vector<int32_t>& arena = arenas_[worker];
   const size_t offset = arena.size();
   const auto put = [&](const std::vector<int32_t>& ids, size_t begin, size_t count) {
     const auto from = ids.begin() + static_cast<ptrdiff_t>(begin);
@@ -164,7 +164,7 @@ void TokenWindow::add_pair(const TokenSource& source, size_t text, size_t member
   put(pair.between_ids, 0, pair.between_ids.size());
   put(content, left ? content.size() - kept_second : first, kept_second);
   put(options.suffix_ids, 0, options.suffix_ids.size());
-  chunk.sequences.push_back({text, member, offset, arena.size() - offset, 0, kept_first});
+  chunk.sequences.push_back({text, worker, offset, arena.size() - offset, 0, kept_first});
 }
 
 void TokenWindow::finish() {
@@ -183,10 +183,10 @@ void tokenize(const TokenSource& source, const TokenizeOptions& options, StopTok
   options.validate();
   window.begin(source, options, 0, source.size());
   FirstError error(stop);
-  ThreadPool::shared().run(options.threads, [&](Member member) {
+  ThreadPool::shared().run(options.threads, [&](Worker worker) {
     error.guard([&] {
       TokenWindow::Scratch scratch;
-      window.tokenize(source, options, member, scratch, stop);
+      window.tokenize(source, options, worker, scratch, stop);
     });
   });
   error.rethrow();

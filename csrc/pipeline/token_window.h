@@ -21,11 +21,11 @@ namespace embedkit {
 
 enum class Overflow { kTruncate, kError, kWindow };
 
-/// What stands between the two texts of a pair (prefix_ids and suffix_ids go around both), and the token
+/// The ids between the two texts of a pair (prefix_ids and suffix_ids go around both), and the token
 /// types.
 struct PairTemplate {
   std::vector<int32_t> between_ids;
-  bool typed = false;                 ///< whether the model is told the types; else all are 0
+  bool typed = false;                 ///< whether the model gets token types; else all are 0
   std::vector<int32_t> prefix_types;  ///< as many as prefix_ids, and so on
   std::vector<int32_t> between_types;
   std::vector<int32_t> suffix_types;
@@ -119,7 +119,7 @@ class PairSource final : public TokenSource {
 /// A sequence of a window: where its ids are and what it belongs to.
 struct Sequence {
   size_t text;    ///< position in the source
-  size_t member;  ///< whose arena holds the ids
+  size_t worker;  ///< whose arena holds the ids
   size_t offset;
   size_t length;
   size_t pool_skip;  ///< leading tokens left out of the pooling: the prompt, which only a text's first window
@@ -129,8 +129,8 @@ struct Sequence {
 
 /// The sequences of some texts of a source.
 ///
-/// Filled by a gang: one member calls `begin`, then all call `tokenize`, and when all have returned one calls
-/// `finish`.
+/// Filled by the workers of a call: one calls `begin`, then all call `tokenize`, and when all have returned
+/// one calls `finish`.
 class TokenWindow {
  public:
   /// What one thread needs to tokenize.
@@ -142,19 +142,19 @@ class TokenWindow {
   /// Empties the window and shares out the texts `first` up to `first + texts`.
   void begin(const TokenSource& source, const TokenizeOptions& options, size_t first, size_t texts);
   /// Takes chunks of texts until none is left. Throws InvalidArgument for a text that is too long (kError).
-  void tokenize(const TokenSource& source, const TokenizeOptions& options, const Member& member,
+  void tokenize(const TokenSource& source, const TokenizeOptions& options, const Worker& worker,
                 Scratch& scratch, StopToken& stop);
   void finish();
 
   /// In the order of the texts; the windows of a text (kWindow) follow each other.
   const std::vector<Sequence>& sequences() const { return sequences_; }
-  const int32_t* ids(const Sequence& s) const { return arenas_[s.member].data() + s.offset; }
+  const int32_t* ids(const Sequence& s) const { return arenas_[s.worker].data() + s.offset; }
   size_t texts() const { return texts_; }
   size_t tokens() const { return tokens_; }        ///< special tokens included
   size_t truncated() const { return truncated_; }  ///< texts that lost tokens
 
  private:
-  /// Texts that one member tokenizes at a time.
+  /// Texts that one worker tokenizes at a time.
   struct Chunk {
     size_t first;
     size_t count;
@@ -162,22 +162,22 @@ class TokenWindow {
     size_t truncated = 0;
   };
 
-  void add(size_t text, size_t member, const std::vector<int32_t>& content, const TokenizeOptions& options,
+  void add(size_t text, size_t worker, const std::vector<int32_t>& content, const TokenizeOptions& options,
            Chunk& chunk);
-  void add_pair(const TokenSource& source, size_t text, size_t member, Scratch& scratch,
+  void add_pair(const TokenSource& source, size_t text, size_t worker, Scratch& scratch,
                 const TokenizeOptions& options, Chunk& chunk, StopToken& stop);
 
   std::vector<Chunk> chunks_;
   std::atomic<size_t> next_chunk_{0};
-  std::vector<std::vector<int32_t>> arenas_;  // token ids, one arena a member
+  std::vector<std::vector<int32_t>> arenas_;  // token ids, one arena a worker
   std::vector<Sequence> sequences_;
   size_t texts_ = 0;
   size_t tokens_ = 0;
   size_t truncated_ = 0;
 };
 
-/// Fills `window` with all texts of the source, on a gang of its own. Throws Interrupted when `stop` says so;
-/// an error of any thread stops the others and is thrown here.
+/// Fills `window` with all texts of the source, on workers of its own. Throws Interrupted when `stop` says
+/// so; an error of any thread stops the others and is thrown here.
 void tokenize(const TokenSource& source, const TokenizeOptions& options, StopToken& stop,
               TokenWindow& window);
 

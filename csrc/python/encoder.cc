@@ -22,31 +22,22 @@ namespace py = pybind11;
 namespace embedkit {
 namespace {
 
-Activation activation_named(const std::string& name) {
-  return choose<Activation>(name, "activation",
-                            {{"identity", Activation::kIdentity},
-                             {"gelu", Activation::kGelu},
-                             {"gelu_new", Activation::kGeluTanh},
-                             {"relu", Activation::kRelu},
-                             {"tanh", Activation::kTanh},
-                             {"sigmoid", Activation::kSigmoid}});
-}
+const Names<Activation> kActivations = {
+    {"identity", Activation::kIdentity}, {"gelu", Activation::kGelu}, {"gelu_new", Activation::kGeluTanh},
+    {"relu", Activation::kRelu},         {"tanh", Activation::kTanh}, {"sigmoid", Activation::kSigmoid}};
+const Names<Precision> kPrecisions = {{"fp32", Precision::kFp32}, {"int8", Precision::kInt8}};
+const Names<PoolingMode> kPoolingModes = {{"cls", PoolingMode::kCls},
+                                          {"lasttoken", PoolingMode::kLastToken},
+                                          {"max", PoolingMode::kMax},
+                                          {"mean", PoolingMode::kMean},
+                                          {"mean_sqrt_len", PoolingMode::kMeanSqrtLen},
+                                          {"weightedmean", PoolingMode::kWeightedMean}};
 
-PoolingMode pooling_named(const std::string& name) {
-  return choose<PoolingMode>(name, "pooling mode",
-                             {{"cls", PoolingMode::kCls},
-                              {"lasttoken", PoolingMode::kLastToken},
-                              {"max", PoolingMode::kMax},
-                              {"mean", PoolingMode::kMean},
-                              {"mean_sqrt_len", PoolingMode::kMeanSqrtLen},
-                              {"weightedmean", PoolingMode::kWeightedMean}});
-}
-
-/// Refers to the array's memory; the reference is given up with the GIL held, whoever drops it.
+/// Refers to the array's memory; the reference is dropped with the GIL held, on whatever thread.
 Tensor tensor_of(const std::string& name, const py::handle& value) {
   const auto array = py::reinterpret_borrow<py::object>(value);
   if (!py::isinstance<py::array>(array))
-    throw py::type_error(concat("tensor '", name, "' is no numpy array"));
+    throw py::type_error(concat("tensor '", name, "' is not a numpy array"));
   const auto numpy = py::reinterpret_borrow<py::array>(array);
   Tensor tensor;
   if (py::isinstance<py::array_t<float>>(numpy)) {
@@ -69,83 +60,51 @@ Tensor tensor_of(const std::string& name, const py::handle& value) {
   return tensor;
 }
 
-std::unique_ptr<Encoder> make_encoder(const py::dict& config_dict, const py::dict& tensor_dict,
-                                      const py::dict& pooling, const py::list& head_list,
-                                      const std::string& precision) {
-  const Options c(config_dict, "config");
-  EncoderConfig config;
-  config.hidden_size = c.get<size_t>("hidden_size");
-  config.num_hidden_layers = c.get<size_t>("num_hidden_layers");
-  config.num_attention_heads = c.get<size_t>("num_attention_heads");
-  config.intermediate_size = c.get<size_t>("intermediate_size");
-  config.vocab_size = c.get<size_t>("vocab_size");
-  config.max_position_embeddings = c.get<size_t>("max_position_embeddings");
-  config.type_vocab_size = c.get<size_t>("type_vocab_size", 0);
-  config.padding_idx = c.get<int32_t>("padding_idx", -1);
-  config.relative_attention_num_buckets = c.get<size_t>("relative_attention_num_buckets", 0);
-  config.rotary = c.get<bool>("rotary", false);
-  config.rotary_value = c.get<bool>("rotary_value", false);
-  config.embedding_size = c.get<size_t>("embedding_size", 0);
-  if (config.embedding_size == config.hidden_size) config.embedding_size = 0;
-  config.layer_norm_eps = c.get<float>("layer_norm_eps");
-  config.hidden_act = activation_named(c.get<std::string>("hidden_act"));
-  config.precision =
-      choose<Precision>(precision, "precision", {{"fp32", Precision::kFp32}, {"int8", Precision::kInt8}});
+/// A tensor of a head module; None for none.
+Field<HeadModule> tensor_field(const char* name, Tensor HeadModule::* member) {
+  return {name, [=](HeadModule& to, const py::object& value) {
+            to.*member = value.is_none() ? Tensor{} : tensor_of(concat("head ", name), value);
+          }};
+}
 
+void check_module(const HeadModule& module) {
+  if (module.type == HeadModule::Type::kNormalize) {
+    require(module.weight.data == nullptr && module.bias.data == nullptr,
+            "a normalize module has no weights");
+    return;
+  }
+  require(module.weight.data != nullptr, "a dense module lacks its weight");
+  require(module.weight.type == Tensor::Type::kFloat32, "a head weight is int8, not float32");
+  require(module.bias.data == nullptr ||
+              (module.bias.type == Tensor::Type::kFloat32 && module.weight.shape.size() == 2 &&
+               module.bias.shape == std::vector<size_t>{module.weight.shape[0]}),
+          "a head bias does not fit its weight");
+}
+
+std::unique_ptr<Encoder> make_encoder(EncoderConfig config, const py::dict& tensor_dict,
+                                      const std::vector<std::string>& pooling, std::vector<HeadModule> head,
+                                      const std::string& precision) {
+  if (config.embedding_size == config.hidden_size) config.embedding_size = 0;
+  config.precision = choose(precision, "precision", kPrecisions);
   Tensors tensors;
   for (const auto& [key, value] : tensor_dict) {
     const auto name = key.cast<std::string>();
     tensors.emplace(name, tensor_of(name, value));
   }
   std::vector<PoolingMode> modes;
-  for (const std::string& mode : Options(pooling, "pooling").get<std::vector<std::string>>("modes"))
-    modes.push_back(pooling_named(mode));
-  std::vector<HeadModule> head;
-  for (const py::handle& item : head_list) {
-    const py::dict dict = item.cast<py::dict>();
-    const Options module(dict, "head module");
-    HeadModule next;
-    next.type = choose<HeadModule::Type>(
-        module.get<std::string>("type"), "head module",
-        {{"dense", HeadModule::Type::kDense}, {"normalize", HeadModule::Type::kNormalize}});
-    if (next.type == HeadModule::Type::kDense) {
-      next.weight = tensor_of("head weight", module.get<py::object>("weight"));
-      require(next.weight.type == Tensor::Type::kFloat32, "a head weight is int8, not float32");
-      const auto bias = module.get<py::object>("bias");
-      if (!bias.is_none()) {
-        next.bias = tensor_of("head bias", bias);
-        require(next.bias.type == Tensor::Type::kFloat32 && next.weight.shape.size() == 2 &&
-                    next.bias.shape == std::vector<size_t>{next.weight.shape[0]},
-                "a head bias does not fit its weight");
-      }
-      next.activation = activation_named(module.get<std::string>("activation"));
-    }
-    head.push_back(std::move(next));
-  }
+  for (const std::string& mode : pooling) modes.push_back(choose(mode, "pooling mode", kPoolingModes));
   const Kernels& kernels = kernels_for(active_isa());
   const GilRelease release;
   return std::make_unique<Encoder>(config, tensors, std::move(modes), std::move(head), kernels);
 }
 
-EncodeOptions options_of(const py::dict& dict) {
-  const Options o(dict, "options");
-  EncodeOptions options{tokenize_options_of(dict)};
-  options.batch_size = o.get<size_t>("batch_size", 0);
-  options.truncate_dim = o.get<size_t>("truncate_dim", 0);
-  options.normalize = o.get<bool>("normalize", false);
-  options.profile = o.get<bool>("profile", false);
-  return options;
-}
-
-py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict& dict) {
-  const EncodeOptions options = options_of(dict);
-  const bool token_embeddings = Options(dict, "options").get<bool>("token_embeddings", false);
+py::tuple run(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options) {
   InterruptPoll poll;
   StopToken stop(poll.callback());
   EncodeStats stats;
   py::object result;
   try {
-    if (token_embeddings) {
+    if (options.token_embeddings) {
       std::vector<std::vector<float>> rows;
       {
         const GilRelease release;
@@ -187,16 +146,67 @@ py::tuple run(const Encoder& encoder, const TokenSource& source, const py::dict&
 }
 
 py::tuple run_pairs(const Encoder& encoder, const TokenSource& first, const TokenSource& second,
-                    const py::dict& options) {
-  require(options.contains("pair"), "the options of pairs lack 'pair'");
+                    const EncodeOptions& options) {
+  require(options.pair.has_value(), "the options of pairs lack 'pair'");
   require(first.size() == second.size(), first.size(), " first texts and ", second.size(),
-          " second ones are no pairs");
+          " second ones do not form pairs");
   return run(encoder, PairSource(first, second), options);
+}
+
+void bind_all_options(py::module_& m) {
+  using P = PairTemplate;
+  bind_options<P>(
+      m, "PairTemplate",
+      {required(field<P>("between_ids", &P::between_ids)), required(field<P>("typed", &P::typed)),
+       required(field<P>("prefix_types", &P::prefix_types)),
+       required(field<P>("between_types", &P::between_types)),
+       required(field<P>("suffix_types", &P::suffix_types)), required(field<P>("first_type", &P::first_type)),
+       required(field<P>("second_type", &P::second_type))},
+      [](const P&) {});
+  using O = EncodeOptions;
+  bind_options<O>(
+      m, "EncodeOptions",
+      {required(field<O>("threads", &O::threads)), required(field<O>("prefix_ids", &O::prefix_ids)),
+       required(field<O>("suffix_ids", &O::suffix_ids)), required(field<O>("max_length", &O::max_length)),
+       field<O>("overflow", &O::overflow,
+                Names<Overflow>{{"truncate", Overflow::kTruncate},
+                                {"error", Overflow::kError},
+                                {"window", Overflow::kWindow}}),
+       field<O>("truncation_side", &O::truncate_left, Names<bool>{{"right", false}, {"left", true}}),
+       field<O>("pool_skip", &O::pool_skip), field<O>("first_text", &O::first_text),
+       field<O>("pair", &O::pair), field<O>("batch_size", &O::batch_size),
+       field<O>("truncate_dim", &O::truncate_dim), field<O>("normalize", &O::normalize),
+       field<O>("token_embeddings", &O::token_embeddings), field<O>("profile", &O::profile)},
+      [](const O& options) { options.validate(); });
+  using C = EncoderConfig;
+  bind_options<C>(m, "EncoderConfig",
+                  {required(field<C>("hidden_size", &C::hidden_size)),
+                   required(field<C>("num_hidden_layers", &C::num_hidden_layers)),
+                   required(field<C>("num_attention_heads", &C::num_attention_heads)),
+                   required(field<C>("intermediate_size", &C::intermediate_size)),
+                   required(field<C>("vocab_size", &C::vocab_size)),
+                   required(field<C>("max_position_embeddings", &C::max_position_embeddings)),
+                   field<C>("type_vocab_size", &C::type_vocab_size), field<C>("padding_idx", &C::padding_idx),
+                   field<C>("relative_attention_num_buckets", &C::relative_attention_num_buckets),
+                   field<C>("rotary", &C::rotary), field<C>("rotary_value", &C::rotary_value),
+                   field<C>("embedding_size", &C::embedding_size),
+                   required(field<C>("layer_norm_eps", &C::layer_norm_eps)),
+                   required(field<C>("hidden_act", &C::hidden_act, kActivations))},
+                  [](const C& config) { config.validate(); });
+  using M = HeadModule;
+  bind_options<M>(
+      m, "HeadModule",
+      {required(field<M>("type", &M::type,
+                         Names<M::Type>{{"dense", M::Type::kDense}, {"normalize", M::Type::kNormalize}})),
+       tensor_field("weight", &M::weight), tensor_field("bias", &M::bias),
+       field<M>("activation", &M::activation, kActivations)},
+      check_module);
 }
 
 }  // namespace
 
 void bind_encoder(py::module_& m) {
+  bind_all_options(m);
   m.def("active_isa", [] { return std::string(isa_name(active_isa())); });
   m.def("available_isas", [] {
     std::vector<std::string> names;
@@ -212,13 +222,13 @@ void bind_encoder(py::module_& m) {
       .def_property_readonly("memory_bytes", &Encoder::memory_bytes)
       .def("encode",
            [](const Encoder& encoder, const py::list& texts, const WordPiece& tokenizer,
-              const py::dict& options) {
+              const EncodeOptions& options) {
              const Texts views(texts);
              return run(encoder, TextSource(tokenizer, views.views()), options);
            })
       .def("encode_pairs",
            [](const Encoder& encoder, const py::list& first, const py::list& second,
-              const WordPiece& tokenizer, const py::dict& options) {
+              const WordPiece& tokenizer, const EncodeOptions& options) {
              const Texts a(first, "first");
              const Texts b(second, "second");
              return run_pairs(encoder, TextSource(tokenizer, a.views()), TextSource(tokenizer, b.views()),
@@ -226,11 +236,11 @@ void bind_encoder(py::module_& m) {
            })
       .def("encode_id_pairs",
            [](const Encoder& encoder, const std::vector<std::vector<int32_t>>& first,
-              const std::vector<std::vector<int32_t>>& second, const py::dict& options) {
+              const std::vector<std::vector<int32_t>>& second, const EncodeOptions& options) {
              return run_pairs(encoder, IdSource(first), IdSource(second), options);
            })
       .def("encode_ids", [](const Encoder& encoder, const std::vector<std::vector<int32_t>>& ids,
-                            const py::dict& options) { return run(encoder, IdSource(ids), options); });
+                            const EncodeOptions& options) { return run(encoder, IdSource(ids), options); });
 }
 
 }  // namespace embedkit

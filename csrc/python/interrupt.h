@@ -7,8 +7,8 @@
 
 namespace embedkit {
 
-/// Asks the interpreter for a pending Ctrl-C, which only the main thread is told; the exception is kept until
-/// `rethrow`.
+/// Asks the interpreter for a pending Ctrl-C, which only the main thread receives; the exception is kept
+/// until `rethrow`.
 class InterruptPoll {
  public:
   std::function<bool()> callback() {

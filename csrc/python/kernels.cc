@@ -81,13 +81,13 @@ class Operands {
     if (operation == "gelu") {
       quantized();
       return {restore,
-              [this] { kernels_.activate(Activation::kGelu, x_.data(), ld_, rows_, columns_, &quantized_); }};
+              [this] { kernels_.activate(Activation::kGelu, x_.data(), ld_, rows_, columns_, quantized_); }};
     }
     if (operation == "layer_norm") {
       quantized();
       return {restore, [this] {
                 kernels_.add_layer_norm(x_.data(), ld_, y_.data(), ld_, rows_, columns_, source_.data(),
-                                        source_.data(), 1e-12f, &quantized_);
+                                        source_.data(), 1e-12f, quantized_);
               }};
     }
     throw py::value_error(concat("operation is '", operation,

@@ -1,4 +1,4 @@
-// embedkit._core: argument checks and conversions only; the work is done below csrc/python/.
+// embedkit._core: argument checks and conversions only; the layers below do the work.
 #include <pybind11/pybind11.h>
 
 #include "base/error.h"

@@ -8,6 +8,7 @@
 
 #include "python/bind.h"
 #include "python/gil.h"
+#include "python/options.h"
 #include "python/texts.h"
 #include "text/wordpiece.h"
 
@@ -15,21 +16,6 @@ namespace embedkit {
 namespace {
 
 namespace py = pybind11;
-
-WordPieceOptions options_of(const py::object& vocab, const py::list& added_tokens) {
-  WordPieceOptions options;
-  const Texts tokens(vocab, "vocab");
-  options.vocab.assign(tokens.views().begin(), tokens.views().end());
-  for (const py::handle item : added_tokens) {
-    const auto token = item.cast<py::dict>();
-    py::object keep;
-    const std::string content(utf8_view(token["content"], keep, "the content of an added token"));
-    options.added_tokens.push_back({content, token["id"].cast<int32_t>(), token["single_word"].cast<bool>(),
-                                    token["lstrip"].cast<bool>(), token["rstrip"].cast<bool>(),
-                                    token["normalized"].cast<bool>()});
-  }
-  return options;
-}
 
 py::list list_of(const int32_t* ids, size_t count) {
   py::list list(count);
@@ -79,12 +65,27 @@ py::list encode_batch(const WordPiece& tokenizer, const py::object& texts) {
 }  // namespace
 
 void bind_text(py::module_& m) {
+  using T = AddedToken;
+  Field<T> content = field<T>("content", &T::content);
+  content.set = [](T& to, const py::object& value) {
+    py::object keep;
+    to.content = utf8_view(value, keep, "the content of an added token");
+  };
+  bind_options<T>(
+      m, "AddedToken",
+      {required(content), required(field<T>("id", &T::id)),
+       required(field<T>("single_word", &T::single_word)), required(field<T>("lstrip", &T::lstrip)),
+       required(field<T>("rstrip", &T::rstrip)), required(field<T>("normalized", &T::normalized))},
+      [](const T&) {});
   py::class_<WordPiece, std::shared_ptr<WordPiece>>(
       m, "WordPiece", "BERT normalization and WordPiece, with the ids of `tokenizers`.")
-      .def(py::init([](const py::object& vocab, const py::list& added_tokens, bool clean_text,
+      .def(py::init([](const py::object& vocab, std::vector<AddedToken> added_tokens, bool clean_text,
                        bool handle_chinese_chars, bool strip_accents, bool lowercase,
                        std::string unknown_token, std::string continuing_prefix, size_t max_chars_per_word) {
-             WordPieceOptions options = options_of(vocab, added_tokens);
+             WordPieceOptions options;
+             const Texts tokens(vocab, "vocab");
+             options.vocab.assign(tokens.views().begin(), tokens.views().end());
+             options.added_tokens = std::move(added_tokens);
              options.clean_text = clean_text;
              options.handle_chinese_chars = handle_chinese_chars;
              options.strip_accents = strip_accents;

@@ -1,6 +1,4 @@
 // The binding of the pipeline's first half, for encode stages in Python: embedkit._core.TokenWindow.
-#include "pipeline/token_window.h"
-
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -13,44 +11,15 @@
 #include <vector>
 
 #include "base/error.h"
+#include "pipeline/encode.h"
 #include "python/bind.h"
 #include "python/gil.h"
 #include "python/interrupt.h"
-#include "python/options.h"
 #include "python/texts.h"
 
 namespace py = pybind11;
 
 namespace embedkit {
-
-TokenizeOptions tokenize_options_of(const py::dict& dict) {
-  const Options o(dict, "options");
-  TokenizeOptions options;
-  options.threads = o.get<int>("threads");
-  options.prefix_ids = o.get<std::vector<int32_t>>("prefix_ids");
-  options.suffix_ids = o.get<std::vector<int32_t>>("suffix_ids");
-  options.max_length = o.get<size_t>("max_length");
-  options.overflow = choose<Overflow>(
-      o.get<std::string>("overflow", "truncate"), "overflow",
-      {{"truncate", Overflow::kTruncate}, {"error", Overflow::kError}, {"window", Overflow::kWindow}});
-  options.truncate_left = choose<bool>(o.get<std::string>("truncation_side", "right"), "truncation_side",
-                                       {{"right", false}, {"left", true}});
-  options.pool_skip = o.get<size_t>("pool_skip", 0);
-  options.first_text = o.get<size_t>("first_text", 0);
-  if (dict.contains("pair")) {
-    const Options p(o.get<py::dict>("pair"), "options['pair']");
-    options.pair = PairTemplate{
-        .between_ids = p.get<std::vector<int32_t>>("between_ids"),
-        .typed = p.get<bool>("typed"),
-        .prefix_types = p.get<std::vector<int32_t>>("prefix_types"),
-        .between_types = p.get<std::vector<int32_t>>("between_types"),
-        .suffix_types = p.get<std::vector<int32_t>>("suffix_types"),
-        .first_type = p.get<int32_t>("first_type"),
-        .second_type = p.get<int32_t>("second_type"),
-    };
-  }
-  return options;
-}
 
 namespace {
 
@@ -64,9 +33,8 @@ class Cancel {
   std::atomic<bool> cancelled_{false};
 };
 
-std::unique_ptr<TokenWindow> run(const TokenSource& source, const py::dict& dict,
+std::unique_ptr<TokenWindow> run(const TokenSource& source, const EncodeOptions& options,
                                  const std::shared_ptr<Cancel>& cancel) {
-  const TokenizeOptions options = tokenize_options_of(dict);
   InterruptPoll poll;
   // A flag may be looked at always; asking the interpreter takes the GIL.
   StopToken stop = cancel ? StopToken([cancel] { return cancel->cancelled(); }, std::chrono::milliseconds(0))
@@ -82,7 +50,7 @@ std::unique_ptr<TokenWindow> run(const TokenSource& source, const py::dict& dict
   return window;
 }
 
-/// A read-only array of what `get` says of each sequence; made once, since it is asked for at every batch.
+/// A read-only array of `get` of each sequence; made once, since every batch needs it.
 template <typename Get>
 py::object array_of(const py::object& window, const char* name, Get&& get) {
   const py::dict kept = window.attr("__dict__");
@@ -153,7 +121,7 @@ void bind_token_window(py::module_& m) {
            py::arg("skips") = false, py::arg("padding_idx") = -1, py::arg("vocab_size"));
   m.def(
       "tokenize_window",
-      [](const py::list& texts, const WordPiece& tokenizer, const py::dict& options,
+      [](const py::list& texts, const WordPiece& tokenizer, const EncodeOptions& options,
          const std::shared_ptr<Cancel>& cancel) {
         const Texts views(texts);
         return run(TextSource(tokenizer, views.views()), options, cancel);
@@ -161,7 +129,7 @@ void bind_token_window(py::module_& m) {
       py::arg("texts"), py::arg("tokenizer"), py::arg("options"), py::arg("cancel") = py::none());
   m.def(
       "tokenize_window_ids",
-      [](const std::vector<std::vector<int32_t>>& ids, const py::dict& options,
+      [](const std::vector<std::vector<int32_t>>& ids, const EncodeOptions& options,
          const std::shared_ptr<Cancel>& cancel) { return run(IdSource(ids), options, cancel); },
       py::arg("ids"), py::arg("options"), py::arg("cancel") = py::none());
 }

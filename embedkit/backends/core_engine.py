@@ -22,7 +22,13 @@ def load_core(folder: ModelFolder, head: list[dict[str, Any]], precision: str) -
     """Load the weights into the core; ``head`` lists the modules after the pooling."""
     core_name = folder.architecture.core_name
     tensors = {core_name(name): tensor for name, tensor in core_tensors(folder, precision).items()}
-    return _core.Encoder(folder.config, tensors, {"modes": list(folder.pooling.modes)}, head, precision)
+    return _core.Encoder(
+        _core.EncoderConfig(**folder.config),
+        tensors,
+        list(folder.pooling.modes),
+        [_core.HeadModule(**module) for module in head],
+        precision,
+    )
 
 
 class CoreEngine(Engine):
@@ -36,7 +42,7 @@ class CoreEngine(Engine):
 
     def empty(self, texts: int, plan: Plan) -> Any:
         """As `Engine.empty`."""
-        if plan.options["token_embeddings"]:
+        if plan.options.token_embeddings:
             return [None] * texts
         return np.empty((texts, output_width(plan.dtype, plan.width)), dtype=NUMPY_DTYPES[plan.dtype])
 
@@ -67,7 +73,7 @@ class CoreEngine(Engine):
     def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
         """As `Engine.encode_tokenized`; the share of tokenizing is measured by the threads' clocks."""
         out = self.empty(sum(map(len, windows)), plan)
-        plan = replace(plan, options={**plan.options, "profile": True})
+        plan = replace(plan, options=plan.options.replace(profile=True))
         first, spent = 0, 0.0
         for tokens in windows:
             begin = time.perf_counter()
@@ -90,14 +96,14 @@ class CoreEngine(Engine):
         Returns:
             (n, width) embeddings, or a list of (tokens, hidden_size) for token embeddings; and the core's counts.
         """
-        options = {**plan.options, "first_text": first}
+        options = plan.options.replace(first_text=first)
         if self.tokenizer.core is not None:
             with self.named(tokens, first):
                 result, stats = self.core.encode(plan.prompted(tokens), self.tokenizer.core, options)
         else:
             result, stats = self.core.encode_ids(tokens, options)
-        counts.add(len(tokens), stats, plan.options["max_length"])
-        if not plan.options["token_embeddings"]:
+        counts.add(len(tokens), stats, plan.options.max_length)
+        if not plan.options.token_embeddings:
             result = convert(result, plan.dtype, plan.ranges)
         return result, stats
 

@@ -72,12 +72,12 @@ def choose_precision(
     fp16 has three more mantissa bits than bf16 but overflows beyond 65504; a model whose weights or activations do so
     runs in bf16.
     """
-    options: dict[str, Any] = {
-        "threads": 1,
-        "prefix_ids": list(tokenizer.prefix_ids),
-        "suffix_ids": list(tokenizer.suffix_ids),
-        "max_length": max_length,
-    }
+    options = _core.EncodeOptions(
+        threads=1,
+        prefix_ids=list(tokenizer.prefix_ids),
+        suffix_ids=list(tokenizer.suffix_ids),
+        max_length=max_length,
+    )
     window = _core.tokenize_window_ids(tokenizer.encode_batch(list(_SAMPLE)), options)
     request = Request(width=folder.dimension, normalize=True)
 

@@ -38,7 +38,7 @@ class Plan:
     """
 
     prompt: str
-    options: dict[str, Any]
+    options: _core.EncodeOptions
     dtype: str
     ranges: npt.NDArray[np.float32] | None
     width: int

@@ -53,29 +53,29 @@ class PairEngine:
         self.folder_length = folder.default_length(self.special_tokens, self.tokenizer.model_max_length)
         self._token_types = opened.token_types
 
-    def options(self, max_length: int, threads: int, batch_size: int) -> dict[str, Any]:
+    def options(self, max_length: int, threads: int, batch_size: int) -> _core.EncodeOptions:
         """What the core takes for a call."""
         template = self.template
-        return {
-            "threads": threads,
-            "batch_size": batch_size,
-            "max_length": max_length,
-            "prefix_ids": list(template.before),
-            "suffix_ids": list(template.behind),
-            "truncation_side": self.tokenizer.truncation_side,
-            "pair": {
-                "between_ids": list(template.between),
-                "typed": self._token_types,
-                "prefix_types": list(template.before_types),
-                "between_types": list(template.between_types),
-                "suffix_types": list(template.behind_types),
-                "first_type": template.text_types[0],
-                "second_type": template.text_types[1],
-            },
-        }
+        return _core.EncodeOptions(
+            threads=threads,
+            batch_size=batch_size,
+            max_length=max_length,
+            prefix_ids=list(template.before),
+            suffix_ids=list(template.behind),
+            truncation_side=self.tokenizer.truncation_side,
+            pair=_core.PairTemplate(
+                between_ids=list(template.between),
+                typed=self._token_types,
+                prefix_types=list(template.before_types),
+                between_types=list(template.between_types),
+                suffix_types=list(template.behind_types),
+                first_type=template.text_types[0],
+                second_type=template.text_types[1],
+            ),
+        )
 
     def run(
-        self, first: list[str], second: list[str], start: int, end: int, options: dict[str, Any]
+        self, first: list[str], second: list[str], start: int, end: int, options: _core.EncodeOptions
     ) -> tuple[npt.NDArray[np.float32], _core.Stats]:
         """Logits (end - start, labels) of the pairs from ``start`` to ``end``, and what the core counted."""
         a, b = first[start:end], second[start:end]

@@ -28,9 +28,9 @@ class StageEngine(Engine):
         self.precision = str(self.stage.describe()["precision"])
         self._occupancy = Occupancy()
 
-    def check(self, options: dict[str, Any]) -> None:
+    def check(self, options: _core.EncodeOptions) -> None:
         """Refuse what no stage supports."""
-        if options["token_embeddings"] and options["overflow"] == "window":
+        if options.token_embeddings and options.overflow == "window":
             raise ValueError(
                 'token embeddings and on_overflow="window" exclude each other: the tokens of overlapping windows '
                 "have no single place in the text"
@@ -74,7 +74,7 @@ class StageEngine(Engine):
     def _tokenize(
         self, block: list[str], first: int, plan: Plan, cancel: _core.Cancel | None = None
     ) -> _core.TokenWindow:
-        texts, options = plan.prompted(block), {**plan.options, "first_text": first}
+        texts, options = plan.prompted(block), plan.options.replace(first_text=first)
         with self.named(block, first):
             if self.tokenizer.core is not None:
                 return _core.tokenize_window(texts, self.tokenizer.core, options, cancel)
@@ -88,14 +88,14 @@ class StageEngine(Engine):
             ready,
             _request(plan),
             self._occupancy,
-            batch_size=plan.options["batch_size"],
+            batch_size=plan.options.batch_size,
             normalized=self.folder.normalizes,
             out=out,
         )
         with closing(results):
             for result, window in results:
                 stats: _core.Stats = {"tokens": window.tokens, "truncated": window.truncated}
-                counts.add(window.texts, stats, plan.options["max_length"])
+                counts.add(window.texts, stats, plan.options.max_length)
                 yield result
 
     def describe(self) -> dict[str, Any]:
@@ -107,9 +107,9 @@ def _request(plan: Plan) -> Request:
     options = plan.options
     return Request(
         width=plan.width,
-        normalize=options["normalize"],
+        normalize=options.normalize,
         dtype=plan.dtype,
         ranges=plan.ranges,
-        token_embeddings=options["token_embeddings"],
+        token_embeddings=options.token_embeddings,
         on_device=plan.on_device,
     )

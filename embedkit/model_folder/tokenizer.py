@@ -248,7 +248,7 @@ def _build(
     try:
         core = _core.WordPiece(
             tokens,
-            list(flagged.values()),
+            [_core.AddedToken(**token) for token in flagged.values()],
             **normalizer.core_options(),
             unknown_token=typed(model, "unk_token", str, "[UNK]", path),
             continuing_prefix=typed(model, "continuing_subword_prefix", str, "##", path),

@@ -18,24 +18,23 @@ from typing import Any, Literal
 import numpy as np
 
 from ...arguments import check_threads
-from ..storage import faiss_index
-from ..auto.stored import CHOICE_FILE, check_target, choose_for, read_choice, stored_parameters, write_choice
 from ...documents.document import Document
-from ..storage.durable import fsync
+from ...documents.errors import InputError, OnError
+from ..auto.stored import CHOICE_FILE, check_target, choose_for, read_choice, stored_parameters, write_choice
 from ..encoder import TextEncoder, check_encoder, describe_encoder
 from ..errors import BuildError, IndexDamagedError, IndexExistsError, ResumeError
-from ...documents.errors import InputError
+from ..storage import faiss_index
+from ..storage.durable import fsync
+from ..storage.faiss_part import bits_of
 from ..storage.generation import Generation, open_generation
-from .ingest import Ingest, InputDigest, Progress
-from ...documents.errors import OnError
-from ..storage.journal import State, read_journal
 from ..storage.ids import Ids
+from ..storage.journal import State, read_journal
 from ..storage.layout import JOURNAL_FILE, Writer
 from ..storage.manifest import IDS_FILE, METRICS, RAW_KINDS, Manifest, Metric, Raw, SegmentEntry
-from .memory import faiss_budget
-from ..storage.faiss_part import bits_of
 from ..storage.segment import finish_segment, remove_all_but
 from ..storage.spool import SPOOL_FILE, Spool
+from .ingest import Ingest, InputDigest, Progress
+from .memory import faiss_budget
 
 Mode = Literal["build", "add", "upsert"]
 

@@ -19,7 +19,18 @@ import numpy as np
 
 from ..auto.measure import apply
 from ..errors import BuildError
-from ..storage.faiss_index import MIN_POINTS_PER_LIST, create_index, default_nprobe, faiss_threads, import_faiss, inverted_lists, ivf_of, resolve_factory, short, write_index
+from ..storage.faiss_index import (
+    MIN_POINTS_PER_LIST,
+    create_index,
+    default_nprobe,
+    faiss_threads,
+    import_faiss,
+    inverted_lists,
+    ivf_of,
+    resolve_factory,
+    short,
+    write_index,
+)
 from ..storage.manifest import PartEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import BLOCK_ROWS, Spool

@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from ..storage import faiss_index
-from ..auto.stored import stored_parameters
-from .build import bury, dated
 from ...documents.document import Document
-from ..storage.document_store import DocumentWriter
-from ..errors import IndexExistsError, ModelMismatchError
 from ...documents.errors import InputError
+from ..auto.stored import stored_parameters
+from ..errors import IndexExistsError, ModelMismatchError
+from ..storage import faiss_index
+from ..storage.document_store import DocumentWriter
 from ..storage.generation import Generation, open_generation
-from .ingest import Progress
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
 from ..storage.manifest import Manifest, SegmentEntry
 from ..storage.search_parameters import SearchParameters
-from .memory import faiss_budget
 from ..storage.segment import finish_segment, remove_all_but
 from ..storage.spool import SPOOL_FILE, SpoolWriter
+from .build import bury, dated
+from .ingest import Progress
+from .memory import faiss_budget
 
 _AT_ONCE = 4096
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ...documents.document import Document, check_text
 from ..encoder import TextEncoder
 from ..storage.faiss_index import create_index, is_exact, resolve_factory
-from .memory import resident
 from .build_parts import bytes_per_vector
+from .memory import resident
 
 _ENCODED = 64
 _WARM = 8

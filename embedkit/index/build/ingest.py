@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ...documents.document import Document
-from ..storage.document_store import DocumentWriter
+from ...documents.errors import InputError, OnError, reject
 from ..encoder import TextEncoder
 from ..errors import BuildError, ResumeError
-from ...documents.errors import InputError, OnError, reject
+from ..prefetch import prefetch
+from ..storage.document_store import DocumentWriter
 from ..storage.faiss_index import Float32Array
 from ..storage.journal import Journal, State
-from ..prefetch import prefetch
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from ..storage.vectors import check_encoded, normalize_rows
 

@@ -12,22 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from .build import dated, new_manifest
 from ...documents.document import Document
-from ..storage.document_store import DocumentWriter
+from ...documents.errors import InputError
 from ..encoder import TextEncoder
 from ..errors import IndexExistsError
-from ...documents.errors import InputError
+from ..storage.document_store import DocumentWriter
 from ..storage.faiss_index import import_faiss, is_exact, ivf_of, read_index, short, write_index
 from ..storage.generation import open_generation
-from .ingest import Progress
 from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
-from .memory import faiss_budget
-from .build_parts import VECTORS_FILE, build_parts
 from ..storage.raw import FaissVectors
 from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
+from .build import dated, new_manifest
+from .build_parts import VECTORS_FILE, build_parts
+from .ingest import Progress
+from .memory import faiss_budget
 
 _ROWS_OF_A_GROUP = 8192  # of a parquet file
 
@@ -142,7 +142,8 @@ def _rows(
         ]
     if not by_id:
         return [
-            Document(document.text, document_id, document.metadata) for document_id, document in zip(wanted, given, strict=True)
+            Document(document.text, document_id, document.metadata)
+            for document_id, document in zip(wanted, given, strict=True)
         ]
     missing = next((document_id for document_id in wanted if document_id not in by_id), None)
     if missing is not None:

@@ -1,5 +1,5 @@
-// Gangs: every member runs once, barriers hold them together, gangs of several callers do not disturb each
-// other, and a forked child has a pool of its own.
+// Every worker runs once, barriers hold the workers of a call together, calls of several threads do not
+// disturb each other, and a forked child has a pool of its own.
 #include "base/thread_pool.h"
 
 #include <sys/wait.h>
@@ -15,20 +15,20 @@ using namespace embedkit;
 
 namespace {
 
-bool gang_counts(int threads) {
+bool call_counts(int threads) {
   std::atomic<int> ran{0};
   std::vector<int> steps(64, 0);
   std::atomic<bool> together{true};
-  ThreadPool::shared().run(threads, [&](Member member) {
+  ThreadPool::shared().run(threads, [&](Worker worker) {
     ran += 1;
     for (int round = 1; round <= 50; ++round) {
-      steps[static_cast<size_t>(member.index)] = round;
-      member.sync();
-      for (int m = 0; m < member.count; ++m)
+      steps[static_cast<size_t>(worker.index)] = round;
+      worker.sync();
+      for (int m = 0; m < worker.count; ++m)
         if (steps[static_cast<size_t>(m)] != round) together = false;
-      member.sync();
+      worker.sync();
     }
-    if (member.count > threads) together = false;
+    if (worker.count > threads) together = false;
   });
   return together && ran >= 1 && ran <= threads;
 }
@@ -36,24 +36,24 @@ bool gang_counts(int threads) {
 }  // namespace
 
 int main() {
-  for (const int threads : {1, 2, 3, 5}) CHECK(gang_counts(threads));
+  for (const int threads : {1, 2, 3, 5}) CHECK(call_counts(threads));
 
   std::vector<std::thread> callers;
   std::atomic<int> wrong{0};
   for (int i = 0; i < 4; ++i)
     callers.emplace_back([&] {
-      for (int repeat = 0; repeat < 20; ++repeat) wrong += gang_counts(3) ? 0 : 1;
+      for (int repeat = 0; repeat < 20; ++repeat) wrong += call_counts(3) ? 0 : 1;
     });
   for (std::thread& caller : callers) caller.join();
   CHECK_EQ(wrong.load(), 0);
 
 #if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not follow a fork of several threads
   const pid_t child = fork();
-  if (child == 0) _exit(gang_counts(3) ? 0 : 1);
+  if (child == 0) _exit(call_counts(3) ? 0 : 1);
   int status = -1;
   CHECK_EQ(waitpid(child, &status, 0), child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  CHECK(gang_counts(2));
+  CHECK(call_counts(2));
 #endif
   return test::report();
 }

@@ -62,7 +62,7 @@ void activate(const Kernels& kernels) {
     for (size_t c = 0; c < kColumns; ++c) in[c] = x.row(0)[c] = -10.0f + 0.001f * static_cast<float>(c);
     in[0] = x.row(0)[0] = -1e4f;
     in[1] = x.row(0)[1] = 1e4f;
-    kernels.activate(activation, x.row(0), x.ld, 1, kColumns, nullptr);
+    kernels.activate(activation, x.row(0), x.ld, 1, kColumns, {});
     for (size_t c = 0; c < kColumns; ++c) {
       const double want = exact(activation, in[c]);
       CHECK(std::abs(x.row(0)[c] - want) <= 1.5e-6 + 4e-7 * std::abs(in[c]));
@@ -73,7 +73,7 @@ void activate(const Kernels& kernels) {
   Matrix in(5, 77, 4, -6, 6);
   Quantized fused(kernels, 5, 77);
   const QuantizedRows view = fused.view();
-  kernels.activate(Activation::kGelu, x.row(0), x.ld, 5, 77, &view);
+  kernels.activate(Activation::kGelu, x.row(0), x.ld, 5, 77, view);
   for (size_t r = 0; r < 5; ++r)
     for (size_t c = 0; c < 77; ++c) {
       const double back = double{fused.scale[r]} * fused.at(kernels, r, c) + fused.lowest[r];
@@ -94,7 +94,7 @@ void layer_norm(const Kernels& kernels) {
         for (size_t c = 0; c < columns; ++c)
           sum[r * columns + c] = added ? x.row(r)[c] + y.row(r)[c] : x.row(r)[c];
       kernels.add_layer_norm(x.row(0), x.ld, added ? y.row(0) : nullptr, y.ld, 3, columns, gamma.row(0),
-                             beta.row(0), 1e-12f, &view);
+                             beta.row(0), 1e-12f, view);
       for (size_t r = 0; r < 3; ++r) {
         double mean = 0, variance = 0;
         for (size_t c = 0; c < columns; ++c) mean += sum[r * columns + c] / static_cast<double>(columns);

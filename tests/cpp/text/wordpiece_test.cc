@@ -51,7 +51,7 @@ void refused() {
   CHECK(encode(tokenizer, "the") == Ids{2});
 }
 
-// The first ids under a limit are those of the whole text, and what is behind it is not looked at.
+// The first ids under a limit are those of the whole text, and what follows is not read.
 void limits() {
   for (const bool normalized : {false, true}) {
     WordPieceOptions options = small();

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embedkit import Encoder
+from embedkit import Encoder, _core
 from embedkit.backends.core_engine import CoreEngine
 from embedkit.backends.stage import HostBatch, Request, host_empty
 from embedkit.backends.stage_engine import StageEngine
@@ -43,10 +43,10 @@ class CoreStage:
         for sequence in order:
             ids = np.empty(window.lengths[sequence], np.int32)
             window.pack(np.array([sequence]), ids, np.empty(2, np.int32), vocab_size=10**6)
-            options = {
-                "threads": 1, "prefix_ids": [], "suffix_ids": [], "max_length": self.folder.positions,
-                "pool_skip": int(window.pool_skip[sequence]), "token_embeddings": request.token_embeddings,
-            }  # fmt: skip
+            options = _core.EncodeOptions(
+                threads=1, prefix_ids=[], suffix_ids=[], max_length=self.folder.positions,
+                pool_skip=int(window.pool_skip[sequence]), token_embeddings=request.token_embeddings,
+            )  # fmt: skip
             results.append(self.core.encode_ids([ids.tolist()], options)[0][0])
 
         class Waiting(HostBatch):

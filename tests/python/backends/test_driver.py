@@ -65,10 +65,10 @@ def test_windows_of_a_text(make_model: Make, texts: list[str], normalize: bool, 
 
 
 def test_combine_weighs_by_the_tokens_that_were_pooled() -> None:
-    options = {
-        "threads": 1, "prefix_ids": [1], "suffix_ids": [2], "max_length": 6, "overflow": "window",
-        "pool_skip": 2,
-    }  # fmt: skip
+    options = _core.EncodeOptions(
+        threads=1, prefix_ids=[1], suffix_ids=[2], max_length=6, overflow="window",
+        pool_skip=2,
+    )  # fmt: skip
     window = _core.tokenize_window_ids([[5, 6, 7, 8, 9, 10], [5], []], options)
     assert window.lengths.tolist() == [6, 4, 3, 2]
     assert window.text_of_sequence.tolist() == [0, 0, 1, 2]
@@ -231,13 +231,13 @@ assert encoder.encode("day").shape == (32,)
 def test_a_cancelled_tokenization() -> None:
     cancel = _core.Cancel()
     cancel.cancel()
-    options = {"threads": 2, "prefix_ids": [], "suffix_ids": [], "max_length": 6}
+    options = _core.EncodeOptions(threads=2, prefix_ids=[], suffix_ids=[], max_length=6)
     with pytest.raises(RuntimeError, match="interrupted"):
         _core.tokenize_window_ids([[1]] * 1000, options, cancel)
 
 
 def test_what_pack_refuses() -> None:
-    options = {"threads": 1, "prefix_ids": [], "suffix_ids": [], "max_length": 6}
+    options = _core.EncodeOptions(threads=1, prefix_ids=[], suffix_ids=[], max_length=6)
     window = _core.tokenize_window_ids([[1, 2], [3]], options)
     order, bounds = np.arange(2), np.empty(3, np.int32)
     ids = np.empty(3, np.int32)

@@ -16,9 +16,9 @@ SKIP = 3
 def window_of(lengths: list[int], skip: int = 0) -> _core.TokenWindow:
     """Sequences of ids 5, 6, …, the first ``skip`` of which are not pooled."""
     ids = [list(range(5, 5 + length)) for length in lengths]
-    options = {
-        "threads": 1, "prefix_ids": [], "suffix_ids": [], "max_length": 1000, "pool_skip": skip,
-    }  # fmt: skip
+    options = _core.EncodeOptions(
+        threads=1, prefix_ids=[], suffix_ids=[], max_length=1000, pool_skip=skip,
+    )  # fmt: skip
     return _core.tokenize_window_ids(ids, options)
 
 
@@ -56,9 +56,9 @@ def test_a_batch_is_that_of_numpy(lengths: list[int], block: int, idle: int, spa
 
 
 def test_only_the_first_window_of_a_text_has_the_prompt() -> None:
-    options = {
-        "threads": 1, "prefix_ids": [], "suffix_ids": [], "max_length": 4, "pool_skip": 2, "overflow": "window",
-    }  # fmt: skip
+    options = _core.EncodeOptions(
+        threads=1, prefix_ids=[], suffix_ids=[], max_length=4, pool_skip=2, overflow="window",
+    )  # fmt: skip
     window = _core.tokenize_window_ids([[5] * 7, [5]], options)
     bounds = np.empty(7, dtype=np.int32)
     window.pack(np.arange(3), np.empty(8, dtype=np.int32), bounds, skips=True, vocab_size=9)

@@ -77,7 +77,7 @@ def test_unusable_vocabulary(vocab: list[str], message: str) -> None:
 def test_negative_id_of_an_added_token() -> None:
     token = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     with pytest.raises(ValueError, match="-1"):
-        _core.WordPiece(["[UNK]"], [{"content": "x", "id": -1, **token}])
+        _core.WordPiece(["[UNK]"], [_core.AddedToken(content="x", id=-1, **token)])
 
 
 def test_no_texts_and_empty_texts(subwords: Pair) -> None:

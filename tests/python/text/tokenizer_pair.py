@@ -73,14 +73,14 @@ class Pair:
         self.core = _core.WordPiece(
             list(vocab),
             [
-                {
-                    "content": token.content,
-                    "id": self.reference.token_to_id(token.content),
-                    "single_word": token.single_word,
-                    "lstrip": token.lstrip,
-                    "rstrip": token.rstrip,
-                    "normalized": token.normalized,
-                }
+                _core.AddedToken(
+                    content=token.content,
+                    id=self.reference.token_to_id(token.content),
+                    single_word=token.single_word,
+                    lstrip=token.lstrip,
+                    rstrip=token.rstrip,
+                    normalized=token.normalized,
+                )
                 for token in added
             ],
             clean_text=clean_text,

@@ -1,0 +1,69 @@
+// The table of an instruction set with vectors: every operation of `Kernels`, for the vector type and the
+// int8 product of `Dot` (see linear_int8.h).
+#pragma once
+
+#include "kernels/attention.h"
+#include "kernels/linear_fp32.h"
+#include "kernels/linear_int8.h"
+#include "kernels/rows.h"
+
+namespace embedkit {
+namespace {
+
+template <class Dot>
+double spin_int8(size_t iterations) {
+  using V = typename Dot::V;
+  typename V::I acc[V::kSpinning];
+  for (auto& a : acc) a = V::zero_int();
+  alignas(V::kBytes) uint8_t ones[V::kBytes];
+  for (auto& one : ones) one = 1;
+  const typename V::I x = V::load_int(ones);
+  for (size_t i = 0; i < iterations; ++i) {
+#pragma GCC unroll 24
+    for (auto& a : acc) Dot::spin(a, x);
+  }
+  return static_cast<double>(iterations) * V::kSpinning * (V::kBytes / sizeof(typename Dot::Weight));
+}
+
+template <class V>
+double spin_fp32(size_t iterations) {
+  typename V::F acc[V::kSpinning];
+  for (auto& a : acc) a = V::zero();
+  const typename V::F x = V::set1(0.5f);
+  for (size_t i = 0; i < iterations; ++i) {
+#pragma GCC unroll 24
+    for (auto& a : acc) V::spin(a, x);
+  }
+  return static_cast<double>(iterations) * V::kSpinning * V::kLanes;
+}
+
+template <class Dot>
+constexpr Kernels vector_kernels(Isa isa) {
+  using V = typename Dot::V;
+  using Q = typename Dot::Activation;
+  return {
+      .isa = isa,
+      .panel = V::kPanel,
+      .quantized_bytes = sizeof(Q),
+      .quantized_group = Int8Layout<Dot>::kStep,
+      .packed_int8_bytes = packed_int8_bytes<Dot>,
+      .packed_fp32_bytes = packed_fp32_bytes<V::kPanel>,
+      .pack_int8 = pack_int8<Dot>,
+      .pack_fp32 = pack_fp32<V::kPanel>,
+      .linear_int8 = linear_int8<Dot>,
+      .linear_fp32 = linear_fp32<V, V::kRows, V::kVectors>,
+      .products_int8 = products_int8<Dot>,
+      .quantize = quantize_rows<V, Q>,
+      .activate = activate<V, Q>,
+      .add_layer_norm = add_layer_norm<V, Q>,
+      .add_scaled_int8 = add_scaled_int8<V>,
+      .rotate = rotate<V>,
+      .attention_scratch = attention_scratch<V, V::kRows>,
+      .attention = attention<V, V::kRows>,
+      .spin_int8 = spin_int8<Dot>,
+      .spin_fp32 = spin_fp32<V>,
+  };
+}
+
+}  // namespace
+}  // namespace embedkit
