@@ -2,8 +2,8 @@
 
 from ..documents.document import Document
 from ..documents.errors import InputError
-from .build.build import Written
-from .build.ingest import Progress
+from .auto.tune import Tuned
+from .build.settings import BuildSettings, Progress, Written
 from .encoder import TextEncoder
 from .errors import (
     BuildError,
@@ -16,10 +16,14 @@ from .errors import (
 from .index import Index
 from .search.hits import Hit
 from .search.pipeline import SearchStats
+from .storage.document_store import StoredDocument
+from .storage.generation import Generation
 
 __all__ = [
     "BuildError",
+    "BuildSettings",
     "Document",
+    "Generation",
     "Hit",
     "Index",
     "IndexDamagedError",
@@ -30,6 +34,8 @@ __all__ = [
     "Progress",
     "ResumeError",
     "SearchStats",
+    "StoredDocument",
     "TextEncoder",
+    "Tuned",
     "Written",
 ]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..build.ingest import unit
 from ..storage.faiss_index import Float32Array, Int64Array, import_faiss
+from ..storage.vectors import normalize_rows
 from .measure import FINAL_CALLS, K, Point, Setting, recalls, smallest, timed_search
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
         own = np.sort(random.choice(living, min(QUERIES, len(living)), replace=False))
         queries = generation.vectors(own)
         if generation.manifest.metric == "cosine":  # what is kept as int8 comes back not quite normalized
-            queries = unit(queries)
+            queries = normalize_rows(queries)
     asked = queries
     k = min(K, len(living) - bool(len(own)))
     if k < 1:

@@ -1,0 +1,1 @@
+"""Writing an index: build, add, upsert, delete, compact, import and export."""
