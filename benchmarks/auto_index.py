@@ -87,13 +87,13 @@ def main() -> None:
             raise SystemExit(
                 f"{factory} does not reach recall {options.target_recall} on {options.rows} vectors"
             )
-        apply(index, point.setting)
+        apply(index, point.parameters)
         indexes[name], settings[name], curves[f"{name}: {factory}" if name == "auto" else name] = (
             index,
-            point.setting,
+            point.parameters,
             points,
         )
-        print(f"{name}: {factory} built in {built:.0f} s, {point.setting}", flush=True)
+        print(f"{name}: {factory} built in {built:.0f} s, {point.parameters}", flush=True)
 
     asked = queries[measuring]
 

@@ -326,7 +326,7 @@ def questions(
                 )
             )
             tuning = chosen.info()["tuning"]
-            from embedkit.index.auto.choice import table_of
+            from embedkit.index.auto.result import table_of
 
             print("\n".join(table_of(tuning)), flush=True)
             times = common.alternate(

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..arguments import check_positive
+from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, InputError, ModelMismatchError
+from ..index import Index, ModelMismatchError
 from ..index.storage.manifest import METRICS
 from .common import (
     EXIT_OK,
@@ -30,26 +31,30 @@ from .terminal import ProgressBar, printable
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser."""
-    delete = commands.add_parser("delete", help="delete documents by their ids, or by a condition")
+    delete = commands.add_parser("delete", help="delete documents by id or by condition")
     delete.set_defaults(run=_delete, more="ids")
     _add_index(delete)
-    delete.add_argument("ids", nargs="*", metavar="ID", help="a document's id")
-    delete.add_argument("--ids-file", metavar="FILE", help="an id a line; - is standard input")
-    delete.add_argument("--where", metavar="CONDITION", help="such as \"lang = 'en' and year < 2010\"")
-    delete.add_argument("--missing-ok", action="store_true", help="an id that is not there is no error")
+    delete.add_argument("ids", nargs="*", metavar="ID", help="id of a document")
+    delete.add_argument(
+        "--ids-file", metavar="FILE", help="read ids from FILE, one per line; - is standard input"
+    )
+    delete.add_argument(
+        "--where", metavar="CONDITION", help="delete all that match, e.g. \"lang = 'en' and year < 2010\""
+    )
+    delete.add_argument("--missing-ok", action="store_true", help="ignore unknown ids")
 
     compact = commands.add_parser(
-        "compact", help="fold what was added and deleted into one segment; nothing is encoded"
+        "compact", help="merge all segments into one without deleted documents; nothing is encoded"
     )
     compact.set_defaults(run=_compact)
     _add_index(compact)
-    compact.add_argument("--factory", help="Faiss index to make of it (default: as it was built)")
+    compact.add_argument("--factory", help="Faiss index to build (default: as before)")
     add_max_memory(compact)
     add_threads(compact)
 
     verify = commands.add_parser(
         "verify",
-        help="compare all files with their checksums, ids and counts, and some vectors with the model",
+        help="check the files against their checksums, ids and counts, and some vectors against the model",
     )
     verify.set_defaults(run=_verify)
     _add_index(verify)
@@ -60,41 +65,47 @@ def add_commands(commands: Any) -> None:
         metavar="N",
         help="documents to encode again (default: 32)",
     )
-    verify.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
+    verify.add_argument("--model", metavar="MODEL", help="where the model of the index is, if it was moved")
 
-    merge = commands.add_parser("merge", help="make one index of several of the same model")
+    merge = commands.add_parser("merge", help="merge indexes of the same model into a new one")
     merge.set_defaults(run=_merge, more="indexes")
     merge.add_argument("indexes", nargs="+", metavar="INDEX", help="index folders")
     merge.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
 
-    info = commands.add_parser("info", help="say what an index holds")
+    info = commands.add_parser("info", help="describe an index")
     info.set_defaults(run=_info)
     _add_index(info)
     info.add_argument("--json", action="store_true", help="print a JSON object")
-    info.add_argument("--verify", action="store_true", help="compare every file with its checksum first")
+    info.add_argument("--verify", action="store_true", help="check every file against its checksum first")
 
-    take = commands.add_parser("import", help="make an index of a Faiss file")
+    take = commands.add_parser("import", help="build an index from a Faiss file")
     take.set_defaults(run=_import, more="documents")
-    take.add_argument("file", metavar="FILE.faiss", help="a Faiss index of inner products")
+    take.add_argument("file", metavar="FILE.faiss", help="a Faiss index with the inner product metric")
     take.add_argument(
-        "documents", nargs="*", metavar="INPUT", help="texts in the order of the vectors, or with their ids"
+        "documents",
+        nargs="*",
+        metavar="INPUT",
+        help="files of texts, in the order of the vectors or with their ids",
     )
     take.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
-    take.add_argument("--model", metavar="M", help="the model of the vectors (default: the built-in model)")
-    take.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
+    take.add_argument("--model", metavar="MODEL", help="model of the vectors (default: the built-in model)")
+    take.add_argument("--precision", default="auto", help="fp32, int8 or auto (default): that of the model")
     take.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
-    take.add_argument("--text-field", default="text", metavar="F", help="field or column of the texts (text)")
-    take.add_argument("--id-field", metavar="F", help="field or column of ids")
+    take.add_argument(
+        "--text-field", default="text", metavar="FIELD", help="field or column of the text (default: text)"
+    )
+    take.add_argument("--id-field", metavar="FIELD", help="field or column of the id (default: id)")
 
     export = commands.add_parser(
-        "export", help="write the vectors as a Faiss file, and their ids beside it; or all as a parquet file"
+        "export",
+        help="write the vectors to a Faiss file and their ids beside it, or everything to a parquet file",
     )
     export.set_defaults(run=_export)
     _add_index(export)
     export.add_argument(
         "file",
         metavar="FILE",
-        help="file to write: .parquet (id, text, metadata, vector), or with any other name what Faiss writes",
+        help="file to write: .parquet (id, text, metadata, vector), or any other name for a Faiss index",
     )
     add_max_memory(export)
     add_threads(export)
@@ -107,7 +118,7 @@ def _add_index(command: argparse.ArgumentParser) -> None:
 def _delete(arguments: argparse.Namespace) -> int:
     given = [bool(arguments.ids), arguments.ids_file is not None, arguments.where is not None]
     if sum(given) != 1:
-        raise CommandError(EXIT_USAGE, "say which documents: ids, --ids-file or --where, one of them")
+        raise CommandError(EXIT_USAGE, "select documents by either ids, --ids-file or --where")
     with Index.open(arguments.index) as index:
         ids = _lines(arguments.ids_file) if arguments.ids_file is not None else arguments.ids
         try:
@@ -133,18 +144,18 @@ def _compact(arguments: argparse.Namespace) -> int:
     with Index.open(arguments.index, threads=arguments.threads) as index, ProgressBar(None) as bar:
         before = index.info()
         try:
-            folded = index.compact(
+            compacted = index.compact(
                 factory=arguments.factory, max_memory=arguments.max_memory, progress=bar.update
             )
         except ValueError as error:  # the factory
             raise CommandError(EXIT_USAGE, str(error)) from None
         after = index.info()
-    if not folded:
-        show(f"{printable(arguments.index)}: nothing to fold")
+    if not compacted:
+        show(f"{printable(arguments.index)}: nothing to compact")
     else:
         show(
             f"{printable(arguments.index)}: {plural(before['segments'], 'segment')} and "
-            f"{plural(before['deleted'], 'deleted document')} folded into one of "
+            f"{plural(before['deleted'], 'deleted document')} compacted to one segment of "
             f"{plural(after['documents'], 'document')}; {after['factory']}, {size(after['bytes'])}"
         )
     return EXIT_OK
@@ -159,7 +170,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     )
     show(
         f"{printable(arguments.index)}: {plural(found['files'], 'file')} and "
-        f"{plural(found['documents'], 'document')} are as they should be{agreement}"
+        f"{plural(found['documents'], 'document')} verified{agreement}"
     )
     return EXIT_OK
 
@@ -174,7 +185,7 @@ def _merge(arguments: argparse.Namespace) -> int:
         raise CommandError(EXIT_USAGE, str(error)) from None
     show(
         f"{printable(arguments.output)}: {plural(info['documents'], 'document')} in "
-        f"{plural(info['segments'], 'segment')}; 'embedkit-index compact' folds them"
+        f"{plural(info['segments'], 'segment')}; 'embedkit-index compact' merges them"
     )
     return EXIT_OK
 

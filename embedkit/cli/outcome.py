@@ -9,8 +9,8 @@ from typing import Any
 
 from ..documents.errors import OnError
 from ..index import BuildError, BuildSettings, IndexExistsError, InputError, ModelMismatchError
-from ..index.auto.choice import table_of
 from ..index.auto.plot import check_plot, plot_choice
+from ..index.auto.result import table_of
 from .common import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, complain, plural, show
 
 __all__ = ["Skipped", "build_settings", "check_choice", "explained", "show_choice"]

@@ -11,10 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_positive
+from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, InputError, ModelMismatchError, SearchStats
+from ..index import Index, ModelMismatchError, SearchStats, rerank
 from ..index.search.device import DEVICES
-from ..index.search.rerank import rerank
 from .common import (
     EXIT_OK,
     EXIT_USAGE,
@@ -40,67 +40,53 @@ def add_commands(commands: Any) -> None:
     query.set_defaults(run=_query, more="texts")
     query.add_argument("index", metavar="INDEX", help="index folder")
     query.add_argument("texts", nargs="*", metavar="TEXT", help="a query")
-    query.add_argument("--file", metavar="FILE", help="read a query per line from FILE; - is standard input")
     query.add_argument(
-        "-k",
-        type=integer(partial(check_positive, "k")),
-        default=10,
-        help="documents per query (default: 10)",
+        "--file", metavar="FILE", help="read queries from FILE, one per line; - is standard input"
     )
+    _add_number(query, "-k", "documents per query (default: 10)", default=10)
     query.add_argument(
         "--where",
         metavar="CONDITION",
-        help="only documents whose fields fulfil it, such as \"lang = 'en' and year > 2019\"",
+        help="find only documents that match, e.g. \"lang = 'en' and year > 2019\"",
     )
     query.add_argument(
-        "--hybrid", action="store_true", help="also search for the words, and fuse the two rankings"
+        "--hybrid", action="store_true", help="also rank by keywords (BM25), and fuse the two rankings"
+    )
+    _add_number(query, "--nprobe", "IVF: inverted lists to search (default: that of the index)")
+    _add_number(query, "--ef", "HNSW: candidates to keep (default: that of the index)")
+    _add_number(
+        query, "--rescore", "quantized: rank N x k candidates by their vectors (default: that of the index)"
     )
     query.add_argument(
-        "--nprobe",
-        type=integer(partial(check_positive, "nprobe")),
-        metavar="N",
-        help="inverted lists to visit (default: as built)",
+        "--rerank", metavar="MODEL", help="rerank the results with this cross-encoder, a folder or Hub id"
     )
+    _add_number(query, "--candidates", "documents per query to rerank (default: 50)", default=50)
+    query.add_argument("--json", action="store_true", help="print one JSON object per result")
     query.add_argument(
-        "--ef",
-        type=integer(partial(check_positive, "ef")),
-        metavar="N",
-        help="candidates that HNSW keeps (default: as built)",
+        "--stats", action="store_true", help="print queries per second and where the time went to stderr"
     )
+    query.add_argument("--model", metavar="MODEL", help="where the model of the index is, if it was moved")
     query.add_argument(
-        "--rescore",
-        type=integer(partial(check_positive, "rescore")),
-        metavar="F",
-        help="take F x k documents by their quantized codes, and rank them by their vectors",
+        "--force", action="store_true", help="accept a different model than the index's, with a warning"
     )
-    query.add_argument(
-        "--rerank", metavar="M", help="order what is found by this cross-encoder, a folder or Hub id"
-    )
-    query.add_argument(
-        "--candidates",
-        type=integer(partial(check_positive, "candidates")),
-        default=50,
-        metavar="N",
-        help="documents per query that --rerank scores (default: 50)",
-    )
-    query.add_argument("--json", action="store_true", help="print a JSON object per document found")
-    query.add_argument(
-        "--stats", action="store_true", help="say on stderr how many queries a second, and where time went"
-    )
-    query.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
-    query.add_argument("--force", action="store_true", help="take another model than the index', and warn")
     query.add_argument(
         "--device",
         choices=DEVICES,
         default="cpu",
-        help="where queries are encoded and searched (default: cpu)",
+        help="where to encode and search queries (default: cpu)",
     )
     add_threads(query)
 
 
+def _add_number(command: argparse.ArgumentParser, option: str, help: str, default: int | None = None) -> None:
+    """Add an option that takes a positive integer."""
+    check = partial(check_positive, option.lstrip("-"))
+    command.add_argument(option, type=integer(check), default=default, metavar="N", help=help)
+
+
 def _query(arguments: argparse.Namespace) -> int:
     if bool(arguments.texts) == bool(arguments.file):
-        raise CommandError(EXIT_USAGE, "give queries as arguments or with --file, one of them")
+        raise CommandError(EXIT_USAGE, "give queries either as arguments or with --file")
     reranker = _open_reranker(arguments.rerank, arguments.threads)
     index = Index.open(
         arguments.index,
@@ -132,7 +118,7 @@ def _query(arguments: argparse.Namespace) -> int:
         except ValueError as error:  # k, nprobe, the condition, …
             raise CommandError(EXIT_USAGE, str(error)) from None
     if not asked:
-        raise CommandError(EXIT_USAGE, f"{arguments.file}: no query in it")
+        raise CommandError(EXIT_USAGE, f"{arguments.file}: contains no queries")
     if arguments.stats:
         print(f"embedkit-index: {stats}", file=sys.stderr)
     return EXIT_OK
@@ -147,7 +133,7 @@ def _search(
     reranker: CrossEncoder | None,
     stats: SearchStats,
 ) -> Iterator[list[Hit]]:
-    """The hits of each text; ``asked`` gets the texts, before their hits come."""
+    """The hits of each text; a text is appended to ``asked`` before its hits are yielded."""
     load_index_encoder(index)
 
     def blocks() -> Iterator[list[str]]:
@@ -179,7 +165,7 @@ def _open_reranker(model: str | None, threads: int | None) -> CrossEncoder | Non
 
     try:
         opened = CrossEncoder(model, threads=threads)
-        rerank(opened, [], [], 1)  # refuses a model of several classes before anything is searched
+        rerank(opened, [], [], 1)  # raises for a model of several classes before anything is searched
     except (ValueError, FileNotFoundError) as error:
         raise CommandError(EXIT_USAGE, f"the reranker cannot be loaded: {error}") from error
     return opened
@@ -194,13 +180,13 @@ def _checked_query(text: str, origin: str) -> str:
 
 
 def _queries_from(path: str) -> Iterator[str]:
-    """The queries in a file, blank lines left out."""
+    """The queries in a file, without blank lines."""
     for document in Corpus([path], format="txt"):
         yield _checked_query(document.text, document.origin)
 
 
 def _print_table(label: str | None, hits: list[Hit], *, first: bool) -> None:
-    # without a terminal (a file, a pipe) nothing is cut
+    # nothing is cut in a file or a pipe
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if not first:
         print()

@@ -1,12 +1,13 @@
-"""``embedkit-index tune``: the nprobe or ef that reaches a recall; and the option of build that asks for one."""
+"""``embedkit-index tune``: finds the nprobe or ef that reaches a recall; options that build shares."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
+from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, InputError, ModelMismatchError
+from ..index import Index, ModelMismatchError
 from ..index.auto.plot import check_plot, plot
 from .common import EXIT_OK, EXIT_USAGE, CommandError, add_threads, load_index_encoder, print_json, show
 
@@ -18,24 +19,24 @@ def add_target(command: argparse.ArgumentParser, default: float | None, help: st
 
 def add_plot(command: argparse.ArgumentParser) -> None:
     """Add ``--plot``."""
-    command.add_argument("--plot", metavar="FILE", help="draw recall against time (.png, .svg or .pdf)")
+    command.add_argument("--plot", metavar="FILE", help="plot recall against time (.png, .svg or .pdf)")
 
 
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
-    tune = commands.add_parser("tune", help="find the nprobe or ef of an index that reaches a recall")
+    tune = commands.add_parser("tune", help="find the nprobe or ef that reaches a recall")
     tune.set_defaults(run=_tune)
     tune.add_argument("index", metavar="INDEX", help="index folder")
-    add_target(tune, 0.95, "recall@10 to reach, against exact search (default: 0.95)")
+    add_target(tune, 0.95, "target recall@10 against exact search (default: 0.95)")
     tune.add_argument(
         "--queries",
         metavar="FILE",
-        help="a query per line, such as users ask; - is standard input (default: documents of the index)",
+        help="real queries, one per line; - is standard input (default: documents of the index)",
     )
-    tune.add_argument("--dry-run", action="store_true", help="only measure: the index stays as it is")
+    tune.add_argument("--dry-run", action="store_true", help="measure only, without changing the index")
     add_plot(tune)
     tune.add_argument("--json", action="store_true", help="print a JSON object")
-    tune.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
+    tune.add_argument("--model", metavar="MODEL", help="where the model of the index is, if it was moved")
     add_threads(tune)
 
 
@@ -45,7 +46,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         if arguments.queries is not None:
             queries = [document.text for document in Corpus([arguments.queries], format="txt")]
             if not queries:
-                raise CommandError(EXIT_USAGE, f"{arguments.queries}: no query in it")
+                raise CommandError(EXIT_USAGE, f"{arguments.queries}: contains no queries")
             load_index_encoder(index)
         try:
             if arguments.plot is not None:

@@ -1,4 +1,4 @@
-"""Documents: what is indexed, and the files they are read from."""
+"""Documents to index, and the files they are read from (`readers.Corpus`)."""
 
 from .document import Document
 from .errors import InputError, OnError

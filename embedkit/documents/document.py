@@ -1,4 +1,4 @@
-"""`Document`: one text to index, and what makes one unusable."""
+"""`Document`: a text to index, and the checks that it can be stored."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import numpy.typing as npt
 
 from .errors import InputError
 
+__all__ = ["Document", "check_document", "check_text", "json_type"]
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text to index.
+    """A text to index.
 
     Attributes:
-        text: what is encoded and returned by a search.
-        id: the user's own id, unique in the index; ``None``: the document's position among those given,
-            counted from 0.
-        metadata: what else to keep; must be representable as JSON.
-        vector: (dimension,) its vector, where it was computed before; ``None``: the text is encoded.
-        origin: where it was read (``file:line``), for error messages.
-        position: bytes of input consumed up to and including this document, for progress.
+        text: the text to encode, which a search returns.
+        id: unique in the index; ``None``: the document's position in the input, counted from 0.
+        metadata: other fields to store and filter by; must be representable as JSON.
+        origin: where the document was read (``file:line``), for error messages.
+        position: bytes of input read up to and including this document, for progress.
+        vector: (dimension,) floats, if the vector has been computed already; ``None``: the text is encoded.
     """
 
     text: str
@@ -35,7 +36,7 @@ class Document:
 
 
 def check_text(text: object, what: str) -> str | None:
-    """Say what keeps ``text`` from being stored as UTF-8 text, or ``None`` if nothing does."""
+    """Why ``text``, called ``what``, cannot be stored as UTF-8; ``None`` if it can."""
     if not isinstance(text, str):
         return f"{what} is {json_type(text)}, not a string"
     if "\x00" in text:
@@ -48,7 +49,7 @@ def check_text(text: object, what: str) -> str | None:
 
 
 def check_document(document: Document) -> str:
-    """The id of ``document``, if it and the text can be stored (else `InputError`)."""
+    """The id of ``document``; `InputError` if its id or text cannot be stored."""
     problem = check_text(document.text, "the text") or check_text(document.id, "the id")
     if problem is not None or not document.id:
         raise InputError(document.origin, problem or "the id is empty", skippable=True)
@@ -56,7 +57,7 @@ def check_document(document: Document) -> str:
 
 
 def json_type(value: object) -> str:
-    """What a JSON user would call the type of ``value``."""
+    """The type of ``value`` in the words of JSON."""
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object"}

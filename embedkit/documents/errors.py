@@ -1,18 +1,20 @@
-"""An input that cannot be used, and what to do with it."""
+"""`InputError`: an input that cannot be used, and what to do about it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Literal
 
+__all__ = ["InputError", "OnError", "reject"]
+
 
 class InputError(ValueError):
     """An input file, a line of it, or a document cannot be used.
 
     Attributes:
-        origin: where it came from, as ``file:line`` or a name; empty when unknown.
+        origin: where the input came from, as ``file:line`` or a name; empty if unknown.
         reason: what is wrong with it.
-        skippable: it is about one line or document, which can be left out.
+        skippable: only one line or document is concerned, which can be skipped.
     """
 
     def __init__(self, origin: str, reason: str, *, skippable: bool = False) -> None:
@@ -24,11 +26,11 @@ class InputError(ValueError):
 
 
 OnError = Literal["stop", "skip"] | Callable[[InputError], None]
-"""What to do with a document that cannot be used: raise, skip it, or call (and skip it if that returns)."""
+"""What to do about an unusable document: raise, skip it, or call a function (and skip it if that returns)."""
 
 
 def reject(error: InputError, on_error: OnError) -> None:
-    """Treat ``error`` as ``on_error`` says."""
+    """Raise ``error``, ignore it, or pass it on, as ``on_error`` says."""
     if on_error == "stop":
         raise error
     if on_error != "skip":

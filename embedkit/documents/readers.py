@@ -1,14 +1,14 @@
 """Reading documents from text, JSON Lines, CSV, TSV and Parquet files, one record at a time.
 
-* ``.txt``: a text a line.
-* ``.jsonl``: a JSON object a line; the field ``text`` is indexed, ``id`` is the id, all others are metadata.
-* ``.csv``: RFC 4180 (quoted fields may hold commas, quotes and line breaks), first row the column names.
-* ``.tsv``: tab-separated, no quoting, first row the column names.
-* ``.parquet``: a column is indexed, ``id`` is the id, all others are metadata.
+* ``.txt``: one text per line.
+* ``.jsonl``: one JSON object per line; the field ``text`` is indexed, ``id`` is the id, all others are metadata.
+* ``.csv``: RFC 4180 (quoted fields may contain commas, quotes and line breaks); column names in the first row.
+* ``.tsv``: tab-separated, without quoting; column names in the first row.
+* ``.parquet``: columns as the fields of ``.jsonl``.
 
-All but the last may be packed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
-in ``\\n`` or ``\\r\\n``. A document whose text is empty or white space is skipped and counted as blank. One
-without an id gets ``file:line`` as its id.
+All but the last may be compressed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
+in ``\\n`` or ``\\r\\n``. Documents whose text is empty or white space are skipped and counted as blank. The
+default id is ``file:line``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VECTORS_AT_ONCE = 4096
 
 
 class _Record(NamedTuple):
-    """A record of an input: its line or row, and what a `Document` takes from it."""
+    """A record of an input: its line or row, and the fields of its `Document`."""
 
     line: int
     text: str
@@ -44,12 +44,11 @@ class _Record(NamedTuple):
 
 
 class Corpus:
-    """Input files as one stream of `Document`, to be iterated once.
+    """Input files as one stream of `Document`; can be iterated once.
 
     Attributes:
         blank: documents skipped so far because their text is empty or white space.
-        total_bytes: size of all inputs, which each document's ``position`` counts towards; ``None`` if
-            unknown.
+        total_bytes: size of all inputs, the final value of ``Document.position``; ``None`` if unknown.
     """
 
     def __init__(
@@ -63,18 +62,17 @@ class Corpus:
         vectors: str | os.PathLike[str] | None = None,
         on_error: OnError = "stop",
     ) -> None:
-        """Check that every input exists and can be read, without reading it.
+        """Check that every input exists and is readable, without reading it.
 
         Args:
             inputs: files, folders (all files of a known type below them) and patterns such as ``*.jsonl``;
                 ``-`` is standard input.
             format: the format of every input; ``None``: by file name, and ``txt`` for standard input.
-            text_field: field or column that is indexed.
-            id_field: field or column that holds the id, which every record must have; ``None``: ``id`` where
-                there is one.
-            vector_field: field or column of vectors that were computed before (lists of numbers).
-            vectors: a ``.npy`` file of vectors that were computed before, one for each document in order.
-            on_error: what to do about a malformed line, as for `embedkit.Index.build`.
+            text_field: field or column of the text.
+            id_field: field or column of the id, which every record must have; ``None``: ``id`` if there is one.
+            vector_field: field or column of precomputed vectors (lists of numbers).
+            vectors: a ``.npy`` file of precomputed vectors, one per document in order.
+            on_error: what to do about a malformed line, as in `embedkit.Index.build`.
 
         Raises:
             InputError: an input is missing, unreadable, of unknown format, or given twice.
@@ -85,8 +83,8 @@ class Corpus:
         if vectors is not None and (vector_field is not None or on_error != "stop"):
             raise InputError(
                 os.fspath(vectors),
-                "vectors in a file belong to the documents by their order: no malformed line may be left out, "
-                "and no field may hold vectors, too",
+                "a file of vectors belongs to the documents by their order: malformed lines cannot be skipped, "
+                "and no field can hold vectors as well",
             )
         paths = expand(inputs)
         sources = [
@@ -100,7 +98,7 @@ class Corpus:
 
     @classmethod
     def of_sources(cls, sources: Sequence[Source], *, text_field: str, id_field: str | None) -> Corpus:
-        """The documents of ``sources``, where these are chosen already."""
+        """The documents of ``sources``."""
         corpus = cls.__new__(cls)
         corpus._read(sources, text_field, id_field, None, None)
         return corpus
@@ -126,7 +124,7 @@ class Corpus:
         """Read the inputs in the order given.
 
         Raises:
-            InputError: a line is malformed and ``on_error`` says stop; a file is damaged or lacks a column.
+            InputError: a line is malformed and ``on_error`` is "stop"; a file is damaged or lacks a column.
         """
         start = number = 0
         for source in self._sources:
@@ -135,7 +133,7 @@ class Corpus:
                     origin = f"{source.path}:{line}"
                     if not text.strip():
                         if self._vectors is not None:
-                            raise InputError(origin, "the text is blank, and vectors are given by position")
+                            raise InputError(origin, "the text is blank, but vectors are given by position")
                         self.blank += 1
                         continue
                     vector = given if self._vectors is None else self._vectors.row(number, origin)
@@ -236,7 +234,7 @@ class Corpus:
     def _table_records(self, source: Source) -> Iterator[_Record]:
         if self._vector_field is not None:
             raise InputError(
-                source.path, "vectors are read from jsonl and parquet fields, and from .npy files"
+                source.path, "vectors are read only from fields of jsonl and parquet, and from .npy files"
             )
         rows = csv_rows(source) if source.format == "csv" else tsv_rows(source)
         source.strict = True  # without a header nothing in the file can be read
@@ -251,7 +249,7 @@ class Corpus:
             if row == [""]:
                 self.blank += 1
             elif len(row) != len(columns):
-                source.reject(line, f"{len(row)} columns where the first row has {len(columns)}")
+                source.reject(line, f"{len(row)} columns, but the first row has {len(columns)}")
             else:
                 metadata = {name: row[at] for at, name in others}
                 document_id = None if id_column is None else row[id_column]
@@ -278,7 +276,7 @@ class Corpus:
 
 
 class _MalformedError(Exception):
-    """A record is malformed; the message says how."""
+    """A record is malformed; the message says why."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -291,7 +289,7 @@ def _listed(names: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a parquet column as JSON has it: times in ISO 8601, bytes in hexadecimal."""
+    """A value of a parquet column as JSON: times in ISO 8601, bytes in hexadecimal."""
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
@@ -329,7 +327,8 @@ class _VectorFile:
             raise InputError(str(path), f"cannot be read as .npy: {reason}") from None
         if array.ndim != 2 or array.dtype.kind != "f" or not array.flags.c_contiguous:
             raise InputError(
-                str(path), f"holds {array.dtype} {array.shape}; give floats (documents, dimension) in C order"
+                str(path),
+                f"holds {array.dtype} {array.shape}, expected floats (documents, dimension) in C order",
             )
         self.rows, self._width = array.shape
         self._dtype = array.dtype

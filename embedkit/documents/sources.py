@@ -1,4 +1,4 @@
-"""Input files as lines and rows: which files an input names, how they are packed, what a line may be."""
+"""Input files as lines and rows: finding, opening and decompressing them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,25 @@ from typing import IO, Any, Literal, cast
 
 from .errors import InputError, OnError, reject
 
+__all__ = [
+    "FORMATS",
+    "STDIN",
+    "Format",
+    "Source",
+    "Span",
+    "csv_rows",
+    "expand",
+    "import_pyarrow",
+    "names_of",
+    "tsv_rows",
+]
+
 Format = Literal["txt", "jsonl", "csv", "tsv", "parquet"]
 
 FORMATS: tuple[Format, ...] = ("txt", "jsonl", "csv", "tsv", "parquet")
 STDIN = "-"
 MAX_RECORD_BYTES = 64 << 20
-"""A longer line (or quoted CSV record) is malformed: it bounds memory against files that are not text."""
+"""A longer line (or quoted CSV record) is malformed: bounds memory for files that are not text."""
 
 _PACKED = (".gz", ".zst")
 _BOM = "\ufeff"
@@ -32,7 +45,7 @@ _NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
 
 
 def expand(inputs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The files that ``inputs`` name, in order: a folder stands for all files of a known type below it.
+    """The files that ``inputs`` name, in order; a folder means all files of a known type below it.
 
     Raises:
         InputError: a folder holds no such file, or a pattern (with ``*``, ``?`` or ``[``) matches none.
@@ -50,7 +63,7 @@ def expand(inputs: Sequence[str | os.PathLike[str]]) -> list[str]:
                 if not name.startswith(".") and _format_of(name)[0] is not None
             )
             if not found:
-                raise InputError(item, f"the folder holds no file that embedkit reads ({_listed_formats()})")
+                raise InputError(item, f"the folder holds no files that embedkit reads ({_listed_formats()})")
             paths += found
         elif not os.path.lexists(item) and glob.has_magic(item):
             found = sorted(name for name in glob.glob(item, recursive=True) if os.path.isfile(name))
@@ -63,11 +76,11 @@ def expand(inputs: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def _listed_formats() -> str:
-    return ".txt, .jsonl, .csv, .tsv and .parquet, each but the last also with .gz or .zst"
+    return ".txt, .jsonl, .csv, .tsv and .parquet, all but the last also with .gz or .zst"
 
 
 def _format_of(name: str) -> tuple[Format | None, str]:
-    """The format that a file's name tells, and its packing: "", ".gz" or ".zst"."""
+    """The format by a file's name, and its compression: "", ".gz" or ".zst"."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
     packing = suffixes.pop() if suffixes and suffixes[-1] in _PACKED else ""
     extension = suffixes[-1][1:] if suffixes else ""
@@ -76,7 +89,7 @@ def _format_of(name: str) -> tuple[Format | None, str]:
 
 
 def import_pyarrow(purpose: str) -> Any:
-    """Import pyarrow, or raise `ImportError` naming the extra that brings it."""
+    """Import pyarrow, or raise `ImportError` naming the extra that installs it."""
     try:
         import pyarrow
     except ImportError as error:
@@ -86,12 +99,12 @@ def import_pyarrow(purpose: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive lines or rows of a file, read by themselves.
+    """Consecutive lines or rows of a file, read on their own.
 
     Attributes:
         first: number of the first line or row, from 1.
-        begin: where they begin: bytes of a file of lines, rows of a parquet file.
-        end: where they end (exclusive).
+        begin: the first byte of a file of lines, the first row (from 0) of a parquet file.
+        end: likewise, exclusive.
     """
 
     first: int
@@ -100,7 +113,15 @@ class Span:
 
 
 class Source:
-    """One input: opened as a context manager, read as decoded lines."""
+    """One input, opened as a context manager and read as decoded lines or tables.
+
+    Attributes:
+        path: the file, or "stdin".
+        name: what the default ids of its documents begin with.
+        size: bytes of the file; ``None`` if unknown.
+        format: of the file.
+        strict: a malformed record is an error whatever ``on_error`` says.
+    """
 
     def __init__(
         self,
@@ -116,11 +137,11 @@ class Source:
 
         Args:
             path: the file, or ``-``.
-            name: what the ids of its documents begin with.
+            name: what the default ids of its documents begin with.
             format: of the file; ``None``: by its name.
             on_error: what to do about a malformed line.
-            span: what to read of a file that is not packed; ``None``: all.
-            open_file: opens ``path`` where it is none of this machine's, which is checked only then.
+            span: the part to read of an uncompressed file; ``None``: all.
+            open_file: opens a ``path`` that is not on this machine; it is not checked before.
         """
         self.path = "stdin" if path == STDIN else path
         self.name = "stdin" if path == STDIN else name
@@ -135,17 +156,17 @@ class Source:
             raise InputError(
                 path,
                 f"unknown file type; embedkit reads {_listed_formats()} "
-                "(for another name, give the format with --format)",
+                "(for any other name, set the format with --format)",
             )
         self.format: Format = format or found or "txt"
         if self.format == "parquet":
             if self._packing or self._from_stdin:
-                raise InputError(path, "a parquet file is read as it is, not packed or from standard input")
+                raise InputError(path, "a parquet file cannot be compressed or read from standard input")
             import_pyarrow("reading .parquet")
         if self._packing == ".zst":
             import_pyarrow("reading .zst")
         self._files = ExitStack()
-        self._fraction = 0.0  # of a parquet file, which is not read from front to back
+        self._fraction = 0.0  # of a parquet file, which is not read sequentially
 
     def __enter__(self) -> Source:
         """Open the file."""
@@ -181,20 +202,20 @@ class Source:
         self._files.close()
 
     def position(self) -> int:
-        """Bytes read of the file as it lies on disk; 0 where that means nothing."""
+        """Bytes read of the file on disk (compressed ones, if it is); 0 if unknown."""
         if self.format == "parquet":
             return int(self._fraction * (self.size or 0))
         return 0 if self.size is None else self._raw.tell()
 
     def reject(self, line: int, reason: str) -> None:
-        """Treat a malformed record as the caller of the corpus has said."""
+        """Treat a malformed record as ``on_error`` says."""
         error = InputError(f"{self.path}:{line}", reason, skippable=not self.strict)
         if self.strict:
             raise error
         reject(error, self._on_error)
 
     def lines(self) -> Iterator[tuple[int, str | None]]:
-        """Number and content of each line, without its end; ``None`` for one that was rejected."""
+        """Number and content of each line, without its line ending; ``None`` for a rejected line."""
         number = 0 if self._span is None else self._span.first - 1
         while self._span is None or self._raw.tell() < self._span.end:
             number += 1
@@ -230,10 +251,10 @@ class Source:
             raise InputError(f"{self.path}:{number}", f"cannot be read: {error.strerror or error}") from None
 
     def tables(self) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-        """The rows of a parquet file, in batches (one at least): the number of the first (from 1), and columns by name.
+        """The rows of a parquet file in one or more batches: the number of the first row (from 1), and columns by name.
 
         Raises:
-            InputError: it is no parquet file, or damaged.
+            InputError: it is not a parquet file, or damaged.
         """
         pyarrow = import_pyarrow("reading .parquet")
         from pyarrow.parquet import ParquetFile
@@ -258,7 +279,7 @@ class Source:
 
 
 def names_of(paths: list[str]) -> list[str]:
-    """What the ids of each file's documents begin with: its name, or all the path where names repeat."""
+    """What the default ids of each file's documents begin with: its name, or its path if names repeat."""
     names = [os.path.basename(path) for path in paths]
     return names if len(set(names)) == len(names) else paths  # tell a/x.txt from b/x.txt
 
@@ -297,8 +318,8 @@ def tsv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
 def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     """Rows of a CSV file, each with the number of its first line.
 
-    (The standard library's reader refuses fields over a limit that is one setting for the whole process, and
-    does not tell an unclosed quote from the end of the file.)
+    (The standard library's reader limits the size of fields by a setting of the whole process, and does not
+    distinguish an unclosed quote from the end of the file.)
     """
     row: list[str] = []
     quoted: list[str] | None = None  # parts of a quoted field that is open across lines
@@ -345,7 +366,7 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
 
 
 def _closing_quote(line: str, at: int) -> int:
-    """Position of the quote that ends a quoted field (two stand for one), -1 if the line does not end it."""
+    """Position of the quote that closes a quoted field (two are an escaped one), -1 if none does."""
     while True:
         at = line.find('"', at)
         if at < 0 or line[at + 1 : at + 2] != '"':

@@ -1,7 +1,6 @@
 """Build, change, open and search an index of texts: Faiss vectors, ids and documents in one folder."""
 
-from ..documents.document import Document
-from ..documents.errors import InputError
+from ..documents import Document, InputError
 from .auto.tune import Tuned
 from .build.settings import BuildSettings, Progress, Written
 from .encoder import TextEncoder
@@ -16,6 +15,7 @@ from .errors import (
 from .index import Index
 from .search.hits import Hit
 from .search.pipeline import SearchStats
+from .search.rerank import rerank
 from .storage.document_store import StoredDocument
 from .storage.generation import Generation
 
@@ -38,4 +38,5 @@ __all__ = [
     "TextEncoder",
     "Tuned",
     "Written",
+    "rerank",
 ]

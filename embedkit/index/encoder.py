@@ -1,4 +1,4 @@
-"""What an index needs of an encoder, and whether it is the right one."""
+"""What an index needs of an encoder, and the check that it is the right one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any, Protocol
 from .errors import ModelMismatchError
 from .storage.manifest import EncoderEntry, Manifest
 
+__all__ = ["TextEncoder", "check_encoder", "describe_encoder", "load_encoder", "query_steps"]
+
 
 class TextEncoder(Protocol):
-    """What an index needs of an encoder; `embedkit.Encoder` has it."""
+    """What an index needs of an encoder; implemented by `embedkit.Encoder`."""
 
     @property
     def fingerprint(self) -> str:
@@ -21,23 +23,23 @@ class TextEncoder(Protocol):
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """Prompts by name; "document" goes before each text to be found."""
+        """Prompts by name; "document" is put before the texts of documents."""
 
     def get_embedding_dimension(self) -> int:
         """The number of columns of a vector."""
 
     def describe(self) -> dict[str, Any]:
-        """At least ``model`` and ``precision``."""
+        """A description with at least ``model`` and ``precision``."""
 
     def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
-        """Encode texts to be found: float32 (n, dimension)."""
+        """Encode documents: float32 (n, dimension)."""
 
     def encode_query(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
-        """Encode texts to search with: float32 (n, dimension)."""
+        """Encode queries: float32 (n, dimension)."""
 
 
 def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
-    """What a manifest says about ``encoder``."""
+    """``encoder`` as a manifest records it."""
     description = encoder.describe()
     model = str(description["model"])
     return EncoderEntry(
@@ -52,7 +54,7 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
 def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
 ) -> TextEncoder:
-    """The encoder that the index names, or the one at ``model``, with the numerics of the index."""
+    """The encoder that the manifest names, or the one at ``model``, with the precision of the index."""
     from .. import Encoder
     from ..arguments import PRECISIONS
     from ..model_folder.folder import BUILTIN
@@ -60,7 +62,7 @@ def load_encoder(
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
         model = entry.model
-    # Built on a GPU, the documents are nearer to the model's own precision than to any other of a CPU.
+    # What was encoded on a GPU is closest to the model's own precision on a CPU.
     precision = entry.precision if device != "cpu" or entry.precision in PRECISIONS else "auto"
     encoder = Encoder(model, device=device, precision=precision, threads=threads)
     if encoder.get_embedding_dimension() > manifest.dimension:
@@ -71,7 +73,7 @@ def load_encoder(
 def query_steps(
     encoder: TextEncoder, *, normalize: bool
 ) -> tuple[Callable[[list[str]], Any], Callable[[Any], tuple[Any, float]]]:
-    """`embedkit.Encoder.query_steps`; of another encoder the first step does nothing."""
+    """`embedkit.Encoder.query_steps`; for another encoder the first step does nothing."""
     from ..encoder import Encoder
 
     if type(encoder) is Encoder:  # a subclass may have an `encode_query` of its own
@@ -83,22 +85,24 @@ def query_steps(
 
 
 def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force: bool = False) -> None:
-    """Refuse an encoder whose vectors cannot be compared with those of the index.
+    """Raise `ModelMismatchError` if the encoder's vectors cannot be compared with those of the index.
 
-    With ``force`` another model is only warned of; another dimension stays an error.
+    With ``force`` another model is only a warning; another dimension remains an error.
     """
     entry = manifest.encoder
     if encoder.fingerprint != entry.fingerprint:
         problem = (
-            f"{root} was built with {entry.model} (fingerprint {entry.fingerprint}), and the encoder is "
+            f"{root} was built with {entry.model} (fingerprint {entry.fingerprint}), but the encoder is "
             f"{encoder.describe()['model']} (fingerprint {encoder.fingerprint})"
         )
         if not force:
-            raise ModelMismatchError(f"{problem}; open it with the first, or build it again")
-        warnings.warn(f"{problem}: the hits may mean nothing", stacklevel=4)
+            raise ModelMismatchError(
+                f"{problem}; open it with the model it was built with, or build it again"
+            )
+        warnings.warn(f"{problem}: the hits may be meaningless", stacklevel=4)
     dimension = encoder.get_embedding_dimension()
     if dimension != manifest.dimension:
         raise ModelMismatchError(
-            f"{root} holds vectors of {manifest.dimension} dimensions, and the encoder makes {dimension} "
+            f"{root} holds vectors of {manifest.dimension} dimensions, but the encoder returns {dimension} "
             "(truncate_dim?); open it with an encoder of the same dimension, or build it again"
         )

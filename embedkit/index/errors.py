@@ -1,6 +1,15 @@
-"""What can go wrong with an index or its input, one class for each thing a caller may want to handle."""
+"""The errors of an index, one class for each that a caller may want to handle."""
 
 from __future__ import annotations
+
+__all__ = [
+    "BuildError",
+    "IndexDamagedError",
+    "IndexExistsError",
+    "IndexNotFoundError",
+    "ModelMismatchError",
+    "ResumeError",
+]
 
 
 class IndexNotFoundError(FileNotFoundError):
@@ -8,7 +17,7 @@ class IndexNotFoundError(FileNotFoundError):
 
 
 class IndexExistsError(FileExistsError):
-    """Something exists where an index should be built, and replacing it was not asked for."""
+    """Something exists where an index is to be built, and ``overwrite`` was not given."""
 
 
 class IndexDamagedError(RuntimeError):
@@ -20,8 +29,8 @@ class ModelMismatchError(ValueError):
 
 
 class BuildError(RuntimeError):
-    """A build could not finish: the disk is full, Faiss failed, or the encoder returned unusable vectors."""
+    """A build failed: the disk is full, Faiss failed, or the encoder returned unusable vectors."""
 
 
 class ResumeError(BuildError):
-    """An interrupted build is there, and what was asked for now is something else."""
+    """An interrupted build exists whose input or settings differ from those given now."""

@@ -19,12 +19,14 @@ from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
 from .encoder import TextEncoder, check_encoder
 from .search.device import check_device
-from .search.hits import Queries, check_limits, check_vectors, texts_of
+from .search.prepared import check_search_parameters
+from .search.queries import Queries, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher
+from .search.verify import verify
 from .storage.faiss_index import AUTO
 from .storage.generation import open_generation
 from .storage.manifest import Manifest, Metric, Raw
-from .storage.verify import verify
+from .storage.search_parameters import SearchParameters
 
 __all__ = ["Index"]
 
@@ -306,8 +308,9 @@ class Index(Searcher):
         tuning: dict[str, Any] | None = None,
     ) -> None:
         """Store the index' default search parameters; ``tuning``: the measurements they were chosen from."""
-        check_limits(self._open_generation(), 1, nprobe, ef, rescore)
-        change.set_search_defaults(self.path, nprobe=nprobe, ef=ef, rescore=rescore, tuning=tuning)
+        parameters = SearchParameters(nprobe, ef, rescore)
+        check_search_parameters(self._open_generation(), parameters)
+        change.set_search_defaults(self.path, parameters, tuning)
         self.refresh()
 
     def tune(
@@ -328,25 +331,25 @@ class Index(Searcher):
             ValueError: ``target_recall`` is out of range, or there are no documents or no queries.
         """
         generation = self._open_generation()
-        if not any(part.nlist or part.ef for segment in generation.segments for part in segment.parts):
+        if not (generation.nlist or generation.ef):
             return None
         vectors = None
         if queries is not None:
             given = (
                 queries
                 if isinstance(queries, np.ndarray)
-                else self._encode(texts_of(queries), generation.manifest)
+                else self._encode(query_texts(queries), generation.manifest)
             )
-            vectors = check_vectors(given, generation.manifest)
+            vectors = query_vectors(given, generation.manifest)
             if not len(vectors):
                 raise ValueError("there are no queries to tune the index with")
         tuned = tune(generation, target_recall, vectors)
         if store:
             manifest = generation.manifest
-            setting = tuned.point.setting
+            parameters = tuned.point.parameters
             self.set_search_defaults(
-                nprobe=setting.nprobe,
-                ef=setting.ef,
+                nprobe=parameters.nprobe,
+                ef=parameters.ef,
                 rescore=manifest.rescore,
                 tuning={**(manifest.tuning or {}), "tuned": tuned.to_dict()},
             )

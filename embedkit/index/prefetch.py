@@ -1,4 +1,4 @@
-"""Run an iterator ahead of its consumer, on one background thread."""
+"""Runs an iterator ahead of its consumer, on a background thread."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import queue
 import threading
 from collections.abc import Generator, Iterable
 from typing import Generic, TypeVar
+
+__all__ = ["prefetch"]
 
 T = TypeVar("T")
 
@@ -20,9 +22,8 @@ class _End(Generic[T]):
 def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
     """Yield ``items`` in order, read up to ``depth`` ahead by a daemon thread.
 
-    An exception in ``items`` is raised here after the items before it. Closing this generator stops the
-    thread, but does not wait for one that is blocked in a read (from a terminal, say): such a read cannot be
-    interrupted.
+    An exception in ``items`` is raised after the items before it. Closing this generator stops the thread, but
+    does not wait for one blocked in a read (from a terminal, say), which cannot be interrupted.
     """
     ready: queue.Queue[T | _End[T]] = queue.Queue(depth)
     stop = threading.Event()

@@ -1,5 +1,5 @@
-"""Adapters: embedkit where another library expects an embedder, a module for each host.
+"""Adapters that plug embedkit into other libraries, a module per library.
 
-Each is a small class over `Encoder` or `Index`, imports its host when it is imported itself, and is installed with
-it by an extra: ``pip install 'embedkit[langchain]'`` and so on.
+Each is a thin class over `Encoder` or `Index` that imports its library when it is imported. An extra installs both:
+``pip install 'embedkit[langchain]'`` and so on.
 """

@@ -19,7 +19,7 @@ from .opening import check_options, open_encoder
 __all__ = ["EmbedkitEmbeddingFunction"]
 
 _SPACES: dict[str, Space] = {"cosine": "cosine", "dot": "ip", "euclidean": "l2"}
-# What the vectors of a collection depend on.
+# What determines the vectors of a collection.
 _VECTORS = (
     "fingerprint",
     "normalize_embeddings",
@@ -35,8 +35,8 @@ _VECTORS = (
 class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
     """Chroma's `EmbeddingFunction` over an `Encoder`.
 
-    Documents get the model's prompt "document", queries its prompt "query". A collection remembers the model
-    and the options, and opens them again once this module is imported.
+    Documents are encoded with the model's prompt "document", queries with "query". A collection stores the model
+    and the options, and restores them once this module is imported.
 
     Args:
         model: as in `Encoder`: a name or a folder, or None for the built-in model.
@@ -68,19 +68,19 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
 
     @staticmethod
     def name() -> str:
-        """The name under which Chroma knows it."""
+        """The name that Chroma registers it under."""
         return "embedkit"
 
     def default_space(self) -> Space:
-        """The space of a collection that names none: that of the model's similarity."""
+        """The default space of a collection: that of the model's similarity."""
         return _SPACES.get(self.encoder.similarity_fn_name, "l2")
 
     def max_tokens(self) -> int:
-        """Tokens a text may have."""
+        """The most tokens of a text."""
         return self.encoder.max_seq_length
 
     def get_config(self) -> dict[str, Any]:
-        """What Chroma writes down with a collection."""
+        """The configuration that Chroma stores with a collection."""
         return {
             "model": self._model,
             "fingerprint": self.encoder.fingerprint,
@@ -90,20 +90,20 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
 
     @staticmethod
     def build_from_config(config: dict[str, Any]) -> EmbedkitEmbeddingFunction:
-        """The function that `get_config` described; ValueError if its model is another one by now."""
+        """Restore a function from `get_config`; ValueError if the model has changed."""
         EmbedkitEmbeddingFunction.validate_config(config)
         made = EmbedkitEmbeddingFunction(config["model"], config["normalize_embeddings"], **config["options"])
         if made.encoder.fingerprint != config["fingerprint"]:
             raise ValueError(
                 f"the model {made.encoder.describe()['model']!r} is not the one that made the vectors of the "
-                f"collection: its fingerprint is {made.encoder.fingerprint[:12]}…, and the collection's "
-                f"{config['fingerprint'][:12]}…; put that model back, or make a new collection"
+                f"collection: its fingerprint is {made.encoder.fingerprint[:12]}…, not "
+                f"{config['fingerprint'][:12]}…; restore that model, or create a new collection"
             )
         return made
 
     @staticmethod
     def validate_config(config: dict[str, Any]) -> None:
-        """Refuse what `get_config` does not write."""
+        """Raise ValueError unless ``config`` has the form of `get_config`."""
         types: dict[str, Any] = {
             "model": (str, type(None)),
             "fingerprint": str,
@@ -114,15 +114,15 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
             if key not in config or not isinstance(config[key], kind):
                 raise ValueError(
                     f"the configuration of the embedding function 'embedkit' has {config.get(key)!r} for {key!r}; "
-                    "take it from get_config()"
+                    "use one from get_config()"
                 )
 
     def validate_config_update(self, old_config: dict[str, Any], new_config: dict[str, Any]) -> None:
-        """Accept another place of the model and settings of speed; refuse what changes the vectors."""
+        """Accept a moved model and settings of speed; raise ValueError for what changes the vectors."""
         old, new = ({**config, **config["options"]} for config in (old_config, new_config))
         for key in _VECTORS:
             if old.get(key) != new.get(key):
                 raise ValueError(
-                    f"{key} cannot be changed: the collection holds vectors that were made with the former "
-                    "one; make a new collection"
+                    f"{key} cannot be changed: the vectors of the collection were made with the previous value; "
+                    "create a new collection"
                 )

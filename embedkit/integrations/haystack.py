@@ -1,6 +1,6 @@
-"""Haystack: the embedder components, one for queries and one for documents.
+"""Haystack: embedder components for queries and for documents.
 
-Haystack reads a pipeline with components of other packages only where it is told to trust them:
+Haystack loads a pipeline with components of other packages only if they are trusted:
 ``Pipeline.loads(text, allowed_modules=["embedkit.integrations.haystack"])``.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     from haystack import Document, component, default_from_dict, default_to_dict
@@ -22,10 +22,55 @@ from .opening import check_options, open_encoder
 
 __all__ = ["EmbedkitDocumentEmbedder", "EmbedkitTextEmbedder"]
 
+_Made = TypeVar("_Made", bound="_Embedder")
+
+
+class _Embedder:
+    """What both components share: the model, opened on first use, and its serialization."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None,
+        options: dict[str, Any] | None,
+        normalize_embeddings: bool,
+    ) -> None:
+        self.options = dict(options or {})
+        self.model = check_options(model, self.options)
+        self.normalize_embeddings = normalize_embeddings
+        self._encoder: Encoder | None = None
+
+    def warm_up(self) -> None:
+        """Open the model, unless it is open."""
+        self._open()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The component as Haystack saves it."""
+        described: dict[str, Any] = default_to_dict(self, **self._parameters())
+        return described
+
+    @classmethod
+    def from_dict(cls: type[_Made], data: dict[str, Any]) -> _Made:
+        """Restore a component from `to_dict`."""
+        made: _Made = default_from_dict(cls, data)
+        return made
+
+    def _parameters(self) -> dict[str, Any]:
+        """The arguments of ``__init__``."""
+        return {
+            "model": self.model,
+            "options": self.options,
+            "normalize_embeddings": self.normalize_embeddings,
+        }
+
+    def _open(self) -> Encoder:
+        if self._encoder is None:
+            self._encoder = open_encoder(self.model, self.options)
+        return self._encoder
+
 
 @component
-class EmbedkitTextEmbedder:
-    """The vector of a text, with the model's prompt "query".
+class EmbedkitTextEmbedder(_Embedder):
+    """Embeds a text with the model's prompt "query".
 
     Args:
         model: as in `Encoder`: a name or a folder, or None for the built-in model.
@@ -40,29 +85,10 @@ class EmbedkitTextEmbedder:
         *,
         normalize_embeddings: bool = False,
     ) -> None:
-        """Keep the parameters; `warm_up` opens the model."""
-        self.options = dict(options or {})
-        self.model = check_options(model, self.options)
-        self.normalize_embeddings = normalize_embeddings
-        self._encoder: Encoder | None = None
-
-    def warm_up(self) -> None:
-        """Open the model, unless it is open."""
-        if self._encoder is None:
-            self._encoder = open_encoder(self.model, self.options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The component as Haystack writes it down."""
-        described: dict[str, Any] = default_to_dict(
-            self, model=self.model, options=self.options, normalize_embeddings=self.normalize_embeddings
-        )
-        return described
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> EmbedkitTextEmbedder:
-        """The component that `to_dict` wrote down."""
-        made: EmbedkitTextEmbedder = default_from_dict(cls, data)
-        return made
+        """Store the parameters; `warm_up` opens the model."""
+        _Embedder.__init__(
+            self, model, options, normalize_embeddings
+        )  # Haystack copies the class: no super()
 
     @component.output_types(embedding=list[float], meta=dict[str, Any])
     def run(self, text: str) -> dict[str, Any]:
@@ -72,19 +98,19 @@ class EmbedkitTextEmbedder:
                 f"EmbedkitTextEmbedder expects a text, not {type(text).__name__}; "
                 "EmbedkitDocumentEmbedder embeds documents"
             )
-        encoder = _warm(self)
+        encoder = self._open()
         vector = encoder.encode_query(text, normalize_embeddings=self.normalize_embeddings)
         return {"embedding": vector.tolist(), "meta": {"model": encoder.describe()["model"]}}
 
 
 @component
-class EmbedkitDocumentEmbedder:
-    """Documents with their vectors, with the model's prompt "document".
+class EmbedkitDocumentEmbedder(_Embedder):
+    """Embeds documents with the model's prompt "document".
 
     Args:
         model, options, normalize_embeddings: as in `EmbedkitTextEmbedder`.
-        meta_fields_to_embed: fields of a document's ``meta`` that are put before its content.
-        embedding_separator: what stands between these and the content.
+        meta_fields_to_embed: fields of a document's ``meta`` to put before its content.
+        embedding_separator: separates these fields and the content.
         progress_bar: show one on a terminal.
     """
 
@@ -98,47 +124,30 @@ class EmbedkitDocumentEmbedder:
         embedding_separator: str = "\n",
         progress_bar: bool = False,
     ) -> None:
-        """Keep the parameters; `warm_up` opens the model."""
-        self.options = dict(options or {})
-        self.model = check_options(model, self.options)
-        self.normalize_embeddings = normalize_embeddings
+        """Store the parameters; `warm_up` opens the model."""
+        _Embedder.__init__(
+            self, model, options, normalize_embeddings
+        )  # Haystack copies the class: no super()
         self.meta_fields_to_embed = list(meta_fields_to_embed or [])
         self.embedding_separator = embedding_separator
         self.progress_bar = progress_bar
-        self._encoder: Encoder | None = None
 
-    def warm_up(self) -> None:
-        """Open the model, unless it is open."""
-        if self._encoder is None:
-            self._encoder = open_encoder(self.model, self.options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The component as Haystack writes it down."""
-        described: dict[str, Any] = default_to_dict(
-            self,
-            model=self.model,
-            options=self.options,
-            normalize_embeddings=self.normalize_embeddings,
-            meta_fields_to_embed=self.meta_fields_to_embed,
-            embedding_separator=self.embedding_separator,
-            progress_bar=self.progress_bar,
-        )
-        return described
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> EmbedkitDocumentEmbedder:
-        """The component that `to_dict` wrote down."""
-        made: EmbedkitDocumentEmbedder = default_from_dict(cls, data)
-        return made
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            **_Embedder._parameters(self),
+            "meta_fields_to_embed": self.meta_fields_to_embed,
+            "embedding_separator": self.embedding_separator,
+            "progress_bar": self.progress_bar,
+        }
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        """``documents``, copies of those given with their vectors, and ``meta``, which names the model."""
+        """``documents``, copies of the given ones with their vectors, and ``meta``, which names the model."""
         if not isinstance(documents, list) or not all(isinstance(item, Document) for item in documents):
             raise TypeError(
                 "EmbedkitDocumentEmbedder expects a list of documents; EmbedkitTextEmbedder embeds a text"
             )
-        encoder = _warm(self)
+        encoder = self._open()
         vectors = encoder.encode_document(
             [self._text(document) for document in documents],
             normalize_embeddings=self.normalize_embeddings,
@@ -154,9 +163,3 @@ class EmbedkitDocumentEmbedder:
         fields = (document.meta.get(name) for name in self.meta_fields_to_embed)
         parts = [str(value) for value in fields if value is not None]
         return self.embedding_separator.join([*parts, document.content or ""])
-
-
-def _warm(embedder: EmbedkitTextEmbedder | EmbedkitDocumentEmbedder) -> Encoder:
-    embedder.warm_up()
-    assert embedder._encoder is not None
-    return embedder._encoder

@@ -22,10 +22,11 @@ except ImportError as error:
         "EmbedkitEmbeddings and EmbedkitVectorStore need langchain-core: pip install 'embedkit[langchain]'"
     ) from error
 
+from ..documents import Document as IndexDocument
 from ..encoder import Encoder
-from ..index import Document as IndexDocument
 from ..index import Index, IndexNotFoundError
 from ..index.storage.manifest import Metric
+from .opening import encoder_of
 
 __all__ = ["EmbedkitEmbeddings", "EmbedkitVectorStore"]
 
@@ -35,13 +36,13 @@ Filter = str | Mapping[str, str | float | bool | None]
 class EmbedkitEmbeddings(Embeddings):
     """LangChain's `Embeddings` over an `Encoder`.
 
-    Documents get the model's prompt "document", queries its prompt "query". The asynchronous methods run on a
-    thread of LangChain's executor, and the encoder leaves the GIL to others while it works.
+    Documents are encoded with the model's prompt "document", queries with "query". Asynchronous methods run in
+    LangChain's thread pool; the encoder releases the GIL.
 
     Args:
         model: as in `Encoder`, or an `Encoder`.
         normalize_embeddings: scale every vector to length 1.
-        options: further arguments of `Encoder`; none if an `Encoder` is given.
+        options: further arguments of `Encoder`, unless ``model`` is one.
 
     Attributes:
         encoder: the `Encoder`.
@@ -55,14 +56,7 @@ class EmbedkitEmbeddings(Embeddings):
         **options: Any,
     ) -> None:
         """Open the model."""
-        if isinstance(model, Encoder):
-            if options:
-                raise ValueError(
-                    f"{next(iter(options))} is a matter of the Encoder that was given; set it there"
-                )
-            self.encoder = model
-        else:
-            self.encoder = Encoder(model, **options)
+        self.encoder = encoder_of(model, options)
         self.normalize_embeddings = normalize_embeddings
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -79,22 +73,22 @@ class EmbedkitEmbeddings(Embeddings):
 class EmbedkitVectorStore(VectorStore):
     """LangChain's `VectorStore` over an `Index`: a folder that keeps texts, metadata and vectors.
 
-    The index is made with the first documents. Each call that adds writes a segment of its own, so add many
-    documents at once, and call ``store.index.compact()`` after many small additions.
+    The first documents create the index. Every call that adds documents writes a segment, so add many at once, and
+    call ``store.index.compact()`` after many small additions.
 
-    A filter is a condition as `Index.search` takes it, such as ``"lang = 'en' and year > 2019"``, or a dict of
-    fields and the values that they must have.
+    A filter is either a condition of `Index.search`, such as ``"lang = 'en' and year > 2019"``, or a dict of
+    fields and the values they must equal.
 
     Args:
-        path: the folder; an index that is there is opened.
-        embedding: what encodes; an `EmbedkitEmbeddings` or an `Encoder`. None: the model that the index names,
-            or the built-in one for a new index.
+        path: the index folder; an existing index is opened.
+        embedding: an `EmbedkitEmbeddings` or an `Encoder`. None: the model of the index, or the built-in model
+            for a new one.
         metric: of a new index, "cosine" or "dot".
-        factory: of a new index, as `Index.build` takes it.
+        factory: of a new index, as in `Index.build`.
 
     Raises:
-        ModelMismatchError: the index was made with another model.
-        TypeError: ``embedding`` is another library's: an index is tied to the fingerprint of its model.
+        ModelMismatchError: the index was built with another model.
+        TypeError: ``embedding`` is of another library: an index stores the fingerprint of its model.
     """
 
     def __init__(
@@ -112,8 +106,8 @@ class EmbedkitVectorStore(VectorStore):
         self._lock = threading.RLock()
         if embedding is not None and not isinstance(embedding, EmbedkitEmbeddings | Encoder):
             raise TypeError(
-                f"embedding is {type(embedding).__name__}; an index keeps the fingerprint of its model, "
-                "so give EmbedkitEmbeddings or an Encoder"
+                f"embedding is {type(embedding).__name__}; an index stores the fingerprint of its model, "
+                "so use EmbedkitEmbeddings or an Encoder"
             )
         encoder = embedding.encoder if isinstance(embedding, EmbedkitEmbeddings) else embedding
         self._index: Index | None = None
@@ -127,12 +121,12 @@ class EmbedkitVectorStore(VectorStore):
     def index(self) -> Index:
         """The index (`IndexNotFoundError` before the first document)."""
         if self._index is None:
-            raise IndexNotFoundError(f"{self._path}: no document was added yet")
+            raise IndexNotFoundError(f"{self._path}: no documents have been added yet")
         return self._index
 
     @property
     def embeddings(self) -> EmbedkitEmbeddings:
-        """What encodes queries and documents."""
+        """The embeddings of queries and documents."""
         if self._encoder is None:
             self._encoder = cast(Encoder, self.index.encoder)
         return EmbedkitEmbeddings(self._encoder)
@@ -145,20 +139,20 @@ class EmbedkitVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """Encode and add texts; one whose id is there already replaces that document.
+        """Encode and add texts; a text whose id exists replaces that document.
 
         Args:
             texts: the texts.
-            metadatas: what is kept with each, as JSON.
-            ids: theirs; where there is none, one is made up.
-            kwargs: nothing.
+            metadatas: of each text, stored as JSON.
+            ids: of each text; None is replaced by a random id.
+            kwargs: must be empty.
 
         Returns:
             The ids.
 
         Raises:
-            InputError: a text or its metadata cannot be kept; nothing was added.
-            ValueError: there are not as many metadatas or ids as texts.
+            InputError: a text or its metadata cannot be stored; nothing was added.
+            ValueError: the numbers of texts, metadatas and ids differ.
         """
         _refuse("add_texts", kwargs)
         given = list(texts)
@@ -167,7 +161,7 @@ class EmbedkitVectorStore(VectorStore):
         for name, values in (("metadatas", fields), ("ids", own)):
             if len(values) != len(given):
                 raise ValueError(f"{len(given)} texts and {len(values)} {name} were given")
-        # Of several with one id the last one stays, as if they had been added one after the other.
+        # The last of several texts with the same id stays, as if they had been added one by one.
         documents = {
             document_id: IndexDocument(text, document_id, dict(field))
             for document_id, text, field in zip(own, given, fields, strict=True)
@@ -186,7 +180,7 @@ class EmbedkitVectorStore(VectorStore):
         )
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete the documents with ``ids``, where they are there; None deletes all."""
+        """Delete the documents with ``ids``, ignoring unknown ones; None deletes all."""
         _refuse("delete", kwargs)
         with self._lock:
             if self._index is not None:
@@ -197,7 +191,7 @@ class EmbedkitVectorStore(VectorStore):
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """The documents with ``ids``, in that order; ids that are not there are left out."""
+        """The documents with ``ids``, in that order, without unknown ones."""
         if self._index is None:
             return []
         return [_document(found.id, found.text, found.metadata) for found in self._index.get(ids)]
@@ -218,7 +212,7 @@ class EmbedkitVectorStore(VectorStore):
         Args:
             query: a text.
             k: most documents.
-            filter: which documents are looked at.
+            filter: which documents to search.
             kwargs: further arguments of `Index.search`: ``hybrid=True``, ``nprobe``, ``ef``, ``rescore``.
         """
         return self._search(query, k, filter, kwargs)
@@ -239,13 +233,13 @@ class EmbedkitVectorStore(VectorStore):
         filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """``k`` of the ``fetch_k`` documents closest to ``query`` that are close to it and unlike each other.
+        """``k`` of the ``fetch_k`` documents closest to ``query``, chosen for relevance and diversity.
 
         Args:
             query: a text.
             k: most documents.
-            fetch_k: how many are chosen from.
-            lambda_mult: 1 for closeness alone, 0 for difference alone.
+            fetch_k: candidates to choose from.
+            lambda_mult: 1 for relevance only, 0 for diversity only.
             filter, kwargs: as in `similarity_search_with_score`.
         """
         embedding = self.embeddings.embed_query(query)
@@ -303,7 +297,7 @@ class EmbedkitVectorStore(VectorStore):
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         if self._metric != "cosine" or (self._index is not None and self._index.info()["metric"] != "cosine"):
             raise ValueError(
-                "relevance scores lie between 0 and 1, dot products do not; make the index with metric='cosine'"
+                "relevance scores lie between 0 and 1, which dot products do not; build the index with metric='cosine'"
             )
         return lambda cosine: min(max(cosine, 0.0), 1.0)
 
@@ -317,7 +311,7 @@ def _vector(embedding: Sequence[float]) -> npt.NDArray[np.float32]:
 
 
 def _where(filter: Filter | None) -> str | None:
-    """A filter as the condition that `Index.search` takes."""
+    """``filter`` as a condition of `Index.search`."""
     if filter is None or isinstance(filter, str):
         return filter
     conditions = []
@@ -329,13 +323,13 @@ def _where(filter: Filter | None) -> str | None:
             text = value.replace("'", "''")
             conditions.append(f"{name} = '{text}'")
         elif isinstance(value, bool):
-            conditions.append(f"{name} = {int(value)}")  # as SQLite has true and false
+            conditions.append(f"{name} = {int(value)}")  # SQLite's true and false
         elif isinstance(value, int | float):
             conditions.append(f"{name} = {value!r}")
         else:
             raise TypeError(
-                f"filter[{field!r}] is {type(value).__name__}; give a text, a number, true, false or None, "
-                'or a condition as text such as "year > 2019"'
+                f"filter[{field!r}] is {type(value).__name__}, expected a string, a number, a bool or None; "
+                'for anything else use a condition such as "year > 2019"'
             )
     return " and ".join(conditions) or None
 

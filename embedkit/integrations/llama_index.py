@@ -24,17 +24,17 @@ Vector = list[float]
 
 
 class EmbedkitEmbedding(BaseEmbedding):
-    """LlamaIndex' `BaseEmbedding` over an `Encoder`.
+    """LlamaIndex's `BaseEmbedding` over an `Encoder`.
 
-    Texts get the model's prompt "document", queries its prompt "query".
+    Texts are encoded with the model's prompt "document", queries with "query".
 
     Args:
         model: as in `Encoder`: a name or a folder, or None for the built-in model.
         options: further arguments of `Encoder`, e.g. ``{"precision": "int8"}``.
         normalize_embeddings: scale every vector to length 1.
-        embed_batch_size: texts that LlamaIndex hands over at once, at most 2,048. The core cuts its batches by
-            itself and is the faster the more texts it sees.
-        settings: the other fields of `BaseEmbedding` (callback_manager, embeddings_cache, …).
+        embed_batch_size: texts per call from LlamaIndex, at most 2,048. The core forms its own batches and is
+            faster the more texts it gets.
+        settings: other fields of `BaseEmbedding` (callback_manager, embeddings_cache, …).
     """
 
     model: str | None = Field(default=None, description="Model folder or Hub id; None: the built-in model.")
@@ -67,7 +67,7 @@ class EmbedkitEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """The name that LlamaIndex writes down."""
+        """The name that LlamaIndex saves."""
         return "EmbedkitEmbedding"
 
     @property

@@ -22,6 +22,7 @@ except ImportError as error:
     raise ImportError("MTEBEncoder needs mteb 2 or newer: pip install 'embedkit[mteb]'") from error
 
 from ..encoder import Encoder
+from .opening import encoder_of
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -29,29 +30,29 @@ if TYPE_CHECKING:
 
 __all__ = ["MTEBEncoder"]
 
-# What MTEB computes by itself; for the others it asks the encoder.
+# The scores that MTEB computes itself; for any other it asks the encoder.
 _SCORING = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
 
 
 class MTEBEncoder(AbsEncoder):
     """MTEB's encoder protocol over an `Encoder`.
 
-    Results are kept by MTEB under the model's name and, as its revision, its fingerprint and precision: another
-    model in the same folder, or the same one in int8, never gets the results of the first.
+    MTEB caches results by the model's name and revision, which is its fingerprint and precision here: another model
+    in the same folder, or the same one in int8, does not get the cached results of the first.
 
     Args:
         model: as in `Encoder`, or an `Encoder`.
         revision: of the model on the Hub.
         device: as in `Encoder`.
-        prompts: what is put before the texts of a task, by name: ``"STSBenchmark-query"`` (task and prompt
-            type), ``"STSBenchmark"``, ``"Retrieval-query"`` (type of task and prompt type), ``"Retrieval"``,
-            ``"query"``; the first of them that exists is used. They outrank those of the model.
+        prompts: prompts by name, which take precedence over the model's: ``"STSBenchmark-query"`` (task and
+            prompt type), ``"STSBenchmark"``, ``"Retrieval-query"`` (task type and prompt type), ``"Retrieval"``,
+            ``"query"``. The first of these that exists is used.
         options: further arguments of `Encoder`.
 
     Attributes:
         model: the `Encoder`.
-        model_prompts: those given and those of the model.
-        mteb_model_meta: what MTEB writes down of the model.
+        model_prompts: ``prompts`` and those of the model.
+        mteb_model_meta: what MTEB records about the model.
 
     Raises:
         KeyError: a name of ``prompts`` is neither a task, a type of task, nor a prompt type.
@@ -67,14 +68,8 @@ class MTEBEncoder(AbsEncoder):
         **options: Any,
     ) -> None:
         """Open the model."""
-        if isinstance(model, Encoder):
-            given = {"revision": revision, "device": device, **options}
-            for name, value in given.items():
-                if value is not None:
-                    raise ValueError(f"{name} is a matter of the Encoder that was given; set it there")
-            self.model = model
-        else:
-            self.model = Encoder(model, revision=revision, device=device or "auto", **options)
+        given = {"revision": revision, "device": device, **options}
+        self.model = encoder_of(model, {name: value for name, value in given.items() if value is not None})
         chosen = self.validate_task_to_prompt_name(dict(prompts or {})) or {}
         self.model_prompts = {**self.model.prompts, **chosen}
         self.mteb_model_meta = _meta(self.model)
@@ -93,11 +88,11 @@ class MTEBEncoder(AbsEncoder):
 
         Args:
             inputs: batches, each with its texts under ``"text"``.
-            task_metadata: the task, which decides on the prompt.
-            hf_split, hf_subset: which part of the task's data it is; of no consequence here.
+            task_metadata: the task; selects the prompt.
+            hf_split, hf_subset: the part of the task's data; ignored.
             prompt_type: query, document or None.
-            kwargs: ``show_progress_bar`` and ``precision`` (of the vectors, as `Encoder.encode` has it);
-                ``batch_size`` is left to the core, and would change no vector.
+            kwargs: ``show_progress_bar`` and ``precision`` (``output_dtype`` of `Encoder.encode`);
+                ``batch_size`` is ignored, the core chooses its own.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         name = self.get_prompt_name(task_metadata, prompt_type)
@@ -113,7 +108,7 @@ class MTEBEncoder(AbsEncoder):
 def _meta(encoder: Encoder) -> ModelMeta:
     described = encoder.describe()
     name = str(described["model"])
-    if os.path.exists(name) or "/" not in name:  # MTEB wants organization/model
+    if os.path.exists(name) or "/" not in name:  # MTEB requires organization/model
         name = f"embedkit/{os.path.basename(os.path.normpath(name))}"
     return ModelMeta.create_empty(
         overwrites={

@@ -1,4 +1,4 @@
-"""How the adapters open their encoder."""
+"""How adapters open their encoder."""
 
 from __future__ import annotations
 
@@ -11,48 +11,60 @@ from weakref import WeakValueDictionary
 
 from ..encoder import Encoder
 
-__all__ = ["check_options", "open_encoder"]
+__all__ = ["check_options", "encoder_of", "open_encoder"]
 
 _open: WeakValueDictionary[str, Encoder] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
+def encoder_of(model: str | os.PathLike[str] | Encoder | None, options: Mapping[str, Any]) -> Encoder:
+    """``model`` itself if it is an `Encoder`, else an encoder of that model with ``options``.
+
+    Raises:
+        ValueError: ``options`` are given for an `Encoder` that is open already.
+    """
+    if not isinstance(model, Encoder):
+        return Encoder(model, **options)
+    if options:
+        raise ValueError(f"{next(iter(options))} cannot be set here: model is an Encoder; set it there")
+    return model
+
+
 def check_options(model: Any, options: Mapping[str, Any]) -> str | None:
-    """The model and options of an adapter that its host writes down and reads back as JSON.
+    """Check the model and options of an adapter that its host saves and restores as JSON.
 
     Returns:
         The model as a str, or None for the built-in one.
 
     Raises:
-        TypeError: the model is not a name or a folder, or an option is nothing that JSON holds.
+        TypeError: the model is not a name or a folder, or an option cannot be saved as JSON.
     """
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if not isinstance(model, str | None):
         raise TypeError(
-            f"model must be a name or a folder, not {type(model).__name__}: it is written down by the host, "
-            "which opens the model again from there"
+            f"model must be a name or a folder, not {type(model).__name__}: the host library saves it, and "
+            "loads the model from there again"
         )
     for name, value in options.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError):
             raise TypeError(
-                f"{name}={value!r} cannot be written down as JSON, which the host does with it; "
-                "give text, numbers, or lists and dicts of them"
+                f"{name}={value!r} cannot be saved as JSON, as the host library does; "
+                "use strings, numbers, or lists and dicts of them"
             ) from None
     return model
 
 
 def open_encoder(model: str | None, options: Mapping[str, Any]) -> Encoder:
-    """The encoder of a model; one and the same while an encoder of these arguments is in use.
+    """An encoder of ``model``, shared by all callers with the same arguments while any of them uses it.
 
-    Hosts make many copies of a component, each of which would hold the weights. An encoder may be used from
-    several threads at once, so that copies can share it.
+    Hosts copy their components, and each copy would hold the weights otherwise. An `Encoder` is thread-safe.
 
     Args:
         model: name or folder; None for the built-in model.
-        options: further arguments of `Encoder`, that `check_options` accepts.
+        options: further arguments of `Encoder` that passed `check_options`.
     """
     key = json.dumps([model, dict(options)], sort_keys=True)
     with _lock:

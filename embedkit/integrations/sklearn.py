@@ -1,4 +1,4 @@
-"""scikit-learn: a transformer from texts to vectors, for pipelines and grid search."""
+"""scikit-learn: a transformer that embeds texts, for pipelines and grid search."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ except ImportError as error:
     ) from error
 
 from ..encoder import Encoder
+from .opening import encoder_of
 
 __all__ = ["EmbedkitTransformer"]
 
 
 class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Texts to vectors, as a step of a `Pipeline`.
+    """Embeds texts as a step of a `Pipeline`.
 
-    `fit` learns nothing: it opens the model. Copies (`clone`, grid search) of one that was given an `Encoder`
-    share its weights.
+    `fit` learns nothing: it opens the model. Clones of a transformer over an `Encoder` (as in grid search) share
+    its weights.
 
     Args:
         model: as in `Encoder`, or an `Encoder`.
-        precision, threads, max_length: as in `Encoder`; they must be left alone if an `Encoder` is given.
+        precision, threads, max_length: as in `Encoder`; leave them out if ``model`` is one.
         prompt_name, prompt, truncate_dim, normalize_embeddings: as in `Encoder.encode`.
 
     Attributes:
@@ -50,7 +51,7 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         truncate_dim: int | None = None,
         normalize_embeddings: bool = False,
     ) -> None:
-        """Keep the parameters; `fit` looks at them."""
+        """Store the parameters; `fit` checks them."""
         self.model = model
         self.precision = precision
         self.threads = threads
@@ -61,18 +62,11 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         self.normalize_embeddings = normalize_embeddings
 
     def fit(self, X: Any, y: Any = None) -> EmbedkitTransformer:
-        """Open the model and check the parameters with it; ``X`` is checked to be texts, ``y`` ignored."""
+        """Open the model and check the parameters; ``X`` must hold texts, ``y`` is ignored."""
         _texts(X)
         options = {"precision": self.precision, "threads": self.threads, "max_length": self.max_length}
-        if isinstance(self.model, Encoder):
-            given = [name for name, value in options.items() if value not in ("auto", None)]
-            if given:
-                raise ValueError(
-                    f"{given[0]} is a matter of the Encoder that was given as model; set it there"
-                )
-            self.encoder_ = self.model
-        else:
-            self.encoder_ = Encoder(self.model, **options)  # type: ignore[arg-type]
+        given = {name: value for name, value in options.items() if value not in ("auto", None)}
+        self.encoder_ = encoder_of(self.model, given)
         self.n_features_out_ = self._encode([""]).shape[1]
         return self
 
@@ -84,7 +78,7 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
         Raises:
             NotFittedError: `fit` was not called.
-            ValueError: ``X`` is no collection of texts.
+            ValueError: ``X`` does not hold texts.
         """
         check_is_fitted(self)
         return self._encode(_texts(X))
@@ -102,11 +96,11 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     @property
     def _n_features_out(self) -> int:
-        """What `get_feature_names_out` counts to."""
+        """The number of names that `get_feature_names_out` returns."""
         return int(self.n_features_out_)
 
     def __sklearn_tags__(self) -> Tags:
-        """Say that the input is text."""
+        """Declare that the input is text."""
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
@@ -114,7 +108,7 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
 
 def _texts(X: Any) -> list[str]:
-    """The texts of ``X``; one column of a table is taken as its texts."""
+    """The texts of ``X``: a sequence, or a table with one column."""
     if isinstance(X, str | bytes):
         raise ValueError("X is one text; give a list of texts")
     shape = getattr(X, "shape", None)

@@ -43,7 +43,7 @@ def test_vectors_are_the_encoders() -> None:
         vectors, encoder.encode(["answer: a", "answer: b"], normalize_embeddings=True)
     )
     assert embeddings.embed_documents([]) == []
-    with pytest.raises(ValueError, match="truncate_dim is a matter of the Encoder"):
+    with pytest.raises(ValueError, match="truncate_dim cannot be set here"):
         EmbedkitEmbeddings(encoder, truncate_dim=3)
 
 
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_refused(store: EmbedkitVectorStore, tmp_path: Path
         store.add_texts(["a"], batch=3)
     with pytest.raises(TypeError, match="filter\\['year'\\] is list"):
         store.similarity_search("a", filter={"year": [1]})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match="give EmbedkitEmbeddings or an Encoder"):
+    with pytest.raises(TypeError, match="use EmbedkitEmbeddings or an Encoder"):
         EmbedkitVectorStore(tmp_path / "other", TestStandardVectorStore.get_embeddings())  # type: ignore[arg-type]
     with pytest.raises(ModelMismatchError):
         EmbedkitVectorStore(tmp_path / "index", Encoder(truncate_dim=8))

@@ -106,5 +106,5 @@ def test_it_is_a_base_embedding_with_a_name() -> None:
 def test_what_cannot_be_written_down_is_refused() -> None:
     with pytest.raises(TypeError, match="model must be a name or a folder, not Encoder"):
         EmbedkitEmbedding(Encoder())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="cannot be written down as JSON"):
+    with pytest.raises(TypeError, match="cannot be saved as JSON"):
         EmbedkitEmbedding(options={"prompts": {1j}})

@@ -141,5 +141,5 @@ def test_errors_of_parameters_come_with_fit() -> None:
         EmbedkitTransformer().transform(["a"])
     with pytest.raises(ValueError, match="truncate_dim=1000"):
         EmbedkitTransformer(truncate_dim=1000).fit(["a"])
-    with pytest.raises(ValueError, match="precision is a matter of the Encoder"):
+    with pytest.raises(ValueError, match="precision cannot be set here"):
         EmbedkitTransformer(Encoder(), precision="int8").fit(["a"])

@@ -1,6 +1,7 @@
-"""Automatic parameters: kinds of index measured on a sample, and nprobe or ef of one that exists."""
+"""Automatic parameters: which kind of index to build, and which nprobe or ef reaches a recall."""
 
-from .choice import Choice, Measured, choose
-from .measure import Point, Setting, apply, search_settings, smallest
+from .choice import choose
+from .measure import Point, apply, fastest_parameters, smallest
+from .result import Choice, Measured
 
-__all__ = ["Choice", "Measured", "Point", "Setting", "apply", "choose", "search_settings", "smallest"]
+__all__ = ["Choice", "Measured", "Point", "apply", "choose", "fastest_parameters", "smallest"]

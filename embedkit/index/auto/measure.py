@@ -1,81 +1,106 @@
-"""Recall and time of a search, and the least effort that reaches a recall."""
+"""Recall and time of a search, and the fastest search parameters that reach a recall."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, import_faiss, ivf_of
+from ..storage.search_parameters import SearchParameters
+
+__all__ = [
+    "FINAL_CALLS",
+    "K",
+    "Point",
+    "apply",
+    "check_recall",
+    "fastest_parameters",
+    "frontier",
+    "measure",
+    "recalls",
+    "smallest",
+    "timed_search",
+]
 
 K = 10
-"""Recall is that of the ten nearest."""
+"""Recall is measured over the ten nearest."""
 
-K_FACTORS = (32, 16, 8, 4, 2)
-_FEWER_CODES_MORE_LISTS = 4  # a smaller k_factor that needs this many times the lists is not faster
+_RESCORES = (32, 16, 8, 4, 2)
+_FEWER_CODES_MORE_LISTS = 4  # a smaller rescore that needs this many times the lists is not faster
 _MOST_EF = 1024
 FINAL_CALLS = 3
-"""Searches of which the quickest counts, where a figure is shown; one while a setting is looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How hard an index searches; ``None`` where its kind has no such number.
-
-    Attributes:
-        nprobe: inverted lists to visit.
-        ef: candidates that HNSW keeps.
-        k_factor: how many times k candidates an index with a refinement compares by its finer codes.
-    """
-
-    nprobe: int | None = None
-    ef: int | None = None
-    k_factor: int | None = None
-
-    def __str__(self) -> str:
-        """As ``nprobe 16, k_factor 4``; empty for an exact search."""
-        named = (("nprobe", self.nprobe), ("ef", self.ef), ("k_factor", self.k_factor))
-        return ", ".join(f"{name} {value}" for name, value in named if value is not None)
+"""Searches of which the fastest counts for a figure that is shown; while parameters are sought it is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting, measured.
+    """Search parameters, measured.
 
     Attributes:
-        setting: what was set.
+        parameters: what was set.
         recall: recall@10, the mean over all queries.
-        sure_recall: the lower recall of the two halves of the queries (even and odd ones). A setting counts
-            as reaching a target when this does, since the least setting that reaches it on the very queries
-            that chose it would often miss it on others.
-        ms: milliseconds a query, of one thread's processor time, all queries in one call.
+        sure_recall: the lower recall of two halves of the queries (even and odd ones). Parameters reach a target
+            when this does: the smallest that reach it on the very queries that chose them would often miss it
+            on others.
+        ms: milliseconds per query: CPU time of one thread, all queries in one call.
     """
 
-    setting: Setting
+    parameters: SearchParameters
     recall: float
     sure_recall: float
     ms: float
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a manifest stores them."""
+        return {
+            "setting": self.parameters.to_json(),
+            "recall": self.recall,
+            "sure_recall": self.sure_recall,
+            "ms": self.ms,
+        }
 
-def apply(index: Any, setting: Setting) -> None:
-    """Make ``setting`` what ``index`` (a Faiss index) does by default; it is written to its file, too."""
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Point:
+        """What `to_json` wrote."""
+        parameters = SearchParameters.from_json(data["setting"])
+        return cls(parameters, data["recall"], data["sure_recall"], data["ms"])
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """The points that no other point beats in both recall and time, fastest first."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda one: (one.ms, -one.recall)):
+        if not best or point.recall > best[-1].recall:
+            best.append(point)
+    return best
+
+
+def check_recall(target_recall: float) -> None:
+    """Raise ValueError unless ``target_recall`` is above 0 and at most 1."""
+    if not 0 < target_recall <= 1:
+        raise ValueError(f"target_recall must be above 0 and at most 1, not {target_recall}")
+
+
+def apply(index: Any, parameters: SearchParameters) -> None:
+    """Make ``parameters`` the defaults of a Faiss index; they are written to its file, too."""
     faiss = import_faiss()
     if isinstance(index, faiss.IndexRefine):
-        if setting.k_factor is not None:
-            index.k_factor = setting.k_factor
+        if parameters.rescore is not None:
+            index.k_factor = parameters.rescore
         index = faiss.downcast_index(index.base_index)
-    if setting.ef is not None and isinstance(index, faiss.IndexHNSW):
-        index.hnsw.efSearch = setting.ef
+    if parameters.ef is not None and isinstance(index, faiss.IndexHNSW):
+        index.hnsw.efSearch = parameters.ef
     ivf = ivf_of(index)
-    if setting.nprobe is not None and ivf is not None:
-        ivf.nprobe = min(setting.nprobe, ivf.nlist)
+    if parameters.nprobe is not None and ivf is not None:
+        ivf.nprobe = min(parameters.nprobe, ivf.nlist)
 
 
 def recalls(found: Int64Array, truth: Int64Array) -> tuple[float, float]:
-    """Recall over all queries, and the lower one of the even and the odd queries.
+    """Recall over all queries, and the lower one of the even and of the odd queries.
 
     Args:
         found: (q, k) rows; -1 for none.
@@ -87,9 +112,9 @@ def recalls(found: Int64Array, truth: Int64Array) -> tuple[float, float]:
 
 
 def timed_search(search: Callable[[], Int64Array], calls: int) -> tuple[Int64Array, float]:
-    """What ``search`` found, and the least seconds of so many ``calls`` on one thread.
+    """What ``search`` found, and the seconds of the fastest of ``calls`` calls on one thread.
 
-    It is the thread's processor time: unlike the clock's it does not change with what else the machine does.
+    Measured in CPU time of the thread, which does not depend on what else the machine does.
     """
     found = np.empty((0, 0), np.int64)
     least = float("inf")
@@ -101,29 +126,31 @@ def timed_search(search: Callable[[], Int64Array], calls: int) -> tuple[Int64Arr
     return found, least
 
 
-def measure(index: Any, setting: Setting, queries: Float32Array, truth: Int64Array, calls: int = 1) -> Point:
-    """Search the Faiss index ``index`` with ``setting`` for the ``queries``: (q, dimension)."""
-    apply(index, setting)
+def measure(
+    index: Any, parameters: SearchParameters, queries: Float32Array, truth: Int64Array, calls: int = 1
+) -> Point:
+    """Search the Faiss index ``index`` with ``parameters`` for ``queries`` (q, dimension)."""
+    apply(index, parameters)
     found, seconds = timed_search(lambda: index.search(queries, truth.shape[1])[1], calls)
-    return Point(setting, *recalls(found, truth), 1e3 * seconds / len(queries))
+    return Point(parameters, *recalls(found, truth), 1e3 * seconds / len(queries))
 
 
 def smallest(
     measured: Callable[[int], Point], target: float, most: int, *, start: int = 1, too_slow: float = np.inf
 ) -> tuple[Point | None, list[Point]]:
-    """The least value whose recall is ``target``, if recall only grows with it, and all points measured.
+    """The smallest value that reaches ``target``, provided that recall grows with it, and all points measured.
 
-    The value is doubled until the target is reached and then bisected.
+    The value is doubled until it reaches the target, and then bisected.
 
     Args:
         measured: measures a value from ``start`` to ``most``.
-        target: recall to reach, by both halves of the queries.
-        most: the greatest value that makes sense.
-        start: the least one.
-        too_slow: milliseconds a query; once a value that misses the target takes as long, none is found.
+        target: recall to reach, in both halves of the queries.
+        most: the largest value.
+        start: the smallest value.
+        too_slow: milliseconds per query; a value that misses the target and takes this long ends the search.
 
     Returns:
-        The point (``None``: no value reaches the target), and every point by growing value.
+        The point (``None``: no value reaches the target), and every point in the order of its value.
     """
     points: dict[int, Point] = {}
     low, high = start - 1, min(start, most)
@@ -148,25 +175,25 @@ def _ordered(points: dict[int, Point]) -> list[Point]:
     return [points[value] for value in sorted(points)]
 
 
-def search_settings(
+def fastest_parameters(
     index: Any,
     queries: Float32Array,
     truth: Int64Array,
     target: float,
     *,
-    k_factors: Sequence[int] = K_FACTORS,
+    rescores: Sequence[int] = _RESCORES,
     too_slow: float = np.inf,
 ) -> tuple[Point | None, list[Point]]:
-    """The fastest setting of a Faiss index that reaches ``target``, and every point measured.
+    """The fastest parameters of a Faiss index that reach ``target``, and every point measured.
 
-    Of an index with a refinement, the largest k_factor comes first: a smaller one can only need more lists.
+    For an index with a refinement the largest rescore is tried first: a smaller one can only need more lists.
 
     Args:
-        index: changed: its settings are left at the last one measured.
+        index: is left with the last parameters measured.
         queries: (q, dimension).
         truth: (q, k) rows of exact search.
         target: recall@k to reach.
-        k_factors: those to try, falling.
+        rescores: values of rescore to try, descending.
         too_slow: as in `smallest`.
     """
     faiss = import_faiss()
@@ -178,23 +205,22 @@ def search_settings(
     elif isinstance(base, faiss.IndexHNSW):
         kind, start, most = "ef", K, max(K, min(_MOST_EF, int(base.ntotal)))
     else:
-        point = measure(index, Setting(), queries, truth, FINAL_CALLS)
+        point = measure(index, SearchParameters(), queries, truth, FINAL_CALLS)
         return (point if point.sure_recall >= target else None), [point]
     best: Point | None = None
     points: list[Point] = []
-    for factor in k_factors if refined else (None,):
+    for rescore in rescores if refined else (None,):
 
-        def measured(value: int, factor: int | None = factor) -> Point:
-            setting = Setting(k_factor=factor, **{kind: value})
-            return measure(index, setting, queries, truth)
+        def measured(value: int, rescore: int | None = rescore) -> Point:
+            return measure(index, SearchParameters(rescore=rescore, **{kind: value}), queries, truth)
 
         found, more = smallest(measured, target, most, start=start, too_slow=too_slow)
         points += more
         if found is None:
             break
-        found = measure(index, found.setting, queries, truth, FINAL_CALLS)
+        found = measure(index, found.parameters, queries, truth, FINAL_CALLS)
         if best is None or found.ms < best.ms:
             best = found
-        value = found.setting.nprobe or found.setting.ef or 1
+        value = found.parameters.nprobe or found.parameters.ef or 1
         start, most = value, min(most, _FEWER_CODES_MORE_LISTS * value)
     return best, points

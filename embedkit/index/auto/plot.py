@@ -1,4 +1,4 @@
-"""The picture of what was measured: recall against time, a line for each kind of index."""
+"""Plots recall against time, a line per kind of index."""
 
 from __future__ import annotations
 
@@ -7,42 +7,33 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .measure import Point, Setting
+from ..storage.search_parameters import SearchParameters
+from .measure import Point, frontier
+
+__all__ = ["FORMATS", "check_plot", "plot", "plot_choice"]
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def frontier(points: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats in both recall and time, by growing time."""
-    best: list[Point] = []
-    for point in sorted(points, key=lambda one: (one.ms, -one.recall)):
-        if not best or point.recall > best[-1].recall:
-            best.append(point)
-    return best
-
-
 def check_plot(path: str | os.PathLike[str]) -> None:
-    """What keeps `plot` from writing ``path``, before hours of work; the errors are those of `plot`."""
+    """Raise what `plot` would raise about ``path``, before the work whose results it draws."""
     if not str(path).endswith(FORMATS):
-        raise ValueError(f"a plot is written as {', '.join(FORMATS)}, and not as {os.fspath(path)!r}")
+        raise ValueError(f"a plot's file name must end in {', '.join(FORMATS)}, not {os.fspath(path)!r}")
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("a plot needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def plot_choice(path: str | os.PathLike[str], tuning: dict[str, Any]) -> None:
-    """`plot` of what an automatic choice measured on its sample: ``info()["tuning"]`` of a built index."""
+    """Plot a stored automatic choice: ``info()["tuning"]`` of an index."""
     curves = {
-        one["factory"]: [
-            Point(Setting(**point["setting"]), point["recall"], point["sure_recall"], point["ms"])
-            for point in one["points"]
-        ]
+        one["factory"]: [Point.from_json(point) for point in one["points"]]
         for one in tuning["table"]
         if one.get("points")
     }
     chosen = tuning["chosen"]
     ring = None
     if chosen["recall"] is not None and chosen["sample_ms"] is not None:
-        ring = Point(Setting(), chosen["recall"], chosen["recall"], chosen["sample_ms"])
+        ring = Point(SearchParameters(), chosen["recall"], chosen["recall"], chosen["sample_ms"])
     title = f"{tuning['sample_rows']:,} of {tuning['rows']:,} vectors; chosen: {chosen['factory']}"
     plot(path, curves, target=tuning["target_recall"], title=title, chosen=ring)
 
@@ -55,18 +46,18 @@ def plot(
     title: str,
     chosen: Point | None = None,
 ) -> None:
-    """Draw recall@10 against milliseconds a query, and write it to ``path`` (.png, .svg or .pdf).
+    """Plot recall@10 against milliseconds per query.
 
     Args:
-        path: the picture's file.
-        curves: name to the points measured; only their `frontier` is drawn.
-        target: recall that was asked for, drawn as a line; ``None`` for none.
-        title: what was measured.
-        chosen: gets a ring.
+        path: the file to write: .png, .svg or .pdf.
+        curves: points by name of the index; only their `frontier` is drawn.
+        target: the target recall, drawn as a line; ``None`` for none.
+        title: of the plot.
+        chosen: the point to mark with a ring.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: the file's ending is none of `FORMATS`.
+        ValueError: the file name does not end in one of `FORMATS`.
     """
     check_plot(path)
     from matplotlib.figure import Figure
@@ -104,7 +95,7 @@ def plot(
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("milliseconds a query, one thread")
+    axes.set_xlabel("milliseconds per query, one thread")
     axes.set_ylabel("recall@10 against exact search")
     axes.set_title(title, fontsize=10)
     axes.grid(which="both", alpha=0.25)

@@ -1,32 +1,35 @@
-"""What a build does with automatic parameters: the sample from its spool, and the choice in its folder."""
+"""Automatic parameters of a build: chosen from a sample of its spool, and kept in its folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..storage.faiss_index import AUTO
-from .choice import QUERIES, SAMPLE_ROWS, Choice, candidates, choose
-from .measure import Setting
+from ..storage.search_parameters import SearchParameters
+from .choice import QUERIES, SAMPLE_ROWS, candidates, choose
+from .measure import check_recall
+from .result import Choice
 
 if TYPE_CHECKING:
     from ..storage.spool import Spool
 
+__all__ = ["CHOICE_FILE", "check_target", "choose_for", "read_choice", "stored_parameters", "write_choice"]
+
 CHOICE_FILE = "choice.json"
-_COPIES = 6  # of the sample, at most at one time: itself, the queries, exact search, and two indexes of it
+_COPIES = 6  # most copies of the sample at a time: itself, the queries, exact search, and two indexes
 _SEED = 20240
 
 
 def check_target(target_recall: float, factory: str) -> None:
     """Raise ValueError unless parameters can be chosen for ``target_recall``."""
-    if not 0 < target_recall <= 1:
-        raise ValueError(f"target_recall must be above 0 and at most 1, not {target_recall}")
+    check_recall(target_recall)
     if factory != AUTO:
         raise ValueError(
-            f"target_recall is for the factory 'auto', and {factory!r} was asked for; leave one of them out "
-            "(embedkit-index tune sets nprobe or ef of any index)"
+            f"target_recall needs the factory 'auto', not {factory!r}; leave out one of them "
+            "(embedkit-index tune sets nprobe or ef of an existing index)"
         )
 
 
@@ -43,9 +46,9 @@ def choose_for(
     Args:
         spool: the vectors.
         target_recall: recall@10 to reach.
-        budget: bytes that the index may take, and choosing it.
+        budget: bytes that the index, and choosing it, may take.
         threads: of Faiss.
-        progress: told how many candidates of how many have been measured.
+        progress: called with the number of candidates measured so far and in all.
     """
     most = min(SAMPLE_ROWS + QUERIES, max(1, budget // (_COPIES * 4 * spool.dimension)))
     sample = spool.sample(most, 0, spool.rows, _SEED)
@@ -67,7 +70,7 @@ def write_choice(path: Path, choice: Choice) -> None:
 
 
 def read_choice(path: Path) -> dict[str, Any] | None:
-    """What `write_choice` kept, ``None`` if nothing."""
+    """What `write_choice` kept as `Choice.to_dict` returns it; ``None`` if there is none."""
     try:
         choice: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -75,11 +78,8 @@ def read_choice(path: Path) -> dict[str, Any] | None:
     return choice
 
 
-def setting_of(tuning: dict[str, Any] | None) -> Setting:
-    """The setting that a manifest's ``tuning`` tells of; one without numbers if there is none."""
+def stored_parameters(tuning: Mapping[str, Any] | None) -> SearchParameters:
+    """The search parameters that were chosen, from a manifest's ``tuning``; empty ones if there are none."""
     chosen = (tuning or {}).get("chosen")
     given = chosen.get("setting") if isinstance(chosen, dict) else None
-    if not isinstance(given, dict):
-        return Setting()
-    values = {name: given.get(name) for name in ("nprobe", "ef", "k_factor")}
-    return Setting(**{name: value if isinstance(value, int) else None for name, value in values.items()})
+    return SearchParameters.from_json(given) if isinstance(given, dict) else SearchParameters()

@@ -1,20 +1,21 @@
-"""nprobe or ef of an index that exists: the least that reaches a recall, measured on the index itself."""
+"""Tuning of an existing index: the smallest nprobe or ef that reaches a recall, measured on the index itself."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..storage.faiss_index import Float32Array, Int64Array, import_faiss
+from ..storage.generation import Generation
+from ..storage.search_parameters import SearchParameters
 from ..storage.vectors import normalize_rows
-from .measure import FINAL_CALLS, K, Point, Setting, recalls, smallest, timed_search
+from .measure import FINAL_CALLS, K, Point, check_recall, recalls, smallest, timed_search
 
-if TYPE_CHECKING:
-    from ..storage.generation import Generation
+__all__ = ["Tuned", "tune"]
 
 QUERIES = 1000
 """Stored vectors that are searched for where no queries are given."""
@@ -31,12 +32,12 @@ class Tuned:
     """What `tune` found.
 
     Attributes:
-        point: the setting that an index takes from now on, measured.
-        reached: whether it reaches the target; if none does, it is that of the best recall.
+        point: the parameters that the index searches with from now on, measured.
+        reached: whether they reach the target; if none do, these have the best recall.
         target_recall: recall@10 that was asked for.
-        queries: how many were searched for.
-        stored: the queries are stored vectors, each left out of its own hits, not queries that were given.
-        points: every setting measured, by growing effort.
+        queries: the number of queries.
+        stored: the queries are stored vectors, each left out of its own hits; none were given.
+        points: every measurement, fastest parameters first.
     """
 
     point: Point
@@ -47,50 +48,55 @@ class Tuned:
     points: Sequence[Point]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON for the manifest."""
-        return asdict(self)
+        """The result as a manifest stores it."""
+        return {
+            "point": self.point.to_json(),
+            "reached": self.reached,
+            "target_recall": self.target_recall,
+            "queries": self.queries,
+            "stored": self.stored,
+            "points": [point.to_json() for point in self.points],
+        }
 
     def lines(self) -> list[str]:
-        """A table of the points, a line each."""
-        source = "stored vectors" if self.stored else "queries given"
+        """A table of the points, a line per point."""
+        source = "stored vectors" if self.stored else "given queries"
         head = f"recall@10 ≥ {self.target_recall:g} of {self.queries:,} {source}; one thread"
-        lines = [head, "recall  ms/query  setting"]
+        lines = [head, "recall  ms/query  parameters"]
         for point in self.points:
-            chosen = "  (chosen)" if point.setting == self.point.setting else ""
-            lines.append(f"{point.recall:6.4f}  {point.ms:8.4f}  {point.setting}{chosen}")
+            chosen = "  (chosen)" if point.parameters == self.point.parameters else ""
+            lines.append(f"{point.recall:6.4f}  {point.ms:8.4f}  {point.parameters}{chosen}")
         return lines
 
 
 def tune(generation: Generation, target_recall: float, queries: Float32Array | None = None) -> Tuned:
-    """Find the least nprobe or ef that reaches ``target_recall``; changes nothing.
+    """Find the smallest nprobe or ef that reaches ``target_recall``; changes nothing.
 
     Args:
-        generation: an opened index.
+        generation: the index.
         target_recall: recall@10 against exact search, above 0, at most 1.
-        queries: (q, dimension), normalized where the metric is cosine; ``None``: up to 1,000 stored vectors.
-            Queries of users often lie elsewhere than documents do and need more lists: give some if you can.
+        queries: (q, dimension), normalized if the metric is cosine; ``None``: up to 1,000 stored vectors. Real
+            queries are distributed differently from documents and often need more lists: give some if you can.
 
     Raises:
-        ValueError: ``target_recall`` is out of range, or the index has no such number or no documents.
+        ValueError: ``target_recall`` is out of range, or the index has neither nprobe nor ef, or no documents.
     """
-    if not 0 < target_recall <= 1:
-        raise ValueError(f"target_recall must be above 0 and at most 1, not {target_recall}")
-    parts = [part for segment in generation.segments for part in segment.parts]
-    most = max((part.nlist or 0 for part in parts), default=0)
+    check_recall(target_recall)
+    most = generation.nlist
     kind, start = ("nprobe", 1) if most else ("ef", K)
     if not most:
-        if not any(part.ef for part in parts):
-            raise ValueError("the index compares every vector: it has neither nprobe nor ef to tune")
+        if not generation.ef:
+            raise ValueError("the index compares every vector: there is no nprobe or ef to tune")
         most = min(_MOST_EF, max(K, generation.manifest.documents))
     living = generation.living_rows()
     if not len(living):
-        raise ValueError("the index holds no document to tune it with")
+        raise ValueError("the index holds no documents to tune it with")
     own = np.empty(0, np.int64)
     if queries is None:
         random = np.random.default_rng(_SEED)
         own = np.sort(random.choice(living, min(QUERIES, len(living)), replace=False))
         queries = generation.vectors(own)
-        if generation.manifest.metric == "cosine":  # what is kept as int8 comes back not quite normalized
+        if generation.manifest.metric == "cosine":  # vectors kept as int8 are not quite normalized
             queries = normalize_rows(queries)
     asked = queries
     k = min(K, len(living) - bool(len(own)))
@@ -100,23 +106,23 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
     truth = _without(_exact(generation, asked, living, extra), own)
 
     def measured(value: int, calls: int = 1) -> Point:
-        setting = Setting(**{kind: value})
-        effort = generation.effort(setting.nprobe, setting.ef, None)
-        found, seconds = timed_search(lambda: generation.search(asked, extra, effort)[1], calls)
-        return Point(setting, *recalls(_without(found, own), truth), 1e3 * seconds / len(asked))
+        parameters = SearchParameters(**{kind: value})
+        complete = generation.with_defaults(parameters)
+        found, seconds = timed_search(lambda: generation.search(asked, extra, complete)[1], calls)
+        return Point(parameters, *recalls(_without(found, own), truth), 1e3 * seconds / len(asked))
 
     point, points = smallest(measured, target_recall, most, start=start)
     best = point or max(points, key=lambda one: (one.recall, -one.ms))
-    value = best.setting.nprobe or best.setting.ef or 1
+    value = best.parameters.nprobe or best.parameters.ef or 1
     final = measured(value, FINAL_CALLS)
     if point is None:
         _log.warning("no %s reaches recall@10 %g; %d reaches %.4f", kind, target_recall, value, final.recall)
-    shown = [final if one.setting == final.setting else one for one in points]
+    shown = [final if one.parameters == final.parameters else one for one in points]
     return Tuned(final, point is not None, target_recall, len(asked), bool(len(own)), shown)
 
 
 def _exact(generation: Generation, queries: Float32Array, living: Int64Array, k: int) -> Int64Array:
-    """(q, k) rows of exact search, from the vectors as they are kept, block by block."""
+    """(q, k) rows of exact search over the stored vectors, block by block."""
     faiss = import_faiss()
     scores = np.full((len(queries), k), -np.inf, np.float32)
     rows = np.full((len(queries), k), -1, np.int64)
@@ -133,11 +139,11 @@ def _exact(generation: Generation, queries: Float32Array, living: Int64Array, k:
 
 
 def _without(found: Int64Array, own: Int64Array) -> Int64Array:
-    """``found`` without each query's own row, or without the last hit where that is not among them."""
+    """``found`` without each query's own row, or without its last hit if its own row is not among them."""
     if not len(own):
         return found
     is_own = found == own[:, None]
     is_own[~is_own.any(axis=1), -1] = True
-    # a text that is stored twice may come twice, a row does not
+    # equal texts may be found twice, a row cannot
     rest: Int64Array = found[~is_own].reshape(len(found), -1)
     return rest

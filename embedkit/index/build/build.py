@@ -29,7 +29,7 @@ from pathlib import Path
 
 from ...documents.document import Document
 from ...documents.errors import InputError, reject
-from ..auto.stored import CHOICE_FILE, choose_for, setting_of, write_choice
+from ..auto.stored import CHOICE_FILE, choose_for, stored_parameters, write_choice
 from ..encoder import TextEncoder, check_encoder, describe_encoder
 from ..errors import IndexDamagedError, IndexExistsError, ResumeError
 from ..prefetch import prefetch
@@ -268,7 +268,7 @@ def _index(job: _Job, staging: Staging) -> SegmentEntry:
     if job.mode != "build":
         factory = _added_factory(factory, vectors.rows, vectors.dimension)
     # if search parameters were measured, segments added later are searched with the same ones
-    setting = setting_of(manifest.tuning)
+    parameters = stored_parameters(manifest.tuning)
     (folder / CHOICE_FILE).unlink(missing_ok=True)
     if settings.target_recall is not None:
         choice = choose_for(
@@ -278,13 +278,13 @@ def _index(job: _Job, staging: Staging) -> SegmentEntry:
             threads=settings.threads,
             progress=lambda done, total: job.report(Progress("choose", done, total)),
         )
-        factory, setting = choice.chosen.factory, choice.chosen.setting
+        factory, parameters = choice.chosen.factory, choice.chosen.parameters
         # with the files of the segment, as a crash may come before the manifest
         write_choice(folder / CHOICE_FILE, choice)
     settings = replace(settings, factory=factory, kept=manifest.kept, target_recall=None)
     name, finish = job.writer.new_name(), staging.documents.finish
     return finish_segment(
-        folder, name, vectors, finish, settings=settings, setting=setting, report=job.report
+        folder, name, vectors, finish, settings=settings, parameters=parameters, report=job.report
     )
 
 

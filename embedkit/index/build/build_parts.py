@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..auto.measure import Setting, apply
+from ..auto.measure import apply
 from ..errors import BuildError
 from ..storage.faiss_index import (
     MIN_POINTS_PER_LIST,
@@ -31,6 +31,7 @@ from ..storage.faiss_index import (
     write_index,
 )
 from ..storage.manifest import PartEntry
+from ..storage.search_parameters import SearchParameters
 from ..storage.spool import BLOCK_ROWS, Spool
 from .memory import faiss_budget
 from .settings import BuildSettings, Progress, Report
@@ -72,7 +73,7 @@ def build_parts(
     spool: Spool,
     folder: Path,
     settings: BuildSettings,
-    setting: Setting,
+    parameters: SearchParameters,
     report: Report,
 ) -> tuple[PartEntry, ...]:
     """Write the Faiss files for the vectors in ``spool`` to ``folder``.
@@ -81,7 +82,7 @@ def build_parts(
         spool: the vectors, at least one.
         folder: where to write; files with the same names are replaced.
         settings: ``factory``, ``max_memory`` and ``threads`` are used.
-        setting: the indexes' default search parameters, written with them.
+        parameters: the indexes' default search parameters, written with them.
         report: called after each step.
 
     Raises:
@@ -97,7 +98,7 @@ def build_parts(
             if need > budget and _has_array_lists(index):
                 path = folder / VECTORS_FILE
                 _train(index, spool, 0, rows, budget=budget, report=report)
-                apply(index, setting)
+                apply(index, parameters)
                 _merge_on_disk(index, spool, path, budget, report)
                 return (PartEntry(VECTORS_FILE, rows, factory),)
             count = math.ceil(need / budget)
@@ -109,7 +110,7 @@ def build_parts(
                 index = create_index(factory, spool.dimension)
                 _train(index, spool, begin, end, budget=budget, report=report)
                 _fill(index, spool, begin, end, report)
-                apply(index, setting)
+                apply(index, parameters)
                 (folder / file).unlink(missing_ok=True)
                 write_index(index, folder / file)
                 parts.append(PartEntry(file, end - begin, factory))

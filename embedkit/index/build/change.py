@@ -14,13 +14,14 @@ import numpy as np
 
 from ...documents.document import Document
 from ...documents.errors import InputError
-from ..auto.stored import setting_of
+from ..auto.stored import stored_parameters
 from ..errors import IndexExistsError, ModelMismatchError
 from ..storage import faiss_index
 from ..storage.document_store import DocumentWriter
 from ..storage.generation import Generation, open_generation
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
 from ..storage.manifest import Manifest, SegmentEntry
+from ..storage.search_parameters import SearchParameters
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from .publish import dated, tombstone
 from .segment import finish_segment, remove_all_but
@@ -118,7 +119,7 @@ def _copy(
             Spool(spool.path, spool.rows, manifest.dimension),
             documents.finish,
             settings=settings,
-            setting=setting_of(manifest.tuning),
+            parameters=stored_parameters(manifest.tuning),
             report=report,
         )
     remove_all_but(folder, entry.files)
@@ -214,15 +215,14 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def set_search_defaults(
-    root: Path,
-    *,
-    nprobe: int | None,
-    ef: int | None,
-    rescore: int | None,
-    tuning: dict[str, Any] | None,
-) -> None:
+def set_search_defaults(root: Path, parameters: SearchParameters, tuning: dict[str, Any] | None) -> None:
     """Store the default search parameters, and the measurements they were chosen from."""
     with _changing(root) as (writer, base):
-        manifest = replace(base.manifest, nprobe=nprobe, ef=ef, rescore=rescore, tuning=tuning)
+        manifest = replace(
+            base.manifest,
+            nprobe=parameters.nprobe,
+            ef=parameters.ef,
+            rescore=parameters.rescore,
+            tuning=tuning,
+        )
         writer.publish(dated(manifest, writer.generation))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..auto.measure import Setting
 from ..storage.faiss_index import is_exact, read_index
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, Raw, SegmentEntry, hash_file
 from ..storage.raw import write_raw
+from ..storage.search_parameters import SearchParameters
 from ..storage.spool import Spool
 from .build_parts import build_parts
 from .settings import BuildSettings, Report
@@ -23,7 +23,7 @@ def finish_segment(
     finish_documents: Callable[[], bool],
     *,
     settings: BuildSettings,
-    setting: Setting,
+    parameters: SearchParameters,
     report: Report,
 ) -> SegmentEntry:
     """Complete the segment ``name`` in ``folder``; may be repeated after a crash at any point.
@@ -34,10 +34,10 @@ def finish_segment(
         spool: its vectors.
         finish_documents: completes ``keys`` and ``documents.sqlite``; returns whether there are keywords.
         settings: ``factory``, ``kept``, ``max_memory`` and ``threads`` are used.
-        setting: the default search parameters of its Faiss indexes.
+        parameters: the default search parameters of its Faiss indexes.
         report: called after each step.
     """
-    parts = build_parts(spool, folder, settings, setting, report)
+    parts = build_parts(spool, folder, settings, parameters, report)
     lossless = all(
         is_exact(read_index(folder / part.file, rows=part.rows, dimension=spool.dimension)) for part in parts
     )

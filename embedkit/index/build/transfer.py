@@ -15,7 +15,6 @@ import numpy as np
 
 from ...documents.document import Document
 from ...documents.errors import InputError
-from ..auto.measure import Setting
 from ..encoder import TextEncoder
 from ..errors import IndexExistsError
 from ..storage.document_store import DocumentWriter
@@ -24,6 +23,7 @@ from ..storage.generation import open_generation
 from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
 from ..storage.raw import FaissVectors
+from ..storage.search_parameters import SearchParameters
 from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
 from .build_parts import VECTORS_FILE, build_parts
@@ -186,7 +186,7 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
                     Spool(spool.path, len(rows), manifest.dimension),
                     work,
                     replace(settings, factory=manifest.factory),
-                    Setting(),
+                    SearchParameters(),
                     report,
                 )
                 if len(parts) > 1:

@@ -1,1 +1,1 @@
-"""Searching an index: queries to hits."""
+"""Searching an index: from queries to hits."""

@@ -1,10 +1,12 @@
-"""Searching on a GPU: whether the installed Faiss can."""
+"""Searching on a GPU: whether the installed Faiss supports it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..storage.faiss_index import import_faiss
+
+__all__ = ["DEVICES", "check_device", "gpu_resources"]
 
 DEVICES = ("cpu", "cuda")
 
@@ -13,8 +15,8 @@ def check_device(device: str) -> None:
     """Raise unless an index can be searched on ``device``.
 
     Raises:
-        ValueError: there is no such device.
-        ImportError: "cuda", and Faiss is not built for it.
+        ValueError: the device is unknown.
+        ImportError: "cuda", and the installed Faiss is built without CUDA.
         RuntimeError: "cuda", and Faiss finds no GPU.
     """
     if device not in DEVICES:
@@ -24,13 +26,13 @@ def check_device(device: str) -> None:
     faiss = import_faiss()
     if not hasattr(faiss, "StandardGpuResources"):
         raise ImportError(
-            "device='cuda' needs Faiss for the GPU, and the installed one is for the CPU alone: "
+            "device='cuda' needs Faiss for GPUs, and the installed one is for the CPU only: "
             "pip uninstall faiss-cpu, then pip install 'embedkit[gpu]'"
         )
     if faiss.get_num_gpus() < 1:
-        raise RuntimeError("device='cuda' was asked for, and Faiss finds no GPU; leave device at 'cpu'")
+        raise RuntimeError("device='cuda', but Faiss finds no GPU; use device='cpu'")
 
 
 def gpu_resources() -> Any:
-    """What Faiss needs to move an index to a GPU."""
+    """The Faiss resources that hold an index on a GPU."""
     return import_faiss().StandardGpuResources()

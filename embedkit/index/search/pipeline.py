@@ -1,4 +1,4 @@
-"""Many queries: tokenizing a block, encoding the one before, searching, and reading texts of hits, all at once."""
+"""A stream of queries: blocks are tokenized, encoded, searched and their hits read, each stage on its own thread."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class SearchStats:
     """How busy each stage of a stream of queries was.
 
     Attributes:
-        queries: answered.
-        wall: seconds in all.
-        busy: seconds of work by stage: reading queries, tokenizing them, encoding, searching vectors, fetching
-            texts. What an encoder of another kind than `embedkit.Encoder` tokenizes counts as encoding.
+        queries: the number of queries answered.
+        wall: total seconds.
+        busy: seconds of work per stage: reading queries, tokenizing, encoding, searching vectors, fetching texts.
+            Tokenizing counts as encoding for any encoder but `embedkit.Encoder`.
     """
 
     queries: int = 0
@@ -44,7 +44,7 @@ class SearchStats:
 
     @contextmanager
     def timed(self, stage: str) -> Generator[None, None, None]:
-        """Count what happens inside as work of ``stage``."""
+        """Count the time inside as work of ``stage``."""
         begin = time.perf_counter()
         try:
             yield
@@ -52,7 +52,7 @@ class SearchStats:
             self.add(stage, time.perf_counter() - begin)
 
     def __str__(self) -> str:
-        """One line: queries a second, and the share of the time that each stage worked."""
+        """One line: queries per second, and the share of the time that each stage was busy."""
         wall = max(self.wall, 1e-9)
         shares = ", ".join(f"{stage} {seconds / wall:.0%}" for stage, seconds in self.busy.items())
         return f"{self.queries:,} queries in {self.wall:.3f} s ({self.queries / wall:,.0f}/s); busy: {shares}"
@@ -65,9 +65,9 @@ def overlapped(
     search: Callable[[Vectors], Found],
     stats: SearchStats,
 ) -> Generator[Found, None, None]:
-    """What ``search`` finds for each of ``blocks``, in order, with the stages on threads of their own.
+    """Yield what ``search`` finds for each of ``blocks``, in order, with each stage on its own thread.
 
-    ``encode`` also returns the seconds that tokenizing took in it.
+    ``encode`` also returns the seconds that it spent tokenizing.
     """
 
     def read() -> Generator[Block, None, None]:

@@ -1,4 +1,4 @@
-"""Reorders what a search found by the scores of a cross-encoder, which reads query and document together."""
+"""Reranking of hits by a cross-encoder, which reads query and document together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from ...cross_encoder import CrossEncoder
-    from .. import Hit
+    from .hits import Hit
 
 __all__ = ["rerank"]
 
@@ -18,19 +18,19 @@ __all__ = ["rerank"]
 def rerank(
     model: CrossEncoder, queries: Sequence[str], found: Sequence[Sequence[Hit]], k: int
 ) -> list[list[Hit]]:
-    """The ``k`` best of each query's hits.
+    """The ``k`` best hits of each query by the scores of ``model``.
 
     Args:
-        model: with one class, whose score is the rank.
+        model: a cross-encoder with one output.
         queries: the texts that were searched for.
-        found: the hits of each query, more than ``k`` of them for the reordering to matter.
-        k: how many to keep.
+        found: the hits of each query; search for more than ``k``, so that reranking can bring up others.
+        k: hits to keep per query.
 
     Returns:
-        Hits with new ranks and the cross-encoder's scores. Equal scores keep the order of the search.
+        Hits with the cross-encoder's ranks and scores. Equal scores keep the order of the search.
 
     Raises:
-        ValueError: the model has several classes.
+        ValueError: the model has several outputs.
     """
     if model.num_labels != 1:
         raise ValueError(

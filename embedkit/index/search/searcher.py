@@ -1,4 +1,4 @@
-"""`Searcher`: a generation of an index, opened for searching; `Index` adds what writes."""
+"""`Searcher`: the half of an `Index` that searches a generation and never writes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ from ..storage.document_store import StoredDocument
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.generation import Generation, open_generation
 from ..storage.manifest import Manifest
+from ..storage.search_parameters import SearchParameters
 from .device import gpu_resources
-from .hits import Hit, Queries, check_limits, check_vectors, hybrid_rows, main_factory, texts_of, to_hits
+from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
+from .prepared import prepare
+from .queries import Queries, query_texts, query_vectors
+
+__all__ = ["PathLike", "Searcher"]
 
 PathLike = str | os.PathLike[str]
 _Self = TypeVar("_Self", bound="Searcher")
 
 
 class Searcher:
-    """What an `Index` does without writing. Thread-safe."""
+    """Searches an index. Thread-safe; `Index` adds the methods that write."""
 
     def __init__(
         self,
@@ -40,7 +45,7 @@ class Searcher:
         device: str = "cpu",
         force: bool = False,
     ) -> None:
-        """Search ``generation`` of the index at ``path``; the other arguments are those of `Index.open`."""
+        """Search ``generation`` of the index at ``path``; the other arguments are as in `Index.open`."""
         self.path = path
         self._generation: Generation | None = generation
         self._encoder = encoder
@@ -52,15 +57,15 @@ class Searcher:
         self._to_device(generation)
 
     def refresh(self) -> bool:
-        """Go over to the live generation; returns whether it is another one."""
-        with self._generation_lock:  # or a slow call would bring an older generation back
+        """Switch to the live generation; returns whether it is a newer one."""
+        with self._generation_lock:  # or a slow call would bring back an older generation
             before = self._open_generation()
             generation = open_generation(self.path, lambda _: None)
             if generation.manifest.generation == before.manifest.generation:
                 generation.close()
                 return False
             self._to_device(generation)
-            # the former one is closed when the last search that uses it has ended
+            # the old one is closed when the last search that uses it has ended
             self._generation = generation
             return True
 
@@ -90,19 +95,18 @@ class Searcher:
             return self._encoder
 
     def info(self) -> dict[str, Any]:
-        """What the index is: the manifest's fields without the files, ``path``, and ``bytes`` on disk."""
+        """Describe the index: ``path``, the fields of its manifest, its kind, and its ``bytes`` on disk."""
         generation = self._open_generation()
         manifest = generation.manifest
         entry = manifest.encoder
-        parts = [part for segment in generation.segments for part in segment.parts]
-        largest = max(parts, key=lambda part: part.rows, default=None)
+        largest = generation.largest
         return {
             "path": str(self.path),
             "documents": manifest.documents,
             "deleted": generation.rows - manifest.documents,
             "dimension": manifest.dimension,
             "metric": manifest.metric,
-            "factory": main_factory(generation),
+            "factory": generation.factory,
             "nlist": None if largest is None else largest.nlist,
             "nprobe": manifest.nprobe or (None if largest is None else largest.nprobe),
             "ef": manifest.ef or (None if largest is None else largest.ef),
@@ -131,45 +135,40 @@ class Searcher:
         where: str | None = None,
         hybrid: bool = False,
     ) -> list[list[Hit]]:
-        """The ``k`` best documents for each query, best first; fewer where the index holds or finds fewer.
+        """The ``k`` best documents for each query, best first.
 
         Args:
             queries: a text, several texts, or vectors (n, dimension) or (dimension,).
-            k: hits a query.
-            nprobe: inverted lists to visit, 1 to nlist (more is slower and finds more); ``None``: as built.
-            ef: candidates that HNSW keeps; ``None``: as built.
-            rescore: where the index holds codes, take ``rescore · k`` hits by their codes and order them by
-                their vectors; 0 for none, ``None``: as the index says.
-            where: a condition on the documents' fields, such as ``"lang = 'en' and year > 2019"``. ``k`` hits
-                are found if ``k`` documents fulfil it; if few do, they are compared one by one.
-            hybrid: also search for the words of the queries (BM25), and fuse the two lists by their ranks.
+            k: hits per query; there are fewer only if the index holds or finds fewer.
+            nprobe: inverted lists to search, 1 to nlist: more lists find more and take longer. ``None``: the
+                default of the index.
+            ef: candidates that HNSW keeps, likewise.
+            rescore: for an index of quantized codes, look up ``rescore · k`` candidates by their codes and rank
+                them by their vectors; 0: do not. ``None``: the default of the index.
+            where: find only documents that match a condition on their fields, such as
+                ``"lang = 'en' and year > 2019"``. If at least ``k`` documents match, ``k`` are found.
+            hybrid: also rank documents by the words of the queries (BM25), and fuse the two rankings.
 
         Returns:
-            A list of hits for each query, in the order of the queries (one list for a single text).
+            A list of hits per query, in the order of the queries (one list for a single text).
 
         Raises:
-            ValueError: an argument is out of range or does not apply to this index, the condition is not
-                understood, or the vectors have the wrong shape or hold NaN or infinity.
-            TypeError: a query is neither text nor vector.
+            ValueError: an argument is out of range or does not apply to this kind of index, the condition is
+                invalid, or the vectors have the wrong shape or hold NaN or infinity.
+            TypeError: a query is neither a text nor a vector.
             IndexDamagedError: a document cannot be read.
         """
         generation = self._open_generation()
-        texts = None if isinstance(queries, np.ndarray) else texts_of(queries)
+        texts = None if isinstance(queries, np.ndarray) else query_texts(queries)
         if hybrid and texts is None:
-            raise ValueError("a hybrid search needs texts, and the queries are vectors")
-        check_limits(generation, k, nprobe, ef, rescore)
-        chosen = None if where is None else generation.choose(where)
-        vectors = check_vectors(
+            raise ValueError("a hybrid search needs texts, but the queries are vectors")
+        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
+        vectors = query_vectors(
             self._encode(texts, generation.manifest) if texts is not None else np.asarray(queries),
             generation.manifest,
         )
-        effort = generation.effort(nprobe, ef, rescore)
-        count = min(k, generation.manifest.documents)
         with faiss_threads(self._threads, len(vectors)):
-            if hybrid and texts is not None:
-                scores, rows = hybrid_rows(generation, texts, vectors, k=count, effort=effort, chosen=chosen)
-            else:
-                scores, rows = generation.search(vectors, count, effort, chosen)
+            scores, rows = search.run(vectors, texts)
         return to_hits(generation, scores, rows)
 
     def search_vectors(
@@ -182,28 +181,25 @@ class Searcher:
         rescore: int | None = None,
         where: str | None = None,
     ) -> tuple[Float32Array, Int64Array]:
-        """Search with vectors, and read no text: the fastest way.
+        """Search with vectors and return rows instead of documents: the fastest search.
 
         Args:
-            vectors: (n, dimension) or (dimension,), finite; normalized here when the metric is cosine.
-            k: hits a query.
+            vectors: (n, dimension) or (dimension,), finite; normalized here if the metric is cosine.
+            k: hits per query.
             nprobe, ef, rescore, where: as in `search`.
 
         Returns:
             Scores (n, min(k, len(self))) float32, best first, and rows of the same shape; row -1 where fewer
-            were found. `ids` turns rows into ids.
+            were found. `ids` maps rows to ids.
 
         Raises:
             ValueError: as in `search`.
         """
         generation = self._open_generation()
-        vectors = check_vectors(vectors, generation.manifest)
-        check_limits(generation, k, nprobe, ef, rescore)
-        chosen = None if where is None else generation.choose(where)
-        count = min(k, generation.manifest.documents)
-        effort = generation.effort(nprobe, ef, rescore)
+        vectors = query_vectors(vectors, generation.manifest)
+        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where)
         with faiss_threads(self._threads, len(vectors)):
-            return generation.search(vectors, count, effort, chosen)
+            return search.run(vectors, None)
 
     def search_stream(
         self,
@@ -211,59 +207,53 @@ class Searcher:
         k: int = 10,
         *,
         stats: SearchStats | None = None,
-        **options: Any,
+        nprobe: int | None = None,
+        ef: int | None = None,
+        rescore: int | None = None,
+        where: str | None = None,
+        hybrid: bool = False,
     ) -> Iterator[list[list[Hit]]]:
         """The hits of each block of texts, while the next blocks are tokenized, encoded and searched.
 
         Args:
             queries: blocks of texts, iterated on another thread.
-            k: hits a query.
-            stats: is told how busy each stage is.
-            options: ``nprobe``, ``ef``, ``rescore``, ``where`` and ``hybrid`` as in `search`.
+            k: hits per query.
+            stats: counts how busy each stage is.
+            nprobe, ef, rescore, where, hybrid: as in `search`.
 
         Yields:
             What `search` returns, for each block in order.
         """
         generation = self._open_generation()
         counts = SearchStats() if stats is None else stats
-        hybrid = bool(options.pop("hybrid", False))
-        where = options.pop("where", None)
-        arguments = (options.pop("nprobe", None), options.pop("ef", None), options.pop("rescore", None))
-        if options:
-            raise TypeError(f"search_stream has no argument {next(iter(options))!r}")
-        check_limits(generation, k, *arguments)
-        chosen = None if where is None else generation.choose(where)
-        effort = generation.effort(*arguments)
-        count = min(k, generation.manifest.documents)
-
+        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
         manifest = generation.manifest
         steps = cache(lambda: query_steps(self.encoder, normalize=manifest.metric == "cosine"))
 
         def tokenize(block: list[str]) -> tuple[list[str], Any]:
-            texts = texts_of(block)
+            texts = query_texts(block)
             return texts, steps()[0](texts) if texts else None
 
         def encode(block: tuple[list[str], Any]) -> tuple[tuple[list[str], Float32Array], float]:
             texts, tokens = block
             vectors, within = steps()[1](tokens) if texts else (np.empty((0, manifest.dimension)), 0.0)
-            return (texts, check_vectors(np.asarray(vectors, np.float32), manifest)), within
+            return (texts, query_vectors(np.asarray(vectors, np.float32), manifest)), within
 
         def find(block: tuple[list[str], Float32Array]) -> tuple[Float32Array, Int64Array]:
-            with faiss_threads(self._threads, len(block[1])):
-                if hybrid:
-                    return hybrid_rows(generation, *block, k=count, effort=effort, chosen=chosen)
-                return generation.search(block[1], count, effort, chosen)
+            texts, vectors = block
+            with faiss_threads(self._threads, len(vectors)):
+                return search.run(vectors, texts)
 
         return _fetched(generation, overlapped(queries, tokenize, encode, find, counts), counts)
 
     def ids(self, rows: Iterable[int] | Int64Array) -> list[str]:
-        """The ids of ``rows`` (from `search_vectors`); ``IndexError`` for a row that is not there."""
+        """The ids of ``rows`` from `search_vectors`; ``IndexError`` for a row that does not exist."""
         if not isinstance(rows, (np.ndarray, list, tuple)):
             rows = list(rows)
         return self._open_generation().ids(np.asarray(rows, np.int64))
 
     def get(self, ids: Iterable[str]) -> list[StoredDocument]:
-        """The documents with ``ids``, in that order; ids that are not in the index are left out."""
+        """The documents with ``ids``, in that order, without ids that are not in the index."""
         generation = self._open_generation()
         wanted = list(ids)
         found = generation.find(wanted)
@@ -274,7 +264,7 @@ class Searcher:
         return [documents[document_id] for document_id in wanted if document_id in documents]
 
     def close(self) -> None:
-        """Close the files. The index cannot be searched afterwards."""
+        """Close the files; the index cannot be used afterwards."""
         with self._generation_lock:
             if self._generation is not None:
                 self._generation.close()
@@ -295,7 +285,7 @@ class Searcher:
         if self._generation is None:
             return f"{type(self).__name__}({str(self.path)!r}, closed)"
         manifest = self._generation.manifest
-        kind = f"{main_factory(self._generation)}, {manifest.metric}"
+        kind = f"{self._generation.factory}, {manifest.metric}"
         return f"{type(self).__name__}({str(self.path)!r}, {manifest.documents} documents, {kind})"
 
     def _open_generation(self) -> Generation:
@@ -306,9 +296,8 @@ class Searcher:
     def _to_device(self, generation: Generation) -> None:
         if self._device == "cuda":
             resources = gpu_resources()
-            for segment in generation.segments:
-                for part in segment.parts:
-                    part.to_gpu(resources)
+            for part in generation.faiss_parts:
+                part.to_gpu(resources)
 
     def _encode(self, texts: list[str], manifest: Manifest) -> npt.NDArray[np.floating[Any]]:
         if not texts:

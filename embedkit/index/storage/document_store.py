@@ -1,8 +1,8 @@
 """Documents of one segment, in ``documents.sqlite``.
 
-One table, ``documents(row, key, text, metadata)``, where ``key`` is the id, ``row`` the document's row in the
-segment's vectors and ``metadata`` a JSON object or NULL, and ``keywords``, an FTS5 index of the texts that keeps no
-copy of them. A row that is missing was replaced before the segment was finished.
+The table ``documents(row, key, text, metadata)`` holds the document's row in the segment's vectors, its id (``key``),
+its text, and its metadata as a JSON object or NULL. ``keywords`` is an FTS5 index of the texts without a copy of
+them. A missing row was replaced before the segment was finished.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A document as it was stored."""
+    """A document read back from an index.
+
+    Attributes:
+        id: unique in the index.
+        text: what was encoded.
+        metadata: its other fields; empty if it has none.
+    """
 
     id: str
     text: str
@@ -41,16 +47,16 @@ class StoredDocument:
 class DocumentWriter:
     """Writes the documents of one segment, one at a time, in bounded memory.
 
-    Not thread-safe, but may be handed from one thread to another. `commit` makes what was added survive a
-    crash; opened again, it holds what was committed.
+    Not thread-safe, but may be handed from one thread to another. What `commit` has committed survives a crash:
+    opened again, the writer holds it.
     """
 
     def __init__(self, folder: Path, *, replace: bool = False) -> None:
-        """Open ``documents.sqlite`` in ``folder``, new or as a crash has left it.
+        """Open ``documents.sqlite`` in ``folder``, new or as a crash left it.
 
         Args:
             folder: of the segment.
-            replace: an id that is used again replaces the document that had it; else it is refused.
+            replace: a repeated id replaces the earlier document; else it is an error.
         """
         self._folder = folder
         self._replace = replace
@@ -74,7 +80,7 @@ class DocumentWriter:
         self._db.execute("BEGIN")
 
     def rewind(self, rows: int) -> None:
-        """Keep the first ``rows`` documents, and expect them in `add` again, which then only compares."""
+        """Keep the first ``rows`` documents; `add` expects them again, and only compares them."""
         self._db.execute("DELETE FROM documents WHERE row >= ?", (rows,))
         self.commit()
         self._replay_rows = rows
@@ -92,7 +98,7 @@ class DocumentWriter:
 
     @property
     def replaying(self) -> bool:
-        """Documents are still expected that were stored before a crash."""
+        """Whether `add` still expects documents that were stored before a crash."""
         return self._replay is not None
 
     def add(self, document: Document) -> None:
@@ -116,7 +122,7 @@ class DocumentWriter:
         self.rows += 1
 
     def _compare(self, document: Document, document_id: str, metadata: str | None) -> None:
-        """Take ``document`` for the next of those that were stored, if it is."""
+        """Check that ``document`` is the next of those that were stored."""
         stored = self._stored
         superseded = self._replace and (stored is None or stored[0] > self.rows)
         if not superseded and (stored is None or stored[1:] != (document_id, document.text, metadata)):
@@ -134,12 +140,12 @@ class DocumentWriter:
             self._replay = None
 
     def commit(self) -> None:
-        """Make what was added so far survive a crash."""
+        """Make the documents added so far survive a crash."""
         self._db.execute("COMMIT")
         self._db.execute("BEGIN")
 
     def finish(self) -> bool:
-        """Index the texts' words, write ``keys``, and close the files (not yet fsynced).
+        """Build the full-text index, write ``keys``, and close the files (not yet fsynced).
 
         Returns:
             Whether there is a full-text index: SQLite may lack FTS5.
@@ -166,7 +172,7 @@ class DocumentWriter:
         return keywords
 
     def _ids(self) -> Iterator[str]:
-        """The ids in the order of their rows, an empty one for each row that was replaced."""
+        """The ids in row order, an empty one for each replaced row."""
         row = 0
         for found, document_id in self._db.execute("SELECT row, key FROM documents ORDER BY row"):
             while row < found:
@@ -176,7 +182,7 @@ class DocumentWriter:
             yield document_id
 
     def close(self) -> None:
-        """Let go of the files, finished or not; what was not committed is lost."""
+        """Close the files, finished or not; uncommitted documents are lost."""
         self._db.close()
 
 
@@ -212,9 +218,8 @@ def _stored(document_id: object, text: object, metadata: object) -> StoredDocume
 class DocumentReader:
     """Reads ``documents.sqlite`` of a finished segment, from any thread.
 
-    One connection behind a lock, rather than one for each thread: the open file outlives its name, so a
-    reader keeps its whole generation after a rebuild removed the files, where a thread that came later could
-    not open them.
+    It has one connection behind a lock rather than one per thread: an open file outlives its name, so a reader
+    keeps its generation after a rebuild has removed the files, which a later thread could not open.
     """
 
     def __init__(self, path: Path, rows: int) -> None:
@@ -241,13 +246,13 @@ class DocumentReader:
             raise error if isinstance(error, IndexDamagedError) else self._damaged(str(error)) from None
 
     def _is_allowed(self, row: int) -> int:
-        """Asks what the search that holds the lock has set."""
+        """Answer SQL's ``allowed(row)`` with the function of the search that holds the lock."""
         return self._allowed(row)
 
     def _authorize(
         self, action: int, name: str | None, _: str | None, __: str | None, ___: str | None
     ) -> int:
-        """While a condition of the user's is compiled: reading this one table, nothing else."""
+        """While a user's condition is compiled, allow reading this one table and nothing else."""
         if not self._restricted or (
             action in _FUNCTION_ACTIONS and (action != sqlite3.SQLITE_READ or name == "documents")
         ):
@@ -286,7 +291,7 @@ class DocumentReader:
         return documents
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
-        """The rows of those ``ids`` that were ever in this segment."""
+        """The rows of those ``ids`` that this segment holds, deleted ones included."""
         found = self._query(
             "SELECT key, row FROM documents WHERE key IN (SELECT value FROM json_each(?))",
             json.dumps(list(ids)),
@@ -307,10 +312,10 @@ class DocumentReader:
             last = found[-1][0]
 
     def select(self, where: str) -> npt.NDArray[np.int64]:
-        """The rows, deleted ones included, that fulfil the condition ``where`` (see `compile_where`).
+        """The rows, deleted ones included, that match the condition ``where`` (see `compile_where`).
 
         Raises:
-            ValueError: it is not a condition that SQLite understands.
+            ValueError: the condition is invalid.
         """
         expression = compile_where(where)
         with self._lock:
@@ -320,7 +325,7 @@ class DocumentReader:
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
                 if "malformed" in str(error) or "not a database" in str(error):
                     raise self._damaged(str(error)) from None
-                raise ValueError(f"the condition {where[:200]!r} is wrong: {error}") from None
+                raise ValueError(f"invalid condition {where[:200]!r}: {error}") from None
             finally:
                 self._restricted = False
         return np.fromiter((row for (row,) in found), np.int64, len(found))
@@ -330,7 +335,7 @@ class DocumentReader:
     ) -> list[tuple[int, float]]:
         """The ``limit`` best rows for the FTS5 query ``match`` by BM25, with their scores (more is better).
 
-        ``allowed`` says 1 or 0 to a row.
+        ``allowed`` returns 1 or 0 for a row.
         """
         condition = "" if allowed is None else "AND allowed(rowid) "
         try:
@@ -345,10 +350,6 @@ class DocumentReader:
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from None
         return found
-
-    def count(self) -> int:
-        """The number of documents, counted (reads the whole table)."""
-        return int(self._query("SELECT count(*) FROM documents")[0][0])
 
     def close(self) -> None:
         """Close the file."""

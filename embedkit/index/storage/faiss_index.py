@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import BuildError, IndexDamagedError
 from .factory import check_factory
+from .search_parameters import SearchParameters
 
 AUTO = "auto"
 AUTO_IVF_ROWS = 20_000
@@ -72,8 +73,13 @@ def resolve_factory(factory: str, rows: int) -> str:
         return factory
     if rows < AUTO_IVF_ROWS:
         return "Flat"
-    nlist = min(round(4 * math.sqrt(rows)), rows // MIN_POINTS_PER_LIST, _MAX_NLIST)
-    return f"IVF{nlist},Flat"
+    return f"IVF{auto_nlist(rows)},Flat"
+
+
+def auto_nlist(rows: int) -> int:
+    """The inverted lists of ``auto`` for ``rows`` vectors, or for `AUTO_IVF_ROWS` if these are fewer."""
+    rows = max(rows, AUTO_IVF_ROWS)
+    return min(round(4 * math.sqrt(rows)), rows // MIN_POINTS_PER_LIST, _MAX_NLIST)
 
 
 def default_nprobe(nlist: int) -> int:
@@ -116,16 +122,14 @@ def inverted_lists(index: Any) -> int | None:
     return None if ivf is None else int(ivf.nlist)
 
 
-def search_parameters(
-    index: Any, *, nprobe: int | None, ef: int | None, rescore: int | None, selector: Any = None
-) -> Any:
-    """Parameters of one search (setting the index' own would not be thread-safe); ``None``: as built.
+def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = None) -> Any:
+    """Faiss' object for one search (changing the index itself would not be thread-safe); ``None``: as built.
+
+    What does not apply to ``index`` is ignored; nprobe is bounded by the lists there are.
 
     Args:
-        index: what is searched.
-        nprobe: lists to visit, bounded by those there are; ignored where there are none.
-        ef: candidates that HNSW keeps; ignored elsewhere.
-        rescore: how many times k candidates an index with a refinement compares again, if more than one.
+        index: the Faiss index to search.
+        parameters: how hard to search; ``rescore`` counts above 1 only, and where there is a refinement.
         selector: a Faiss IDSelector over rows.
 
     Raises:
@@ -134,27 +138,25 @@ def search_parameters(
     faiss = import_faiss()
     given: dict[str, Any] = {} if selector is None else {"sel": selector}
     if isinstance(index, faiss.IndexPreTransform):
-        inner = search_parameters(
-            faiss.downcast_index(index.index), nprobe=nprobe, ef=ef, rescore=rescore, selector=selector
-        )
+        inner = faiss_parameters(faiss.downcast_index(index.index), parameters, selector)
         return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
     if isinstance(index, faiss.IndexRefine):
-        inner = search_parameters(
-            faiss.downcast_index(index.base_index), nprobe=nprobe, ef=ef, rescore=None, selector=selector
-        )
-        more = rescore is not None and rescore > 1
-        if inner is None and not more:
-            return None
-        factor = rescore if more else index.k_factor
+        inner = faiss_parameters(faiss.downcast_index(index.base_index), parameters, selector)
+        factor = parameters.rescore
+        if factor is None or factor <= 1:
+            if inner is None:
+                return None
+            factor = index.k_factor
         return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
     if isinstance(index, faiss.IndexHNSW):
-        if ef is None and selector is None:
+        if parameters.ef is None and selector is None:
             return None
-        return faiss.SearchParametersHNSW(efSearch=index.hnsw.efSearch if ef is None else ef, **given)
+        ef = index.hnsw.efSearch if parameters.ef is None else parameters.ef
+        return faiss.SearchParametersHNSW(efSearch=ef, **given)
     if isinstance(index, faiss.IndexIVF):
-        if nprobe is None and selector is None:
+        if parameters.nprobe is None and selector is None:
             return None
-        given["nprobe"] = index.nprobe if nprobe is None else min(nprobe, index.nlist)
+        given["nprobe"] = index.nprobe if parameters.nprobe is None else min(parameters.nprobe, index.nlist)
         if isinstance(index, _types("IndexIVFRaBitQ", "IndexIVFRaBitQFastScan")):
             return faiss.IVFRaBitQSearchParameters(qb=getattr(index, "qb", 0), **given)
         if isinstance(index, faiss.IndexIVFPQ):

@@ -15,14 +15,15 @@ from .faiss_index import (
     Float32Array,
     Int64Array,
     SelectorError,
+    faiss_parameters,
     import_faiss,
     is_exact,
     ivf_of,
     read_index,
-    search_parameters,
 )
 from .manifest import PartEntry
 from .raw import MISSING
+from .search_parameters import SearchParameters
 
 EXACT_ROWS = 20_000
 """Up to this many rows that a filter leaves in a part are compared one by one."""
@@ -33,21 +34,6 @@ Bits = npt.NDArray[np.uint8]
 """A bitmap over rows: bit ``row % 8`` of byte ``row // 8``."""
 Exact = Callable[[Float32Array, int, Int64Array], tuple[Float32Array, Int64Array]]
 """Compares (n, dimension) queries with given rows of the part, and returns the best k."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How hard to search; ``None``: as the index was built.
-
-    Attributes:
-        nprobe: inverted lists to visit.
-        ef: candidates that HNSW keeps.
-        rescore: how many times k candidates to take from codes and to compare by their vectors.
-    """
-
-    nprobe: int | None = None
-    ef: int | None = None
-    rescore: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +52,7 @@ class Allowed:
     filtered: bool
 
 
-class Part:
+class FaissPart:
     """A Faiss index, opened for searching. Thread-safe."""
 
     def __init__(self, path: Path, entry: PartEntry, dimension: int) -> None:
@@ -81,7 +67,7 @@ class Part:
         self.ef: int | None = _ef_of(self.index)
         self._takes_selectors = True
         self._device_lock: threading.Lock | None = None
-        self._parameters: dict[tuple[int | None, int | None, int | None], Any] = {}
+        self._without_selector: dict[SearchParameters, Any] = {}
 
     def to_gpu(self, resources: Any) -> None:
         """Search on the GPU from now on; Faiss refuses kinds that it cannot move.
@@ -101,12 +87,17 @@ class Part:
         self._device_lock = threading.Lock()  # a GPU index serves one thread at a time
 
     def search(
-        self, vectors: Float32Array, k: int, allowed: Allowed | None, effort: Effort, exact: Exact
+        self,
+        vectors: Float32Array,
+        k: int,
+        allowed: Allowed | None,
+        parameters: SearchParameters,
+        exact: Exact,
     ) -> tuple[Float32Array, Int64Array]:
         """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where none is."""
         k = min(k, self.rows)
         if allowed is None:
-            return self._search(vectors, k, effort)
+            return self._search(vectors, k, parameters)
         k = min(k, allowed.count)
         if k == 0:
             empty = (len(vectors), 0)
@@ -115,11 +106,11 @@ class Part:
             return exact(vectors, k, rows_of(allowed.bits))
         if self._takes_selectors:
             try:
-                scores, rows = self._search(vectors, k, effort, allowed.bits)
+                scores, rows = self._search(vectors, k, parameters, allowed.bits)
             except SelectorError:
                 self._takes_selectors = False
         if not self._takes_selectors:
-            scores, rows = self._overfetch(vectors, k, effort, allowed)
+            scores, rows = self._overfetch(vectors, k, parameters, allowed)
         # An inverted file finds fewer than k when the lists visited hold fewer; a filter must not cause that.
         if allowed.filtered or self.nlist is None:
             short = np.flatnonzero(rows[:, -1] < 0)
@@ -128,37 +119,32 @@ class Part:
         return scores, rows
 
     def _search(
-        self, vectors: Float32Array, k: int, effort: Effort, bits: Bits | None = None
+        self, vectors: Float32Array, k: int, parameters: SearchParameters, bits: Bits | None = None
     ) -> tuple[Float32Array, Int64Array]:
         if self._device_lock is not None:
             with self._device_lock:
-                return self._search_on_device(vectors, k, effort)
-        key = (effort.nprobe, effort.ef, effort.rescore)
+                return self._search_on_device(vectors, k, parameters)
         if bits is not None:
-            parameters = self._parameters_for(key, import_faiss().IDSelectorBitmap(bits))
+            given = faiss_parameters(self.index, parameters, import_faiss().IDSelectorBitmap(bits))
         else:
-            if key not in self._parameters:
-                self._parameters[key] = self._parameters_for(key, None)
-            parameters = self._parameters[key]
-        scores, rows = self.index.search(vectors, k, params=parameters)
+            if parameters not in self._without_selector:
+                self._without_selector[parameters] = faiss_parameters(self.index, parameters)
+            given = self._without_selector[parameters]
+        scores, rows = self.index.search(vectors, k, params=given)
         return scores, rows
 
-    def _parameters_for(self, key: tuple[int | None, int | None, int | None], selector: Any) -> Any:
-        nprobe, ef, rescore = key
-        return search_parameters(self.index, nprobe=nprobe, ef=ef, rescore=rescore, selector=selector)
-
     def _search_on_device(
-        self, vectors: Float32Array, k: int, effort: Effort
+        self, vectors: Float32Array, k: int, parameters: SearchParameters
     ) -> tuple[Float32Array, Int64Array]:
         faiss = import_faiss()
-        parameters = None
-        if self.nlist is not None and effort.nprobe is not None:
-            parameters = faiss.SearchParametersIVF(nprobe=min(effort.nprobe, self.nlist))
-        scores, rows = self.index.search(vectors, k, params=parameters)
+        given = None
+        if self.nlist is not None and parameters.nprobe is not None:
+            given = faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self.nlist))
+        scores, rows = self.index.search(vectors, k, params=given)
         return scores, rows
 
     def _overfetch(
-        self, vectors: Float32Array, k: int, effort: Effort, allowed: Allowed
+        self, vectors: Float32Array, k: int, parameters: SearchParameters, allowed: Allowed
     ) -> tuple[Float32Array, Int64Array]:
         """Ask for more, leave out what is not allowed, and ask for more again where too little is left."""
         scores = np.full((len(vectors), k), MISSING, np.float32)
@@ -167,7 +153,7 @@ class Part:
         fetch = k + min(self.rows - allowed.count, int(k * self.rows / allowed.count * 1.5) + 16)
         while len(open_):
             fetch = min(fetch, self.rows)
-            found_scores, found = self._search(vectors[open_], fetch, effort)
+            found_scores, found = self._search(vectors[open_], fetch, parameters)
             keep = (found >= 0) & is_set(allowed.bits, np.maximum(found, 0))
             # those kept, in their order, at the left
             order = np.argsort(~keep, axis=1, kind="stable")[:, :k]

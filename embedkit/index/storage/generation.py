@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import IndexDamagedError
-from ..search.hybrid import match_expression
 from .document_store import StoredDocument
 from .faiss_index import Float32Array, Int64Array
-from .faiss_part import Bits, Effort, bits_of
+from .faiss_part import Bits, FaissPart, bits_of
 from .layout import SEGMENTS_FOLDER, current_name, manifest_at
 from .manifest import Manifest
 from .raw import best
+from .search_parameters import SearchParameters
 from .segment import Segment
+from .words import match_expression
 
 Chosen = list[Bits]
 """For each segment the bitmap of rows that fulfil a condition and are not deleted."""
@@ -30,16 +31,18 @@ _RESCORED_WHERE_MIXED = 4
 class Generation:
     """The segments of one manifest, searched as one. Thread-safe.
 
-    Rows count through the segments in their order, deleted ones included.
+    Rows are numbered through the segments in order, deleted ones included.
+
+    Attributes:
+        manifest: what the index stores about itself.
+        segments: in the order of the manifest.
+        faiss_parts: the Faiss indexes of all segments.
+        nlist: the most inverted lists of any of them; 0 if none has any.
+        ef: the largest ``ef`` that one of them searches with by default; 0 if none is HNSW.
     """
 
     def __init__(self, manifest: Manifest, segments: list[Segment]) -> None:
-        """Use `open_generation`.
-
-        Attributes:
-            nlist: most inverted lists of a part; 0 for none.
-            ef: most candidates that a part of HNSW keeps unless told otherwise; 0 for none.
-        """
+        """Use `open_generation`."""
         self.manifest = manifest
         self.segments = segments
         self._starts = np.cumsum([0, *(segment.entry.rows for segment in segments)])
@@ -51,22 +54,32 @@ class Generation:
         only = segments[0] if len(segments) == 1 else None
         whole = only is not None and only.dead is None and len(only.parts) == 1
         self._only = only if whole else None
-        parts = [part for segment in segments for part in segment.parts]
-        self.nlist = max((part.nlist or 0 for part in parts), default=0)
-        self.ef = max((part.ef or 0 for part in parts), default=0)
+        self.faiss_parts = [part for segment in segments for part in segment.parts]
+        self.nlist = max((part.nlist or 0 for part in self.faiss_parts), default=0)
+        self.ef = max((part.ef or 0 for part in self.faiss_parts), default=0)
 
     @property
     def rows(self) -> int:
         """Rows of all segments, deleted ones included."""
         return int(self._starts[-1])
 
-    def effort(self, nprobe: int | None, ef: int | None, rescore: int | None) -> Effort:
-        """What was asked of one search, completed by what the manifest says and the segments need."""
+    @property
+    def largest(self) -> FaissPart | None:
+        """The Faiss index with the most vectors; ``None`` in an index without documents."""
+        return max(self.faiss_parts, key=lambda part: part.rows, default=None)
+
+    @property
+    def factory(self) -> str:
+        """The Faiss factory string of the `largest`, or the one the index was built with."""
+        return self.manifest.factory if self.largest is None else self.largest.entry.factory
+
+    def with_defaults(self, parameters: SearchParameters) -> SearchParameters:
+        """``parameters``, completed by the manifest's defaults and by what the segments need."""
         manifest = self.manifest
-        rescore = manifest.rescore if rescore is None else rescore or None
-        return Effort(
-            manifest.nprobe if nprobe is None else nprobe,
-            manifest.ef if ef is None else ef,
+        rescore = manifest.rescore if parameters.rescore is None else parameters.rescore or None
+        return SearchParameters(
+            manifest.nprobe if parameters.nprobe is None else parameters.nprobe,
+            manifest.ef if parameters.ef is None else parameters.ef,
             _RESCORED_WHERE_MIXED if rescore is None and self._mixed else rescore,
         )
 
@@ -89,17 +102,17 @@ class Generation:
         return chosen
 
     def search(
-        self, vectors: Float32Array, k: int, effort: Effort, chosen: Chosen | None = None
+        self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
         """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where none is."""
         only = self._only
-        if only is not None and chosen is None and (effort.rescore is None or only.exact):
-            return only.parts[0].search(vectors, k, None, effort, _no_exact)
+        if only is not None and chosen is None and (parameters.rescore is None or only.exact):
+            return only.parts[0].search(vectors, k, None, parameters, _no_exact)
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
         for number, segment in enumerate(self.segments):
             bits = None if chosen is None else chosen[number]
-            some, found = segment.search(vectors, k, bits, effort)
+            some, found = segment.search(vectors, k, bits, parameters)
             found = np.where(found < 0, -1, found + self._starts[number])
             scores = np.concatenate([scores, some], axis=1)
             rows = np.concatenate([rows, found], axis=1)

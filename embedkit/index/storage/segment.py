@@ -10,11 +10,12 @@ import numpy as np
 from ..errors import IndexDamagedError
 from .document_store import DocumentReader, StoredDocument
 from .faiss_index import Float32Array, Int64Array
-from .faiss_part import Allowed, Bits, Effort, Part, count_bits
+from .faiss_part import Allowed, Bits, FaissPart, count_bits
 from .ids import Ids
 from .layout import TOMBSTONES_FOLDER
 from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, SegmentEntry, hash_file
 from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore
+from .search_parameters import SearchParameters
 
 
 class Segment:
@@ -37,7 +38,7 @@ class Segment:
         for name, file in entry.files.items():
             _check_size(folder / name, file.size)
         self.ids = Ids(folder / IDS_FILE, entry.rows)
-        self.parts = [Part(folder / part.file, part, dimension) for part in entry.parts]
+        self.parts = [FaissPart(folder / part.file, part, dimension) for part in entry.parts]
         self.exact = all(part.exact for part in self.parts)
         self.starts = [0, *np.cumsum([part.rows for part in self.parts]).tolist()]
         self.raw: RawVectors
@@ -72,7 +73,7 @@ class Segment:
         return {document_id: row for document_id, row in self.documents.find(ids).items() if self.alive(row)}
 
     def search(
-        self, vectors: Float32Array, k: int, chosen: Bits | None, effort: Effort
+        self, vectors: Float32Array, k: int, chosen: Bits | None, parameters: SearchParameters
     ) -> tuple[Float32Array, Int64Array]:
         """Scores and rows of the best for each of ``vectors``, both (n, ≤ k); row -1 where none is.
 
@@ -80,11 +81,13 @@ class Segment:
             vectors: (n, dimension).
             k: most hits a query.
             chosen: rows that a condition has chosen, deleted ones left out; ``None``: no condition.
-            effort: how hard to search.
+            parameters: how hard to search.
         """
         if len(self.parts) == 1:
-            return self._search_part(0, vectors, k, chosen, effort)
-        found = [self._search_part(number, vectors, k, chosen, effort) for number in range(len(self.parts))]
+            return self._search_part(0, vectors, k, chosen, parameters)
+        found = [
+            self._search_part(number, vectors, k, chosen, parameters) for number in range(len(self.parts))
+        ]
         scores = np.concatenate([scores for scores, _ in found], axis=1)
         rows = np.concatenate(
             [
@@ -96,7 +99,7 @@ class Segment:
         return best(scores, rows, k)
 
     def _search_part(
-        self, number: int, vectors: Float32Array, k: int, chosen: Bits | None, effort: Effort
+        self, number: int, vectors: Float32Array, k: int, chosen: Bits | None, parameters: SearchParameters
     ) -> tuple[Float32Array, Int64Array]:
         part = self.parts[number]
         start = self.starts[number]
@@ -110,9 +113,9 @@ class Segment:
             scores, found = exact_search(some, k, rows + start, self.raw)
             return scores, found - start
 
-        if part.exact or effort.rescore is None:
-            return part.search(vectors, k, allowed, effort, exact)
-        _, rows = part.search(vectors, k * effort.rescore, allowed, effort, exact)
+        if part.exact or parameters.rescore is None:
+            return part.search(vectors, k, allowed, parameters, exact)
+        _, rows = part.search(vectors, k * parameters.rescore, allowed, parameters, exact)
         scores, rows = rescore(vectors, np.where(rows < 0, -1, rows + start), k, self.raw)
         return scores, np.where(rows < 0, -1, rows - start)
 

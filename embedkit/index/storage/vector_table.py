@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...documents.document import Document
+from ...documents.sources import import_pyarrow
 from .document_store import StoredDocument
 from .faiss_index import Float32Array
 
@@ -25,8 +26,6 @@ class VectorTable:
 
     def __init__(self, dimension: int, *, lines: bool = False) -> None:
         """For vectors of ``dimension`` float32; with ``lines`` there is a column of that name, of line numbers."""
-        from ...documents.sources import import_pyarrow  # which needs the errors of this package
-
         pyarrow = import_pyarrow("writing .parquet")
         self._pyarrow = pyarrow
         fields = [

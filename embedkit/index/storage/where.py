@@ -1,16 +1,16 @@
-"""``--where``: a condition on documents, turned into an SQL expression that can do nothing else.
+"""``--where``: compiles a condition on documents to an SQL expression.
 
-The condition is SQL as SQLite has it, over the fields of a document's metadata::
+The condition is an SQL expression of SQLite over the fields of a document's metadata::
 
     lang = 'en' and year > 2019
     author.name like 'A%' or tags is null
 
-A bare name is a field (dots lead into objects), ``id`` and ``text`` are the document's own; a name in double
-quotes is always a field of the metadata. A field that is text, as all of a CSV file's are, is compared with a
-number by its numeric value; text that is no number matches no number.
+A bare name is a field (dots lead into objects), but ``id`` and ``text`` are those of the document; a name in double
+quotes is always a field of the metadata. Text compared with a number, such as any field of a CSV file, is converted
+to a number first; text that is not numeric matches no number.
 
-The text is read token by token, so that what reaches SQLite is an expression: names of tables, subqueries,
-comments and further statements cannot be written.
+The condition is compiled token by token, so only an expression can reach SQLite: no table names, subqueries,
+comments or further statements.
 """
 
 from __future__ import annotations
@@ -30,59 +30,18 @@ _TOKEN = re.compile(
     r"|(?P<other>\|\||[-+*/%(),])"
 )
 _WORDS = frozenset(
-    [
-        "and",
-        "or",
-        "not",
-        "in",
-        "is",
-        "null",
-        "like",
-        "glob",
-        "between",
-        "escape",
-        "case",
-        "when",
-        "then",
-        "else",
-        "end",
-        "true",
-        "false",
-        "isnull",
-        "notnull",
-        "collate",
+    re.findall(
+        r"\w+",
+        "and or not in is null like glob between escape case when then else end true false isnull notnull collate "
         "nocase",
-    ]
+    )
 )
 _FUNCTIONS = frozenset(
-    [
-        "abs",
-        "coalesce",
-        "date",
-        "datetime",
-        "glob",
-        "ifnull",
-        "iif",
-        "instr",
-        "julianday",
-        "length",
-        "like",
-        "lower",
-        "ltrim",
-        "max",
-        "min",
-        "nullif",
-        "replace",
-        "round",
-        "rtrim",
-        "strftime",
-        "substr",
-        "time",
-        "trim",
-        "typeof",
-        "unicode",
-        "upper",
-    ]
+    re.findall(
+        r"\w+",
+        "abs coalesce date datetime glob ifnull iif instr julianday length like lower ltrim max min nullif replace "
+        "round rtrim strftime substr time trim typeof unicode upper",
+    )
 )
 _OWN = {"id": "key", "text": "text"}
 
@@ -95,14 +54,14 @@ class _Token:
 
 
 def compile_where(where: str) -> str:
-    """The SQL expression over the table ``documents`` that ``where`` asks for.
+    """Compile the condition ``where`` to an SQL expression over the table ``documents``.
 
     Raises:
-        ValueError: it is not such a condition; the message names the place.
+        ValueError: the condition is invalid; the message says why and where.
     """
     tokens = _tokens(where)
     if not tokens:
-        raise ValueError("the condition is empty; give one such as \"lang = 'en' and year > 2019\"")
+        raise ValueError("the condition is empty; expected e.g. \"lang = 'en' and year > 2019\"")
     depth = 0
     parts = []
     for at, token in enumerate(tokens):
@@ -112,7 +71,7 @@ def compile_where(where: str) -> str:
         elif token.text == ")":
             depth -= 1
             if depth < 0:
-                raise _wrong(where, token.column, "a ) without its (")
+                raise _invalid(where, token.column, "unmatched )")
         if token.kind == "quoted":
             parts.append(_field(where, token, [token.text[1:-1].replace('""', '"')], _numeric(tokens, at)))
         elif token.kind != "name" or token.text.lower() in _WORDS:
@@ -120,8 +79,8 @@ def compile_where(where: str) -> str:
         elif follower == "(":
             if token.text.lower() not in _FUNCTIONS:
                 known = ", ".join(sorted(_FUNCTIONS))
-                raise _wrong(
-                    where, token.column, f"the function {token.text} is not known; known are {known}"
+                raise _invalid(
+                    where, token.column, f"unknown function {token.text}; available functions: {known}"
                 )
             parts.append(token.text)
         elif token.text.lower() in _OWN:
@@ -129,12 +88,12 @@ def compile_where(where: str) -> str:
         else:
             parts.append(_field(where, token, token.text.split("."), _numeric(tokens, at)))
     if depth:
-        raise _wrong(where, len(where), "a ( without its )")
+        raise _invalid(where, len(where), "a ( is never closed")
     return " ".join(parts)
 
 
-def _wrong(where: str, column: int, problem: str) -> ValueError:
-    return ValueError(f"the condition {where[:200]!r} is wrong at character {column + 1}: {problem}")
+def _invalid(where: str, column: int, problem: str) -> ValueError:
+    return ValueError(f"invalid condition {where[:200]!r}, character {column + 1}: {problem}")
 
 
 def _tokens(where: str) -> list[_Token]:
@@ -143,7 +102,7 @@ def _tokens(where: str) -> list[_Token]:
     while at < len(where):
         match = _TOKEN.match(where, at)
         if match is None or match[0] == "-" == where[at + 1 : at + 2]:
-            raise _wrong(where, at, f"{where[at]!r} means nothing here; texts stand in single quotes")
+            raise _invalid(where, at, f"unexpected {where[at]!r}; strings are written in single quotes")
         kind = match.lastgroup or ""
         if kind != "space":
             tokens.append(_Token(kind, match[0], at))
@@ -170,9 +129,7 @@ def _numeric(tokens: list[_Token], at: int) -> bool:
 
 def _field(where: str, token: _Token, path: list[str], numeric: bool) -> str:
     if any('"' in name or "\\" in name for name in path):
-        raise _wrong(
-            where, token.column, "a field's name holds a quote or a backslash, which is not supported"
-        )
+        raise _invalid(where, token.column, "quotes and backslashes are not supported in field names")
     steps = "".join(f'."{name}"' for name in path).replace("'", "''")
     field = f"json_extract(metadata, '${steps}')"
     if not numeric:

@@ -64,12 +64,12 @@ def test_add_upsert_delete_compact_verify(index, capsys):
     assert found(capsys, "new number 24", "-k", 1) == ["k24"]
     assert sorted(found(capsys, "number", "-k", 99)) == sorted(f"k{n}" for n in range(8, 26))
     assert done(capsys, "compact", index).startswith(
-        "index: 3 segments and 9 deleted documents folded into one of 18 documents; Flat, "
+        "index: 3 segments and 9 deleted documents compacted to one segment of 18 documents; Flat, "
     )
-    assert done(capsys, "compact", index) == "index: nothing to fold"
+    assert done(capsys, "compact", index) == "index: nothing to compact"
     line = done(capsys, "verify", index, "--sample", 5)
-    assert line == "index: 3 files and 18 documents are as they should be; 5 encoded again, cosine ≥ 1.0000"
-    assert "say which documents" in done(capsys, "delete", index, code=2)
+    assert line == "index: 3 files and 18 documents verified; 5 encoded again, cosine ≥ 1.0000"
+    assert "select documents by" in done(capsys, "delete", index, code=2)
     assert "condition" in done(capsys, "delete", index, "--where", "n =", code=2)
     assert "factory" in done(capsys, "compact", index, "--factory", "bogus", code=2)
 
@@ -81,7 +81,7 @@ def test_query_options(index, capsys):
     assert "embedkit-index: 2 queries in " in capsys.readouterr().err
     assert "condition" in done(capsys, "query", index, "x", "--where", "n = ", code=2)
     assert "ef does not apply" in done(capsys, "query", index, "x", "--ef", 5, code=2)
-    assert "the installed one is for the CPU alone" in done(
+    assert "the installed one is for the CPU only" in done(
         capsys, "query", index, "x", "--device", "cuda", code=1
     )
     assert main(["query", index, "number 3", "--model", "other", "--force"]) == 0
@@ -94,7 +94,7 @@ def test_query_options(index, capsys):
 def test_merge(index, capsys):
     assert main(["build", write("y.jsonl", 20, 30), "-o", "other"]) == 0
     line = done(capsys, "merge", index, "other", "-o", "both")
-    assert line == "both: 30 documents in 2 segments; 'embedkit-index compact' folds them"
+    assert line == "both: 30 documents in 2 segments; 'embedkit-index compact' merges them"
     assert "the id 'k0' is in" in done(capsys, "merge", index, "both", "-o", "x", code=2)
     assert "at least two" in done(capsys, "merge", index, "-o", "x", code=2)
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from embedkit import CrossEncoder
-from embedkit.index.search.rerank import rerank
 
 pytest.importorskip("faiss")
 
 from embedkit.cli import main
-from embedkit.index import Hit
+from embedkit.index import Hit, rerank
 
 TEXTS = ["the weather is lovely", "people stay out", "now and then", "a b c", "the people and the weather"]
 

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from embedkit.documents import sources
+from embedkit.documents import InputError, sources
 from embedkit.documents.readers import Corpus
-from embedkit.index import Index, InputError
+from embedkit.index import Index
 
 
 def read(path, **options):
@@ -169,11 +169,11 @@ MALFORMED = {
     "UTF-8": ("txt", b"caf\xe9", "2: not valid UTF-8: byte 0xe9 at byte 4"),
     "encoded surrogate": ("txt", b"\xed\xa0\x80", "2: not valid UTF-8: byte 0xed at byte 1"),
     "NUL": ("txt", b"a\x00b", "2: the text holds a NUL character"),
-    "few columns": ("csv", b"only", "2: 1 columns where the first row has 3"),
-    "many columns": ("csv", b"a,b,c,d", "2: 4 columns where the first row has 3"),
+    "few columns": ("csv", b"only", "2: 1 columns, but the first row has 3"),
+    "many columns": ("csv", b"a,b,c,d", "2: 4 columns, but the first row has 3"),
     "after quote": ("csv", b'x,"quoted" tail,z', r"2: text follows a closing quote \(column 11 of line 2\)"),
     "csv UTF-8": ("csv", b'x,"a\nb\xff\nc",z', "3: not valid UTF-8: byte 0xff at byte 2"),
-    "tsv columns": ("tsv", b"a\tb", "2: 2 columns where the first row has 3"),
+    "tsv columns": ("tsv", b"a\tb", "2: 2 columns, but the first row has 3"),
 }
 FIRST = {"jsonl": b'{"id": "first", "text": "x"}', "txt": b"x", "csv": b"id,text,n", "tsv": b"id\ttext\tn"}
 LAST = {"jsonl": b'{"id": "last", "text": "y"}', "txt": b"y", "csv": b'last,"y",1', "tsv": b"last\ty\t1"}
@@ -278,7 +278,7 @@ def test_unusable_inputs_are_named_before_anything_is_read(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"none.txt: cannot be read: No such file"):
         Corpus([text, tmp_path / "none.txt"])
-    with pytest.raises(InputError, match="the folder holds no file that embedkit reads"):
+    with pytest.raises(InputError, match="the folder holds no files that embedkit reads"):
         Corpus([tmp_path / "empty"])
     with pytest.raises(
         InputError, match=r"a.pdf: unknown file type; embedkit reads .txt, .jsonl, .csv, .tsv and .parquet"
@@ -366,7 +366,7 @@ def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path):
         "no field 'v' (the fields are: none)",
     ]
     table = write(tmp_path, "x.csv", "text,v\na,1\n")
-    with pytest.raises(InputError, match="vectors are read from jsonl and parquet fields"):
+    with pytest.raises(InputError, match="vectors are read only from fields of jsonl and parquet"):
         read(table, vector_field="v")
 
 
@@ -385,15 +385,15 @@ def test_vectors_of_a_npy_file(tmp_path, monkeypatch):
         list(Corpus([longer], vectors=tmp_path / "x.npy"))
     blank = write(tmp_path, "blank.txt", "a\n\nb\n")
     with pytest.raises(
-        InputError, match=r"blank\.txt:2: the text is blank, and vectors are given by position"
+        InputError, match=r"blank\.txt:2: the text is blank, but vectors are given by position"
     ):
         list(Corpus([blank], vectors=tmp_path / "x.npy"))
-    with pytest.raises(InputError, match="no malformed line may be left out"):
+    with pytest.raises(InputError, match="malformed lines cannot be skipped"):
         Corpus([path], vectors=tmp_path / "x.npy", on_error="skip")
     for wrong in (np.ones(3), np.ones((2, 2), int), np.asfortranarray(np.ones((5, 4)))):
         np.save(tmp_path / "wrong.npy", wrong)
         with pytest.raises(
-            InputError, match=r"wrong.npy: holds .*; give floats \(documents, dimension\) in C order"
+            InputError, match=r"wrong.npy: holds .*, expected floats \(documents, dimension\) in C order"
         ):
             Corpus([path], vectors=tmp_path / "wrong.npy")
     (tmp_path / "wrong.npy").write_bytes(b"garbage")

@@ -11,11 +11,12 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from embedkit.index.auto import Point, Setting, apply, choose, search_settings, smallest
+from embedkit.index.auto import Point, apply, choose, fastest_parameters, smallest
 from embedkit.index.auto.choice import candidates
-from embedkit.index.auto.measure import measure, recalls
-from embedkit.index.auto.plot import frontier, plot
+from embedkit.index.auto.measure import frontier, measure, recalls
+from embedkit.index.auto.plot import plot
 from embedkit.index.storage.faiss_index import create_index
+from embedkit.index.storage.search_parameters import SearchParameters
 
 
 def clustered(rows: int, dimension: int = 16, clusters: int = 40, seed: int = 0) -> np.ndarray:
@@ -47,23 +48,23 @@ def test_smallest_finds_the_least_value(needed: int) -> None:
 
     def measured(value: int) -> Point:
         asked.append(value)
-        return Point(Setting(nprobe=value), 0.99, 0.99 if value >= needed else 0.5, float(value))
+        return Point(SearchParameters(nprobe=value), 0.99, 0.99 if value >= needed else 0.5, float(value))
 
     point, points = smallest(measured, 0.95, 64)
     assert point is not None
-    assert needed <= point.setting.nprobe <= max(needed, needed * 33 // 32)
+    assert needed <= point.parameters.nprobe <= max(needed, needed * 33 // 32)
     assert len(set(asked)) == len(asked) <= 13
-    assert [one.setting.nprobe for one in points] == sorted(asked)
+    assert [one.parameters.nprobe for one in points] == sorted(asked)
 
 
 def test_smallest_gives_up_at_the_greatest_value_or_where_it_is_too_slow() -> None:
     def measured(value: int) -> Point:
-        return Point(Setting(nprobe=value), 0.5, 0.5, float(value))
+        return Point(SearchParameters(nprobe=value), 0.5, 0.5, float(value))
 
     assert smallest(measured, 0.95, 10)[0] is None
     point, points = smallest(measured, 0.95, 1000, too_slow=8)
     assert point is None
-    assert points[-1].setting.nprobe == 8
+    assert points[-1].parameters.nprobe == 8
 
 
 def test_settings_of_an_inverted_file_reach_the_recall_that_numpy_measures() -> None:
@@ -73,14 +74,14 @@ def test_settings_of_an_inverted_file_reach_the_recall_that_numpy_measures() -> 
     index = create_index("IVF64,Flat", 16)
     index.train(vectors)
     index.add(vectors)
-    point, _ = search_settings(index, queries, truth, 0.9)
+    point, _ = fastest_parameters(index, queries, truth, 0.9)
     assert point is not None
     assert point.sure_recall >= 0.9
-    apply(index, point.setting)
+    apply(index, point.parameters)
     found = index.search(queries, 10)[1]
     share = np.mean([len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True)]) / 10
     assert point.recall == pytest.approx(share)
-    less = measure(index, Setting(nprobe=point.setting.nprobe - 1), queries, truth)
+    less = measure(index, SearchParameters(nprobe=point.parameters.nprobe - 1), queries, truth)
     assert less.sure_recall < 0.9
 
 
@@ -102,7 +103,6 @@ def test_a_handful_of_vectors_is_enough(rows: int) -> None:
 def test_the_fastest_that_reaches_the_target_is_chosen_from_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
     vectors = clustered(4000)
     told: list[str] = []
@@ -120,13 +120,12 @@ def test_the_fastest_that_reaches_the_target_is_chosen_from_the_table(
         index = create_index(one.factory, 16)
         index.train(vectors)
         index.add(vectors)
-        apply(index, one.setting)
+        apply(index, one.parameters)
         found = index.search(vectors[:300], 10)[1]
         assert recalls(found, exact(vectors, vectors[:300]))[0] > one.recall - 0.1, one.factory
 
 
 def test_a_sample_is_extrapolated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr("embedkit.index.auto.choice.SAMPLE_ROWS", 4000)
     monkeypatch.setattr("embedkit.index.auto.choice.QUERIES", 200)
@@ -135,7 +134,7 @@ def test_a_sample_is_extrapolated_and_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert (choice.sample_rows, choice.queries) == (4000, 200)
     assert flat.ms == pytest.approx(flat.sample_ms * 2.1)
     assert inverted.sample_ms <= inverted.ms <= inverted.sample_ms * 2.1
-    assert inverted.setting.nprobe <= 256
+    assert inverted.parameters.nprobe <= 256
     assert inverted.bytes == pytest.approx(8400 * (16 * 4 + 8), rel=0.1)
     assert "~" in "\n".join(choice.lines())
 
@@ -154,7 +153,6 @@ def test_memory_bounds_the_choice() -> None:
 def test_a_target_that_nothing_within_memory_reaches_takes_the_best_and_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
     with caplog.at_level(logging.WARNING, "embedkit"):
         choice = choose(clustered(4000), target_recall=1.0, max_memory=6000 * 34)
@@ -164,7 +162,6 @@ def test_a_target_that_nothing_within_memory_reaches_takes_the_best_and_warns(
 
 
 def test_time_that_is_over_leaves_flat_and_the_plain_inverted_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
     choice = choose(clustered(4000), seconds=0)
     assert [one.recall is not None for one in choice.table] == [True, True] + [False] * (
@@ -177,7 +174,7 @@ def test_given_queries_are_what_is_measured() -> None:
     vectors = clustered(1200)
     choice = choose(vectors, queries=clustered(50, seed=1))
     assert (choice.queries, choice.held_out) == (50, False)
-    assert "50 queries given" in choice.lines()[0]
+    assert "50 given queries" in choice.lines()[0]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +183,7 @@ def test_given_queries_are_what_is_measured() -> None:
         ({"target_recall": 0.0}, "target_recall must be above 0"),
         ({"target_recall": 1.5}, "target_recall must be above 0"),
         ({"max_memory": 0}, "max_memory must be at least 1 byte"),
-        ({"queries": np.zeros((3, 5), np.float32)}, r"shape \(3, 5\); give \(q, 16\)"),
+        ({"queries": np.zeros((3, 5), np.float32)}, r"shape \(3, 5\), expected \(q, 16\)"),
     ],
 )
 def test_bad_arguments_are_named(given: dict, message: str) -> None:
@@ -201,7 +198,10 @@ def test_no_vectors_are_an_error() -> None:
 
 def test_the_plot_is_a_picture_of_what_no_point_beats(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    points = [Point(Setting(nprobe=n), r, r, t) for n, r, t in [(1, 0.5, 0.1), (2, 0.4, 0.2), (3, 0.9, 0.3)]]
-    assert [point.setting.nprobe for point in frontier(points)] == [1, 3]
+    points = [
+        Point(SearchParameters(nprobe=n), r, r, t)
+        for n, r, t in [(1, 0.5, 0.1), (2, 0.4, 0.2), (3, 0.9, 0.3)]
+    ]
+    assert [point.parameters.nprobe for point in frontier(points)] == [1, 3]
     plot(tmp_path / "a.png", {"one": points}, target=0.8, title="title", chosen=points[2])
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"

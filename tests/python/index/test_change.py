@@ -174,7 +174,7 @@ def test_arguments_of_delete(index):
 
 def test_another_model_may_not_add(index):
     with (
-        pytest.warns(UserWarning, match="may mean nothing"),
+        pytest.warns(UserWarning, match="may be meaningless"),
         Index.open(index.path, FakeEncoder("other"), force=True) as other,
         pytest.raises(ModelMismatchError),
     ):
@@ -264,7 +264,7 @@ def test_verify_encodes_some_again(index):
         [text + " changed words" for text in texts], **options
     )
     with pytest.raises(
-        IndexDamagedError, match=r"the document 'k\d+' has another vector than the model makes"
+        IndexDamagedError, match=r"the vector of the document 'k\d+' is not the one the model computes"
     ):
         index.verify(sample=40)
 

@@ -65,7 +65,7 @@ def test_tune_stores_the_least_nprobe_that_reaches_the_target(inverted: Index) -
     tuned = inverted.tune(0.9, queries)
     assert tuned is not None
     assert tuned.reached
-    nprobe = tuned.point.setting.nprobe
+    nprobe = tuned.point.parameters.nprobe
     assert inverted.info()["nprobe"] == nprobe
     assert recall(inverted, queries) == pytest.approx(tuned.point.recall)
     assert tuned.point.recall >= 0.9
@@ -82,7 +82,7 @@ def test_stored_vectors_are_left_out_of_their_own_hits_and_deleted_ones_of_all(i
     assert tuned.stored
     assert tuned.queries == 1000
     best = tuned.points[-1]
-    assert best.setting.nprobe <= 32
+    assert best.parameters.nprobe <= 32
     assert best.recall == 1.0
     assert "tuned" not in (inverted.info()["tuning"] or {})
 
@@ -95,8 +95,7 @@ def test_an_exact_index_has_nothing_to_tune(tmp_path: Path) -> None:
 def test_a_build_with_a_target_keeps_the_table_and_searches_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("auto.choice", "storage.faiss_index"):
-        monkeypatch.setattr(f"embedkit.index.{module}.AUTO_IVF_ROWS", 2000)
+    monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr(
         "embedkit.index.auto.choice.candidates",
         lambda rows, dimension: ["Flat", "RR32,IVF60,PQ16x4fsr,RFlat"],
@@ -116,7 +115,6 @@ def test_a_build_with_a_target_keeps_the_table_and_searches_as_it_says(
 def test_what_was_chosen_on_a_sample_is_measured_on_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedkit.index.auto.choice.AUTO_IVF_ROWS", 400)
     monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 400)
     monkeypatch.setattr("embedkit.index.auto.stored.SAMPLE_ROWS", 1500)
     monkeypatch.setattr("embedkit.index.auto.stored.QUERIES", 100)
@@ -129,7 +127,7 @@ def test_what_was_chosen_on_a_sample_is_measured_on_the_whole(
 
 
 def test_a_target_belongs_to_auto(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"target_recall is for the factory 'auto', and 'Flat'"):
+    with pytest.raises(ValueError, match=r"target_recall needs the factory 'auto', not 'Flat'"):
         Index.build(tmp_path / "index", ["a"], WordEncoder(), factory="Flat", target_recall=0.9)
     with pytest.raises(ValueError, match=r"above 0 and at most 1, not 2"):
         Index.build(tmp_path / "index", ["a"], WordEncoder(), target_recall=2)
@@ -167,15 +165,15 @@ def test_the_command_builds_with_a_target(tmp_path: Path, capsys: pytest.Capture
     picture = tmp_path / "auto.png"
     command = ["build", str(corpus), "-o", str(tmp_path / "index"), "--target-recall", "0.95"]
     assert cli.main([*command, "--plot", str(tmp_path / "auto.gif")]) == 2
-    assert "a plot is written as .png, .svg, .pdf" in capsys.readouterr().err
+    assert "a plot's file name must end in .png, .svg, .pdf" in capsys.readouterr().err
     assert cli.main([*command[:4], "--plot", str(picture)]) == 2
     assert "--plot draws what --target-recall measures" in capsys.readouterr().err
     assert not (tmp_path / "index").exists()
     assert cli.main([*command, "--plot", str(picture)]) == 0
     assert picture.read_bytes()[:4] == b"\x89PNG"
     out = capsys.readouterr().out
-    assert "recall@10 ≥ 0.95 of 50 vectors held out, on all 500 vectors" in out
+    assert "recall@10 ≥ 0.95 of 50 held-out vectors, on all 500 vectors" in out
     assert "(chosen)" in out
     assert cli.main([*command, "--overwrite", "--factory", "Flat"]) == 2
-    assert "leave one of them out" in capsys.readouterr().err
+    assert "leave out one of them" in capsys.readouterr().err
     assert cli.main(["tune", str(tmp_path / "index"), "--target-recall", "3"]) == 2

@@ -1,4 +1,4 @@
-"""Whether an index is what its manifest says: files, ids, counts, and vectors that its model makes again."""
+"""Verifies an index against its manifest (files, ids, counts) and its vectors against its model."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import numpy as np
 
 from ..encoder import TextEncoder
 from ..errors import IndexDamagedError
-from .generation import Generation
-from .segment import Segment
+from ..storage.generation import Generation
+from ..storage.segment import Segment
+
+__all__ = ["verify"]
 
 _SEED = 20240
 _LEAST_COSINE = 0.98
-"""int8 differs between instruction sets by up to 0.001, kept int8 vectors by as much; another text by 0.1."""
+"""int8 differs between instruction sets by up to 0.001, and so do vectors kept as int8; another text by 0.1."""
 _LEAST_COSINE_OF_CODES = 0.5
 _IDS_AT_ONCE = 4096
 
 
 def verify(generation: Generation, encoder: TextEncoder | None, sample: int) -> dict[str, Any]:
-    """Check ``generation``, as `embedkit.Index.verify` says; ``encoder`` is for the ``sample``."""
+    """Check ``generation`` for `embedkit.Index.verify`; ``encoder`` encodes ``sample`` documents again."""
     for segment in generation.segments:
         try:
             segment.verify()
@@ -38,7 +40,7 @@ def verify(generation: Generation, encoder: TextEncoder | None, sample: int) -> 
 
 
 def _check_ids(generation: Generation) -> None:
-    """No id may be in two segments: of each pair, the ids of the smaller are looked up in the larger."""
+    """Raise if an id is in two segments: of each pair, the ids of the smaller are looked up in the larger."""
     ordered = sorted(generation.segments, key=lambda segment: segment.entry.rows)
     for number, segment in enumerate(ordered):
         others = ordered[number + 1 :]
@@ -57,7 +59,7 @@ def _check_ids(generation: Generation) -> None:
 
 
 def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> tuple[int, float]:
-    """The number of documents encoded again, and the least cosine to what is stored."""
+    """The number of documents encoded again, and their least cosine to the stored vectors."""
     rows = generation.living_rows()
     chosen = np.sort(np.random.default_rng(_SEED).choice(rows, min(sample, len(rows)), replace=False))
     documents = generation.fetch(chosen)
@@ -76,8 +78,8 @@ def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> 
     if agreement[worst] < least:
         row = int(chosen[worst])
         raise IndexDamagedError(
-            f"the document {documents[row].id!r} has another vector than the model makes of its text "
-            f"(cosine {agreement[worst]:.4f}); the vectors were made otherwise: build the index again"
+            f"the vector of the document {documents[row].id!r} is not the one the model computes of its text "
+            f"(cosine {agreement[worst]:.4f}); build the index again"
         )
     return len(chosen), float(agreement[worst])
 

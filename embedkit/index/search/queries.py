@@ -1,0 +1,62 @@
+"""Queries as they are given: texts or vectors, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..storage.faiss_index import Float32Array
+from ..storage.manifest import Manifest
+
+__all__ = ["Queries", "query_texts", "query_vectors"]
+
+_LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e36
+_TINY = 1e-38
+
+Queries = str | Sequence[str] | npt.NDArray[np.floating[Any]]
+"""A text, several texts, or vectors (n, dimension) or (dimension,)."""
+
+
+def query_texts(queries: Queries) -> list[str]:
+    """The queries as a list of texts; `TypeError` if one is not a text."""
+    texts = [queries] if isinstance(queries, str) else list(queries)
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"query {position} is {type(text).__name__}; queries are texts, or vectors in one NumPy array"
+            )
+    return texts
+
+
+def query_vectors(vectors: npt.NDArray[np.floating[Any]], manifest: Manifest) -> Float32Array:
+    """Query vectors as float32 (n, dimension), normalized if the metric is cosine.
+
+    Raises:
+        ValueError: the shape is not (n, dimension) or (dimension,), or a vector holds NaN or infinity.
+    """
+    array = np.ascontiguousarray(vectors, np.float32)
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim != 2 or array.shape[1] != manifest.dimension:
+        raise ValueError(
+            f"query vectors have the shape {np.shape(vectors)}, the index needs (n, {manifest.dimension})"
+        )
+    if len(array) == 1:  # spares a single query the overhead of six array operations
+        square = float(array[0].dot(array[0]))
+        if _LEAST_SQUARE < square < _MOST_SQUARE:
+            return array if manifest.metric == "dot" else array / np.float32(math.sqrt(square))
+    squares = np.einsum("ij,ij->i", array, array)
+    if not np.isfinite(squares).all() and not np.isfinite(array).all():
+        raise ValueError("a query vector holds NaN or infinity")
+    if manifest.metric == "cosine":
+        norms = np.sqrt(squares)
+        if len(squares) and not _LEAST_SQUARE < squares.min() <= squares.max() < _MOST_SQUARE:
+            norms = np.linalg.norm(
+                array.astype(np.float64), axis=1
+            )  # a square was too large or small for float32
+        array = (array / np.maximum(norms, _TINY)[:, None]).astype(np.float32, copy=False)
+    return array

@@ -1,0 +1,40 @@
+"""`SearchParameters`: how hard to search, passed whole from `Index.search` down to Faiss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SearchParameters"]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchParameters:
+    """How hard to search, as Faiss' class of that name says it; ``None``: the default of the index.
+
+    Attributes:
+        nprobe: inverted lists to visit (``nprobe`` of an IndexIVF).
+        ef: candidates that HNSW keeps (``efSearch`` of an IndexHNSW).
+        rescore: candidates per hit: an index of codes looks up ``rescore · k`` rows by their codes and ranks
+            them by finer codes or by their vectors (``k_factor`` of an IndexRefine).
+    """
+
+    nprobe: int | None = None
+    ef: int | None = None
+    rescore: int | None = None
+
+    def __str__(self) -> str:
+        """As ``nprobe 16, rescore 4``; empty where nothing is set."""
+        named = (("nprobe", self.nprobe), ("ef", self.ef), ("rescore", self.rescore))
+        return ", ".join(f"{name} {value}" for name, value in named if value is not None)
+
+    def to_json(self) -> dict[str, int | None]:
+        """The fields as a manifest stores them; ``rescore`` under its name in Faiss."""
+        return {"nprobe": self.nprobe, "ef": self.ef, "k_factor": self.rescore}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SearchParameters:
+        """What `to_json` wrote; anything but an integer is taken for ``None``."""
+        values = (data.get(name) for name in ("nprobe", "ef", "k_factor"))
+        return cls(*(value if isinstance(value, int) else None for value in values))

@@ -1,0 +1,16 @@
+"""The words of a query, as a full-text search of SQLite (FTS5) takes them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["match_expression"]
+
+_MOST_WORDS = 64
+_WORD = re.compile(r"\w+")
+
+
+def match_expression(query: str) -> str | None:
+    """The FTS5 expression for documents that contain any word of ``query``; ``None`` if it has no words."""
+    words = list(dict.fromkeys(word.lower() for word in _WORD.findall(query)))[:_MOST_WORDS]
+    return " OR ".join(f'"{word}"' for word in words) or None
