@@ -1,16 +1,16 @@
-"""What `--factory auto --target-recall` gains over an inverted file: clustered vectors, both tuned alike.
+"""The gain of `--factory auto --target-recall` over inverted files, on clustered vectors.
 
     python benchmarks/auto_index.py --rows 500000 --json OUT.json --plot OUT.png
 
-`auto` chooses on its sample. Then its choice, and IVF-Flat with the usual numbers of lists, are built of all
-vectors, and each gets the setting that reaches the recall at the least time on half of the queries. Recall
-and time in the table are those of the other half; time is the processor's of one thread, all queries in one
-call, the median of alternating rounds.
+`auto` chooses on its sample. Its choice, and IVF-Flat with common numbers of lists, are then built from all
+vectors, and each is tuned on half of the queries: the fastest parameters that reach the recall. The table shows
+recall and time on the other half. Time is CPU time of one thread, all queries in one call, median of alternating
+rounds.
 
-The vectors are unit vectors around `--clusters` centres. Centres and deviations from them are Gaussian, with
-a standard deviation of i^-0.5 in dimension i; `--spread` is how many times wider the deviations are than the
-centres lie apart. The wider, the more lists a search needs: at 1, IVF2828 reaches recall 0.95 with 0.4 % of
-its lists. Sentence vectors need more: 43 of 1154 lists for 83,222 questions (`retrieval.py`).
+The vectors are unit vectors around `--clusters` centers. Centers and deviations from them are Gaussian, with a
+standard deviation of i^-0.5 in dimension i; `--spread` scales the deviations. With a larger spread, a search needs
+more lists: at 1, IVF2828 reaches recall 0.95 with 0.4 % of its lists. Sentence vectors need more: 43 of 1154 lists
+for 83,222 questions (`retrieval.py`).
 """
 
 import argparse
@@ -25,13 +25,13 @@ K = 10
 
 
 def clustered(rows: int, dimension: int, clusters: int, spread: float) -> Any:
-    """(rows, dimension) unit vectors as the module says; the same for the same arguments."""
+    """(rows, dimension) unit vectors, see above; deterministic."""
     random = np.random.default_rng(0)
     deviation = (np.arange(1, dimension + 1) ** -0.5).astype(np.float32)
-    centres = random.standard_normal((clusters, dimension), np.float32) * deviation
+    centers = random.standard_normal((clusters, dimension), np.float32) * deviation
     vectors = random.standard_normal((rows, dimension), np.float32) * deviation
     vectors *= spread
-    vectors += centres[random.integers(0, clusters, rows)]
+    vectors += centers[random.integers(0, clusters, rows)]
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -44,18 +44,20 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--clusters", type=int, default=1000)
     parser.add_argument("--spread", type=float, default=1.0)
-    parser.add_argument("--queries", type=int, default=2000, help="half to tune with, half to measure with")
+    parser.add_argument("--queries", type=int, default=2000, help="half for tuning, half for measuring")
     parser.add_argument("--target-recall", type=float, default=0.95)
-    parser.add_argument("--lists", type=int, nargs="+", default=[1024, 2828], help="of IVF-Flat")
-    parser.add_argument("--seconds", type=float, default=120, help="that auto may take to choose")
+    parser.add_argument(
+        "--lists", type=int, nargs="+", default=[1024, 2828], help="numbers of lists of IVF-Flat"
+    )
+    parser.add_argument("--seconds", type=float, default=120, help="time limit of the choice")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--plot", type=Path, help="write a picture of it to this file")
+    parser.add_argument("--plot", type=Path, help="plot recall against time to this file")
     return parser.parse_args(argv)
 
 
 def main() -> None:
-    """Chooses, builds, tunes and measures."""
+    """Choose, build, tune and measure."""
     options = arguments()
     import faiss
 
@@ -114,7 +116,7 @@ def main() -> None:
                 "times_auto": round(spreads[name].median / spreads["auto"].median, 2),
             }
         )
-    headers = ["", "index", "setting", "recall@10", "ms/query", "times auto's"]
+    headers = ["", "index", "parameters", "recall@10", "ms/query", "time / auto"]
     cells = [
         [
             row["name"],
@@ -128,7 +130,10 @@ def main() -> None:
     ]
     print("\n" + common.table(headers, cells))
     if options.plot:
-        title = f"{options.rows:,} × {options.dimension} clustered vectors, {machine['cpu']}"
+        title = (
+            f"Recall against search time: {options.rows:,} clustered vectors of {options.dimension} dimensions, "
+            f"{machine['cpu']}"
+        )
         plot(options.plot, curves, target=options.target_recall, title=title)
     if options.json:
         common.write_json(

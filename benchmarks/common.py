@@ -1,7 +1,7 @@
-"""What every benchmark shares: the texts, the machine, alternating timed runs, and how results are written.
+"""Shared by all benchmarks: texts, machine, alternating timed runs, output.
 
-Nothing here imports a peer or a numerical library beyond numpy, so a worker process that measures one package
-holds that package only.
+Nothing here imports a peer or a numerical library beyond numpy, so a worker process loads only the package that it
+measures.
 """
 
 import argparse
@@ -26,7 +26,7 @@ Key = TypeVar("Key")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
-#: The flags that decide which kernels a package can use; the rest of /proc/cpuinfo says nothing about speed.
+#: The flags that decide which kernels a package can use.
 CPU_FLAGS = (
     "avx2",
     "fma",
@@ -63,7 +63,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[str]:
             for line in file:
                 yield line.rstrip("\r\n")
         elif kind in (".tsv", ".csv"):
-            # A .tsv here is the plain kind: no quoting, so a lone quotation mark in a text stays in the text.
+            # No quoting in .tsv files: a lone quotation mark belongs to the text.
             reader = (
                 csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
                 if kind == ".tsv"
@@ -81,11 +81,13 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[str]:
                 record = json.loads(line)
                 yield from (record[c] for c in columns)
         else:
-            raise SystemExit(f"{path}: unknown kind of file; give .txt, .tsv, .csv or .jsonl, each also .gz")
+            raise SystemExit(
+                f"{path}: unknown file type; expected .txt, .tsv, .csv or .jsonl, optionally .gz"
+            )
 
 
 def records(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a `.tsv` file without quoting, also `.gz`, by its columns."""
+    """The rows of a `.tsv` file without quoting, optionally `.gz`, as dictionaries by column."""
     with open_text(path) as file:
         yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
 
@@ -96,7 +98,7 @@ def read_texts(
     """The distinct, non-empty texts of `paths` in order, at most `limit` of them.
 
     Args:
-        paths: `.txt` (a text a line), `.tsv`, `.csv` or `.jsonl` files, each also `.gz`.
+        paths: `.txt` (one text per line), `.tsv`, `.csv` or `.jsonl` files, optionally `.gz`.
         columns: the columns (`.tsv`, `.csv`) or fields (`.jsonl`) that hold texts.
         limit: stop after this many texts.
     """
@@ -111,10 +113,9 @@ def read_texts(
 
 
 def sample_texts(count: int) -> list[str]:
-    """The texts of the repository's sample corpus, repeated up to `count`.
+    """The texts of the sample corpus, repeated up to `count`.
 
-    Each copy after the first carries its number, so that all texts are distinct and no package can gain by
-    remembering a text.
+    Copies after the first end with their number, so that all texts are distinct and no package gains from caching.
     """
     texts = read_texts([ROOT / "examples" / "corpus.jsonl"])
     copies = -(-count // len(texts))
@@ -127,11 +128,14 @@ def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> N
         "texts",
         nargs="*",
         type=Path,
-        help=".txt, .tsv, .csv or .jsonl, each also .gz (default: the sample corpus)",
+        help=".txt, .tsv, .csv or .jsonl, optionally .gz (default: the sample corpus)",
     )
-    parser.add_argument("--column", default="text", help="columns or fields with texts, separated by commas")
+    parser.add_argument("--column", default="text", help="columns or fields with texts, comma-separated")
     parser.add_argument(
-        "--limit", type=int, default=default_limit, help=f"how many distinct texts (default: {default_limit})"
+        "--limit",
+        type=int,
+        default=default_limit,
+        help=f"number of distinct texts (default: {default_limit})",
     )
 
 
@@ -145,11 +149,11 @@ def texts_of(options: argparse.Namespace) -> list[str]:
 def length_histogram(
     lengths: Sequence[int], bins: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)
 ) -> dict[str, Any]:
-    """How many texts have how many tokens: mean, median, percentiles, and a count for each range.
+    """Histogram of token counts: mean, median, percentiles, and the number of texts in each range.
 
     Args:
         lengths: tokens of each text, special tokens included.
-        bins: upper ends of the ranges; a last range holds what is longer.
+        bins: upper ends of the ranges; a last range holds longer texts.
     """
     ordered = sorted(lengths)
     edges = [0, *bins]
@@ -170,11 +174,11 @@ def length_histogram(
 
 
 def show_histogram(histogram: Mapping[str, Any]) -> str:
-    """The histogram as lines of text with a bar each."""
+    """The histogram as text, with a bar per line."""
     counts: dict[str, int] = histogram["counts"]
     widest = max(counts.values())
     lines = [
-        f"{histogram['texts']} texts, {histogram['tokens']} tokens with special tokens: "
+        f"{histogram['texts']} texts, {histogram['tokens']} tokens including special tokens: "
         f"mean {histogram['mean']}, median {histogram['p50']:g}, "
         f"p95 {histogram['p95']:g}, longest {histogram['max']}"
     ]
@@ -186,7 +190,7 @@ def show_histogram(histogram: Mapping[str, Any]) -> str:
 
 
 def machine_info() -> dict[str, Any]:
-    """Processor, the flags that matter, usable cores, memory, system, and how busy the machine is."""
+    """Processor, relevant flags, usable cores, memory, system, and load."""
     cpu = _cpuinfo()
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -202,7 +206,7 @@ def machine_info() -> dict[str, Any]:
 
 
 def embedkit_isa() -> str | None:
-    """The instruction set that embedkit's kernels run on, None where it is not installed."""
+    """The instruction set of embedkit's kernels; None if embedkit is not installed."""
     try:
         from embedkit import active_isa
     except ImportError:
@@ -219,7 +223,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Python's version and that of each installed package of `packages` (distribution names)."""
+    """Versions of Python and of the installed ones of `packages` (distribution names)."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -262,13 +266,13 @@ class Spread:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile: an observed value, never one between two."""
+    """The nearest-rank percentile, which is always an observed value."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 def timed(run: Callable[[], object]) -> Callable[[], float]:
-    """`run` as a function that returns the seconds it took."""
+    """Wrap `run` in a function that returns its seconds."""
 
     def seconds() -> float:
         start = time.perf_counter()
@@ -279,14 +283,14 @@ def timed(run: Callable[[], object]) -> Callable[[], float]:
 
 
 def alternate(runs: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
-    """Calls every run once a round and collects what each returns.
+    """Call every run once per round, and collect the results.
 
-    Alternating means that a slow spell of the machine (a neighbour, a clock change) falls on all alike.
-    Every other round goes backwards, so that no candidate always follows the same one.
+    Alternating spreads a slow spell of the machine (a neighbor, a clock change) over all of them. Every other round
+    goes backwards, so that no candidate always follows the same one.
 
     Args:
-        runs: name to a function that returns its measurement, usually seconds (see `timed`).
-        rounds: how many times each is called.
+        runs: name -> function that returns its measurement, usually seconds (see `timed`).
+        rounds: calls of each.
     """
     taken: dict[Key, list[float]] = {name: [] for name in runs}
     for turn in range(rounds):
@@ -300,7 +304,7 @@ def alternate(runs: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key,
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table, padded so that it also reads well in a terminal."""
+    """A Markdown table, padded for reading in a terminal."""
     cells = [[str(c) for c in row] for row in rows]
     widths = [max(len(h), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(headers)]
 
@@ -311,18 +315,18 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def report(benchmark: str, **content: Any) -> dict[str, Any]:
-    """A result ready for `write_json`: the benchmark's name, when and how it was run, then `content`."""
+    """A result for `write_json`: the benchmark's name, date and arguments, then `content`."""
     return {
         "benchmark": benchmark,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        # The names of files, not where they lie on this machine.
+        # File names only, without the folders of this machine.
         "arguments": [Path(a).name if os.sep in a else a for a in sys.argv[1:]],
         **content,
     }
 
 
 def write_json(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes a result so that a later run gives a readable difference."""
+    """Write a result, one value per line, so that two runs can be compared with diff."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def plain(value: Any) -> Any:

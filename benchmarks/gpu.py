@@ -1,4 +1,4 @@
-"""What throughput.py measures on a GPU beside the throughput: encoding alone, utilization, one query."""
+"""Further GPU measurements of throughput.py: encoding without tokenization, utilization, one query."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,18 +8,18 @@ import common
 import numpy as np
 from peers.worker import PeerFailed, Worker, alternate
 
-#: Dense 16-bit products of the vendor's data sheets, operations/s: what model FLOP utilization is relative to. The
-#: first name that the GPU's contains counts. Products of 8 bits are twice as fast on all of them.
+#: Dense 16-bit peak in the vendor's data sheets, operations/s, for model FLOP utilization. The first entry contained in
+#: the GPU's name counts. 8-bit products are twice as fast on all of them.
 DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12, "H100": 989e12, "A100": 312e12}
-#: Seconds that one call to a candidate may take: loading, compiling, encoding all texts once.
+#: Time limit in seconds of one call to a candidate: loading, compiling, or encoding all texts once.
 PATIENCE = 90.0
 QUERIES = 200
-#: What the vectors are compared with.
+#: The vectors are compared with those of this encoder.
 REFERENCE = "embedkit fp32 on the CPU"
 
 
 def name() -> str:
-    """The first GPU's."""
+    """Name of the first GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -28,7 +28,7 @@ def name() -> str:
 
 
 def ceiling() -> dict[str, float]:
-    """GOP/s of a large product by precision, measured; without those that the GPU or torch does not have."""
+    """Measured GOP/s of a large product, by precision; only those that the GPU and torch support."""
     import kernels_gpu
 
     name()
@@ -44,20 +44,20 @@ def measure(
     counts: list[int],
     rounds: int,
 ) -> dict[str, dict[str, Any]]:
-    """Encoding alone, alternating, and one query at a time, by candidate.
+    """Encoding without tokenization, in alternating rounds, and one query at a time, for each candidate.
 
     Args:
         workers: each with ``texts`` sent to it.
         batches: the best batch size of each.
-        texts: what is encoded.
-        counts: tokens of each.
-        rounds: how many times.
+        texts: to encode.
+        counts: tokens of each text.
+        rounds: number of rounds.
 
     Returns:
-        "alone" and "one_query" by candidate, each only where it did not fail.
+        "alone" and "one_query" of each candidate, if they did not fail.
     """
     runs = {key: (lambda w=w, b=batches[key]: w.alone(b)) for key, w in workers.items()}
-    # Once first: it warms up, and finds those that cannot.
+    # The first round warms up, and excludes candidates that fail.
     able = alternate(runs, 1)
     taken = alternate({key: runs[key] for key in able}, rounds)
     result: dict[str, dict[str, Any]] = {key: {} for key in workers}
@@ -89,13 +89,13 @@ def add_utilization(
     peaks: Mapping[str, float],
     precisions: Mapping[str, str],
 ) -> None:
-    """Model FLOP utilization of encoding alone: of the data sheet's peak where it is known, and of the measured.
+    """Add the utilization of encoding: the share of the data sheet's peak, if known, and of the measured peak.
 
     Args:
-        measured: as `measure` gives it; gets "mfu" and "share_of_measured_peak".
-        operations_per_token: on average over the texts, attention's counted.
-        peaks: GOP/s as `ceiling` gives them; 16-bit products all run at the same rate.
-        precisions: of each candidate: 8-bit products are compared with the peak of such.
+        measured: from `measure`; "mfu" and "share_of_measured_peak" are added.
+        operations_per_token: mean over the texts, including attention.
+        peaks: GOP/s from `ceiling`; all 16-bit products run at the same rate.
+        precisions: of each candidate; 8-bit products are compared with the 8-bit peak.
     """
     gpu_name = name()
     sheet = next((peak for model, peak in DATA_SHEET.items() if model in gpu_name), None)
@@ -111,17 +111,19 @@ def add_utilization(
 
 
 class Sts:
-    """Pairs of sentences with a score each, and how well vectors order them.
+    """Scored pairs of sentences, and the rank correlation of vectors with the scores.
 
-    The columns `sentence1`, `sentence2`, `score`; where the file has a column `split`, the rows of `dev`, or of
-    `test` where a task has no `dev`; where it has a column `task`, each task by itself.
+    The file has the columns `sentence1`, `sentence2` and `score`. With a column `split`, only the rows of `dev` count,
+    or of `test` if a task has no `dev`; with a column `task`, each task is scored separately.
     """
 
     def __init__(self, path: Path) -> None:
         rows = list(common.records(path))
         missing = [c for c in ("sentence1", "sentence2", "score") if not rows or c not in rows[0]]
         if missing:
-            raise SystemExit(f"--sts {path}: no column {missing[0]!r}; give sentence1, sentence2 and score")
+            raise SystemExit(
+                f"--sts {path}: no column {missing[0]!r}; expected sentence1, sentence2 and score"
+            )
         tasks: dict[str, list[dict[str, str]]] = {}
         for row in rows:
             tasks.setdefault(row.get("task", "STS"), []).append(row)
@@ -160,7 +162,7 @@ class Sts:
 def quality(
     path: Path, model: Path, threads: int, workers: Mapping[str, Worker], batches: Mapping[str, int | None]
 ) -> dict[str, dict[str, float]]:
-    """`Sts.scores` of every candidate and of fp32 on the CPU; those that fail are told and left out."""
+    """`Sts.scores` of every candidate and of fp32 on the CPU; candidates that fail are reported and left out."""
     from embedkit import Encoder
 
     pairs = Sts(path)
@@ -179,7 +181,7 @@ def quality(
 def reference(
     model: Path, texts: list[str], vectors: dict[str, np.ndarray], threads: int
 ) -> tuple[str, dict[str, np.ndarray]]:
-    """The fp32 vectors of the core on the CPU for up to 512 of the texts, and everyone's vectors of these."""
+    """The core's fp32 vectors of up to 512 of the texts, and the vectors of all candidates for the same texts."""
     from embedkit import Encoder
 
     step = max(1, len(texts) // 512)
@@ -189,7 +191,7 @@ def reference(
 
 
 def show(rows: list[dict[str, Any]]) -> str:
-    """The table of encoding alone and of one query."""
+    """The table of encoding without tokenization and of one query."""
 
     def percent(share: float | None) -> str:
         return "-" if share is None else f"{share:.1%}"
@@ -209,12 +211,12 @@ def show(rows: list[dict[str, Any]]) -> str:
                 f"{query['p50_ms']:.3f} / {query['p99_ms']:.3f}" if query else "-",
             ]
         )
-    headers = ["", "sentences/s, encoding alone", "valid tokens/s", "MFU", "of the measured peak"]
+    headers = ["", "sentences/s, encoding only", "valid tokens/s", "MFU", "share of the measured peak"]
     return common.table([*headers, "one query, p50 / p99 ms"], cells)
 
 
 def show_quality(reference: dict[str, float], rows: list[dict[str, Any]]) -> str:
-    """The table of the pairs' order: Spearman × 100 by task."""
+    """The table of scored pairs: Spearman × 100 by task."""
     cells = [[REFERENCE, *reference.values()]]
     cells += [[row["name"], *row["sts"].values()] for row in rows if "sts" in row]
     return common.table(["Spearman x 100", *reference], cells)

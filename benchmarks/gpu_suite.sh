@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
-# The whole measurement on a GPU, without a network, in one call of under 10 minutes: kernels.py, throughput.py and the
-# tests that need a GPU, the figures that matter most first. Everything found goes to $OUT: suite.log and a JSON file a
-# step, written after each part of a step, so that a step that fails or runs out of time keeps the rest.
+# All measurements and tests on a GPU, without network access, in one call of under 10 minutes: kernels.py, throughput.py
+# and the GPU tests, the most important figures first. Results go to $OUT: suite.log, and one JSON file per step, written
+# after each part of the step, so that a failure or timeout loses only the rest of the step.
 #
 #   EMBEDKIT_BUILD=DIR EMBEDKIT_MODELS=DIR EMBEDKIT_TEXTS=FILE OUT=DIR benchmarks/gpu_suite.sh [--dry-run] [STEP...]
 #
 #   benchmarks/gpu_suite.sh                                      # throughput mpnet kernels hpd tests: at most 560 s
-#   benchmarks/gpu_suite.sh throughput-all mpnet-questions lengths          # longer forms, if there is time
+#   benchmarks/gpu_suite.sh throughput-all mpnet-questions lengths          # longer forms
 #   benchmarks/gpu_suite.sh kernels-all hpd-all tinybert
-#   benchmarks/gpu_suite.sh tune                                            # other block sizes
+#   benchmarks/gpu_suite.sh tune                                            # search for better block sizes
 #
 #   EMBEDKIT_BUILD   a folder with a wheel of embedkit for this Python (`pip wheel --no-deps -w DIR .`), or with its
-#                    compiled _core*.so; without it the core is compiled here, which takes pip, g++, cmake, ninja,
+#                    compiled _core*.so; without it the core is compiled, which needs pip, g++, cmake, ninja,
 #                    pybind11 and scikit-build-core
-#   EMBEDKIT_MODELS  a folder with the folder all-MiniLM-L6-v2 and, if it is to be measured, all-mpnet-base-v2
-#   EMBEDKIT_TEXTS   texts, .txt, .tsv or .jsonl, each also .gz; EMBEDKIT_COLUMN names the columns (default: text)
-#   EMBEDKIT_STS     scored pairs for the quality of each precision (optional): .tsv, also .gz, with the columns
-#                    sentence1, sentence2, score and, if there are several, task and split (dev is taken, else test)
+#   EMBEDKIT_MODELS  a folder with the model folders all-MiniLM-L6-v2 and, optionally, all-mpnet-base-v2
+#   EMBEDKIT_TEXTS   texts, .txt, .tsv or .jsonl, optionally .gz; EMBEDKIT_COLUMN names the columns (default: text)
+#   EMBEDKIT_STS     optional scored pairs, to measure the quality of each precision: .tsv, optionally .gz, with the
+#                    columns sentence1, sentence2, score and optionally task and split (dev is used, else test)
 #   PYTHON           default: python3
 #
-# Besides: Linux on x86-64 and a CUDA device, torch 2.11 to 2.13 for CUDA 13, triton 3.6 or 3.7, a C compiler and
+# Requirements: Linux on x86-64 and a CUDA device, torch 2.11 to 2.13 for CUDA 13, triton 3.6 or 3.7, a C compiler and
 # Python.h for triton, numpy, scipy, safetensors, tqdm, tokenizers, transformers, sentence-transformers and pytest.
-# --dry-run does the same on a CPU: tiny, the kernels under Triton's interpreter. EMBEDKIT_SUITE_SECONDS (default: 580)
-# is how long one call may take.
+# --dry-run does the same on a CPU, on tiny sizes, with the kernels under Triton's interpreter. EMBEDKIT_SUITE_SECONDS
+# (default: 580) is the time limit of one call.
 set -euo pipefail
-# Before the first cd: relative paths are the caller's. A virtual environment's python is a link that must stay one.
+# Resolve relative paths before the first cd, but not the link of a virtual environment's python.
 for name in EMBEDKIT_BUILD EMBEDKIT_MODELS EMBEDKIT_TEXTS EMBEDKIT_STS OUT; do
   [ -z "${!name:-}" ] || printf -v "$name" %s "$(realpath -m -- "${!name}")"
 done
@@ -32,7 +32,7 @@ python=${PYTHON:-python3}
 [[ $python != */* ]] || python=$(realpath -s -- "$python")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
-# Seconds of each step. Those of one call without a STEP are 560 together; the rest of 580 is for making ready.
+# Time limit of each step in seconds. The default steps take 560 s in all; the rest of 580 s is for setting up.
 declare -A limits=([throughput]=195 [mpnet]=95 [kernels]=85 [hpd]=65 [tests]=120
   [throughput-all]=280 [mpnet-questions]=130 [lengths]=140 [kernels-all]=180 [hpd-all]=150 [tinybert]=60 [tune]=560)
 default=(throughput mpnet kernels hpd tests)
@@ -64,12 +64,12 @@ mpnet=$EMBEDKIT_MODELS/all-mpnet-base-v2
 [ -z "${EMBEDKIT_STS:-}" ] || [ -f "$EMBEDKIT_STS" ] || die "no file $EMBEDKIT_STS (EMBEDKIT_STS)"
 mkdir -p "$OUT"
 work=$(mktemp -d)
-# A second call adds to the log. At the end tee gets its end of file and is waited for, or it loses the last lines.
+# A second call appends to the log. At the end, wait for tee, or the last lines are lost.
 exec > >(exec tee -a "$OUT/suite.log") 2>&1
 tee=$!
 trap 'rm -rf "$work"; exec >&- 2>&-; wait "$tee" || true' EXIT
 
-# Nothing may be looked for on the Hub, and the compiled core must be found without an installation.
+# Never ask the Hub, and find the compiled core without an installation.
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=$work/triton
 site=$work/site
 mkdir -p "$site"
@@ -94,7 +94,7 @@ else
     die "the core could not be compiled here; give EMBEDKIT_BUILD"
 fi
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
-# From elsewhere: the checkout's folder embedkit has no compiled core.
+# Run from another folder: the checkout's embedkit has no compiled core.
 cd "$work"
 "$python" - "${dry:-}" << 'CHECK' || exit 2
 import os
@@ -114,7 +114,7 @@ for name in needed:
 if missing:
     sys.exit("gpu_suite.sh: cannot import " + ", ".join(missing))
 if not sys.argv[1]:
-    # Triton compiles its launchers with a C compiler; found missing here, not in the middle of a step.
+    # Triton compiles its launchers with a C compiler; check for it now, not in the middle of a step.
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or shutil.which(compiler) is None:
         sys.exit("gpu_suite.sh: no C compiler for triton: install gcc or clang, or set CC")
@@ -130,7 +130,7 @@ if not sys.argv[1]:
     print(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
 CHECK
 
-# A step gets its limit or what is left of the whole, so that the later ones are not lost to a slow one unseen.
+# A step gets at most its limit and the time left, so that a slow step does not starve later ones.
 total=${EMBEDKIT_SUITE_SECONDS:-580}
 parts=1 # of a step, which share its limit
 failed=()
@@ -150,7 +150,7 @@ run() {
   fi
 }
 
-# The parts of a step become one file: {"part": what throughput.py wrote}.
+# The parts of a step become one file: {"part": output of throughput.py}.
 merge() {
   local step=$1
   "$python" - "$OUT/$step.json" "$work/$step".*.json << 'MERGE'
@@ -180,20 +180,19 @@ if [ -n "$dry" ]; then
   selected=("$root/tests/python/kernels/test_bias_gelu.py" -k "interpreted or gpu")
 else
   throughput+=(--device cuda --rounds 3)
-  # Each process of a rival takes some ten seconds to start, and torch.compile more: in one call sentence-transformers
-  # in the forms that may be its fastest, on the questions; elsewhere the usual one, and embedkit alone on the table's
-  # models.
+  # A peer's process takes about ten seconds to start, and torch.compile more. So one call runs sentence-transformers in
+  # all forms that may be fastest, on the questions; the others run its usual form, and on the table's models embedkit only.
   every=(--peers all)
   st=sentence-transformers-cuda
   main=(--peers "embedkit-cuda-bf16,embedkit-cuda-fp16,$st-fp16,$st-flash,$st-compiled")
   two=(--peers "embedkit-cuda-bf16,$st-fp16") own=(--peers embedkit-cuda-bf16)
-  # More than one window of 8,192 texts, or little overlaps; 8,192 texts of 128 tokens are 64 batches.
+  # More than one window of 8,192 texts, so that stages overlap; 8,192 texts of 128 tokens are 64 batches.
   many=32768 few=16384 fewest=8192 long=(--lengths 128) mixed=(--lengths 8-256) rows=(--rows "TinyBERT,MiniLM-L6")
   [ ! -f "$mpnet/model.safetensors" ] || hpd=(--mpnet "$mpnet")
   [ -z "${EMBEDKIT_STS:-}" ] || sts=(--sts "$EMBEDKIT_STS")
-  # The files, not the folder: others import what need not be installed here.
+  # These files only: others need packages that may not be installed.
   selected=("$root/tests/python/kernels" "$root/tests/python/backends/test_cuda.py" -m gpu)
-  # Most of the tests' time is Triton's compiler, on one core a test.
+  # Most of the time goes into Triton's compiler, which uses one core per test.
   "$python" -c "import xdist" 2> /dev/null && selected+=(-n 8)
 fi
 mkdir -p "$work/cache"
@@ -237,7 +236,7 @@ for step in "${steps[@]}"; do
         --json "$OUT/hpd.json"
       ;;
     hpd-all)
-      # A dry run has no time for the large shapes.
+      # The large shapes are too slow for a dry run.
       [ -n "$dry" ] || rows=()
       run hpd-all "${throughput[@]}" "${own[@]}" "${rows[@]}" --model "$minilm" --limit "$many" --table hpd \
         "${hpd[@]}" --json "$OUT/hpd-all.json"

@@ -1,9 +1,9 @@
-"""`throughput.py --table hpd`: the columns size, dimension and speed of HPD's Table 1, for this machine.
+"""`throughput.py --table hpd`: size, dimension and speed of the models of HPD's Table 1, on this machine.
 
-Zhao et al. 2022 (arXiv 2203.07687) give sentences/s on a TITAN Xp. Here each shape of their table is measured with
-and without a projection to 128 dimensions. Speed does not depend on the weights' values, so shapes without real
-weights at hand get random ones; the table says which. On a CPU a large model gets fewer of the texts, evenly spread;
-on a GPU each gets all, and encoding alone and its utilization are measured as well.
+Zhao et al. 2022 (arXiv 2203.07687) report sentences/s on a TITAN Xp. This measures each shape of their table with
+and without a projection to 128 dimensions. Speed does not depend on the values of the weights, so shapes without
+real weights get random ones, as the table says. On a CPU, large models get an evenly spaced part of the texts; on a
+GPU, all models get all texts, and encoding without tokenization and its utilization are measured as well.
 """
 
 import argparse
@@ -29,9 +29,9 @@ class Shape:
     """A row's model.
 
     Attributes:
-        name: as the table has it.
+        name: in the table.
         spec: for `shapes.build`; None for the folder of ``--model``.
-        paper: sentences/s of the paper by dimension, as far as we have them.
+        paper: sentences/s in the paper, by dimension.
     """
 
     name: str
@@ -52,7 +52,7 @@ SHAPES = (
 
 
 def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str]) -> None:
-    """Measures, prints, writes."""
+    """Measure, print and write."""
     device = options.device
     default = "embedkit-fp32,embedkit-int8,sentence-transformers" if device == "cpu" else "all"
     keys, left_out = choose(default if options.peers == "all" else options.peers, device)
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
                 print(gpu.show([{"name": peer_class(key).name, **one} for key, one in alone.items()]))
             if options.json:
                 common.write_json(options.json, report())
-    print(f"\n{options.threads} threads, tokenization counted; paper: {HARDWARE}\n{_table(rows, keys)}")
+    print(f"\n{options.threads} threads, tokenization included; paper: {HARDWARE}\n{_table(rows, keys)}")
 
 
 def _speeds(
@@ -134,9 +134,9 @@ def _speeds(
     texts: list[str],
     counts: list[int],
 ) -> tuple[dict[str, common.Spread], dict[str, dict[str, Any]]]:
-    """Sentences/s of each candidate, alternating; those that fail are told and left out.
+    """Sentences/s of each candidate, alternating, and the results of `gpu.measure` (empty on a CPU).
 
-    Beside them what `gpu.measure` gives; empty on a CPU.
+    Candidates that fail are reported and left out.
     """
     on_cuda = options.device == "cuda"
     cpus = sorted(os.sched_getaffinity(0))[: options.threads]
@@ -151,7 +151,7 @@ def _speeds(
                 setting = worker.settings()[-1]
                 worker.load(setting.streams)
                 if on_cuda:
-                    # A batch's second time is when its CUDA graph is captured.
+                    # A CUDA graph is captured in the second run of its batch.
                     worker.texts(texts)
                     worker.run(setting.batch)
                     worker.run(setting.batch)

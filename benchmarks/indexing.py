@@ -1,18 +1,17 @@
-"""What an index costs over the encoder alone: building, adding, one query and a thousand.
+"""The overhead of an index over the encoder: building, adding, one query and a thousand.
 
     python benchmarks/indexing.py TEXTS --limit 501000 --threads 2 --json OUT.json
 
-The last 1,000 texts ask, the others (500,000 by default) are stored: `--build` of them are built into an index,
-before and after which `Encoder.encode` is timed on a quarter of them; the rest is added, and all is compacted to
-one segment. Then one text at a time goes from text to hits (`Index.search`), and all queries in one
-call, of which encoding and Faiss alone are measured too: what is left is embedkit's own. Recall is against a search
-of all lists. Last, the index is compacted to 4-bit codes (one of the kinds that `--target-recall` tries), tuned to a
-recall of 0.95, and asked again.
+The last 1,000 texts are the queries, the others (500,000 by default) are stored: `--build` of them by a build,
+before and after which `Encoder.encode` is timed on a quarter of them; the rest by `Index.add`. Then all are
+compacted to one segment. `Index.search` is timed for one text at a time and for all queries in one call, with
+encoding and Faiss alone beside it: the rest is embedkit's overhead. Recall is relative to a search of all lists.
+Last, the index is compacted to 4-bit codes (one of the kinds that `--target-recall` tries), tuned to a recall of
+0.95, and searched again.
 """
 
 import argparse
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,8 +23,8 @@ import numpy as np
 
 QUERIES = 1000
 RECALL_QUERIES = 200
-TARGET_RECALL = 0.95  # of what is stored, each left out of its own hits
-MAX_MEMORY = 8 << 30  # one part, not several
+TARGET_RECALL = 0.95  # for stored documents as queries, each without itself among its hits
+MAX_MEMORY = 8 << 30  # enough for a single Faiss file
 K = 10
 
 
@@ -36,10 +35,10 @@ def arguments() -> argparse.Namespace:
     )
     common.add_text_arguments(parser, default_limit=501_000)
     parser.add_argument("--model", type=Path, help="model folder (default: the built-in model)")
-    parser.add_argument("--build", type=int, default=200_000, help="texts of the build that is timed")
+    parser.add_argument("--build", type=int, default=200_000, help="number of texts of the timed build")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=5, help="of the searches")
-    parser.add_argument("--work", type=Path, help="where to make the index (default: a temporary folder)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of searches")
+    parser.add_argument("--work", type=Path, help="where to create the index (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="write the results here")
     return parser.parse_args()
 
@@ -54,7 +53,7 @@ def timed(call: Callable[[], Any]) -> float:
 def measure(
     options: argparse.Namespace, stored: list[str], queries: list[str], folder: Path
 ) -> dict[str, Any]:
-    """Builds, grows and asks an index in ``folder``."""
+    """Build, extend and search an index in ``folder``."""
     from embedkit import Encoder, Index
 
     encoder = Encoder(options.model, device="cpu", threads=options.threads)
@@ -104,11 +103,11 @@ def measure(
 def _documents(pairs: Any) -> Any:
     from embedkit.index import Document
 
-    return (Document(text, key) for key, text in pairs)
+    return (Document(text, id) for id, text in pairs)
 
 
 def _ask(index: Any, encoder: Any, queries: list[str], rounds: int) -> dict[str, Any]:
-    """One query at a time, and all in one call beside its parts."""
+    """Search one query at a time, and all in one call and its parts."""
     index.search(queries[:100], K)
     vectors = encoder.encode_query(queries, normalize_embeddings=True)
     single = [timed(lambda q=query: index.search(q, K)) * 1e3 for query in queries]
@@ -146,18 +145,15 @@ def _ask(index: Any, encoder: Any, queries: list[str], rounds: int) -> dict[str,
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measure, print and write."""
     options = arguments()
     texts = common.texts_of(options)
     if len(texts) < QUERIES + 2:
-        raise SystemExit(f"{len(texts)} texts are too few: {QUERIES} ask")
+        raise SystemExit(f"{len(texts)} texts are too few: {QUERIES} of them are queries")
     machine, found = common.machine_info(), common.versions(["embedkit", "faiss-cpu", "numpy"])
     print(common.show_machine(machine, found))
-    work = Path(tempfile.mkdtemp(prefix="embedkit-bench-", dir=options.work))
-    try:
-        result = measure(options, texts[:-QUERIES], texts[-QUERIES:], work / "index")
-    finally:
-        shutil.rmtree(work)
+    with tempfile.TemporaryDirectory(prefix="embedkit-bench-", dir=options.work) as work:
+        result = measure(options, texts[:-QUERIES], texts[-QUERIES:], Path(work) / "index")
     for name, part in result.items():
         print(f"{name}: {part}")
     if options.json:

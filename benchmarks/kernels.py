@@ -1,17 +1,17 @@
-"""Each kernel alone: its speed, and the share of what the processor or the GPU could do at most.
+"""Speed of each kernel, and its share of the peak of the processor or GPU.
 
     python benchmarks/kernels.py --device cpu  [--op int8_linear,gelu] [--json OUT.json]
     python benchmarks/kernels.py --device cuda [--op varlen_attention] [--tune] [--json OUT.json]
 
-On a CPU every instruction set that the machine has is measured (or that of EMBEDKIT_ISA), on one thread with
-the operands in the cache: products and attention against the measured ceiling of the instruction set's
-multiply-adds, the others against a copy of as many floats.
+On a CPU, kernels run on every instruction set of the machine (or that of EMBEDKIT_ISA), on one thread with the
+operands in the cache. The ceiling of products and attention is the measured peak of the instruction set's
+multiply-adds; that of the others is copying as many floats.
 
-On a GPU every kernel is first compared with torch in float32, then timed in a CUDA graph beside the unfused torch
-sequence and torch.compile, against the roofline: the bytes it must move at the bandwidth of a large copy, or its
-operations at the rate of a large product, whichever takes longer. ``--tune`` tries the block sizes around those
-of `embedkit.kernels.blocks` and prints the best. ``--dry-run`` runs all of it but the clock on tiny sizes under
-Triton's interpreter, for machines without a GPU.
+On a GPU, every kernel is first compared with torch in float32, then timed in a CUDA graph, as are the unfused torch
+sequence and torch.compile. The ceiling is the roofline: the time to move its bytes at the bandwidth of a large
+copy, or to run its operations at the rate of a large product, whichever is longer. ``--tune`` searches block sizes
+around those of `embedkit.kernels.blocks`. ``--dry-run`` checks everything but the timing, on tiny sizes under
+Triton's interpreter.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 
 import common
 
-#: Operation: shapes (rows, columns, out_features), and what one row and column costs: operations, or bytes.
+#: Operation -> shapes (rows, columns, out_features).
 CPU_OPS: dict[str, list[tuple[int, int, int]]] = {
     "int8_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
     "fp32_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
@@ -50,8 +50,10 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--op", help="operations, separated by commas (default: all)")
-    parser.add_argument("--seconds", type=float, default=0.3, help="CPU: of each measurement (default: 0.3)")
+    parser.add_argument("--op", help="operations, comma-separated (default: all)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="CPU: time of each measurement (default: 0.3)"
+    )
     parser.add_argument(
         "--tokens", type=int, default=131072, help="GPU: tokens of the batch (default: 131072)"
     )
@@ -59,11 +61,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--inner", type=int, default=1536)
-    parser.add_argument("--dimension", type=int, default=128, help="of the projection (default: 128)")
+    parser.add_argument(
+        "--dimension", type=int, default=128, help="dimension of the projection (default: 128)"
+    )
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="bfloat16")
-    parser.add_argument("--no-compile", action="store_true", help="GPU: leave torch.compile out")
-    parser.add_argument("--tune", action="store_true", help="GPU: print the best block sizes of a grid")
-    parser.add_argument("--dry-run", action="store_true", help="GPU: tiny sizes, checked but not timed")
+    parser.add_argument("--no-compile", action="store_true", help="GPU: skip torch.compile")
+    parser.add_argument("--tune", action="store_true", help="GPU: search for the best block sizes")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="GPU: check the kernels on tiny sizes, without timing"
+    )
     parser.add_argument("--json", type=Path, help="write the results here")
     return parser.parse_args()
 
@@ -78,7 +84,7 @@ def chosen(given: str | None, known: tuple[str, ...]) -> list[str]:
 
 
 def cpu_work(operation: str, shape: tuple[int, int, int], eight: int) -> tuple[str, float]:
-    """What one call does: ("int8" or "fp32", operations) or ("copy", bytes read and written).
+    """Work of one call: ("int8" or "fp32", operations) or ("copy", bytes read and written).
 
     Args:
         operation: a key of CPU_OPS.
@@ -100,18 +106,18 @@ def measure_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     forced = os.environ.get("EMBEDKIT_ISA")
     rows = []
-    # The reference is there to be read: its ceiling is what the compiler makes of a loop.
+    # The reference has no ceiling: it is written to be read.
     every = [isa for isa in reversed(_core.available_isas()) if isa != "reference"]
     for isa in [_core.active_isa()] if forced or not every else every:
-        # Products of 16-bit weights: that is how AVX2 avoids the saturation of its 8-bit instruction.
+        # AVX2 multiplies 16-bit values, since its 8-bit instruction saturates.
         eight = 2 if isa == "avx2" else 1
         peaks: dict[str, float] = {}
         own = []
         for operation in chosen(options.op, tuple(CPU_OPS)):
             for shape in CPU_OPS[operation]:
                 kind, work = cpu_work(operation, shape, eight)
-                # The ceiling is measured beside every figure, and the best of them counts for all: a slow spell of
-                # the machine must not lower it.
+                # The ceiling is measured with every kernel and the best counts for all, so that a slow spell of the
+                # machine does not lower it.
                 if kind == "copy":
                     kind = f"copy of {shape[0]} x {shape[1]}"
                     taken = _core.measure_kernel("copy", *shape[:2], 0, isa, options.seconds / 3)
@@ -146,7 +152,7 @@ def measure_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def show_cpu(rows: list[dict[str, Any]]) -> str:
-    """The table of one thread."""
+    """The table of the CPU kernels."""
     return common.table(
         ["instruction set", "operation", "shape", "us", "rate", "ceiling", "of the ceiling"],
         [
@@ -165,9 +171,9 @@ def show_cpu(rows: list[dict[str, Any]]) -> str:
 
 
 def measure_gpu(options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Checks, times and compares every kernel; what `show_gpu` prints, given to ``keep`` after each operation."""
+    """Check, time and compare every kernel; pass the result so far to ``keep`` after each operation."""
     if options.dry_run:
-        # Before triton is imported: it chooses its interpreter then.
+        # Must be set before triton is imported.
         os.environ["TRITON_INTERPRET"] = "1"
         options.tokens, options.length, options.hidden, options.heads = 48, 6, 32, 2
         options.inner, options.dimension = 64, 16
@@ -176,7 +182,7 @@ def measure_gpu(options: argparse.Namespace, keep: Callable[[dict[str, Any]], No
     if not options.dry_run and not torch.cuda.is_available():
         raise SystemExit("no CUDA device; --dry-run checks the kernels without one")
     if options.tokens % options.length:
-        raise SystemExit(f"--tokens {options.tokens} is no multiple of --length {options.length}")
+        raise SystemExit(f"--tokens {options.tokens} is not a multiple of --length {options.length}")
     import kernels_gpu
 
     names = chosen(options.op, GPU_OPS)
@@ -220,7 +226,7 @@ def measure_gpu(options: argparse.Namespace, keep: Callable[[dict[str, Any]], No
                     times[form] = time.perf_counter() - start
                 else:
                     times[form] = kernels_gpu.seconds(run)
-            # Compilers and libraries raise what they like; the other forms' figures must not be lost with theirs.
+            # Compilers and libraries may raise anything; keep the figures of the other forms.
             except Exception as error:
                 why = kernels_gpu.first_line(error)
                 print(f"failed: {case.op} ({case.shape}), {form}: {why}", flush=True)
@@ -250,7 +256,7 @@ def measure_gpu(options: argparse.Namespace, keep: Callable[[dict[str, Any]], No
 
 
 def show_gpu(result: dict[str, Any]) -> str:
-    """The table, the ceilings that the shares refer to, and the best block sizes."""
+    """The table, the ceilings, and the best block sizes."""
     lines = [f"{result['device']}; " + ", ".join(f"{k} {v:,.0f} G/s" for k, v in result["ceilings"].items())]
     timed = bool(result["ceilings"])
     rows = []
@@ -277,7 +283,7 @@ def show_gpu(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measure, print and write."""
     options = arguments()
     machine = common.machine_info()
     packages = ["embedkit", "numpy"] + (["torch", "triton"] if options.device == "cuda" else [])

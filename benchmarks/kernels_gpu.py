@@ -1,4 +1,4 @@
-"""The Triton kernels' part of kernels.py: what each reads and does, its rivals, and how a GPU is timed."""
+"""The Triton kernels for kernels.py: their work, the alternatives they are compared with, and timing on a GPU."""
 
 import itertools
 import math
@@ -31,9 +31,9 @@ GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: a packed batch of texts of one length, and a model's widths.
+    """A packed batch of texts of one length, and the sizes of a model.
 
-    ``lengths`` and ``head_sizes`` are further ones of attention.
+    ``lengths`` and ``head_sizes`` are additional cases for attention.
     """
 
     tokens: int
@@ -49,7 +49,7 @@ class Sizes:
 
     @property
     def texts(self) -> int:
-        """How many texts the batch has."""
+        """Number of texts in the batch."""
         return self.tokens // self.length
 
 
@@ -85,7 +85,7 @@ def _size(*tensors: Tensor | None) -> int:
 
 
 class Operands:
-    """Random tensors of the sizes, the same for every operation that asks for the same."""
+    """Random tensors, deterministic for the same sequence of calls."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -104,12 +104,12 @@ class Operands:
 
 
 def cases(sizes: Sizes, *, compiled: bool, products: tuple[str, ...]) -> Iterator[Case]:
-    """Every operation, one after another so that only one holds memory.
+    """All operations, one at a time to save memory.
 
     Args:
-        sizes: what is measured.
-        compiled: whether torch.compile is a rival.
-        products: "int8" and "fp8" as far as the GPU multiplies them.
+        sizes: of batch and model.
+        compiled: compare with torch.compile, too.
+        products: those of "int8" and "fp8" that the GPU supports.
     """
     compile_: Callable[[Any], Any] = (
         (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else lambda f: f
@@ -132,7 +132,7 @@ def cases(sizes: Sizes, *, compiled: bool, products: tuple[str, ...]) -> Iterato
 
 
 class Rivals(Protocol):
-    """Makes torch's forms of a function: as it is, and compiled; ``around`` is not compiled itself."""
+    """Makes torch's forms of a function: eager and compiled; ``around`` is not compiled."""
 
     def __call__(
         self, name: str, function: Callable[[], Any], around: Callable[[Any], Any] = ...
@@ -151,7 +151,7 @@ def _pooling(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
         return functional.normalize(functional.linear(pooled, matrix), dim=-1)
 
     def unfused() -> Tensor:
-        # As sentence-transformers has it: mask, sum, count, divide, project, normalize.
+        # As in sentence-transformers: mask, sum, count, divide, project, normalize.
         pooled = (padded * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
         return head(pooled, weight)
 
@@ -171,7 +171,7 @@ def _pooling(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
 
 
 def _pooling_outputs(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
-    """Maximum and first token without a projection; the mean's projection in 8 bits and in one."""
+    """Maximum and first token without a projection; projected mean in 8 bits and in 1 bit."""
     make = Operands(sizes)
     hidden = make.normal(sizes.tokens, sizes.hidden)
     weight = make.normal(sizes.dimension, sizes.hidden, scale=sizes.hidden**-0.5)
@@ -238,7 +238,7 @@ def _pooling_outputs(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
 
 
 def _pooling_backward(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
-    """Forward and backward pass together: what a step of training takes."""
+    """Forward and backward pass, as in a training step."""
     make = Operands(sizes)
     hidden = make.normal(sizes.tokens, sizes.hidden).requires_grad_()
     weight = make.normal(sizes.dimension, sizes.hidden, scale=sizes.hidden**-0.5).requires_grad_()
@@ -460,7 +460,7 @@ def _products(sizes: Sizes, rivals: Rivals, kind: Any) -> Iterator[Case]:
 def _library_product(
     rows: QuantizedRows, weight: Any, bias: Tensor, kind: str, *, activation: bool
 ) -> dict[str, Callable[[], Any]]:
-    """torch's own 8-bit product of the same rows, where it has one; without a shift, so not as near."""
+    """torch's own 8-bit product of the same rows, if it has one; without zero points, so less accurate."""
     if not rows.values.is_cuda or activation:
         return {}
     if kind == "fp8":
@@ -483,7 +483,7 @@ def error(result: Any, expected: Tensor) -> float:
 
 
 def seconds(run: Callable[[], Any], *, calls: int = 10, rounds: int = 15) -> float:
-    """The median time of one call on a GPU: ``calls`` of them in one CUDA graph, so that no launch is counted."""
+    """Median time of one call on a GPU, from ``calls`` calls in one CUDA graph, without launch overhead."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -506,7 +506,7 @@ def seconds(run: Callable[[], Any], *, calls: int = 10, rounds: int = 15) -> flo
 
 
 def _copy_rate() -> float:
-    """Bytes/s, read and written, of a copy that no cache holds."""
+    """Bytes/s, read and written, of a copy larger than the caches."""
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds(lambda: target.copy_(source))
@@ -520,7 +520,7 @@ def ceilings(dtype: str, eight: tuple[str, ...]) -> dict[str, float]:
 def products(kinds: set[str]) -> dict[str, float]:
     """Operations/s of a large product of each of `kinds`, torch's dtypes, "int8" and "fp8".
 
-    Those that the GPU or torch does not multiply are told and left out.
+    Types that the GPU or torch does not support are reported and left out.
     """
     side = 8192
     found = {}
@@ -545,7 +545,7 @@ def _product(kind: str, side: int) -> Callable[[], Any]:
 
 
 def first_line(failure: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
+    """Type and first line of an error."""
     said = str(failure).strip().splitlines()
     return f"{type(failure).__name__}: {said[0] if said else ''}"
 
@@ -571,7 +571,7 @@ def tune(case: Case) -> list[tuple[float, dict[str, int]]]:
 
 
 def rates(case: Case, taken: float, ceiling: dict[str, float]) -> dict[str, Any]:
-    """GB/s, TFLOP/s, and the share of the faster of the two bounds that the operation could reach."""
+    """GB/s, TFLOP/s, and the share of the roofline."""
     floor = case.bytes / ceiling["copy"] if ceiling else math.nan
     bound = "memory"
     if ceiling and case.flops and case.flops / ceiling[case.unit] > floor:

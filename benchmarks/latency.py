@@ -1,12 +1,12 @@
-"""How long a single text takes, how soon the first vector is there, and how much memory a long run needs.
+"""Latency of single texts, time to the first vector, and memory of a long run.
 
     python benchmarks/latency.py TEXTS.txt --model FOLDER --threads 2 --json OUT.json
 
-* one text at a time: p50 and p99 of `encode([text])` for distinct texts of one length, rounds alternating
-  between embedkit and its peers (each frozen while another one is measured);
-* cold start: a fresh process from its start to its first vector, the median of several;
-* `import embedkit`: seconds, and which heavy packages came along;
-* memory: the most that a process needed to encode many short texts through `encode_iter`.
+* single texts: p50 and p99 of `encode([text])` for distinct texts of one length, in rounds that alternate between
+  embedkit and its peers (each is frozen while another one is measured);
+* cold start: seconds from the start of a process to its first vector, median of several processes;
+* `import embedkit`: seconds, and the heavy packages it imports;
+* memory: peak of a process that encodes many short texts through `encode_iter`.
 """
 
 import argparse
@@ -53,7 +53,7 @@ seconds = time.perf_counter() - start
 print(json.dumps({{"seconds": seconds, "heavy": [m for m in {heavy!r} if m in sys.modules]}}))
 """
 
-# VmHWM and not ru_maxrss: the latter starts at the size of the process that forked this one.
+# VmHWM, since ru_maxrss starts at the size of the parent process.
 MEMORY = """
 import json, sys
 from pathlib import Path
@@ -141,7 +141,7 @@ def one_at_a_time(
 
 
 def python(script: str, threads: int) -> tuple[float, str]:
-    """Runs a script in a fresh interpreter; returns the seconds until its first line, and that line."""
+    """Run a script in a fresh interpreter; return the seconds until its first line, and that line."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": str(threads)}
     start = time.perf_counter()
     with subprocess.Popen(
@@ -190,7 +190,7 @@ def cold_starts(
 
 
 def import_time(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of `import embedkit` in a fresh process, and the heavy packages that it pulled in."""
+    """Seconds of `import embedkit` in a fresh process, and the heavy packages it imports."""
     answers = [json.loads(python(IMPORT.format(heavy=HEAVY), 1)[1]) for _ in range(options.starts)]
     return {"seconds": common.Spread.of([a["seconds"] for a in answers]), "heavy": answers[-1]["heavy"]}
 
@@ -211,11 +211,11 @@ def memory(options: argparse.Namespace, texts: list[str], scratch: Path) -> dict
 
 
 def show(result: dict[str, Any]) -> str:
-    """Both tables and the two lines about embedkit itself."""
+    """The tables of latency and cold start, and embedkit's import time and memory."""
     names = {key: peer_class(key).name for key in result["one_at_a_time"]}
     ordered = sorted(result["one_at_a_time"].items(), key=lambda item: item[1]["p50_ms"])
     lines = [
-        f"one text of {result['tokens']} tokens at a time, {result['threads']} threads",
+        f"latency of {result['model']} on single texts of {result['tokens']} tokens, {result['threads']} threads",
         common.table(
             ["", "p50 ms", "p99 ms", "p50 of the rounds"],
             [
@@ -223,7 +223,7 @@ def show(result: dict[str, Any]) -> str:
                 for k, r in ordered
             ],
         ),
-        "process start to first vector",
+        "seconds from process start to first vector",
         common.table(
             ["", "seconds (range)"],
             [
@@ -234,9 +234,7 @@ def show(result: dict[str, Any]) -> str:
     ]
     if "import" in result:
         heavy = ", ".join(result["import"]["heavy"]) or "none"
-        lines.append(
-            f"import embedkit: {result['import']['seconds']} s; heavy packages loaded with it: {heavy}"
-        )
+        lines.append(f"import embedkit: {result['import']['seconds']} s; heavy packages imported: {heavy}")
     for name, one in result.get("memory", {}).items():
         lines.append(
             f"encode_iter over {one['texts']} texts, int8, {name}: peak {one['peak_mib']} MiB "
@@ -246,7 +244,7 @@ def show(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measure, print and write."""
     options = arguments()
     options.model = options.model.resolve()
     texts = common.texts_of(options)

@@ -1,4 +1,4 @@
-"""Texts of wanted token counts, cut from running text: what a benchmark of one length, or of mixed ones, needs."""
+"""Texts with given token counts, cut from running text."""
 
 import math
 import random
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def wanted(lengths: str, count: int) -> list[int]:
-    """Token counts as ``lengths`` says.
+    """Token counts from the option ``--lengths``.
 
-    "128": ``count`` of them; "8-256": ``count`` log-uniform ones between the two, of which most are short and most
-    tokens in long ones, as in real corpora; "200,63x10": one of 200 and 63 of 10, whatever ``count`` says.
+    "128": ``count`` times 128. "8-256": ``count`` log-uniform counts between the two; as in real corpora, most texts
+    are short and most tokens are in long texts. "200,63x10": once 200 and 63 times 10, whatever ``count`` is.
     """
     low, _, high = lengths.partition("-")
     try:
@@ -20,20 +20,22 @@ def wanted(lengths: str, count: int) -> list[int]:
         bounds = int(low), int(high or low)
     except ValueError:
         raise SystemExit(
-            f"--lengths {lengths!r}: give a number of tokens or two, such as 128 or 8-256, or a list: 200,63x10"
+            f"--lengths {lengths!r}: expected a number, a range or a list of token counts: 128, 8-256, 200,63x10"
         ) from None
     if not 4 <= bounds[0] <= bounds[1]:
-        raise SystemExit(f"--lengths {lengths!r}: from 4 tokens (two of them special) up, the lesser first")
+        raise SystemExit(
+            f"--lengths {lengths!r}: expected at least 4 tokens (two are special), the smaller number first"
+        )
     draw = random.Random(0)
     logs = [math.log(bound) for bound in bounds]
     return [round(math.exp(draw.uniform(*logs))) for _ in range(count)]
 
 
 def texts_of_lengths(folder: Path, texts: list[str], lengths: list[int]) -> list[str]:
-    """One text for each of ``lengths`` tokens, special tokens counted; each begins where the last one ended.
+    """One text per entry of ``lengths``, of that many tokens with special ones; each starts where the last one ended.
 
-    Cut at a token's end, a text can be tokenized otherwise than within its line: those are cut again, shorter or
-    longer by a token, and kept as they are after that; the histogram tells the exact counts.
+    A text that is cut after a token may be tokenized differently than within its line. It is then cut again, a token
+    shorter or longer, up to three times; the histogram shows the exact counts.
     """
     from tokenizers import Tokenizer
 
@@ -57,7 +59,7 @@ def texts_of_lengths(folder: Path, texts: list[str], lengths: list[int]) -> list
 
 
 def _pieces(tokenizer: object, texts: list[str]) -> Iterator[str]:
-    """The texts' tokens as they are written, each with what stands before it; from the start again at the end."""
+    """Endless pieces of the texts: each token as it is written, with the characters before it."""
     if not texts:
         raise SystemExit("no texts to cut")
     while True:

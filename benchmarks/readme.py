@@ -1,7 +1,7 @@
-"""Rewrites the tables of README.md, benchmarks/README.md and docs/scale.md from benchmarks/results.
+"""Rewrite the tables of README.md, benchmarks/README.md and docs/scale.md from benchmarks/results.
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, NAME being a result file without `.json`.
-`--check` writes nothing and fails if one of them is out of date.
+A table is everything between `<!-- NAME -->` and `<!-- /NAME -->`, where NAME is a result file without `.json`.
+`--check` writes nothing, and fails if a table is out of date.
 """
 
 import argparse
@@ -21,7 +21,7 @@ READMES = tuple(common.ROOT / name for name in ("README.md", "benchmarks/README.
 def _machine(result: dict[str, Any]) -> str:
     machine = result["machine"]
     flags = [f for f in ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "asimd") if f in machine["cpu_flags"]]
-    return f"{machine['cpu']} ({flags[0] if flags else 'no vector flags known'}), {result['date'][:10]}"
+    return f"{machine['cpu']} ({flags[0] if flags else 'unknown vector flags'}), {result['date'][:10]}"
 
 
 def _named(result: dict[str, Any], packages: tuple[str, ...]) -> str:
@@ -30,7 +30,7 @@ def _named(result: dict[str, Any], packages: tuple[str, ...]) -> str:
 
 
 def throughput(result: dict[str, Any]) -> str:
-    """Sentences per second, quality, and the share of what the processor can do."""
+    """Sentences per second, quality, and the share of the processor's peak."""
     texts = result["texts"]
     rows = []
     for row in result["rows"]:
@@ -45,18 +45,18 @@ def throughput(result: dict[str, Any]) -> str:
             "" if share is None else f"{share:.0%}",
         ]
         rows.append([f"**{c}**" if own and c else c for c in cells])
-    headers = ["", "sentences/s", "range", "tokens/s", "cosine to fp32", "of the processor's peak"]
+    headers = ["", "sentences/s", "range", "tokens/s", "cosine to fp32", "share of the processor's peak"]
     caption = [
-        f"{result['model']} ({result['shape']}), {result['threads']} threads,",
-        f"{texts['texts']:,} distinct texts of {texts['mean']} tokens, tokenization counted,",
-        f"median of {result['rounds']} alternating runs, each package at its best batch size, on {result['isa']}.",
-        f"{_machine(result)}.",
+        f"Throughput of {result['model']} ({result['shape']})",
+        f"on {texts['texts']:,} distinct texts of {texts['mean']} tokens on average, tokenization included;",
+        f"{result['threads']} threads, {result['isa']}, median of {result['rounds']} alternating runs, each package at",
+        f"its best batch size. {_machine(result)}.",
     ]
     return "\n".join([*caption, "", common.table(headers, rows)])
 
 
 def latency(result: dict[str, Any]) -> str:
-    """One text at a time, the cold start, and embedkit's import time and memory."""
+    """Latency of single texts, cold start, and embedkit's import time and memory."""
     singles = result["one_at_a_time"]
     cold = result["cold_start_s"]
     rows = []
@@ -71,9 +71,9 @@ def latency(result: dict[str, Any]) -> str:
         ]
         rows.append([f"**{c}**" if key.startswith("embedkit") and c else c for c in cells])
     lines = [
-        f"One text of {result['tokens']} tokens at a time, {result['threads']} threads.",
+        f"Latency of {result['model']} on single texts of {result['tokens']} tokens, {result['threads']} threads.",
         f"{_machine(result)}.\n",
-        common.table(["", "p50 ms", "p99 ms", "process start to first vector, s"], rows),
+        common.table(["", "p50, ms", "p99, ms", "process start to first vector, s"], rows),
     ]
     facts = [
         f"{name}: {spread['median']:.2f} s from process start to first vector"
@@ -83,7 +83,8 @@ def latency(result: dict[str, Any]) -> str:
     if "import" in result:
         facts.append(f"`import embedkit`: {result['import']['seconds']['median']:.3f} s")
     facts += [
-        f"`encode_iter` over {one['texts']:,} texts, int8 ({name}): {one['peak_mib']:.0f} MiB at most"
+        f"peak memory of `encode_iter` over {one['texts']:,} texts, int8, "
+        f"{result['model'] if name == 'the folder' else name}: {one['peak_mib']:.0f} MiB"
         for name, one in result.get("memory", {}).items()
     ]
     return "\n".join(lines) + "\n\n" + "\n".join(f"- {fact}" for fact in facts)
@@ -103,7 +104,10 @@ def kernels(result: dict[str, Any]) -> str:
         for row in result["rows"]
     ]
     headers = ["instruction set", "operation", "shape", "one thread", "ceiling", "share"]
-    return f"{_machine(result)}.\n\n{common.table(headers, rows)}"
+    return (
+        f"Speed of each kernel of the core on one thread, and its share of the ceiling. {_machine(result)}.\n\n"
+        f"{common.table(headers, rows)}"
+    )
 
 
 def table_of_hpd(result: dict[str, Any]) -> str:
@@ -121,17 +125,17 @@ def table_of_hpd(result: dict[str, Any]) -> str:
         for row in result["rows"]
     ]
     names = [f"{peer_class(key).name}, sentences/s" for key in keys]
-    headers = ["model", "weights", "size", "dimension", *names, "the paper's"]
+    headers = ["model", "weights", "parameters", "dimension", *names, "in the paper"]
     texts = result["texts"]
     return (
-        f"{texts['texts']:,} distinct texts of {texts['mean']} tokens (fewer of them for the large models), "
-        f"{result['threads']} threads, tokenization counted. {_machine(result)}. "
-        f"The paper's: {result['paper_hardware']}.\n\n{common.table(headers, rows)}"
+        f"Throughput of the models of HPD's Table 1 on {texts['texts']:,} distinct texts of {texts['mean']} tokens on "
+        f"average (fewer texts for large models), {result['threads']} threads, tokenization included. "
+        f"{_machine(result)}. In the paper: {result['paper_hardware']}.\n\n{common.table(headers, rows)}"
     )
 
 
 def tokenizer(result: dict[str, Any]) -> str:
-    """Texts per second beside the `tokenizers` package, by kind of text and number of threads."""
+    """Texts per second of embedkit and the `tokenizers` package, by kind of text and number of threads."""
     rows = []
     for threads, kinds in result["threads"].items():
         for kind, one in kinds.items():
@@ -146,13 +150,15 @@ def tokenizer(result: dict[str, Any]) -> str:
                 ]
             )
     names = list(next(iter(result["threads"]["1"].values()))["texts_per_second"])
-    headers = ["texts", "threads", *(f"{name}, texts/s" for name in names), "times encode_batch_fast"]
+    headers = ["texts", "threads", *(f"{name}, texts/s" for name in names), "speed-up over encode_batch_fast"]
     versions = f"tokenizers {result['versions']['tokenizers']}"
-    return f"Tokenizing alone, beside {versions}. {_machine(result)}.\n\n{common.table(headers, rows)}"
+    return (
+        f"Tokenization speed of embedkit and {versions}. {_machine(result)}.\n\n{common.table(headers, rows)}"
+    )
 
 
 def retrieval(result: dict[str, Any]) -> str:
-    """Quality and time of searching duplicate questions, and of `Index` beside Faiss alone."""
+    """Quality and time of finding duplicate questions, with `Index` and with Faiss alone."""
     rows = []
     for row in result["rows"]:
         over = row.get("against_faiss", {}).get("times_faiss_in_batches")
@@ -171,16 +177,45 @@ def retrieval(result: dict[str, Any]) -> str:
             ]
         )
     headers = ["model, dimension", "index", "Faiss factory", "MRR@10", "recall@10 of exact", "ms per 1,000"]
-    headers += ["MB", "time / Faiss alone", "a text to its answer, p50 ms"]
+    headers += ["MB", "time / Faiss alone", "text to hits, p50 ms"]
     questions = result["questions"]
     return (
-        f"{questions['queries']:,} questions searched among {questions['stored']:,}, {result['threads']} thread. "
+        f"Duplicate questions of Quora: {questions['queries']:,} queries among {questions['stored']:,} questions, "
+        f"{result['threads']} thread. "
         f"{_machine(result)}.\n\n{common.table(headers, rows)}"
     )
 
 
+def sts(result: dict[str, Any]) -> str:
+    """STS and retrieval scores of the built-in model and others."""
+    found = json.loads((common.RESULTS / "retrieval.json").read_text(encoding="utf-8"))
+    builtin = "hpd-minilm-l6-128-int8"
+    rows = []
+    for row in sorted(result["rows"], key=lambda row: row["model"] != builtin):
+        own = row["model"] == builtin
+        of = ("built-in" if own else row["model"], row["dimension"])
+        quora = next(r for r in found["rows"] if (r["model"], r["dimension"]) == of and r["kind"] == "exact")
+        cranfield = next(r for r in found["cranfield"] if (r["model"], r["dimension"]) == of)
+        cells = [
+            "built-in model" if own else row["model"],
+            row["dimension"],
+            f"{row['sts']['average']:.2f}",
+            f"{quora['mrr_at_10']:.3f}",
+            f"{cranfield['embedkit']['ndcg_at_10']:.3f}",
+        ]
+        rows.append([f"**{c}**" if own else c for c in cells])
+    headers = ["", "dimension", "STS", "Quora, MRR@10", "Cranfield, nDCG@10"]
+    questions = found["questions"]
+    return (
+        "STS and retrieval scores. STS: mean Spearman x 100 over STS12-16, STS-B and SICK-R. Retrieval (int8, exact "
+        "search): "
+        f"{questions['queries']:,} Quora\nquestions among {questions['stored']:,}, and Cranfield's abstracts.\n\n"
+        f"{common.table(headers, rows)}"
+    )
+
+
 def auto_index(result: dict[str, Any]) -> str:
-    """The index that ``--target-recall`` chose beside inverted files of the same recall."""
+    """The index that ``--target-recall`` chose, and inverted files of the same recall."""
     rows = [
         [
             row["name"],
@@ -191,17 +226,17 @@ def auto_index(result: dict[str, Any]) -> str:
         ]
         for row in result["results"]
     ]
-    headers = ["", "Faiss factory, setting", "recall@10", "ms a query", "times auto"]
+    headers = ["", "Faiss factory, parameters", "recall@10", "ms per query", "time / auto"]
     return (
-        f"{result['rows']:,} vectors of {result['dimension']} dimensions in {result['clusters']:,} clusters, "
-        f"recall@10 of {result['choice']['target_recall']} asked for. {_machine(result)}.\n\n"
+        f"Search time at a recall@10 of {result['choice']['target_recall']}: {result['rows']:,} synthetic vectors of "
+        f"{result['dimension']} dimensions in {result['clusters']:,} clusters. {_machine(result)}.\n\n"
         f"{common.table(headers, rows)}"
     )
 
 
 _SCALES = (100_000_000, 10_000_000_000)
-_PRICE = 0.04  # of a core-hour, as an example
-_FLEET = 1000  # cores, as an example
+_PRICE = 0.04  # of a core-hour, an example
+_FLEET = 1000  # cores, an example
 
 
 def scale(result: dict[str, Any]) -> str:
@@ -217,32 +252,32 @@ def scale(result: dict[str, Any]) -> str:
     documents = sum(kept.values()) - kept.get("vectors.raw", 0)
     flat, codes = 4 * result["dimension"] + 8, 2 * result["dimension"] + 12
     rows = [
-        ["encoding and writing shards, core-hours", *(f"{hours:,.0f}" for hours in core_hours)],
+        ["encode and write shards, core-hours", *(f"{hours:,.0f}" for hours in core_hours)],
         [f"… on {_FLEET:,} cores", *(_hours(hours / _FLEET) for hours in core_hours)],
         [f"… at ${_PRICE:.2f} a core-hour", *(f"${hours * _PRICE:,.0f}" for hours in core_hours)],
-        ["shards", *(_bytes(count * shard) for count in _SCALES)],
-        ["the index: reading shards, ids, documents, words (one core)", _hours(index["documents"]), ""],
-        ["… training the lists (core-hours, divides among cores)", f"{index['train']:.1f}", ""],
-        ["… filling the lists (core-hours, divides among cores)", f"{index['add']:.1f}", ""],
+        ["size of the shards", *(_bytes(count * shard) for count in _SCALES)],
+        ["index: read shards, write ids, documents and words (one core)", _hours(index["documents"]), ""],
+        ["… train the lists, core-hours on all cores", f"{index['train']:.1f}", ""],
+        ["… fill the lists, core-hours on all cores", f"{index['add']:.1f}", ""],
         ["… on disk with `IVF…,Flat`", _bytes(_SCALES[0] * (flat + documents)), ""],
         ["… on disk with `IVF…,SQ8 --keep int8`", _bytes(_SCALES[0] * (codes + documents)), ""],
     ]
     headers = ["", *(f"{_millions(count)} texts" for count in _SCALES)]
     sentences = [
-        f"Encoding: {rate:,.0f} texts/s a core ({cpu['model']} int8, {cpu['texts']['mean']} tokens a text, half of "
-        "what two",
-        f"threads did; {_machine(cpu)}), and an actor takes {over:.2f} times the CPU of the encoder alone.",
-        f"The index: {sum(result['index_us'].values()):,.0f} µs of CPU a text for {result['documents']:,} texts of "
-        f"{result['characters']:.0f} characters, {result['dimension']} dimensions,",
-        f"`{result['factory']}` ({_machine(result)}). Filling grows with the lists' number (4·√n), training with it",
-        "and the sample. Networks, object stores and Ray's own work are not counted. The price is an example: put in "
-        "yours.",
+        f"Time, disk and cost, extrapolated. Encoding: {rate:,.0f} texts/s per core ({cpu['model']} int8, "
+        f"{cpu['texts']['mean']} tokens per text,",
+        f"from {cpu['threads']} threads; {_machine(cpu)}); an actor takes {over:.2f} times the CPU of the encoder.",
+        f"Index: {sum(result['index_us'].values()):,.0f} µs of CPU per text, measured on {result['documents']:,} texts",
+        f"of {result['characters']:.0f} characters, {result['dimension']} dimensions, `{result['factory']}` "
+        f"({_machine(result)}). The time to",
+        "fill lists grows with their number (4·√n), the time to train them also with the sample. Networks, object",
+        "stores and Ray's own overhead are not included. The price is an example.",
     ]
     return "\n".join([*sentences, "", common.table(headers, rows)])
 
 
 def _index_hours(result: dict[str, Any], count: int) -> dict[str, float]:
-    """CPU hours of the steps of an index of ``count`` documents, by the law each grows with."""
+    """CPU hours of each step of building an index of ``count`` documents, extrapolated by its own law."""
     steps = {stage: us * 1e-6 / 3600 for stage, us in result["index_us"].items()}
     before, lists = result["documents"], (_lists(result["documents"]), _lists(count))
     samples = [
@@ -257,7 +292,7 @@ def _index_hours(result: dict[str, Any], count: int) -> dict[str, float]:
 
 
 def _lists(rows: int) -> int:
-    """What the factory ``auto`` takes (`embedkit.index.storage.faiss_index.resolve_factory`)."""
+    """Number of lists of the factory ``auto`` (`embedkit.index.storage.faiss_index.resolve_factory`)."""
     return min(round(4 * rows**0.5), rows // 39, 65_536)
 
 
@@ -281,16 +316,17 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "throughput": throughput,
     "throughput-hpd": table_of_hpd,
     "scale": scale,
+    "sts": sts,
     "tokenizer": tokenizer,
 }
 
 
 def main() -> None:
-    """Rewrites, or checks, every marked table."""
+    """Rewrite, or check, every marked table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="only tell whether the README is up to date")
+    parser.add_argument("--check", action="store_true", help="only check that the tables are up to date")
     options = parser.parse_args()
     stale = [path for path in READMES if not _update(path, write=not options.check)]
     if stale and options.check:
@@ -301,13 +337,13 @@ def main() -> None:
 
 
 def _update(path: Path, *, write: bool) -> bool:
-    """Whether the tables of a file are those of the results; if not, and with ``write``, they are after it."""
+    """Return whether the tables of a file are up to date; with ``write``, update them if not."""
     before = path.read_text(encoding="utf-8")
 
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
         file = common.RESULTS / f"{name}.json"
-        if not file.exists():  # nothing measured, nothing shown
+        if not file.exists():  # not measured yet
             return f"<!-- {name} -->\n<!-- /{name} -->"
         result = json.loads(file.read_text(encoding="utf-8"))
         return f"<!-- {name} -->\n{RENDER[result['benchmark']](result)}\n<!-- /{name} -->"

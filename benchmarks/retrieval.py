@@ -1,19 +1,18 @@
-"""Retrieval: quality beside time and memory, through `embedkit.Index` and through Faiss alone.
+"""Quality, time and memory of retrieval, with `embedkit.Index` and with Faiss alone.
 
     python benchmarks/retrieval.py --data DIR --work CACHE --json OUT.json --plot OUT.png
     python benchmarks/retrieval.py MODEL... --pairs quora_duplicate_questions.tsv --work CACHE
 
-Table 1 follows Table 3 of the HPD paper: the second questions of Quora's pairs are stored, the first ones
-search, over Faiss on a CPU as IVF1024,Flat with nprobe 5; beside it the exact search and what
-`target_recall=0.95` picks. `retrieval_data.question_pairs` says who asks, what is stored (padded to the
-83,222 vectors that the paper's 42.61 MB at 128 dimensions are) and what counts as found; the counts are
-printed. The pairs of the data folder are a subset of Quora's: figures are not those of the full set.
+The first table follows Table 3 of the HPD paper: the second questions of Quora's pairs are stored, the first ones
+are the queries, searched by Faiss on a CPU as IVF1024,Flat with nprobe 5; in addition, exact search and the index
+that `target_recall=0.95` chooses. `retrieval_data.question_pairs` defines queries, stored questions (padded to
+83,222 vectors, which at 128 dimensions are the paper's 42.61 MB) and positives; their counts are printed. The pairs
+of the data folder are a subset of Quora's, so the figures are not those of the full set.
 
 Fewer dimensions than a model has are its first ones, normalized again (`truncate_dim`).
 
-Time is the processor's of one thread: vectors in batches of 1000, through Faiss alone and through
-`Index.search_vectors` in alternating rounds; one vector at a time; and the whole way from text to hits.
-Vectors of texts are kept in --work, so that only the first run encodes them.
+Times are CPU times of one thread: vectors in batches of 1000, with Faiss alone and with `Index.search_vectors` in
+alternating rounds; one vector at a time; and everything from text to hits. The vectors of texts are cached in --work.
 """
 
 import argparse
@@ -47,17 +46,19 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="model folders, or 'builtin' (default)",
         metavar="MODEL",
     )
-    parser.add_argument("--precision", default="auto", help="of the models: auto, fp32 or int8")
+    parser.add_argument("--precision", default="auto", help="precision of the models: auto, fp32 or int8")
     parser.add_argument("--data", type=Path, help="folder with quora/ and retrieval/")
-    parser.add_argument("--pairs", type=Path, help="pairs of questions instead (.tsv, also .gz)")
+    parser.add_argument("--pairs", type=Path, help="pairs of questions (.tsv, optionally .gz)")
     parser.add_argument("--stored", type=int, default=PAPER_VECTORS, help="vectors to pad the collection to")
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 256, 384, 768])
-    parser.add_argument("--auto-dims", type=int, nargs="*", help="those to run auto for (default: --dims)")
-    parser.add_argument("--target-recall", type=float, default=0.95, help="of auto")
+    parser.add_argument(
+        "--auto-dims", type=int, nargs="*", help="dimensions to choose an index for (default: --dims)"
+    )
+    parser.add_argument("--target-recall", type=float, default=0.95, help="recall of the chosen index")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work", type=Path, required=True, help="folder to keep vectors in")
+    parser.add_argument("--work", type=Path, required=True, help="folder to cache vectors in")
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--plot", type=Path, help="draw MRR@10 against time to this file")
+    parser.add_argument("--plot", type=Path, help="plot MRR@10 against time to this file")
     options = parser.parse_args(argv)
     if options.data is None and options.pairs is None:
         parser.error("give --data, --pairs or both")
@@ -88,7 +89,7 @@ def mrr(rankings: Sequence[Sequence[int]], positives: Sequence[Mapping[int, floa
 
 
 def ndcg(rankings: Sequence[Sequence[int]], gains: Sequence[Mapping[int, float]], k: int) -> float:
-    """nDCG@k with DCG = sum of gain_i / log2(i + 1), as trec_eval has it."""
+    """nDCG@k with DCG = sum of gain_i / log2(i + 1), as in trec_eval."""
     values = []
     for line, gain in zip(rankings, gains, strict=True):
         got = sum(gain.get(row, 0.0) / np.log2(rank + 1) for rank, row in enumerate(line[:k], 1))
@@ -113,7 +114,7 @@ def recall(rankings: Sequence[Sequence[int]], positives: Sequence[Mapping[int, f
 
 
 def processor_seconds(run: Callable[[], object]) -> Callable[[], float]:
-    """`run` as a function that returns the processor seconds of this thread that it took."""
+    """Wrap `run` in a function that returns its CPU seconds on this thread."""
 
     def seconds() -> float:
         start = time.thread_time()
@@ -124,7 +125,7 @@ def processor_seconds(run: Callable[[], object]) -> Callable[[], float]:
 
 
 def batched(search: Callable[[Vectors], object], queries: Vectors) -> Callable[[], float]:
-    """Milliseconds per 1000 queries of ``search``, called for 1000 of them at a time."""
+    """Milliseconds per 1000 queries of ``search``, called with 1000 queries at a time."""
 
     def run() -> None:
         for start in range(0, len(queries), BATCH):
@@ -148,12 +149,12 @@ def one_by_one(search: Callable[[Vectors], object], queries: Vectors) -> Callabl
 
 
 class KnownVectors:
-    """An encoder whose documents are encoded already; queries are encoded by the one given.
+    """An encoder with precomputed vectors for documents; queries are encoded by ``encoder``.
 
     Args:
-        encoder: encodes queries, and is what the index says it was built with.
+        encoder: encodes queries, and identifies the model to the index.
         texts: the documents.
-        vectors: (documents, dimension), of ``texts``.
+        vectors: (documents, dimension), the vectors of ``texts``.
     """
 
     def __init__(self, encoder: Any, texts: Sequence[str], vectors: Vectors) -> None:
@@ -176,7 +177,7 @@ class KnownVectors:
 
 
 def build(folder: Path, texts: Sequence[str], encoder: Any, vectors: Vectors, **options: Any) -> Any:
-    """An `embedkit.Index` of ``texts`` in a new folder below ``folder``, for one thread."""
+    """Build an `embedkit.Index` of ``texts`` in a new folder below ``folder``, for one thread."""
     from embedkit.index import Index
 
     path = Path(tempfile.mkdtemp(dir=folder)) / "index"
@@ -185,7 +186,7 @@ def build(folder: Path, texts: Sequence[str], encoder: Any, vectors: Vectors, **
 
 
 def faiss_of(index: Any) -> Any:
-    """The Faiss index of ``index``, read again from the file that it exports."""
+    """The Faiss index of ``index``, exported and read back."""
     import faiss
 
     path = index.path.with_suffix(".faiss")
@@ -194,7 +195,7 @@ def faiss_of(index: Any) -> Any:
 
 
 def megabytes(index: Any) -> float:
-    """What the Faiss file of ``index`` takes."""
+    """Size of the Faiss files of ``index`` in MB."""
     return (
         sum((s.folder / p.entry.file).stat().st_size for s in index.generation.segments for p in s.parts)
         / 1e6
@@ -205,7 +206,7 @@ def megabytes(index: Any) -> float:
 
 
 def against_faiss(index: Any, raw: Any, queries: Vectors, rounds: int) -> dict[str, Any]:
-    """Time through `Index` and through Faiss alone, in alternating rounds, and whether the rows agree."""
+    """Time with `Index` and with Faiss alone, in alternating rounds, and whether the rows agree."""
     some = queries[: 2 * BATCH]
     searches = {"embedkit": lambda v: index.search_vectors(v, K), "faiss": lambda v: raw.search(v, K)}
     batches = common.alternate({name: batched(search, some) for name, search in searches.items()}, rounds)
@@ -224,7 +225,7 @@ def against_faiss(index: Any, raw: Any, queries: Vectors, rounds: int) -> dict[s
 
 
 def text_to_answer(index: Any, queries: Sequence[str]) -> dict[str, float]:
-    """From text to hits with their texts: 1000 queries in one call, and one at a time; processor time."""
+    """CPU time from text to hits with their texts: 1000 queries in one call, and one at a time."""
     asked = list(queries[:BATCH])
     encoder = index.encoder
     index.search(asked[:100], K)
@@ -252,14 +253,14 @@ def questions(
     encoder: Any,
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Table 1 for one model and dimension: the paper's index, exact search, and auto.
+    """The first table for one model and dimension: the paper's index, exact search, and the chosen index.
 
     Args:
-        name: the model's, as shown.
-        collection: what is stored and asked.
-        vectors: those of what is stored, and of the queries.
-        encoder: encodes the queries' texts again where the whole way is timed.
-        options: the command line's.
+        name: of the model, as shown.
+        collection: stored questions and queries.
+        vectors: of the stored questions and of the queries.
+        encoder: encodes the queries again where the time from text to hits is measured.
+        options: of the command line.
     """
     documents, queries = vectors
     import faiss
@@ -354,11 +355,11 @@ def judged(
     encoder: Any,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Cranfield for one model and dimension, exact, through `Index` and through Faiss alone; as `questions`."""
+    """Cranfield for one model and dimension, by exact search, with `Index` and with Faiss alone; see `questions`."""
     documents, queries = vectors
     import faiss
 
-    # two abstracts are blank, and an index holds each text once under its own key all the same
+    # two abstracts are blank, and an index refuses blank texts
     texts = [text or " " for text in collection.stored]
     with (
         tempfile.TemporaryDirectory(dir=options.work) as folder,
@@ -378,7 +379,7 @@ def judged(
 
 
 class Gaussian:
-    """Vectors for texts that are row numbers: what `Index` costs must not depend on a model."""
+    """Random vectors for texts that are row numbers, to measure the overhead of `Index` without a model."""
 
     fingerprint = "gaussian"
     prompts: ClassVar[dict[str, str]] = {}
@@ -399,7 +400,7 @@ class Gaussian:
 
 
 def wrapper(options: Any) -> dict[str, Any]:
-    """What `Index` costs over Faiss: 100,000 × 128 unit vectors, the paper's index and nprobe."""
+    """The overhead of `Index` over Faiss on 100,000 × 128 unit vectors, with the paper's index and nprobe."""
     random = np.random.default_rng(0)
     vectors = random.standard_normal((101_000, 128), np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -424,7 +425,7 @@ def models_of(options: Any) -> list[tuple[str, Any]]:
 
 
 def vectors_of(collection: Collection, encoder: Any, work: Path) -> tuple[Vectors, Vectors]:
-    """Vectors of what is stored and of the queries, at the model's own dimension."""
+    """Vectors of the stored texts and of the queries, at the model's own dimension."""
     kinds = (
         ("document", collection.stored, encoder.encode_document),
         ("query", collection.queries, encoder.encode_query),
@@ -448,7 +449,7 @@ def _both(vectors: tuple[Vectors, Vectors], dimension: int) -> tuple[Vectors, Ve
 
 
 def question_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Table 1."""
+    """The first table."""
     headers = [
         "model",
         "dim",
@@ -480,7 +481,7 @@ def question_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """MRR@10 against time: a colour for each model, a marker for each kind of index, a point for each dimension."""
+    """Plot MRR@10 against time: color by model, marker by kind of index, one point per dimension."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -490,12 +491,12 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
     lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         lines.setdefault((row["model"], row["kind"]), []).append(row)
-    colours = {model: f"C{number}" for number, model in enumerate(dict.fromkeys(model for model, _ in lines))}
+    colors = {model: f"C{number}" for number, model in enumerate(dict.fromkeys(model for model, _ in lines))}
     markers = dict(zip(dict.fromkeys(kind for _, kind in lines), "osD^v", strict=False))
     for (model, kind), points in lines.items():
         x = [point["ms_per_1000"].median for point in points]
         y = [point["mrr_at_10"] for point in points]
-        axes.plot(x, y, marker=markers[kind], color=colours[model])
+        axes.plot(x, y, marker=markers[kind], color=colors[model])
     best = {(row["kind"], row["dimension"]): row for row in sorted(rows, key=lambda row: row["mrr_at_10"])}
     for (_, dimension), row in best.items():
         at = (row["ms_per_1000"].median, row["mrr_at_10"])
@@ -508,14 +509,14 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
     axes.set_ylabel("MRR@10")
     axes.set_title(title, fontsize=10)
     axes.grid(which="both", alpha=0.25)
-    keys = [Line2D([], [], color=colour, label=model) for model, colour in colours.items()]
+    keys = [Line2D([], [], color=color, label=model) for model, color in colors.items()]
     keys += [Line2D([], [], color="grey", marker=marker, label=kind) for kind, marker in markers.items()]
     axes.legend(handles=keys, fontsize=8)
     figure.savefig(path)
 
 
 def main() -> None:
-    """Encodes what is not kept yet, measures, prints and writes."""
+    """Encode what is not cached yet, measure, print and write."""
     options = arguments()
     options.auto_dims = options.dims if options.auto_dims is None else options.auto_dims
     options.work.mkdir(parents=True, exist_ok=True)
@@ -561,14 +562,14 @@ def main() -> None:
             ]
             for row in cranfield
         ]
-        print("\nCranfield\n" + common.table(headers, cells))
+        print("\nCranfield, exact search\n" + common.table(headers, cells))
     print(
-        f"\nIndex over Faiss, 100,000 × 128, {PAPER_FACTORY}, nprobe {PAPER_NPROBE}: "
-        f"{over['times_faiss_in_batches']} times its time in batches of {BATCH}, "
+        f"\noverhead of Index over Faiss, 100,000 × 128, {PAPER_FACTORY}, nprobe {PAPER_NPROBE}: "
+        f"{over['times_faiss_in_batches']} times the time of Faiss in batches of {BATCH}, "
         f"{over['us_over_faiss_for_one']} µs more for one vector"
     )
     if options.plot:
-        title = f"{asked.notes['stored']:,} questions stored, {asked.notes['queries']:,} queries"
+        title = f"Retrieval quality and time: {asked.notes['queries']:,} questions among {asked.notes['stored']:,}"
         draw(options.plot, rows, title + (" (a subset of Quora's pairs)" if subset else ""))
     if options.json:
         common.write_json(

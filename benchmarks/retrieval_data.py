@@ -1,4 +1,4 @@
-"""Questions, judgements and vectors for `retrieval.py`: who asks, what is stored, what counts as found."""
+"""Data for `retrieval.py`: queries, stored texts, relevance judgments and vectors."""
 
 import csv
 import hashlib
@@ -14,22 +14,22 @@ import numpy.typing as npt
 
 Vectors = npt.NDArray[np.float32]
 
-#: Names of the three columns: those of the data folder, and those of Quora's and GLUE's own files.
+#: Names of the three columns: of the data folder, and of Quora's and GLUE's own files.
 PAIR_COLUMNS = (("text1", "text2", "label"), ("question1", "question2", "is_duplicate"))
 _ENCODED_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What is searched, who searches, and what counts as found.
+    """Stored texts, queries, and relevant rows.
 
     Attributes:
-        stored: the texts that the index holds.
+        stored: the texts in the index.
         queries: the texts to search with.
-        positives: for each query the rows of ``stored`` that answer it, with their gain (> 0).
-        own_row: for each query the row of ``stored`` that holds the query itself, -1 for none. It is taken
-            out of the ranking: to find oneself is neither right nor wrong.
-        notes: what was counted while the collection was made.
+        positives: for each query the relevant rows of ``stored``, with their gain (> 0).
+        own_row: for each query the row of ``stored`` that is the query itself, -1 for none. It is removed from the
+            ranking, neither right nor wrong.
+        notes: counts.
     """
 
     stored: list[str]
@@ -40,10 +40,10 @@ class Collection:
 
 
 def question_key(text: str) -> str:
-    """What makes two questions the same: letters and digits, without case, space and punctuation.
+    """The letters and digits of a question in lower case; two questions with the same ones are the same.
 
-    A part of the pairs at hand is lower-cased and tokenized and repeats questions of the rest, so without this
-    a copy of the right answer in another spelling would be counted as a wrong one.
+    Part of the data is lower-cased and tokenized and repeats questions of the rest, so a copy of the right answer in
+    another spelling would otherwise count as wrong.
     """
     return "".join(character for character in text.casefold() if character.isalnum())
 
@@ -51,7 +51,7 @@ def question_key(text: str) -> str:
 def read_pairs(path: Path) -> Iterator[tuple[str, str, bool]]:
     """First question, second question, duplicates or not; from a .tsv or .tsv.gz with a header row.
 
-    Files with Quora's own column names are quoted as CSV is; the data folder's have no quoting.
+    Files with Quora's own column names are quoted like CSV; those of the data folder are not quoted.
     """
     with common.open_text(path) as file:
         header = file.readline().rstrip("\r\n").replace('"', "").split("\t")
@@ -74,12 +74,12 @@ def read_pairs(path: Path) -> Iterator[tuple[str, str, bool]]:
 def question_pairs(pairs: Iterator[tuple[str, str, bool]], stored: int) -> Collection:
     """HPD's Table 3: store the second questions, search with the first ones.
 
-    * A question is what `question_key` says; its first spelling stands for it.
-    * Stored: every second question, then other questions up to ``stored``: first those that never search, in
-      the order of the file, then those that do.
-    * Queries: every first question of a pair of duplicates whose second one is another question.
-    * Positive: every stored question that a pair calls a duplicate of the query, in either order. Pairs are
-      not chained, so an unlabelled duplicate counts as wrong.
+    * Questions with the same `question_key` are one question, in its first spelling.
+    * Stored: all second questions, then other questions up to ``stored``: first those that are no queries, in the order
+      of the file, then those that are.
+    * Queries: the first question of every pair of duplicates, unless both are the same question.
+    * Positives: all stored questions that a pair labels a duplicate of the query, in either order. Pairs are not
+      chained, so an unlabelled duplicate counts as wrong.
     """
     spelling: dict[str, str] = {}
     seconds: dict[str, None] = {}  # ordered sets
@@ -128,7 +128,7 @@ def question_pairs(pairs: Iterator[tuple[str, str, bool]], stored: int) -> Colle
 
 
 def cranfield(data: Path) -> Collection:
-    """Cranfield: abstracts, queries, and judgements above 0 as gains. A query without one is left out."""
+    """Cranfield: abstracts, queries, and judgments above 0 as gains. Queries without any are left out."""
     folder = data / "retrieval"
     documents = list(_records(folder / "docs.tsv.gz"))
     row_of = {record["doc_id"]: row for row, record in enumerate(documents)}
@@ -157,17 +157,17 @@ def _records(path: Path) -> Iterator[Mapping[str, str]]:
 def cached_vectors(
     folder: Path, encoder: Any, texts: Sequence[str], encode: Callable[[list[str]], Any], kind: str
 ) -> Vectors:
-    """The vectors of ``texts``, (n, dimension), encoded at most once: they are kept in ``folder``.
+    """The vectors of ``texts``, (n, dimension), cached in ``folder``.
 
-    The file's name is made of the model, its precision and a hash over fingerprint, kind and texts. What has
-    been encoded when the process is stopped is kept, too.
+    The file name contains the model, its precision, and a hash of fingerprint, kind and texts. If the process is
+    stopped, the next run continues where it was.
 
     Args:
-        folder: where vectors are kept.
-        encoder: names model and fingerprint.
-        texts: in any order; encoded as they come.
-        encode: texts to vectors, of one window.
-        kind: "query" or "document", which may have prompts of their own.
+        folder: of the cache.
+        encoder: identifies the model.
+        texts: encoded in this order.
+        encode: texts of one window -> vectors.
+        kind: "query" or "document", which may have different prompts.
     """
     about = encoder.describe()
     digest = hashlib.sha256("\0".join([encoder.fingerprint, about["precision"], kind]).encode())
@@ -192,6 +192,6 @@ def cached_vectors(
 
 
 def truncated(vectors: Vectors, dimension: int) -> Vectors:
-    """The first ``dimension`` columns, each row with norm 1 again."""
+    """The first ``dimension`` columns, normalized again."""
     part = np.ascontiguousarray(vectors[:, :dimension])
     return part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), np.finfo(np.float32).tiny)

@@ -1,15 +1,14 @@
-"""What `docs/scale.md` extrapolates from: the costs of a document beside its encoding, where Ray encodes.
+"""The CPU time per document on a Ray cluster, apart from encoding, from which `docs/scale.md` extrapolates.
 
     python benchmarks/scale.py TEXTS --limit 40000 --json OUT.json
 
-The texts go through the actor's own code (read, encode, write a shard), beside `Encoder.encode` alone, and the shards
-through what makes the index of them; no cluster is needed, but ray[data] is. Times are CPU seconds of the process,
-which a busy machine does not change much; how the sum is divided among threads is not measured.
+Runs the code of an actor (read, encode, write a shard) and `Encoder.encode` alone, then the code that builds the
+index from shards. It needs ray[data] but no cluster. Times are CPU seconds of the process, summed over threads,
+which barely depend on the load of the machine.
 """
 
 import argparse
 import json
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import common
 
-ENCODED = 4096  # texts that are encoded; the other shards' vectors are random
+ENCODED = 4096  # texts of the first shard; the vectors of the others are random
 
 
 def arguments() -> argparse.Namespace:
@@ -32,7 +31,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(texts: list[str], folder: Path) -> dict[str, Any]:
-    """Encodes some of ``texts``, and makes an index of all."""
+    """Encode some of ``texts``, and index all."""
     import numpy as np
 
     from embedkit import Encoder
@@ -121,7 +120,7 @@ def measure(texts: list[str], folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measure, print and write."""
     options = arguments()
     texts = common.texts_of(options)
     machine, found = (
@@ -129,11 +128,8 @@ def main() -> None:
         common.versions(["embedkit", "faiss-cpu", "numpy", "ray", "pyarrow"]),
     )
     print(common.show_machine(machine, found))
-    work = Path(tempfile.mkdtemp(prefix="embedkit-bench-", dir=options.work))
-    try:
-        result = measure(texts, work)
-    finally:
-        shutil.rmtree(work)
+    with tempfile.TemporaryDirectory(prefix="embedkit-bench-", dir=options.work) as work:
+        result = measure(texts, Path(work))
     for name, part in result.items():
         print(f"{name}: {part}")
     if options.json:

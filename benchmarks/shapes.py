@@ -1,4 +1,4 @@
-"""Model folders of any shape with random weights, and what a shape costs."""
+"""Model folders of any shape with random weights, and the operations of a shape."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def flops_per_token(folder: Path) -> float:
-    """Operations of the matrix products with weights: 2·(4·H² + 2·H·F) a layer.
+    """Operations of the matrix products with weights: 2·(4·H² + 2·H·F) per layer.
 
     Attention's own products are not counted: they grow with the length of the text, and at 16 tokens add 1 %.
     """
@@ -19,19 +19,19 @@ def flops_per_token(folder: Path) -> float:
 
 
 def flops(folder: Path, lengths: Sequence[int]) -> float:
-    """Operations of all products of texts of ``lengths`` tokens, those of attention (4·H·n² a layer) as well."""
+    """Operations of all products for texts of ``lengths`` tokens, including attention (4·H·n² per layer)."""
     config = json.loads((folder / "config.json").read_text())
     attention = 4.0 * config["hidden_size"] * config["num_hidden_layers"] * sum(n * n for n in lengths)
     return flops_per_token(folder) * sum(lengths) + attention
 
 
 def hidden_size(folder: Path) -> int:
-    """Width of the transformer, and of its vectors without a projection."""
+    """Hidden size of the transformer: the dimension of its vectors without a projection."""
     return int(json.loads((folder / "config.json").read_text())["hidden_size"])
 
 
 def parameters(folder: Path) -> int:
-    """How many numbers the folder's safetensors files hold, a pooler that no sentence encoder uses left out."""
+    """Number of parameters in the folder's safetensors files, without the pooler, which no sentence encoder uses."""
     from safetensors import safe_open
 
     count = 0
@@ -44,7 +44,7 @@ def parameters(folder: Path) -> int:
 
 
 def project(source: Path, dimension: int, folder: Path) -> Path:
-    """A copy of a model folder with a random projection to ``dimension`` behind its pooling; returns its path."""
+    """Copy a model folder and add a random projection to ``dimension`` after the pooling; return its path."""
     from safetensors.numpy import save_file
 
     target = folder / f"{source.name}-{dimension}"
@@ -74,16 +74,16 @@ def project(source: Path, dimension: int, folder: Path) -> Path:
 
 
 def describe(folder: Path) -> str:
-    """For example "6 layers of 384, 12 heads, 1536 inside"."""
+    """For example "6 layers, hidden size 384, 12 heads, intermediate size 1536"."""
     config = json.loads((folder / "config.json").read_text())
     return (
-        f"{config['num_hidden_layers']} layers of {config['hidden_size']}, "
-        f"{config['num_attention_heads']} heads, {config['intermediate_size']} inside"
+        f"{config['num_hidden_layers']} layers, hidden size {config['hidden_size']}, "
+        f"{config['num_attention_heads']} heads, intermediate size {config['intermediate_size']}"
     )
 
 
 def build(shape: str, tokenizer_of: Path, folder: Path) -> Path:
-    """Writes a BERT model folder with random weights and another folder's tokenizer; returns its path.
+    """Write a BERT model folder with random weights and another folder's tokenizer; return its path.
 
     Args:
         shape: "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls"; pooling is mean or cls.
@@ -167,7 +167,5 @@ def _write_weights(path: Path, config: dict[str, int]) -> None:
         linear(f"{layer}.intermediate.dense", inner, hidden)
         linear(f"{layer}.output.dense", hidden, inner)
         norm(f"{layer}.output.LayerNorm")
-    linear(
-        "pooler.dense", hidden, hidden
-    )  # no sentence encoder uses it, but transformers warns where it lacks
+    linear("pooler.dense", hidden, hidden)  # unused, but transformers warns if it is missing
     save_file(tensors, path, metadata={"format": "pt"})

@@ -1,8 +1,9 @@
-"""Where the time of a call of the core goes, stage by stage: `throughput.py --profile`.
+"""Time in each stage of the core: `throughput.py --profile`.
 
-The core's own clocks give the seconds of each stage, summed over the threads. What is fused counts once: "quantize" is
-the attention's output alone, since GELU and layer norm quantize their results in the same pass ("element-wise", with
-the embeddings). "hand-over" sorts the sequences, lays out batches and writes vectors; "wait" is for other threads.
+The core's own clocks count the seconds of each stage, summed over threads. Fused work counts once: "quantize" is
+the output of attention only, since GELU and layer norm quantize their results in the same pass ("element-wise",
+which includes the embeddings). "hand-over" sorts sequences, lays out batches and writes vectors; "wait" is waiting
+for other threads.
 """
 
 import argparse
@@ -16,7 +17,7 @@ PRECISIONS = ("int8", "fp32")
 
 
 def run(options: argparse.Namespace, model: Path, texts: list[str]) -> dict[str, Any]:
-    """Measures both precisions, alternating, each round with clocks and without."""
+    """Measure both precisions in alternating rounds, with and without clocks."""
     from embedkit import Encoder, _core
 
     runs: dict[tuple[str, bool], Any] = {}
@@ -78,12 +79,13 @@ def run(options: argparse.Namespace, model: Path, texts: list[str]) -> dict[str,
 
 
 def show(result: dict[str, Any]) -> str:
-    """A row a stage: milliseconds a thread and the share of the call, for each precision."""
+    """One row per stage: milliseconds per thread and share of the call, for each precision."""
     names = list(result["rows"][0]["stages_s"])
     lines = [
         common.show_machine(result["machine"], result["versions"]),
-        f"{result['model']}, {result['isa']}, {result['threads']} threads, {result['texts']} texts, "
-        f"{result['tokens']} tokens; median ms a thread over {result['rows'][0]['wall_s'].runs} runs",
+        f"time in each stage of the core: {result['model']}, {result['isa']}, {result['threads']} threads, "
+        f"{result['texts']} texts, {result['tokens']} tokens; median ms per thread over "
+        f"{result['rows'][0]['wall_s'].runs} runs",
         "",
     ]
     headers = ["stage"]
@@ -113,16 +115,17 @@ def plot(result: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 2.6), layout="constrained")
-    colours = pyplot.get_cmap("tab10").colors
+    colors = pyplot.get_cmap("tab10").colors
     labels = [row["precision"] for row in result["rows"]]
     left = [0.0] * len(labels)
     for number, name in enumerate(result["rows"][0]["stages_s"]):
         widths = [1e6 * row["stages_s"][name].median / result["tokens"] for row in result["rows"]]
-        axes.barh(labels, widths, left=left, label=name, color=colours[number % len(colours)])
+        axes.barh(labels, widths, left=left, label=name, color=colors[number % len(colors)])
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_xlabel("µs a token and thread (median)")
+    axes.set_xlabel("µs per token and thread (median)")
     axes.set_title(
-        f"{result['model']}, {result['threads']} threads of {result['machine']['cpu']} ({result['isa']})",
+        f"Time in each stage of the core: {result['model']}, {result['texts']:,} texts, "
+        f"{result['threads']} threads of {result['machine']['cpu']} ({result['isa']})",
         fontsize=10,
     )
     axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False, fontsize=9)

@@ -1,10 +1,10 @@
-"""Quality of models: STS (Spearman × 100) beside size and speed; Chinese, retrieval, minimal pairs.
+"""Quality of models: STS (Spearman × 100), Chinese pairs, retrieval and minimal pairs, with size and speed.
 
     python benchmarks/sts.py MODEL [MODEL...] --data DIR --zh --retrieval --pairs --json OUT.json
 
 STS12-16 in the setting "all", STS-B and SICK-R, with the columns of HPD's Table 1. Sentences per second are
-those of this very run: the distinct texts of the STS pairs, tokenization counted, one run, so they tell
-models apart but not packages (`benchmarks/throughput.py` does that).
+measured once, on the distinct texts of the STS pairs, tokenization included. They are good enough to compare
+models, but not packages (see `benchmarks/throughput.py`).
 """
 
 import argparse
@@ -19,11 +19,11 @@ import common
 
 
 class Timed:
-    """An encoder whose calls are timed.
+    """An encoder that times its calls.
 
     Attributes:
-        texts: how many were encoded.
-        seconds: in how long.
+        texts: number of texts encoded.
+        seconds: time it took.
     """
 
     def __init__(self, encoder: Any) -> None:
@@ -50,11 +50,13 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="model folder, or a name on the Hub")
     parser.add_argument("--data", type=Path, help="folder of evaluation data (default: EMBEDKIT_DATA)")
     parser.add_argument("--backend", choices=("embedkit", "sentence-transformers"), default="embedkit")
-    parser.add_argument("--precision", choices=("auto", "fp32", "int8"), default="auto", help="of embedkit")
+    parser.add_argument(
+        "--precision", choices=("auto", "fp32", "int8"), default="auto", help="precision of embedkit"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--zh", action="store_true", help="the Chinese sets, too")
-    parser.add_argument("--retrieval", action="store_true", help="Cranfield and Quora duplicates, too")
-    parser.add_argument("--pairs", action="store_true", help="the negation and colour pairs, too")
+    parser.add_argument("--zh", action="store_true", help="also the Chinese sets")
+    parser.add_argument("--retrieval", action="store_true", help="also Cranfield and Quora duplicates")
+    parser.add_argument("--pairs", action="store_true", help="also the minimal pairs (negation, color)")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args(argv)
     if options.backend != "embedkit" and options.precision == "int8":
@@ -63,7 +65,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def size(folder: Path) -> dict[str, float]:
-    """Parameters of the weights and bytes of the whole folder."""
+    """Number of parameters, and MB of the whole folder."""
     from embedkit.model_folder.safetensors_file import SafetensorsFile
 
     files = [path for path in folder.rglob("*") if path.is_file()]
@@ -72,7 +74,7 @@ def size(folder: Path) -> dict[str, float]:
         if path.suffix == ".safetensors":
             tensors = SafetensorsFile(path)
             for name in tensors:
-                if name.rpartition(".")[2] != "position_ids":  # a buffer that old folders hold: no parameter
+                if name.rpartition(".")[2] != "position_ids":  # a buffer in old folders
                     count = 1
                     for side in tensors.shape(name):
                         count *= side
@@ -81,7 +83,7 @@ def size(folder: Path) -> dict[str, float]:
 
 
 def load(folder: Path, options: argparse.Namespace) -> Any:
-    """The encoder of a folder; what it cannot run is its own error."""
+    """Open a folder with the chosen backend."""
     if options.backend == "embedkit":
         from embedkit import Encoder
 
@@ -94,7 +96,7 @@ def load(folder: Path, options: argparse.Namespace) -> Any:
 
 
 def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All that is asked for about one model."""
+    """The result row of one model."""
     from embedkit.training import evaluate
 
     from embedkit.model_folder.hub import resolve
@@ -124,7 +126,7 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def sets_table(rows: Sequence[dict[str, Any]], key: str) -> str:
-    """Spearman × 100 of each set and their mean; for "sts" also size and speed."""
+    """Spearman × 100 of each set and their mean, for "sts" with size and speed."""
     columns = list(rows[0][key]["sets"])
     headers = ["model", *columns, "Avg"]
     if key == "sts":
@@ -158,7 +160,7 @@ def retrieval_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def pairs_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Share of items in which the paraphrase is nearer, and the mean cosines."""
+    """Share of items whose paraphrase is closer than the changed sentence, and the mean cosines."""
     cells = [
         [
             f"{row['model']} {row['precision']}",
@@ -173,7 +175,7 @@ def pairs_table(rows: Sequence[dict[str, Any]]) -> str:
         for language, categories in row["minimal_pairs"].items()
         for category, q in categories.items()
     ]
-    headers = ["model", "language", "category", "items", "paraphrase nearer", "cos paraphrase", "cos changed"]
+    headers = ["model", "language", "category", "items", "paraphrase closer", "cos paraphrase", "cos changed"]
     return common.table(headers, cells)
 
 
@@ -189,15 +191,15 @@ def main() -> None:
             rows.append(measure(model, options))
         except (ValueError, OSError, ImportError) as error:
             raise SystemExit(f"{model}: {error}") from None
-    print("\n" + sets_table(rows, "sts"))
+    print("\nSTS, Spearman x 100\n" + sets_table(rows, "sts"))
     if options.zh:
-        print("\n" + sets_table(rows, "chinese"))
+        print("\nChinese pairs, Spearman x 100\n" + sets_table(rows, "chinese"))
         sources = {name: score["source"] for name, score in rows[0]["chinese"]["sets"].items()}
         print("; ".join(f"{name}: {source}" for name, source in sources.items()))
     if options.retrieval:
-        print("\n" + retrieval_table(rows))
+        print("\nretrieval\n" + retrieval_table(rows))
     if options.pairs:
-        print("\n" + pairs_table(rows))
+        print("\nminimal pairs\n" + pairs_table(rows))
     if options.json:
         result = common.report(
             "sts",

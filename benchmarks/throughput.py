@@ -1,15 +1,15 @@
-"""Sentences and tokens per second of `embedkit.Encoder.encode`, beside every installed peer.
+"""Sentences and tokens per second of `embedkit.Encoder.encode` and of every installed peer.
 
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --threads 2 --json OUT.json --plot OUT.png
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --device cuda [--lengths 128]
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --table hpd
 
-All candidates get the same distinct texts, the same CPUs and the same number of threads; their runs
-alternate; tokenization is counted. Each peer first looks for its best batch size on a part of the texts.
-Beside the speed stand the mean and the worst cosine to the fp32 reference and the share of what the processor
-could do at most. On a GPU (``gpu.py``) encoding alone, its share of the GPU's peak, the latency of one query and,
-with ``--sts``, the order of scored pairs are measured as well; ``--json`` is then written after each of them.
-``--table hpd`` (``hpd.py``) prints the sizes, dimensions and speeds of HPD's Table 1 for this machine.
+All candidates get the same distinct texts, CPUs and number of threads; their runs alternate, and tokenization is
+included. Each peer first finds its best batch size on a part of the texts. The output includes the mean and the
+worst cosine to the fp32 reference, and the share of the processor's peak. On a GPU (``gpu.py``) it also includes
+encoding without tokenization, its share of the GPU's peak, the latency of one query and, with ``--sts``, the
+quality on scored pairs; ``--json`` is then written after each part. ``--table hpd`` (``hpd.py``) measures the
+models of HPD's Table 1.
 """
 
 import argparse
@@ -42,44 +42,49 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="model folder with fp32 weights")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
-        "--lengths", help="cut the texts to these tokens each: 128, 8-256 for a mixture, or a list: 200,63x10"
+        "--lengths",
+        help="cut the texts to these token counts: 128, 8-256 for a mixture, or a list: 200,63x10",
     )
     parser.add_argument("--table", choices=["hpd"], help="measure the models of a table instead of one")
-    parser.add_argument("--rows", help="--table: only these models, separated by commas")
+    parser.add_argument("--rows", help="--table: only these models, comma-separated")
     parser.add_argument("--mpnet", type=Path, help="--table hpd: real all-mpnet-base-v2 weights")
     parser.add_argument(
         "--shape",
         help="measure random weights of this shape instead of the folder's, with the folder's tokenizer: "
         "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls",
     )
-    parser.add_argument("--peers", default="all", help="all, own, names; separated by commas (default: all)")
+    parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
     parser.add_argument(
-        "--sts", type=Path, help="cuda: scored pairs (.tsv: sentence1, sentence2, score), for the quality"
+        "--sts",
+        type=Path,
+        help="cuda: measure the quality on scored pairs (.tsv: sentence1, sentence2, score)",
     )
-    parser.add_argument("--isa", help="hold all to this instruction set: avx2 (embedkit also to avx2_vnni)")
+    parser.add_argument(
+        "--isa", help="limit all candidates to this instruction set: avx2 (embedkit also: avx2_vnni)"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
     )
     parser.add_argument("--cache", type=Path, help="keep converted models here (default: a temporary folder)")
     parser.add_argument(
-        "--profile", action="store_true", help="time the stages of the core instead, without peers"
+        "--profile", action="store_true", help="instead, time the stages of the core, without peers"
     )
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--plot", type=Path, help="draw a bar chart here (.png)")
     return parser.parse_args()
 
 
-#: What most packages take who is not told otherwise.
+#: The default of most packages.
 USUAL_BATCH = "32"
-#: A GPU's candidates look for their batch size on up to so many texts, of up to so many tokens together.
+#: On a GPU, candidates find their batch size on at most this many texts and tokens.
 SEARCH_TEXTS, SEARCH_TOKENS = 8192, 2**18
 
 
 def ceiling(threads: int, isa: str | None = None) -> dict[str, float]:
-    """The processor's peak in GOP/s on `threads` threads for each precision; empty without embedkit's core.
+    """Peak of the processor in GOP/s on `threads` threads, by precision; empty without embedkit's core.
 
-    Measured by the widest multiply-add instruction (of ``isa``) on registers alone, on all threads at once.
+    Measured with the widest multiply-add instruction (of ``isa``) on registers alone, on all threads at once.
     """
     try:
         from embedkit import _core
@@ -99,10 +104,10 @@ def ceiling(threads: int, isa: str | None = None) -> dict[str, float]:
 def best_setting(
     worker: Worker, texts: list[str], settings: list[Setting]
 ) -> tuple[Setting, dict[str, float]]:
-    """The fastest setting on `texts`, and the sentences/s of each that was tried.
+    """Find the fastest setting on `texts`; return it, and the sentences/s of each setting tried.
 
-    Each is tried once, those within a third of the fastest three times more, alternating so that a slow spell
-    of the machine does not decide; the best run of each counts.
+    Every setting runs once, and those close to the fastest three times more, alternating so that a slow spell of the
+    machine does not decide. The best run of each counts.
     """
     if len(settings) == 1:
         worker.load(settings[0].streams)
@@ -126,7 +131,7 @@ def best_setting(
 
 
 def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[str]) -> dict[str, Any]:
-    """Runs every candidate and returns the result to print, draw and write."""
+    """Run every candidate; return the result to print, plot and write."""
     counts = [len(row) for row in Tokenizer(model)(texts)]
     tokens = sum(counts)
     histogram = common.length_histogram(counts)
@@ -135,13 +140,13 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
     machine, found = common.machine_info(), common.versions(packages)
     cpus = machine["cpus_usable"][: options.threads]
     print(common.show_machine(machine, found))
-    print(f"threads: {options.threads} on CPUs {cpus}; tokenization counted; all texts distinct")
+    print(f"threads: {options.threads} on CPUs {cpus}; tokenization included; all texts distinct")
     print(common.show_histogram(histogram))
     for key, reason in left_out.items():
         print(f"left out: {key}: {reason}")
 
     on_cuda = options.device == "cuda"
-    # Enough for several of the largest batches of a GPU, on which 384 short texts are one small batch.
+    # Enough for several of a GPU's largest batches; 384 short texts would be one small batch.
     searched = min(SEARCH_TEXTS, SEARCH_TOKENS * len(texts) // tokens) if on_cuda else 384
     search = texts[:: max(1, len(texts) // searched)]
     best: dict[str, tuple[Setting, dict[str, float]]] = {}
@@ -165,7 +170,7 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
                 worker.texts(texts)
                 worker.run(best[key][0].batch)  # warm-up at full size
                 if on_cuda:
-                    worker.run(best[key][0].batch)  # a batch's second time is when its CUDA graph is captured
+                    worker.run(best[key][0].batch)  # captures the CUDA graphs
             except PeerFailed as error:
                 left_out[key] = str(error).strip().splitlines()[-1]
                 print(f"left out: {error}")
@@ -227,7 +232,7 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
             )
 
         def keep(part: dict[str, Any]) -> None:
-            # What there is so far: the time that a GPU is lent for can end before this program does.
+            # Write what there is so far, in case the program is stopped.
             if options.json:
                 common.write_json(options.json, part)
 
@@ -257,7 +262,7 @@ def _rows(
     cosines: dict[str, np.ndarray],
     peaks: dict[str, float],
 ) -> list[dict[str, Any]]:
-    """A row for each candidate of ``seconds``, the fastest of each precision first."""
+    """One row per candidate of ``seconds``, sorted by precision and speed."""
     flops = shapes.flops_per_token(model)
     rows = []
     for key, taken in seconds.items():
@@ -284,11 +289,11 @@ def _rows(
 
 
 def show(result: dict[str, Any]) -> str:
-    """The table, and embedkit's lead over the fastest peer of each precision."""
+    """The table, and embedkit's speed relative to the fastest peer of each precision."""
     texts = result["texts"]
     lines = [
-        f"{result['model']} ({result['shape']}), {result['threads']} threads, {texts['texts']} texts of "
-        f"{texts['mean']} tokens, {result['mflop_per_token']} MFLOP a token"
+        f"throughput of {result['model']} ({result['shape']}), {result['threads']} threads, {texts['texts']} texts of "
+        f"{texts['mean']} tokens on average, {result['mflop_per_token']} MFLOP per token"
     ]
     if result["ceiling_gops"]:
         lines.append("ceiling: " + ", ".join(f"{k} {v:.0f} GOP/s" for k, v in result["ceiling_gops"].items()))
@@ -335,7 +340,7 @@ def show(result: dict[str, Any]) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """A horizontal bar a candidate with its range, embedkit's in another colour."""
+    """A horizontal bar with its range for each candidate, embedkit's in another color."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -347,17 +352,17 @@ def plot(result: dict[str, Any], path: Path) -> None:
         [r["sentences_per_s"].median - r["sentences_per_s"].low for r in rows],
         [r["sentences_per_s"].high - r["sentences_per_s"].median for r in rows],
     ]
-    colours = ["#c1440e" if r["peer"].startswith("embedkit") else "#8a9ba8" for r in rows]
+    colors = ["#c1440e" if r["peer"].startswith("embedkit") else "#8a9ba8" for r in rows]
     figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(rows) + 1.4), layout="constrained")
-    axes.barh([r["name"] for r in rows], medians, xerr=error, color=colours, error_kw={"capsize": 3, "lw": 1})
+    axes.barh([r["name"] for r in rows], medians, xerr=error, color=colors, error_kw={"capsize": 3, "lw": 1})
     for i, row in enumerate(rows):
         label = f" {medians[i]:,.0f}  (cosine {row['cosine']:.4f})"
         axes.text(row["sentences_per_s"].high, i, label, va="center", fontsize=9)
     axes.set_xlim(0, max(r["sentences_per_s"].high for r in rows) * 1.4)
-    axes.set_xlabel("sentences per second (median and range), tokenization counted; longer is better")
+    axes.set_xlabel("sentences per second (median and range), tokenization included")
     axes.set_title(
-        f"{result['model']}, {result['threads']} threads of {result['machine']['cpu']}, "
-        f"{result['texts']['texts']} texts of {result['texts']['mean']} tokens",
+        f"Throughput of {result['model']} on {result['texts']['texts']:,} texts of {result['texts']['mean']} tokens, "
+        f"{result['threads']} threads of {result['machine']['cpu']}",
         fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
@@ -366,7 +371,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
+    """Measure, print and write."""
     options = arguments()
     texts = common.texts_of(options)
     with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:

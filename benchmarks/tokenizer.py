@@ -1,11 +1,11 @@
-"""How fast texts become token ids: the core's WordPiece beside the `tokenizers` package.
+"""Tokenization speed of the core's WordPiece and of the `tokenizers` package.
 
     python benchmarks/tokenizer.py TEXTS.txt --model FOLDER --json benchmarks/results/tokenizer.json
 
-Measured through Python on both sides (lists of texts to lists of ids), for the texts of the command line and
-for generated texts with accents and in Chinese; every text is distinct. The ids are compared before
-anything is timed. Each number of threads is a process of its own, whose environment tells `tokenizers` so.
-embedkit's tokenizer has no threads of its own (its pipeline calls it from each worker): a pool calls it here.
+Both are called from Python (lists of texts to lists of ids), on the texts of the command line and on generated
+texts with accents and in Chinese. All texts are distinct, and the ids are compared before anything is timed. Each
+number of threads runs in its own process, since `tokenizers` reads it from the environment. embedkit's tokenizer
+has no threads of its own (the pipeline calls it from each worker), so a thread pool calls it here.
 """
 
 import argparse
@@ -31,7 +31,7 @@ WORDS_WITH_ACCENTS = """
 
 
 def accented(count: int, seed: int = 1) -> list[str]:
-    """Sentences of words with accents, about as long as a question."""
+    """Sentences of words with accents, about the length of a question."""
     rng = random.Random(seed)
     words = WORDS_WITH_ACCENTS.split()
     return [" ".join(rng.choices(words, k=rng.randint(6, 18))) + rng.choice(".?!") for _ in range(count)]
@@ -45,13 +45,13 @@ def chinese(count: int, seed: int = 2) -> list[str]:
 
 
 def batches(texts: Sequence[str], threads: int) -> list[list[str]]:
-    """Slices for a pool: a few for each thread, so that all end together."""
+    """Slices for a pool, a few per thread, so that all threads finish together."""
     size = -(-len(texts) // (4 * threads))
     return [list(texts[i : i + size]) for i in range(0, len(texts), size)]
 
 
 def measure(folder: Path, corpora: dict[str, list[str]], threads: int, rounds: int) -> dict[str, Any]:
-    """Seconds of every tokenizer for every corpus, in this process."""
+    """Seconds of each tokenizer on each corpus, in this process."""
     from tokenizers import Tokenizer
 
     from embedkit.model_folder.tokenizer import load_tokenizer
@@ -97,7 +97,7 @@ def measure(folder: Path, corpora: dict[str, list[str]], threads: int, rounds: i
 
 
 def in_process(options: argparse.Namespace, corpora: dict[str, list[str]], threads: int) -> dict[str, Any]:
-    """`measure` in a new process with `threads` threads."""
+    """Run `measure` in a new process with `threads` threads."""
     environment = {
         **os.environ,
         "RAYON_NUM_THREADS": str(threads),
@@ -114,7 +114,7 @@ def in_process(options: argparse.Namespace, corpora: dict[str, list[str]], threa
 
 
 def summary(raw: dict[str, Any]) -> dict[str, Any]:
-    """Texts and megabytes a second, and how many times faster than encode_batch_fast, round by round."""
+    """Texts and megabytes per second, and the speed-up over encode_batch_fast, by round."""
     seconds: dict[str, list[float]] = raw["seconds"]
     ratios = [
         b / a for a, b in zip(seconds["embedkit"], seconds["tokenizers encode_batch_fast"], strict=True)
@@ -170,8 +170,12 @@ def main() -> None:
                 ratio = values["times_encode_batch_fast"] if tokenizer == "embedkit" else ""
                 megabytes = values["megabytes_per_second"][tokenizer]
                 rows.append((threads_name, corpus, tokenizer, speed, f"{megabytes.median:.1f}", ratio))
-    print("\nids equal; texts to lists of ids, tokenization alone; median (lowest-highest)")
-    print(common.table(["threads", "texts", "tokenizer", "texts/s", "MB/s", "× encode_batch_fast"], rows))
+    print("\ntokenization speed, texts to lists of ids; the ids are equal; median (lowest-highest)")
+    print(
+        common.table(
+            ["threads", "texts", "tokenizer", "texts/s", "MB/s", "speed-up over encode_batch_fast"], rows
+        )
+    )
     if options.json:
         result = common.report(
             "tokenizer",

@@ -1,7 +1,7 @@
-"""Reproduce the tables of the training methods: ``python benchmarks/training.py TABLE... --data DIR --work DIR``.
+"""Reproduce the tables of the papers: ``python benchmarks/training.py TABLE... --data DIR --work DIR``.
 
-Each table (``training/recipes/tables/*.yaml``) is many trainings. They run several at once, each in its own process;
-a second call goes on where the first was stopped. The results are written to benchmarks/results/training/.
+A table (``training/recipes/tables/*.yaml``) consists of many trainings, each in its own process, several at once. A
+second call resumes where the first was stopped. Results are written to benchmarks/results/training/.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("table", nargs="+", choices=sorted(known), help="which table")
     parser.add_argument(
-        "--work", type=Path, default=Path("runs"), help="folder of the trainings (default: runs)"
+        "--work", type=Path, default=Path("runs"), help="folder for the trainings (default: runs)"
     )
-    parser.add_argument("--data", type=Path, help="folder of the data (default: EMBEDKIT_DATA)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trainings at once")
-    parser.add_argument("--only", default="", help="run only trainings whose folder's name holds this")
-    parser.add_argument(
-        "--collect", action="store_true", help="run nothing; write the results that are there"
-    )
+    parser.add_argument("--data", type=Path, help="data folder (default: EMBEDKIT_DATA)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trainings to run at once")
+    parser.add_argument("--only", default="", help="run only trainings whose folder name contains this")
+    parser.add_argument("--collect", action="store_true", help="run nothing, only write the results so far")
     options = parser.parse_args()
     if options.workers < 1:
         parser.error(f"--workers must be 1 or more, not {options.workers}")
@@ -51,7 +49,7 @@ def main() -> int:
                 only=lambda spec: options.only in spec.folder,
             )
         RESULTS.mkdir(parents=True, exist_ok=True)
-        if earlier and results["runs"] == earlier:  # measured then and there
+        if earlier and results["runs"] == earlier:  # nothing new was measured
             results |= {"machine": held["machine"], "versions": held["versions"]}
         else:
             results |= {

@@ -1,8 +1,8 @@
-"""What mkdocs generates: tables and figures of measured results, the recipes, the command lines, the changes.
+"""Generated parts of the site: tables and figures of results, recipes, command lines, the changelog.
 
-A page asks with ``<!-- generated: NAME ARGUMENT... -->`` on a line of its own. Nothing here is typed twice: figures
-come from ``benchmarks/results``, recipes from their YAML files and the docstrings of their objectives, options from
-``--help``. A name that is not known ends the build.
+A page requests one with ``<!-- generated: NAME ARGUMENT... -->`` on a line of its own. Figures come from
+``benchmarks/results``, recipes from their YAML files and the docstrings of their objectives, options from ``--help``,
+so that nothing is typed twice. An unknown name fails the build.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPES = ROOT / "training" / "recipes"
-OBJECTIVES = ROOT / "training" / "objectives"
 _MARKER = re.compile(r"^<!-- generated: (?P<name>\S+)(?P<arguments>.*?) -->$", re.MULTILINE)
-# What stands in the recipes' order of reading, which is not that of their names.
+# The order of objectives on the page.
 _ORDER = ("sbert", "simcse", "hpd", "linear_map", "cross_encoder", "dvbert", "minbert", "roformer_sim")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Put the figures of the benchmarks below ``figures/``."""
+    """Add the plots of the benchmarks to the site, below ``figures/``."""
     for picture in sorted(RESULTS.rglob("*.png")):
         name = f"figures/{picture.relative_to(RESULTS).as_posix()}"
         files.append(File.generated(config, name, abs_src_path=str(picture)))
@@ -41,12 +40,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in what a page asks for."""
+    """Fill in the generated parts of a page."""
     return fill(markdown)
 
 
 def fill(markdown: str) -> str:
-    """``markdown`` with all that it asks for."""
+    """Return ``markdown`` with its generated parts filled in."""
 
     def one(match: re.Match[str]) -> str:
         try:
@@ -59,7 +58,7 @@ def fill(markdown: str) -> str:
 
 
 def _results(*names: str) -> str:
-    """The tables of result files, as the READMEs have them; of those that exist."""
+    """The tables of the result files that exist, rendered as in the READMEs."""
     render = _renderers()
     tables = []
     for name in names:
@@ -73,7 +72,7 @@ def _results(*names: str) -> str:
 
 
 def _renderers() -> dict[str, Callable[[dict[str, Any]], str]]:
-    """Name of a benchmark -> what makes its table, from the script that writes the READMEs."""
+    """Name of a benchmark -> function that renders its table, from ``benchmarks/readme.py``."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         return dict(import_module("readme").RENDER)
@@ -82,7 +81,7 @@ def _renderers() -> dict[str, Callable[[dict[str, Any]], str]]:
 
 
 def _figure(name: str, *caption: str) -> str:
-    """A picture of ``benchmarks/results``."""
+    """A plot from ``benchmarks/results``."""
     if not (RESULTS / name).is_file():
         return "*Not measured yet.*"
     return f"![{' '.join(caption)}](figures/{name})"
@@ -91,12 +90,16 @@ def _figure(name: str, *caption: str) -> str:
 def _recipes() -> str:
     """Each objective with its equation and source, and its recipes."""
     recipes: dict[str, list[Path]] = {}
+    modules: dict[str, Path] = {}
     for path in sorted(RECIPES.glob("*.yaml")):
-        kind = yaml.safe_load(path.read_text(encoding="utf-8"))["objective"]["name"]
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        folder, section = ("postprocess",) * 2 if "postprocess" in content else ("objectives", "objective")
+        kind = content[section]["name"]
         recipes.setdefault(kind, []).append(path)
+        modules[kind] = ROOT / "training" / folder / f"{kind}.py"
     sections = []
     for kind in sorted(recipes, key=lambda name: (*_ORDER, name).index(name)):
-        tree = ast.parse((OBJECTIVES / f"{kind}.py").read_text(encoding="utf-8"))
+        tree = ast.parse(modules[kind].read_text(encoding="utf-8"))
         title, _, rest = (ast.get_docstring(tree) or "").partition("\n")
         sections += [
             f"### {title.rstrip(':.')}",
@@ -110,26 +113,26 @@ def _recipes() -> str:
 
 
 def _recipe(path: Path) -> str:
-    """A recipe as an item of a list: its name, its description and its comment."""
+    """A recipe as a list item: name, description and comment."""
     text = path.read_text(encoding="utf-8")
     described = yaml.safe_load(text)["description"]
     comment = re.match(r"description: .*\n((?:# .*\n)+)", text)
     if comment is None:
         return f"- `{path.stem}`: {described}."
     lines = comment[1].replace("# ", "", 1).replace("\n# ", "\n").rstrip().split("\n")
-    # a command that the comment shows is indented and may go on in the next lines
-    told = "\n".join(lines)
-    told = re.sub(r"\n  ((?:.*\\\n +)*.*)", lambda m: " `" + re.sub(r" *\\\n *", " ", m[1]) + "`\n", told)
-    return f"- `{path.stem}`: {described}. {' '.join(told.split())}"
+    # a command in the comment is indented and may continue on the next lines
+    text = "\n".join(lines)
+    text = re.sub(r"\n  ((?:.*\\\n +)*.*)", lambda m: " `" + re.sub(r" *\\\n *", " ", m[1]) + "`\n", text)
+    return f"- `{path.stem}`: {described}. {' '.join(text.split())}"
 
 
 def _with_formulas(docstring: str) -> str:
-    """A docstring as Markdown: its indented lines as they stand, its double backticks single."""
+    """A docstring as Markdown: double backticks become single ones, indented lines stay."""
     return re.sub(r"``(.+?)``", r"`\1`", docstring.strip("\n"))
 
 
 def _training() -> str:
-    """The tables of the papers, as far as they are trained."""
+    """The tables of the papers, as far as they have been reproduced."""
     tables = []
     for path in sorted((RESULTS / "training").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -144,7 +147,7 @@ def _training() -> str:
             tables.append("")
         if path.with_suffix(".png").is_file():
             tables.append(f"![{result['title']}](figures/training/{path.stem}.png)\n")
-        examples = path.with_suffix(".txt")  # what the models said
+        examples = path.with_suffix(".txt")  # examples of generated texts
         if examples.is_file():
             tables.append(f"```text\n{examples.read_text(encoding='utf-8')}```\n")
     return "\n".join(tables)
@@ -157,7 +160,7 @@ def _score(score: dict[str, float] | None, seeds: int) -> str:
 
 
 def _help(*command: str) -> str:
-    """What a command says of itself."""
+    """The ``--help`` of a command."""
     programs = {"embedkit-index": "embedkit.cli.main", "embedkit-model": "embedkit.cli.model"}
     module = programs.get(command[0], "embedkit.training.cli")
     script = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
@@ -174,10 +177,10 @@ def _help(*command: str) -> str:
 
 
 def _models() -> str:
-    """The models that are known to work."""
+    """The tested models."""
     from embedkit import list_models
 
-    rows = ["| model | dimension | MB | tokens | language | licence | scores |", "|---" * 7 + "|"]
+    rows = ["| model | dimension | MB | tokens | language | license | scores |", "|---" * 7 + "|"]
     for one in list_models():
         scores = ", ".join(f"{score:g} ({name})" for name, score in one.scores.items())
         rows.append(
@@ -188,12 +191,12 @@ def _models() -> str:
 
 
 def _changes() -> str:
-    """CHANGELOG.md below its title."""
+    """CHANGELOG.md without its title."""
     return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n")[2]
 
 
 def _limits() -> str:
-    """The section of the README that says what has not been shown."""
+    """The section Limits of the README."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     return f"## Limits\n{readme.split('## Limits', 1)[1].split(chr(10) + '## ', 1)[0]}"
 

@@ -1,4 +1,4 @@
-"""embedkit: text to sentence vectors and search, from one small package with a compiled core."""
+"""embedkit: sentence embeddings and semantic search on a compiled core, without PyTorch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "semantic_search",
 ]
 
-# Imported when first used, so that importing the package costs nothing: a program that only searches loads
-# no encoder, one that only encodes loads no index.
-_HOMES = {
+# Imported on first use, so that importing the package is cheap: a program that only searches does not load the
+# encoder, one that only encodes does not load the index.
+_MODULES = {
     "CrossEncoder": "cross_encoder",
     "Encoder": "encoder",
     "Index": "index",
@@ -44,10 +44,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value = version("embedkit")
-    elif name in _HOMES:
+    elif name in _MODULES:
         from importlib import import_module
 
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

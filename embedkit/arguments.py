@@ -1,12 +1,15 @@
-"""Checks of the arguments of `Encoder`: each error names the argument, what was given and what to give."""
+"""Checks of arguments: each error names the argument, the value given and the values expected."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .model_folder.folder import SIMILARITIES, ModelFolder
-from .output import DTYPES
+from .output import DTYPES, checked_ranges
 
 __all__ = [
     "check_backend",
@@ -18,10 +21,13 @@ __all__ = [
     "check_positive",
     "check_precision",
     "check_prompts",
+    "check_ranges",
+    "check_same_device",
     "check_similarity",
     "check_threads",
     "check_truncate_dim",
     "check_unsupported",
+    "either",
 ]
 
 MAX_THREADS = 1024
@@ -29,13 +35,13 @@ OVERFLOWS = ("truncate", "error", "window")
 PRECISIONS = ("auto", "fp32", "int8")
 CUDA_PRECISIONS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8")
 
-_FOLDER_ONLY = "embedkit takes a model folder as it is"
-# Arguments of sentence-transformers, and why each is refused.
+_FOLDER_ONLY = "embedkit uses a model folder as it is"
+# Arguments of sentence-transformers that are not supported, and why.
 _UNSUPPORTED = {
     "Encoder": {
         "modules": "give a folder that SentenceTransformer.save_pretrained wrote",
         "trust_remote_code": "embedkit never runs code of a model folder",
-        "use_auth_token": "its name is token",
+        "use_auth_token": "use token instead",
         "model_kwargs": _FOLDER_ONLY,
         "processor_kwargs": _FOLDER_ONLY,
         "tokenizer_kwargs": _FOLDER_ONLY,
@@ -52,24 +58,24 @@ _UNSUPPORTED = {
         "tokenizer_kwargs": _FOLDER_ONLY,
         "config_kwargs": _FOLDER_ONLY,
         "model_card_data": "embedkit keeps the README.md of the folder",
-        "backend": "embedkit has one, its own",
+        "backend": "cross-encoders run on the compiled core only",
         "modules": "give a folder that CrossEncoder.save_pretrained wrote",
-        "prompts": "a cross-encoder of embedkit reads the two texts alone; put a prompt before them",
-        "default_prompt_name": "a cross-encoder of embedkit has no prompts",
+        "prompts": "embedkit does not support prompts for cross-encoders; prepend them to the texts",
+        "default_prompt_name": "embedkit does not support prompts for cross-encoders",
     },
     "predict": {
-        "prompt_name": "a cross-encoder of embedkit has no prompts",
-        "prompt": "a cross-encoder of embedkit reads the two texts alone; put the prompt before them",
-        "pool": "embedkit scores in one process, on CrossEncoder(threads=...)",
+        "prompt_name": "embedkit does not support prompts for cross-encoders",
+        "prompt": "embedkit does not support prompts for cross-encoders; prepend it to the texts",
+        "pool": "embedkit scores in one process; set CrossEncoder(threads=...)",
         "chunk_size": "it is for a pool of processes",
-        "device": "give CrossEncoder(device=...) instead",
-        "num_workers": "embedkit scores on CrossEncoder(threads=...)",
+        "device": "set CrossEncoder(device=...) instead",
+        "num_workers": "set CrossEncoder(threads=...) instead",
     },
     "encode": {
-        "pool": "embedkit encodes in one process, on Encoder(threads=...)",
+        "pool": "embedkit encodes in one process; set Encoder(threads=...)",
         "chunk_size": "it is for a pool of processes; encode_iter(block_size=...) streams",
-        "task": "no model here has routes for tasks; encode_query and encode_document set prompts",
-        "processing_kwargs": "give Encoder(max_length=...) instead",
+        "task": "embedkit does not support task routing; encode_query and encode_document set prompts",
+        "processing_kwargs": "set Encoder(max_length=...) instead",
     },
 }
 
@@ -81,7 +87,7 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
 
 
 def check_positive(name: str, value: Any, most: int = 2**31 - 1) -> int:
-    """An int (numpy's too) from 1 to ``most``."""
+    """An integer, possibly of numpy, from 1 to ``most``."""
     try:
         number = value.__index__()
     except AttributeError:
@@ -94,12 +100,24 @@ def check_positive(name: str, value: Any, most: int = 2**31 - 1) -> int:
 
 
 def check_threads(value: Any) -> int:
-    """How many threads to start; more than `MAX_THREADS` is a mistake, and the system may refuse them."""
+    """The number of threads; more than `MAX_THREADS` is a mistake, and the system may refuse to start them."""
     return check_positive("threads", value, MAX_THREADS)
 
 
+def either(what: str, **values: Any) -> Any:
+    """The value of an argument that has two names; None if neither is given.
+
+    Raises:
+        TypeError: both are given.
+    """
+    given = [value for value in values.values() if value is not None]
+    if len(given) > 1:
+        raise TypeError(f"{' and '.join(values)} are two names for {what}; give one of them")
+    return given[0] if given else None
+
+
 def check_device(device: Any) -> str:
-    """``"cpu"``, for what runs nowhere else."""
+    """``"cpu"``, the only device of cross-encoders."""
     name = check_devices(device)[0]
     if name != "cpu":
         raise ValueError(
@@ -109,7 +127,7 @@ def check_device(device: Any) -> str:
 
 
 def check_devices(device: Any) -> tuple[str, ...]:
-    """``("cpu",)``, or the names of CUDA devices; whether they are there is not looked at."""
+    """``("cpu",)``, or the names of CUDA devices, without checking that they exist."""
     if isinstance(device, list | tuple):
         names = tuple(str(item) for item in device)
         if not names:
@@ -130,11 +148,20 @@ def check_devices(device: Any) -> tuple[str, ...]:
     return names
 
 
+def check_same_device(device: Any, own: tuple[str, ...]) -> None:
+    """Refuse a device other than that of the encoder."""
+    if check_devices(device) not in (own, tuple(name.partition(":")[0] for name in own)):
+        raise ValueError(
+            f"device={device!r}: this encoder is on {', '.join(map(repr, own))}; open another one there with "
+            "Encoder(device=...)"
+        )
+
+
 def check_backend(backend: Any, **onnx_only: Any) -> str:
-    """What runs the forward pass: ``"auto"`` for embedkit itself, or ``"onnx"``, which has arguments of its own."""
+    """``"auto"`` for embedkit's own backends, or ``"onnx"``, which alone takes the arguments ``onnx_only``."""
     if backend in ("torch", "openvino"):
         raise ValueError(
-            f"backend={backend!r} is one of sentence-transformers; embedkit runs models itself (backend='auto') "
+            f"backend={backend!r} is not supported; embedkit runs models itself (backend='auto') "
             "or on ONNX Runtime (backend='onnx')"
         )
     if _one_of("backend", "auto" if backend is None else backend, ("auto", "onnx")) == "auto":
@@ -146,7 +173,7 @@ def check_backend(backend: Any, **onnx_only: Any) -> str:
 
 
 def check_precision(precision: Any, folder: ModelFolder, device: str = "cpu") -> str:
-    """The precision to run at; "auto" is the folder's own on a CPU, and left to the backend elsewhere."""
+    """The precision to run in; "auto" means the folder's own on a CPU, and is left to the backend elsewhere."""
     if device != "cpu":
         return _one_of(f"on {device!r}, precision", precision, CUDA_PRECISIONS)
     if isinstance(precision, str) and precision in CUDA_PRECISIONS and precision not in PRECISIONS:
@@ -156,20 +183,20 @@ def check_precision(precision: Any, folder: ModelFolder, device: str = "cpu") ->
         return folder.precision
     if precision == "fp32" and folder.precision == "int8":
         raise ValueError(
-            f"precision='fp32': {folder.path} holds int8 weights, the fp32 ones are not in it; "
+            f"precision='fp32': {folder.path} holds int8 weights and no fp32 weights; "
             "use precision='auto', or the fp32 model it was made from "
-            "(embedkit-model convert --precision fp32 writes what the int8 weights stand for)"
+            "(embedkit-model convert --precision fp32 dequantizes the weights)"
         )
     return str(precision)
 
 
 def check_overflow(on_overflow: Any) -> str:
-    """What happens to texts longer than ``max_length``."""
+    """What to do with texts longer than ``max_length``."""
     return _one_of("on_overflow", on_overflow, OVERFLOWS)
 
 
 def check_prompts(prompts: Any) -> dict[str, str]:
-    """Prompts by name; None as a text means none, as in sentence-transformers."""
+    """Prompts by name; the text None means an empty prompt, as in sentence-transformers."""
     if not isinstance(prompts, Mapping):
         raise TypeError(f"prompts must be a dict of names and texts, not {type(prompts).__name__}")
     for name, text in prompts.items():
@@ -179,13 +206,13 @@ def check_prompts(prompts: Any) -> dict[str, str]:
 
 
 def check_similarity(name: Any) -> str:
-    """The name of a similarity function; also from the enum of sentence-transformers. None is cosine."""
+    """The name of a similarity function, also from the enum of sentence-transformers; None means cosine."""
     name = getattr(name, "value", name)
     return "cosine" if name is None else _one_of("similarity_fn_name", name, SIMILARITIES)
 
 
 def check_dtype(output_dtype: Any, precision: Any) -> str:
-    """The type of the output from its two names; float32 when neither is given."""
+    """The output type by either of its two names; float32 if neither is given."""
     if output_dtype is not None and precision is not None and output_dtype != precision:
         raise ValueError(
             f"output_dtype={output_dtype!r} and precision={precision!r} differ; give one of them"
@@ -195,7 +222,7 @@ def check_dtype(output_dtype: Any, precision: Any) -> str:
 
 
 def check_unsupported(function: str, options: Mapping[str, Any]) -> None:
-    """Refuse arguments of sentence-transformers that embedkit has no use for, unless None or False."""
+    """Refuse arguments of sentence-transformers that embedkit does not support, unless they are None or False."""
     reasons = _UNSUPPORTED[function]
     for name, value in options.items():
         if name not in reasons:
@@ -205,19 +232,44 @@ def check_unsupported(function: str, options: Mapping[str, Any]) -> None:
 
 
 def check_max_length(value: Any, special_tokens: int, positions: int) -> int:
-    """Tokens a text may have, special tokens counted; at least one token of the text must fit."""
+    """The maximum tokens of a text, special tokens included; at least one token of the text must fit."""
     length = check_positive("max_length", value)
     if not special_tokens < length <= positions:
         raise ValueError(
-            f"max_length must be from {special_tokens + 1} ({special_tokens} special tokens and one more) "
+            f"max_length must be from {special_tokens + 1} ({special_tokens} special tokens and one token of text) "
             f"to {positions} (the positions of this model), not {length}"
         )
     return length
 
 
 def check_truncate_dim(value: Any, dimension: int) -> int:
-    """How many dimensions to keep."""
+    """The number of dimensions to keep."""
     kept = check_positive("truncate_dim", value)
     if kept > dimension:
         raise ValueError(f"truncate_dim={kept} is larger than the model's dimension {dimension}")
     return kept
+
+
+def check_ranges(
+    dtype: str, ranges: npt.ArrayLike | None, folder: ModelFolder, width: int, *, normalize: bool
+) -> npt.NDArray[np.float32] | None:
+    """The ranges (2, width) for int8 and uint8, those given or those saved in the folder; None for other types.
+
+    Saved ranges are valid only for embeddings as the folder's modules produce them.
+    """
+    if dtype not in ("int8", "uint8"):
+        return None
+    if ranges is not None:
+        return checked_ranges(ranges, width)
+    changed = normalize and not (folder.normalizes and width == folder.dimension)
+    saved = folder.ranges(width)
+    if saved is not None and not changed:
+        return checked_ranges(saved, width)
+    why = "none are saved in the model folder"
+    if folder.stamp.ranges is not None:
+        why = "those saved in the model folder are for embeddings truncated or normalized differently"
+    raise ValueError(
+        f"{dtype} embeddings need the range of each dimension, and {why}; give ranges=, e.g. "
+        "numpy.stack([v.min(axis=0), v.max(axis=0)]) of the float embeddings v of typical texts, "
+        "or save them once with save(folder, ranges=...)"
+    )

@@ -1,19 +1,39 @@
-"""The encoder: texts to vectors."""
+"""`Encoder`: texts to embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal, TypeVar, cast, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import check_devices, check_dtype, check_positive, check_truncate_dim, check_unsupported
-from .backends.core_engine import Plan
+from .arguments import (
+    check_dtype,
+    check_overflow,
+    check_positive,
+    check_precision,
+    check_prompts,
+    check_ranges,
+    check_same_device,
+    check_similarity,
+    check_truncate_dim,
+    check_unsupported,
+    either,
+)
+from .backends.engine import Counts, Engine, Plan
+from .backends.opening import OpenOptions, open_engine
 from .inputs import as_texts, check_unicode, progress, windows
-from .loaded_model import Model
-from .output import checked_ranges
+from .loaded_model import HubOptions, LoadedModel
+from .model_folder.folder import Settings
+from .model_folder.model_card import ModelCardData
+from .output import checked_ranges, similarity, similarity_pairwise, to_torch, with_tensors
+
+if TYPE_CHECKING:
+    from .backends.onnx_session import Provider
 
 __all__ = ["Encoder"]
 
@@ -21,6 +41,7 @@ Texts = Iterable[str]
 Vectors = npt.NDArray[Any]
 Dtype = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 _F = TypeVar("_F")
+_Self = TypeVar("_Self", bound="Encoder")
 
 _WINDOW = 8192  # texts handed to the core at once: enough to sort by length, few enough to stay in memory
 _WINDOW_WITH_BAR = 1024  # so that the progress bar moves on slow models too
@@ -31,122 +52,138 @@ def _signature_of(method: _F) -> Callable[[Callable[..., Any]], _F]:
     return lambda function: cast(_F, function)
 
 
-class Encoder(Model):
-    """A sentence encoder, on the compiled core, CUDA devices or ONNX Runtime.
+class Encoder(LoadedModel[Engine]):
+    """A sentence encoder that runs on the compiled core, on CUDA devices, or on ONNX Runtime.
 
-    Stands in for ``sentence_transformers.SentenceTransformer``: `encode` and its relatives take the same
-    arguments and return the same values. One encoder may be used from several threads at once, is picklable,
-    and on a CPU gives the same bits for a text whatever batch, order or number of threads it is encoded in.
+    A drop-in replacement for ``sentence_transformers.SentenceTransformer``: `encode` and its variants take the same
+    arguments and return the same values. An encoder is thread-safe and picklable. On a CPU the embedding of a text
+    is bitwise the same in any batch, in any order and on any number of threads.
 
     Args:
-        model: a model folder, a name on the Hugging Face Hub, or None for the model that the package carries.
-            sentence-transformers calls it ``model_name_or_path``; that name is taken too.
-        device: ``"cpu"``, which ``"auto"`` stands for, too; ``"cuda"`` (the current device), ``"cuda:1"``, or a
-            list of CUDA devices that share the texts. These need PyTorch and Triton: ``pip install
-            'embedkit[gpu]'``.
-        precision: on a CPU ``"fp32"``, ``"int8"``, or ``"auto"`` for that of the folder; an fp32 folder is
-            quantized for ``"int8"``. On CUDA ``"fp32"``, ``"fp16"``, ``"bf16"``, or ``"auto"``: the 16-bit type
-            whose vectors of a few texts are nearest to fp32's, and fp32 before compute capability 8.0; also
-            ``"fp8"`` and ``"int8"``, the large matrix products in 8 bits (cosine to fp32 about 0.998).
-        threads: how many threads encode, on CUDA tokenize; None for as many as the CPU affinity and quota of
-            the process allow.
-        max_length: tokens a text may have, special tokens counted; None for the folder's own.
-        on_overflow: what happens to a longer text: ``"truncate"`` cuts it (counted in `describe`, warned of
-            once), ``"error"`` raises ValueError, ``"window"`` encodes windows of ``max_length`` tokens and
-            returns the mean of their vectors, each weighted by its tokens (at length 1 again where the folder
-            normalizes).
-        revision, cache_folder, token, local_files_only: as in ``SentenceTransformer``, for the Hub.
-        prompts: name -> text put before each input; these outrank the folder's.
-        default_prompt_name: the prompt used when `encode` is given none.
-        similarity_fn_name: ``"cosine"``, ``"dot"``, ``"euclidean"``, ``"manhattan"``; None for the folder's.
-        truncate_dim: how many dimensions `encode` keeps; None for the folder's.
-        backend: ``"auto"`` for embedkit's own, or ``"onnx"`` for a graph on ONNX Runtime: of a folder that
-            ``embedkit-model export``, Optimum or sentence-transformers wrote, of any model type. Devices are
-            then "cpu" and "cuda" (with onnxruntime-gpu), precisions those of the graph ("fp16" is one more).
-        providers: ONNX Runtime's execution providers, names or (name, options); None for the device's. One
-            that is asked for and absent is an error.
-        onnx_file: which graph, such as ``"onnx/model_O3.onnx"``; None for the folder's only one, or
-            ``model.onnx``.
-        unsupported: further arguments of ``SentenceTransformer``, which must be None or False.
+        model: a model folder, a name on the Hugging Face Hub, or None for the built-in model.
+            ``model_name_or_path``, the name in sentence-transformers, is accepted too.
+        device: ``"cpu"``, ``"cuda"`` (the current device), ``"cuda:1"``, or a list of CUDA devices that share the
+            texts; ``"auto"`` means ``"cpu"``. CUDA needs PyTorch and Triton: ``pip install 'embedkit[gpu]'``.
+        precision: on a CPU ``"fp32"`` or ``"int8"`` (an fp32 folder is quantized when opened); ``"auto"`` means the
+            folder's own. On CUDA ``"fp32"``, ``"fp16"``, ``"bf16"``, or ``"fp8"`` and ``"int8"`` for 8-bit matrix
+            products (cosine to fp32 about 0.998); ``"auto"`` means the 16-bit type that is closer to fp32 on a few
+            sample texts, and fp32 below compute capability 8.0.
+        threads: number of threads for encoding (on CUDA, for tokenization); None means as many as the process may
+            use by its CPU affinity and quota.
+        max_length: maximum tokens of a text, special tokens included; None for the folder's own.
+        on_overflow: what to do with longer texts. ``"truncate"`` cuts them, counts them in `describe` and warns
+            once; ``"error"`` raises ValueError; ``"window"`` encodes windows of ``max_length`` tokens and returns
+            their mean, weighted by tokens and normalized again if the folder normalizes.
+        revision, cache_folder, token, local_files_only: for the Hub, as in ``SentenceTransformer``.
+        prompts: prompt name -> text put before each input; takes precedence over the folder's prompts.
+        default_prompt_name: the prompt that `encode` uses when none is given.
+        similarity_fn_name: ``"cosine"``, ``"dot"``, ``"euclidean"`` or ``"manhattan"``; None for the folder's own.
+        truncate_dim: number of leading dimensions to keep; None for the folder's own.
+        backend: ``"auto"`` for embedkit's own backends, ``"onnx"`` for a graph on ONNX Runtime, exported by
+            ``embedkit-model export``, Optimum or sentence-transformers, of any model type. Devices are then
+            ``"cpu"`` and ``"cuda"`` (with onnxruntime-gpu); the precision is the graph's.
+        providers: execution providers of ONNX Runtime, as names or (name, options); None for the device's. A
+            provider that is not available is an error.
+        onnx_file: the graph to run, e.g. ``"onnx/model_O3.onnx"``; None for the folder's only one, or ``model.onnx``.
+        unsupported: other arguments of ``SentenceTransformer``; they must be None or False.
+
+    Attributes:
+        prompts: prompt name -> text; always has "query" and "document".
+        default_prompt_name: the prompt that `encode` uses when none is given, or None.
+        truncate_dim: number of leading dimensions that `encode` keeps; None for all.
 
     Raises:
-        FileNotFoundError: the model, or a file of its folder, is not there.
-        ValueError: an argument is not known, a device is not there, or a file of the folder is broken.
-        ImportError: a download is needed and ``huggingface-hub`` is not installed, or a CUDA device and PyTorch
-            or Triton is not.
+        FileNotFoundError: the model or one of its files does not exist.
+        ValueError: an argument is invalid, a device is not available, or a file of the folder is broken.
+        ImportError: a download needs ``huggingface-hub``, a CUDA device PyTorch and Triton, or the ONNX backend
+            ``onnxruntime``, and it is not installed.
     """
 
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        device: str | Sequence[str] = "auto",
+        precision: str = "auto",
+        threads: int | None = None,
+        max_length: int | None = None,
+        on_overflow: str = "truncate",
+        revision: str | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        similarity_fn_name: str | None = None,
+        truncate_dim: int | None = None,
+        backend: str = "auto",
+        providers: Sequence[Provider] | None = None,
+        onnx_file: str | None = None,
+        model_name_or_path: str | os.PathLike[str] | None = None,
+        **unsupported: Literal[False] | None,
+    ) -> None:
+        """Open a model."""
+        check_unsupported("Encoder", unsupported)
+        model = either("the model", model=model, model_name_or_path=model_name_or_path)
+        self._on_overflow = check_overflow(on_overflow)
+        options = OpenOptions.checked(
+            device=device,
+            precision=precision,
+            threads=threads,
+            backend=backend,
+            providers=providers,
+            onnx_file=onnx_file,
+        )
+        super().__init__(
+            model, HubOptions(revision, cache_folder, token, local_files_only), options, max_length
+        )
+        folder = self._engine.folder
+        # sentence-transformers gives every model these two, so that they can always be asked for.
+        self.prompts = {"query": "", "document": "", **folder.prompts, **check_prompts(prompts or {})}
+        if not default_prompt_name:
+            folder.check_default_prompt(self.prompts)
+        self.default_prompt_name = default_prompt_name or folder.default_prompt_name
+        self._prompt_text(None)
+        self.similarity_fn_name = similarity_fn_name or folder.similarity_fn_name
+        self.truncate_dim = truncate_dim if truncate_dim is not None else folder.truncate_dim
+        if self.truncate_dim is not None:
+            self.truncate_dim = check_truncate_dim(self.truncate_dim, folder.dimension)
+        self._fingerprint = folder.stamp.fingerprint
+
+    # fmt: off
     @overload
     def encode(
-        self,
-        sentences: str | Texts,
-        prompt_name: str | None = ...,
-        prompt: str | None = ...,
-        batch_size: int | None = ...,
-        show_progress_bar: bool | None = ...,
-        output_value: Literal["sentence_embedding"] = ...,
-        precision: Dtype | None = ...,
-        convert_to_numpy: Literal[True] = ...,
-        convert_to_tensor: Literal[False] = ...,
-        device: str | None = ...,
-        normalize_embeddings: bool = ...,
-        truncate_dim: int | None = ...,
-        *,
-        output_dtype: Dtype | None = ...,
-        ranges: npt.ArrayLike | None = ...,
+        self, sentences: str | Texts, prompt_name: str | None = ..., prompt: str | None = ...,
+        batch_size: int | None = ..., show_progress_bar: bool | None = ...,
+        output_value: Literal["sentence_embedding"] = ..., precision: Dtype | None = ...,
+        convert_to_numpy: Literal[True] = ..., convert_to_tensor: Literal[False] = ...,
+        device: str | None = ..., normalize_embeddings: bool = ..., truncate_dim: int | None = ...,
+        *, output_dtype: Dtype | None = ..., ranges: npt.ArrayLike | None = ...,
     ) -> Vectors: ...
-
     @overload
-    def encode(  # type: ignore[overload-overlap]  # a str is a collection of str, too
-        self,
-        sentences: str,
-        prompt_name: str | None = ...,
-        prompt: str | None = ...,
-        batch_size: int | None = ...,
-        show_progress_bar: bool | None = ...,
-        *,
-        output_value: Literal["token_embeddings"],
-        convert_to_tensor: Literal[False] = ...,
+    def encode(  # type: ignore[overload-overlap]  # a str is an iterable of str, too
+        self, sentences: str, prompt_name: str | None = ..., prompt: str | None = ...,
+        batch_size: int | None = ..., show_progress_bar: bool | None = ...,
+        *, output_value: Literal["token_embeddings"], convert_to_tensor: Literal[False] = ...,
         device: str | None = ...,
     ) -> npt.NDArray[np.float32]: ...
-
     @overload
     def encode(
-        self,
-        sentences: Texts,
-        prompt_name: str | None = ...,
-        prompt: str | None = ...,
-        batch_size: int | None = ...,
-        show_progress_bar: bool | None = ...,
-        *,
-        output_value: Literal["token_embeddings"],
-        convert_to_tensor: Literal[False] = ...,
+        self, sentences: Texts, prompt_name: str | None = ..., prompt: str | None = ...,
+        batch_size: int | None = ..., show_progress_bar: bool | None = ...,
+        *, output_value: Literal["token_embeddings"], convert_to_tensor: Literal[False] = ...,
         device: str | None = ...,
     ) -> list[npt.NDArray[np.float32]]: ...
-
     @overload
     def encode(
-        self,
-        sentences: str | Texts | None = ...,
-        prompt_name: str | None = ...,
-        prompt: str | None = ...,
-        batch_size: int | None = ...,
-        show_progress_bar: bool | None = ...,
-        output_value: str = ...,
-        precision: Dtype | None = ...,
-        convert_to_numpy: bool = ...,
-        convert_to_tensor: bool = ...,
-        device: str | None = ...,
-        normalize_embeddings: bool = ...,
-        truncate_dim: int | None = ...,
-        pool: None = ...,
-        chunk_size: None = ...,
-        *,
-        output_dtype: Dtype | None = ...,
-        ranges: npt.ArrayLike | None = ...,
-        inputs: str | Texts | None = ...,
-        **unsupported: None,
+        self, sentences: str | Texts | None = ..., prompt_name: str | None = ..., prompt: str | None = ...,
+        batch_size: int | None = ..., show_progress_bar: bool | None = ..., output_value: str = ...,
+        precision: Dtype | None = ..., convert_to_numpy: bool = ..., convert_to_tensor: bool = ...,
+        device: str | None = ..., normalize_embeddings: bool = ..., truncate_dim: int | None = ...,
+        pool: None = ..., chunk_size: None = ..., *, output_dtype: Dtype | None = ...,
+        ranges: npt.ArrayLike | None = ..., inputs: str | Texts | None = ..., **unsupported: None,
     ) -> Any: ...
+    # fmt: on
 
     def encode(  # noqa: PLR0917 (the positions of sentence-transformers)
         self,
@@ -170,38 +207,39 @@ class Encoder(Model):
         inputs: str | Texts | None = None,
         **unsupported: None,
     ) -> Any:
-        """Encode one text or several.
+        """Compute the embeddings of one text or several.
 
-        Vectors are what the folder's modules give, then truncated, then normalized if asked, then converted.
+        The model's output is truncated, then normalized if requested, then converted to the output type.
 
         Args:
             sentences: a text, or a list (or another ordered collection) of texts.
-            prompt_name: name of the prompt in `prompts` to put before each text.
-            prompt: the prompt itself; outranks ``prompt_name``.
-            batch_size: most texts of a batch; None leaves it to the core. It never changes a vector.
-            show_progress_bar: True shows one on a terminal; None if the logger "embedkit" is at INFO.
-            output_value: ``"sentence_embedding"``, or ``"token_embeddings"`` for the float32 vectors of every
-                token before the pooling, special tokens counted; they are not truncated or normalized.
-            precision, output_dtype: two names for the type of the vectors: ``"float32"``, ``"int8"``,
-                ``"uint8"``, or ``"binary"`` and ``"ubinary"`` with 8 dimensions a byte.
+            prompt_name: the prompt of `prompts` to put before each text.
+            prompt: the prompt itself; takes precedence over ``prompt_name``.
+            batch_size: maximum texts in a batch; None lets the backend choose. It does not affect the embeddings.
+            show_progress_bar: True shows a progress bar on a terminal; None does if the logger "embedkit" is at
+                level INFO or DEBUG.
+            output_value: ``"sentence_embedding"``, or ``"token_embeddings"`` for the float32 embedding of every
+                token before pooling, special tokens included, neither truncated nor normalized.
+            precision, output_dtype: two names for the output type: ``"float32"``, ``"int8"``, ``"uint8"``, or
+                ``"binary"`` and ``"ubinary"``, which pack 8 dimensions into a byte.
             convert_to_numpy: False returns a list of torch tensors.
-            convert_to_tensor: True returns one torch tensor (token embeddings: a list), on the encoder's device
-                (the first of several); outranks ``convert_to_numpy``.
+            convert_to_tensor: True returns one torch tensor (token embeddings: a list of tensors) on the encoder's
+                first device; takes precedence over ``convert_to_numpy``.
             device: None, or the encoder's own device.
-            normalize_embeddings: scale the vectors to length 1.
-            truncate_dim: how many dimensions to keep; None for the encoder's own.
+            normalize_embeddings: scale the embeddings to length 1.
+            truncate_dim: number of leading dimensions to keep; None for the encoder's `truncate_dim`.
             ranges: (2, dimension) minima and maxima for int8 and uint8; None for those saved in the folder.
-            inputs: what sentence-transformers 6 calls ``sentences``.
-            pool, chunk_size, unsupported: further arguments of sentence-transformers, which must be None.
+            inputs: the name of ``sentences`` in sentence-transformers 6.
+            pool, chunk_size, unsupported: other arguments of sentence-transformers; they must be None.
 
         Returns:
-            (dim,) for one text, (n, dim) for several in their order, (0,) for an empty list as
-            sentence-transformers does. Token embeddings are (tokens, hidden_size), several in a list, and
-            numpy arrays unless tensors are asked for.
+            (dim,) for one text; (n, dim) for n texts, in their order; (0,) for an empty list, as
+            sentence-transformers does. Token embeddings: (tokens, hidden_size) for one text, a list of such arrays
+            for several.
 
         Raises:
-            TypeError: a text is not a str (its index is named).
-            ValueError: an argument is out of range, a text is not valid Unicode, or the encoder is closed.
+            TypeError: a text is not a str; the message gives its index.
+            ValueError: an argument is invalid, a text is not valid Unicode, or the encoder is closed.
         """
         check_unsupported("encode", {"pool": pool, "chunk_size": chunk_size, **unsupported})
         if output_value not in ("sentence_embedding", "token_embeddings"):
@@ -210,13 +248,14 @@ class Encoder(Model):
                 "known are 'sentence_embedding', 'token_embeddings'"
             )
         if device is not None:
-            self._check_same(device)
+            check_same_device(device, self._options.devices)
         of_tokens = output_value == "token_embeddings"
         dtype = check_dtype(output_dtype, precision)
         if of_tokens and dtype != "float32":
             raise ValueError(
                 f"output_dtype={dtype!r} is for sentence embeddings; token embeddings are float32"
             )
+        tensors = convert_to_tensor or not convert_to_numpy
         plan = self._plan(
             prompt_name=prompt_name,
             prompt=prompt,
@@ -226,14 +265,13 @@ class Encoder(Model):
             dtype=dtype,
             ranges=ranges,
             token_embeddings=of_tokens,
-            on_device=convert_to_tensor or not convert_to_numpy,
+            on_device=tensors,
         )
-        if sentences is not None and inputs is not None:
-            raise TypeError("sentences and inputs are two names for the texts; give one of them")
-        texts, single = as_texts(sentences if inputs is None else inputs)
+        given = either("the texts", sentences=sentences, inputs=inputs)
+        texts, single = as_texts(given)
         result = self._encode_all(texts, plan, show_progress_bar)
-        if convert_to_tensor or not convert_to_numpy:
-            result = _to_torch(result, one=convert_to_tensor)
+        if tensors:
+            result = to_torch(result, one=convert_to_tensor)
         elif not texts and not of_tokens:
             result = np.array([])
         return result[0] if single else result
@@ -247,7 +285,7 @@ class Encoder(Model):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """`encode` for queries: with the prompt "query" unless another one is given."""
+        """`encode` for queries: uses the prompt "query" unless another prompt is given."""
         if prompt_name is None and prompt is None:
             prompt_name = "query"
         return self.encode(sentences, prompt_name, prompt, *args, **options)
@@ -261,10 +299,10 @@ class Encoder(Model):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """`encode` for documents: with the prompt "document" unless another one is given.
+        """`encode` for documents: uses the prompt "document" unless another prompt is given.
 
-        Every model has that prompt, if only an empty one, as in sentence-transformers: one named "passage" or
-        "corpus" is used when asked for by its name, or when "document" was deleted from `prompts`.
+        As in sentence-transformers, every model has that prompt, possibly empty. A prompt named "passage" or
+        "corpus" is used only if requested by name, or if "document" was deleted from `prompts`.
         """
         if prompt_name is None and prompt is None:
             names = ("document", "passage", "corpus")
@@ -286,33 +324,30 @@ class Encoder(Model):
     ) -> Iterator[Vectors]:
         """Encode a stream of texts in constant memory.
 
-        On the core, texts are read when their block is asked for; other backends read up to four blocks ahead.
-        An error of the stream passes through.
+        The core reads texts one block at a time, when the block is requested; other backends read up to four
+        blocks ahead. Exceptions of the stream propagate.
 
         Args:
             sentences: the texts; read once.
-            block_size: most texts of a block. A block also ends after some million characters.
+            block_size: maximum texts in a block. A block also ends after a few million characters.
 
-        Other arguments, and the errors, are those of `encode`. They are checked by the call itself.
+        Other arguments and errors are those of `encode`; arguments are checked before the first text is read.
 
         Yields:
-            (n, dim) vectors of the next n texts, in their order.
+            (n, dim) embeddings of the next n texts, in their order.
         """
         if isinstance(sentences, str):
-            raise TypeError("encode_iter takes texts, not one str; use encode for a single text")
-        dtype = check_dtype(output_dtype, None)
+            raise TypeError("encode_iter takes an iterable of texts, not a str; use encode for a single text")
         plan = self._plan(
             prompt_name=prompt_name,
             prompt=prompt,
             batch_size=batch_size,
             normalize=normalize_embeddings,
             truncate_dim=truncate_dim,
-            dtype=dtype,
+            dtype=check_dtype(output_dtype, None),
             ranges=ranges,
-            token_embeddings=False,
         )
         blocks = windows(iter(sentences), check_positive("block_size", block_size))
-
         engine = self._engine
 
         def encoded() -> Iterator[Vectors]:
@@ -326,22 +361,13 @@ class Encoder(Model):
     def query_steps(
         self, *, normalize_embeddings: bool = False
     ) -> tuple[Callable[[list[str]], Any], Callable[[Any], tuple[Vectors, float]]]:
-        """`encode_query` of many lists of texts in two steps, which may be done on a thread each.
+        """Split `encode_query` of many lists of texts into two steps that may run on different threads.
 
         Returns:
-            What tokenizes a list of texts ahead, as far as that gains time; and what gives the vectors (n, dim)
-            for what the first returned, the bits of `encode_query`, and the seconds that tokenizing took in it.
+            A function that tokenizes a list of texts, as far as doing so ahead pays; and a function from its result
+            to the embeddings (n, dim), bitwise those of `encode_query`, and the seconds it spent tokenizing.
         """
-        plan = self._plan(
-            prompt_name="query",
-            prompt=None,
-            batch_size=None,
-            normalize=normalize_embeddings,
-            truncate_dim=None,
-            dtype="float32",
-            ranges=None,
-            token_embeddings=False,
-        )
+        plan = self._plan(prompt_name="query", normalize=normalize_embeddings)
 
         def tokenize(texts: list[str]) -> Any:
             engine = self._engine
@@ -352,17 +378,21 @@ class Encoder(Model):
 
         return tokenize, encode
 
+    def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
+        """The token ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""
+        return {"input_ids": self._engine.token_ids(as_texts(texts)[0], self._max_length)}
+
     def _plan(
         self,
         *,
-        prompt_name: str | None,
-        prompt: str | None,
-        batch_size: int | None,
-        normalize: bool,
-        truncate_dim: int | None,
-        dtype: str,
-        ranges: npt.ArrayLike | None,
-        token_embeddings: bool,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        normalize: bool = False,
+        truncate_dim: int | None = None,
+        dtype: str = "float32",
+        ranges: npt.ArrayLike | None = None,
+        token_embeddings: bool = False,
         on_device: bool = False,
     ) -> Plan:
         """Check the arguments of a call once, before any text is read."""
@@ -389,41 +419,11 @@ class Encoder(Model):
             "normalize": bool(normalize),
             "token_embeddings": token_embeddings,
         }
-        ranges = self._ranges(dtype, ranges, width, bool(normalize))
+        ranges = check_ranges(dtype, ranges, engine.folder, width, normalize=bool(normalize))
         return Plan(prompt, options, dtype, ranges, width, on_device and engine.tensors)
 
-    def _check_same(self, device: Any) -> None:
-        """Refuse another device than that of this encoder."""
-        names = check_devices(device)
-        if names not in (self._devices, tuple(name.partition(":")[0] for name in self._devices)):
-            raise ValueError(
-                f"device={device!r}: this encoder is on {self.device!r}; open another one there with "
-                "Encoder(device=...)"
-            )
-
-    def _ranges(
-        self, dtype: str, ranges: npt.ArrayLike | None, width: int, normalize: bool
-    ) -> npt.NDArray[np.float32] | None:
-        """Ranges for int8 and uint8; those of the folder hold only for vectors as the folder gives them."""
-        if dtype not in ("int8", "uint8"):
-            return None
-        if ranges is not None:
-            return checked_ranges(ranges, width)
-        folder = self._engine.folder
-        changed = normalize and not (folder.normalizes and width == folder.dimension)
-        saved = folder.ranges(width)
-        if saved is not None and not changed:
-            return checked_ranges(saved, width)
-        why = "none are saved in the model folder"
-        if folder.stamp.ranges is not None:
-            why = "those saved in the model folder are for vectors truncated or normalized otherwise"
-        raise ValueError(
-            f"{dtype} embeddings need the range of each dimension, and {why}: give ranges=, e.g. "
-            "numpy.stack([v.min(axis=0), v.max(axis=0)]) of the float vectors v of typical texts, "
-            "or save them once with save(folder, ranges=...)"
-        )
-
     def _encode_all(self, texts: list[str], plan: Plan, show_progress_bar: bool | None) -> Any:
+        """All embeddings of a list of texts, in one array or list."""
         engine = self._engine
         out = engine.empty(len(texts), plan)
         with progress(len(texts), show_progress_bar) as advance:
@@ -435,20 +435,149 @@ class Encoder(Model):
                         advance(len(block))
         return out
 
-    def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
-        """The ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""
-        return {"input_ids": self._engine.token_ids(as_texts(texts)[0], self._max_length)}
+    def _prompt_text(self, name: str | None) -> str:
+        """The text of a prompt; None for the default one."""
+        name = self.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts))
+            raise ValueError(f"prompt_name={name!r} is not known; this model's prompts are {known}")
+        return self.prompts[name]
 
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Scores (n, m) of each of (n, dim) embeddings with each of (m, dim), by `similarity_fn_name`.
 
-def _to_torch(result: Any, *, one: bool) -> Any:
-    """Results as torch tensors: of numpy arrays on the CPU, others where they are."""
-    try:
-        import torch
-    except ImportError:
-        raise ImportError(
-            "torch tensors were asked for and torch is not installed: pip install torch, "
-            "or leave convert_to_numpy=True and convert_to_tensor=False for numpy arrays"
-        ) from None
-    if one and not isinstance(result, list):
-        return torch.as_tensor(result) if len(result) else torch.tensor([])
-    return [torch.as_tensor(row) for row in result]
+        Returns:
+            A float32 array; a torch tensor if a torch tensor was given.
+        """
+        return with_tensors(similarity, embeddings1, embeddings2, self.similarity_fn_name)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Scores (n,) of row i of (n, dim) embeddings with row i of (n, dim); returned as by `similarity`."""
+        return with_tensors(similarity_pairwise, embeddings1, embeddings2, self.similarity_fn_name)
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """How `similarity` scores: "cosine" (also if set to None), "dot", "euclidean" or "manhattan"."""
+        return self._similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: str | None) -> None:
+        self._similarity_fn_name = check_similarity(name)
+
+    def get_embedding_dimension(self) -> int:
+        """The number of dimensions that `encode` returns."""
+        dimension = self._engine.folder.dimension
+        return dimension if self.truncate_dim is None else check_truncate_dim(self.truncate_dim, dimension)
+
+    get_sentence_embedding_dimension = get_embedding_dimension
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 that identifies the model; see `embedkit.model_folder.fingerprint`.
+
+        `save` writes it into the folder. For other folders it is computed on first use, which reads all weights.
+        """
+        if self._fingerprint is None:
+            self._fingerprint = self._engine.fingerprint()
+        return self._fingerprint
+
+    def describe(self) -> dict[str, Any]:
+        """Report model, numerics and machine, and how many texts were encoded and truncated so far."""
+        folder = self._engine.folder
+        return {
+            **super().describe(),
+            "fingerprint": self.fingerprint,
+            "dimension": self.get_embedding_dimension(),
+            "on_overflow": self._on_overflow,
+            "pooling": list(folder.pooling.modes),
+            "normalizes": folder.normalizes,
+            "similarity": self.similarity_fn_name,
+        }
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        precision: str = "auto",
+        *,
+        ranges: npt.ArrayLike | None = None,
+        dequantize: bool = False,
+    ) -> None:
+        """Write the model with the settings of this encoder to a new folder.
+
+        An fp32 folder also loads in sentence-transformers. An int8 folder keeps the fingerprint of its source.
+
+        Args:
+            folder: the folder to write; it must not exist or be empty. It is written atomically.
+            precision: ``"fp32"``, ``"int8"``, or ``"auto"`` for the encoder's own.
+            ranges: (2, dimension) minima and maxima of typical embeddings, saved for int8 and uint8 output.
+            dequantize: with ``"fp32"`` and an int8 folder, multiply the int8 weights out to float32, for programs
+                that cannot read int8. The result is a different model with a different fingerprint.
+
+        Raises:
+            FileExistsError: the folder exists and is not empty.
+            ValueError: fp32 is requested of int8 weights without ``dequantize``, or the ranges do not fit.
+        """
+        from .model_folder.saving import write_folder
+
+        engine = self._engine
+        if self._options.onnx is not None:
+            raise ValueError(
+                f"an encoder with the ONNX backend cannot be saved; copy its folder {engine.folder.path} instead"
+            )
+        width = self.get_embedding_dimension()
+        kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
+        if precision == "auto":
+            precision = engine.stored_precision
+        elif not (dequantize and precision == "fp32"):
+            precision = check_precision(precision, engine.folder)
+        write_folder(
+            engine.folder,
+            Path(folder),
+            precision=precision,
+            settings=Settings(
+                self.prompts,
+                self.default_prompt_name,
+                self._max_length,
+                self.truncate_dim,
+                self.similarity_fn_name,
+            ),
+            ranges=kept,
+        )
+
+    def verify(self) -> str:
+        """Read the whole folder again and compare it with the fingerprint that `save` wrote into it.
+
+        Returns:
+            The fingerprint.
+
+        Raises:
+            ValueError: the weights or the settings have changed since the folder was saved.
+        """
+        self._engine.verify()
+        return self.fingerprint
+
+    def eval(self: _Self) -> _Self:
+        """Return the encoder; evaluators of sentence-transformers call this. There is no training mode."""
+        return self
+
+    def _open(self, path: Path, options: OpenOptions) -> Engine:
+        return open_engine(path, options)
+
+    def _start(self) -> None:
+        self._counts = Counts()
+        self.model_card_data = ModelCardData(self._name)
+
+    def _summary(self) -> str:
+        return f"dimension={self.get_embedding_dimension()}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As of any model; the results of evaluators stay here."""
+        return {**super().__getstate__(), "model_card_data": None}
+
+    def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
+        """Copy the settings and share the engine."""
+        copy = super().__deepcopy__(memo)
+        copy.prompts = dict(self.prompts)
+        return copy

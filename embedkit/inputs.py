@@ -1,4 +1,4 @@
-"""What callers hand to `Encoder.encode`: checks, and windows of bounded size."""
+"""The texts and pairs that callers pass: checks, windows of bounded size, and the progress bar."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MAX_CHARACTERS", "as_texts", "check_unicode", "outside_level", "progress", "windows"]
+__all__ = [
+    "MAX_CHARACTERS",
+    "as_pairs",
+    "as_texts",
+    "check_unicode",
+    "outside_level",
+    "pair_windows",
+    "progress",
+    "windows",
+]
 
 MAX_CHARACTERS = 4_000_000
-"""Most characters of a window of more than one text."""
+"""Maximum characters of a window with more than one text."""
 
 _PACKAGE = str(Path(__file__).parent)
 
 
 def as_texts(sentences: Any) -> tuple[list[str], bool]:
-    """A list of what was given, and whether it was one text.
+    """The texts as a list, and whether a single text was given.
 
     Raises:
-        TypeError: for anything but a text or a collection of texts in an order of its own.
+        TypeError: for anything but a text or an ordered collection of texts.
     """
     if isinstance(sentences, str):
         return [sentences], True
@@ -31,7 +40,7 @@ def as_texts(sentences: Any) -> tuple[list[str], bool]:
     if isinstance(sentences, bytes | bytearray):
         hint = ": decode it first, e.g. text.decode('utf-8')"
     elif getattr(sentences, "ndim", None) == 0:
-        hint = " without dimensions: take the text out of it with .item()"
+        hint = " without dimensions: get the text with .item()"
     refused = isinstance(sentences, memoryview | Mapping | set | frozenset)
     if hint or refused or not isinstance(sentences, Iterable):
         raise TypeError(f"expected a str or a list of str, got {type(sentences).__name__}{hint}")
@@ -42,20 +51,20 @@ def windows(texts: Iterable[str], max_texts: int, *, first: int | None = None) -
     """Cut texts into lists of at most ``max_texts`` texts and `MAX_CHARACTERS` characters, in order.
 
     Args:
-        texts: an iterator is read as the lists are asked for.
-        max_texts: of a list.
-        first: most texts of the first one cut from a list; each may have twice as many as the one before, up to
-            ``max_texts``. None for ``max_texts``.
+        texts: an iterator is read lazily.
+        max_texts: maximum texts in a window.
+        first: maximum texts in the first window cut from a list; it doubles with each window, up to ``max_texts``.
+            None for ``max_texts``.
 
     Raises:
-        TypeError: for an item that is not a str; names its index.
+        TypeError: an item is not a str; the message gives its index.
     """
     if not isinstance(texts, list):
         yield from _one_by_one(texts, max_texts, 0)
         return
     begin, size = 0, max_texts if first is None else min(first, max_texts)
     while part := texts[begin : begin + size]:
-        # Where nothing is the matter, without a step of Python for each text.
+        # The common case, without a Python loop over the texts.
         if set(map(type, part)) == {str} and sum(map(len, part)) <= MAX_CHARACTERS:
             yield part
         else:
@@ -64,7 +73,7 @@ def windows(texts: Iterable[str], max_texts: int, *, first: int | None = None) -
 
 
 def _one_by_one(texts: Iterable[str], max_texts: int, first: int) -> Iterator[list[str]]:
-    """`windows` of texts, the first of which has this index."""
+    """`windows` of texts; ``first`` is the index of the first text."""
     window: list[str] = []
     characters = 0
     for index, text in enumerate(texts, first):
@@ -80,22 +89,65 @@ def _one_by_one(texts: Iterable[str], max_texts: int, first: int) -> Iterator[li
         yield window
 
 
+def as_pairs(pairs: Any) -> tuple[list[str], list[str], bool]:
+    """The first texts, the second texts, and whether a single pair was given.
+
+    Raises:
+        TypeError: an item is not a pair of texts.
+    """
+    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+        raise TypeError(f"expected a pair of texts or a list of pairs, got {type(pairs).__name__}")
+    items = list(pairs)
+    single = bool(items) and isinstance(items[0], str)
+    first: list[str] = []
+    second: list[str] = []
+    for index, pair in enumerate([items] if single else items):
+        if isinstance(pair, str) or not isinstance(pair, Iterable):
+            raise TypeError(f"pairs[{index}] is {type(pair).__name__}, not a pair of texts")
+        texts = list(pair)
+        if len(texts) != 2:
+            raise TypeError(
+                f"pairs[{index}] holds {len(texts)} items, not two texts"
+                + ("; to score several pairs, pass [(a, b), …]" if single else "")
+            )
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                hint = ": decode it first, e.g. text.decode('utf-8')" if isinstance(text, bytes) else ""
+                raise TypeError(f"pairs[{index}][{place}] is {type(text).__name__}, not str{hint}")
+        first.append(texts[0])
+        second.append(texts[1])
+    return first, second, single
+
+
+def pair_windows(first: list[str], second: list[str], most: int) -> Iterable[tuple[int, int]]:
+    """Bounds (start, end) of windows of at most ``most`` pairs and `MAX_CHARACTERS` characters."""
+    start = characters = 0
+    for index, (a, b) in enumerate(zip(first, second, strict=True)):
+        size = len(a) + len(b)
+        if index > start and (index - start == most or characters + size > MAX_CHARACTERS):
+            yield start, index
+            start, characters = index, 0
+        characters += size
+    if start < len(first):
+        yield start, len(first)
+
+
 def check_unicode(name: str, text: str) -> None:
-    """Refuse a text with a lone surrogate; ``name`` is what the message calls it."""
+    """Raise ValueError for a text with a lone surrogate; ``name`` stands for it in the message."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name} holds a lone surrogate at position {error.start}, no Unicode character; "
+            f"{name} holds a lone surrogate at position {error.start}, which is not a Unicode character; "
             "repair the text, e.g. text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
         ) from None
 
 
 @contextmanager
 def progress(total: int, show: bool | None) -> Iterator[Callable[[int], object] | None]:
-    """A function that advances a progress bar on the terminal, or None for no bar.
+    """A function that advances a progress bar on the terminal, or None without a bar.
 
-    None for ``show`` means: when embedkit's logger is at INFO or DEBUG, as sentence-transformers does.
+    ``show`` None shows the bar if embedkit's logger is at level INFO or DEBUG, as sentence-transformers does.
     """
     if show is None:
         show = logging.getLogger("embedkit").getEffectiveLevel() in (logging.INFO, logging.DEBUG)
@@ -109,7 +161,7 @@ def progress(total: int, show: bool | None) -> Iterator[Callable[[int], object] 
 
 
 def outside_level() -> int:
-    """``stacklevel`` of the first caller outside this package, counted from the caller of this function."""
+    """The ``stacklevel`` of the first caller outside this package, counted from the caller of this function."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back

@@ -1,7 +1,8 @@
-"""Output types of embeddings and similarity functions, in numpy."""
+"""Output types of embeddings, and similarity functions, in numpy; conversion from and to torch tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ __all__ = [
     "output_width",
     "similarity",
     "similarity_pairwise",
+    "to_torch",
+    "unit",
+    "with_tensors",
 ]
 
 Array = npt.NDArray[Any]
@@ -30,7 +34,11 @@ DTYPES = tuple(NUMPY_DTYPES)
 
 
 def checked_ranges(ranges: npt.ArrayLike, dimension: int) -> npt.NDArray[np.float32]:
-    """Ranges (2, dimension) as float32: minima, then maxima."""
+    """Ranges (2, dimension), minima and maxima, as float32.
+
+    Raises:
+        ValueError: the shape is wrong, or a value is not finite or out of order.
+    """
     checked = np.asarray(ranges, dtype=np.float32)
     if checked.shape != (2, dimension):
         raise ValueError(
@@ -43,20 +51,20 @@ def checked_ranges(ranges: npt.ArrayLike, dimension: int) -> npt.NDArray[np.floa
 
 
 def output_width(dtype: str, dimension: int) -> int:
-    """Columns of the output: packed types hold 8 dimensions a byte."""
+    """Number of columns of the output; packed types hold 8 dimensions per byte."""
     return (dimension + 7) // 8 if dtype in ("binary", "ubinary") else dimension
 
 
 def convert(vectors: npt.NDArray[np.float32], dtype: str, ranges: npt.NDArray[np.float32] | None) -> Array:
-    """Float vectors (n, dimension) as ``dtype``.
+    """Convert float vectors (n, dimension) to ``dtype``.
 
-    int8 and uint8 divide each dimension's range in 255 steps and clip what lies outside. binary and ubinary
-    keep the sign, 8 dimensions a byte, the first in the highest bit.
+    int8 and uint8 divide the range of each dimension into 255 steps and clip values outside. binary and ubinary keep
+    the signs, 8 dimensions per byte, the first in the highest bit.
 
     Args:
         vectors: (n, dimension).
         dtype: one of `DTYPES`.
-        ranges: (2, dimension), needed by int8 and uint8.
+        ranges: (2, dimension), required for int8 and uint8.
     """
     if dtype == "float32":
         return vectors
@@ -74,11 +82,11 @@ def convert(vectors: npt.NDArray[np.float32], dtype: str, ranges: npt.NDArray[np
 
 
 def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
-    """Scores (n, m) of every vector of ``a`` (n, d) with every one of ``b`` (m, d); higher is more alike."""
+    """Scores (n, m) of each vector of ``a`` (n, d) with each vector of ``b`` (m, d); higher is more similar."""
     x, y = np.atleast_2d(_float(a, "a")), np.atleast_2d(_float(b, "b"))
     _check_shapes(x, y, pairwise=False)
     if name == "cosine":
-        return np.asarray(_unit(x) @ _unit(y).T)
+        return np.asarray(_unit32(x) @ _unit32(y).T)
     if name == "dot":
         return np.asarray(x @ y.T)
     order = _order(name)
@@ -94,14 +102,14 @@ def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.ND
     _check_shapes(x, y, pairwise=True)
     if name in ("cosine", "dot"):
         if name == "cosine":
-            x, y = _unit(x), _unit(y)
+            x, y = _unit32(x), _unit32(y)
         return np.asarray((x * y).sum(axis=-1), dtype=np.float32)
     order = _order(name)
     return np.asarray(-np.linalg.norm(x - y, ord=order, axis=-1), dtype=np.float32)
 
 
 def _order(name: str) -> int:
-    """Of the norm whose distance a similarity is."""
+    """The order of the norm behind a distance-based similarity."""
     if name not in ("euclidean", "manhattan"):
         raise ValueError(f"the similarity {name!r} is not known; known are cosine, dot, euclidean, manhattan")
     return 2 if name == "euclidean" else 1
@@ -123,6 +131,42 @@ def _check_shapes(x: Array, y: Array, *, pairwise: bool) -> None:
         raise ValueError(f"pairwise similarity needs equally many vectors, not {x.shape} and {y.shape}")
 
 
-def _unit(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def unit(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Vectors (n, d) scaled to length 1; squares are summed in double precision, as in the core."""
+    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
+    return np.asarray(vectors / np.maximum(norms, 1e-12)[:, None], dtype=np.float32)
+
+
+def _unit32(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """As `unit`, summed in float32: twice as fast, and enough for a score."""
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(norms, np.float32(1e-12)), dtype=np.float32)
+
+
+def with_tensors(score: Callable[[Any, Any, str], npt.NDArray[np.float32]], a: Any, b: Any, name: str) -> Any:
+    """``score(a, b, name)``; a torch tensor on the first tensor's device if one was given."""
+    tensors = [value for value in (a, b) if type(value).__module__.partition(".")[0] == "torch"]
+    if not tensors:
+        return score(a, b, name)
+    import torch
+
+    a, b = (value.detach().cpu().float() if isinstance(value, torch.Tensor) else value for value in (a, b))
+    return torch.from_numpy(score(a, b, name)).to(tensors[0].device)
+
+
+def to_torch(result: Any, *, one: bool) -> Any:
+    """Results as torch tensors, ``one`` or a list: of numpy arrays on the CPU, tensors where they are.
+
+    Raises:
+        ImportError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise ImportError(
+            "torch is not installed, and torch tensors were requested: pip install torch, "
+            "or leave convert_to_numpy=True and convert_to_tensor=False for numpy arrays"
+        ) from None
+    if one and not isinstance(result, list):
+        return torch.as_tensor(result) if len(result) else torch.tensor([])
+    return [torch.as_tensor(row) for row in result]

@@ -1,7 +1,7 @@
-"""Search and paraphrase mining over vectors in memory, as sentence-transformers' utilities of the same names.
+"""Semantic search and paraphrase mining in memory, like sentence-transformers' utilities of the same names.
 
-Both are a k-nearest-neighbour search by inner product in Faiss, which works through the matrix of scores in blocks
-of fixed size: memory is the vectors and the results, never n².
+Both are a k-nearest-neighbor search by inner product in Faiss, which computes the matrix of scores in blocks of
+fixed size: memory is that of the vectors and the results, never n².
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["paraphrase_mining", "semantic_search"]
 
 Score = Literal["cosine", "dot"]
 
-# sentence-transformers passes functions; these two of its ``util`` are known by their names.
+# sentence-transformers passes functions of its ``util``, recognized by their names.
 _SCORES = {
     "cosine": "cosine",
     "dot": "dot",
@@ -38,8 +38,8 @@ _SCORES = {
     "pytorch_cos_sim": "cosine",
     "dot_score": "dot",
 }
-_BLOCK_CELLS = 1 << 20  # neighbours of a block of queries
-_BUFFERED_PAIRS = 1 << 20  # fewest pairs that are collected before the best are kept
+_BLOCK_CELLS = 1 << 20  # neighbors of a block of queries
+_BUFFERED_PAIRS = 1 << 20  # pairs collected before only the best are kept
 
 
 def semantic_search(
@@ -51,19 +51,19 @@ def semantic_search(
 ) -> list[list[dict[str, int | float]]]:
     """The ``top_k`` rows of the corpus most similar to each query, by exact search.
 
-    `Index` is for what does not fit in memory, is kept on disk, or holds millions of vectors.
+    For vectors on disk, more than fit in memory, or millions of them, use `Index`.
 
     Args:
         query_embeddings: (n, dim) or (dim,): an array, a torch tensor, or a list of them.
         corpus_embeddings: (m, dim), likewise.
-        top_k: most results a query.
-        score_function: ``"cosine"``, ``"dot"``, or ``cos_sim`` or ``dot_score`` of sentence-transformers.
+        top_k: results per query.
+        score_function: ``"cosine"`` or ``"dot"``, or sentence-transformers' ``cos_sim`` or ``dot_score``.
 
     Returns:
         For each query a list of ``{"corpus_id": row, "score": score}``, best first.
 
     Raises:
-        ValueError: the shapes do not fit, a value is not finite, or the score is not known.
+        ValueError: the shapes do not match, a value is not finite, or the score function is unknown.
         ImportError: Faiss is not installed.
     """
     k = check_positive("top_k", top_k)
@@ -98,7 +98,7 @@ def paraphrase_mining(
     prompt: str | None = None,
     factory: str = "Flat",
 ) -> list[list[int | float]]:
-    """The pairs of sentences that are most similar to each other.
+    """The most similar pairs of sentences.
 
     A pair counts when one sentence is among the ``top_k`` nearest of the other.
 
@@ -106,18 +106,18 @@ def paraphrase_mining(
         model: the encoder.
         sentences: the texts.
         show_progress_bar, batch_size, truncate_dim, prompt_name, prompt: as in `Encoder.encode`.
-        max_pairs: most pairs to return: the best ones.
-        top_k: neighbours that are looked at for each sentence.
+        max_pairs: return at most this many pairs, the best ones.
+        top_k: nearest neighbors to consider per sentence.
         score_function: as in `semantic_search`.
-        factory: the Faiss index that finds the neighbours: ``"Flat"`` compares all with all; ``"auto"`` is an
-            inverted file from 20,000 sentences on, much faster on many and missing a few pairs; or a string
-            that `Index.build` takes.
+        factory: the Faiss index that finds the neighbors: ``"Flat"`` compares all pairs; ``"auto"`` is an inverted
+            file from 20,000 sentences on, which is much faster and misses a few pairs; or any ``factory`` of
+            `Index.build`.
 
     Returns:
-        ``[score, i, j]`` with i < j, positions in ``sentences``; best first.
+        A list of ``[score, i, j]``, best first, where i < j are positions in ``sentences``.
 
     Raises:
-        ValueError: an argument is out of range or not known.
+        ValueError: an argument is out of range or unknown.
         ImportError: Faiss is not installed.
     """
     k, most = check_positive("top_k", top_k), check_positive("max_pairs", max_pairs)
@@ -137,7 +137,7 @@ def paraphrase_mining(
     resolved = resolve_factory(factory, len(vectors))
     search = _exact(vectors) if resolved == "Flat" else _indexed(vectors, resolved)
     pairs = _Pairs(len(vectors), most)
-    wanted = min(k + 1, len(vectors))  # a sentence is its own neighbour
+    wanted = min(k + 1, len(vectors))  # a sentence is its own neighbor
     rows = max(1, _BLOCK_CELLS // wanted)
     for first in range(0, len(vectors), rows):
         pairs.add(first, *search(vectors[first : first + rows], wanted), k)
@@ -154,10 +154,10 @@ class _Pairs:
         self._held = 0
 
     def add(self, first: int, scores: Float32Array, columns: Int64Array, k: int) -> None:
-        """Take the neighbours (rows, k + 1) of the sentences from ``first`` on."""
+        """Add the neighbors (rows, k + 1) of the sentences from ``first`` on."""
         rows = np.arange(first, first + len(columns))[:, None]
         others = (columns != rows) & (columns >= 0)  # -1 where an index found fewer
-        # Among many copies of a sentence it may not be its own neighbour: then one of k + 1 is too many.
+        # Among many copies of a sentence it may not be its own neighbor: then one of the k + 1 is too many.
         others &= np.cumsum(others, axis=1) <= k
         keys = np.minimum(rows, columns) * self._n + np.maximum(rows, columns)
         self._keys.append(keys[others])
@@ -186,7 +186,7 @@ class _Pairs:
 
 
 def _exact(corpus: Float32Array) -> Callable[[Float32Array, int], tuple[Float32Array, Int64Array]]:
-    """Exact search in ``corpus`` without a copy of it."""
+    """Exact search in ``corpus``, without copying it."""
     faiss = import_faiss()
 
     def search(queries: Float32Array, k: int) -> tuple[Float32Array, Int64Array]:
@@ -203,7 +203,7 @@ def _indexed(
     index = create_index(factory, corpus.shape[1])
     ivf = ivf_of(index)
     if ivf is not None:
-        ivf.cp.min_points_per_centroid = 1  # few vectors are the caller's choice: no warning on stderr
+        ivf.cp.min_points_per_centroid = 1  # no warning on stderr about few vectors
         ivf.nprobe = default_nprobe(ivf.nlist)
     try:
         index.train(corpus)
@@ -225,14 +225,14 @@ def _check_score(score_function: Any) -> str:
     known = _SCORES.get(name) if isinstance(name, str) else None
     if known is None:
         raise ValueError(
-            f"score_function={score_function!r} is not known; known are 'cosine' and 'dot', "
-            "and cos_sim and dot_score of sentence-transformers"
+            f"unknown score_function={score_function!r}; use 'cosine' or 'dot', "
+            "or cos_sim or dot_score of sentence-transformers"
         )
     return known
 
 
 def _matrix(name: str, values: Any, normalize: bool) -> Float32Array:
-    """``values`` as (n, dim) float32 in C order, each row of length 1 if asked."""
+    """``values`` as (n, dim) float32 in C order, with rows of length 1 if ``normalize``."""
     if hasattr(values, "detach"):  # torch, from any device and in any of its types
         values = values.detach().cpu().float().numpy()
     elif isinstance(values, list | tuple) and values and hasattr(values[0], "detach"):

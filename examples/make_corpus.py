@@ -2,9 +2,9 @@
 
     python examples/make_corpus.py
 
-The sentences were written for embedkit; the patterns add volume: announcements and reports such as a real
-corpus holds by the thousand. The result is the same every time, and a document keeps its id when others are
-added at the end of their language and topic. Everything here is under the licence of the repository.
+The sentences were written for embedkit; the patterns add volume, with the announcements and reports that are common
+in real corpora. The result is deterministic, and a document keeps its id when others are added at the end of their
+language and topic. Everything here is under the license of the repository.
 """
 
 from __future__ import annotations
@@ -174,12 +174,12 @@ ENGLISH: tuple[tuple[str, str, dict[str, str]], ...] = (
 
 
 def pick(seed: str, choices: int) -> int:
-    """A number below ``choices`` that looks random and depends on ``seed`` only."""
+    """A pseudo-random number below ``choices`` that depends only on ``seed``."""
     return int.from_bytes(hashlib.sha256(seed.encode("utf-8")).digest()[:8], "big") % choices
 
 
 def fill(pattern: str, slots: dict[str, list[str]], seed: str) -> str:
-    """``pattern`` with a word for each slot."""
+    """Fill each slot of ``pattern`` with a word."""
     return pattern.format(
         **{name: words[pick(f"{seed} {name}", len(words))] for name, words in slots.items()}
     )

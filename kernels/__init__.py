@@ -1,18 +1,18 @@
 """Triton kernels for GPU encoders, installed as ``embedkit.kernels``.
 
-Each module holds the functions of its name; its arithmetic stands in ``NAME_triton``, below the formula.
+Each module checks arguments and launches; the kernels and their formulas are in ``NAME_triton``.
 
-* `attention_tiles`: which tokens one program of `varlen_attention` takes (numpy only).
+* `attention_tiles`: the tokens of each program of `varlen_attention` (numpy only).
 * `bias_gelu`: y = gelu(x + b).
-* `blocks`: how much one program of each kernel takes, by GPU.
-* `forward`: the whole encoder of a model folder from these kernels, on packed batches.
-* `layernorm`: `embed_layernorm` and `residual_layernorm`, what stands before a layer norm and the norm.
-* `pool_project_normalize`: pooling, projection, length 1 and quantization, with gradients.
-* `quantize`: rows and matrices in 8 bits.
+* `blocks`: block sizes of each kernel, by GPU.
+* `forward`: the complete encoder of a model folder, on packed batches.
+* `layernorm`: `embed_layernorm` and `residual_layernorm`, a sum fused with its layer norm.
+* `pool_project_normalize`: pooling, projection, normalization and quantization, with gradients.
+* `quantize`: activations and weights in 8 bits.
 * `quantized_linear`: their products, with bias and activation.
-* `varlen_attention`: attention of packed sequences, with relative position bias and rotary positions.
+* `varlen_attention`: attention over packed sequences, with relative position bias and rotary positions.
 
-A module is imported when it is first used: torch and triton are not needed to import this package.
+Modules are imported on first use, so importing this package needs neither torch nor triton.
 """
 
 from importlib import import_module

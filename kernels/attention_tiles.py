@@ -1,11 +1,11 @@
-"""Which tokens one program of `embedkit.kernels.varlen_attention` takes: decided on the host.
+"""Divides a packed batch into tiles, one for each program of `embedkit.kernels.varlen_attention`.
 
-A tile is up to ``block`` neighbouring tokens of a packed batch: several whole sequences, or a part of one that
-is longer than the block. Only then does a program have as many queries as the tensor cores take, however short
-the sequences are; and a whole sequence needs one pass over its keys, which are its tile's tokens.
+A tile is up to ``block`` adjacent tokens of a packed batch: several whole sequences, or a part of one that is longer
+than the block. This fills the tensor cores with queries even if sequences are short, and a whole sequence needs only
+one pass over its keys, which are the tokens of its tile.
 
-This is the readable form; `_core.TokenWindow.pack` makes the same tiles for the GPU backend, ten times as fast
-(csrc/pipeline/attention_tiles.cc).
+This is the readable implementation; `_core.TokenWindow.pack` computes the same tiles for the GPU backend, ten times
+faster (csrc/pipeline/attention_tiles.cc).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy.typing as npt
 __all__ = ["BLOCK", "HEADER", "attention_tiles", "max_attention_tiles"]
 
 BLOCK = 64
-"""Tokens a tile, unless said otherwise."""
+"""Default number of tokens in a tile."""
 HEADER = 4
-"""Columns of a tile before the starts of its tokens' sequences."""
+"""Columns of a tile before the starts of the sequences of its tokens."""
 
 
 def max_attention_tiles(tokens: int, block: int = BLOCK) -> int:
-    """The greatest number of tiles of any batch of ``tokens`` tokens, those of no sequence counted in.
+    """The maximum number of tiles of a batch of ``tokens`` tokens, including tokens of no sequence.
 
-    Two neighbouring tiles of whole sequences hold more than ``block`` tokens, a part of a long sequence but its
-    last holds ``block``, and after each long sequence may come a rest and a lone short sequence: three tiles a
-    block, and two at the ends.
+    Two adjacent tiles of whole sequences hold more than ``block`` tokens together, every part of a long sequence but
+    the last holds ``block``, and a long sequence may be followed by its remainder and a single short sequence: three
+    tiles per block, and two at the ends.
     """
     return 3 * (tokens // block) + 2
 
@@ -40,18 +40,18 @@ def attention_tiles(
 
     Args:
         lengths: (sequences,) tokens of each sequence; empty ones take no tile.
-        block: tokens a tile: 16, 32, 64 or 128.
-        tokens: rows of the batch; those after the last sequence (the filling of a CUDA graph) get tiles
-            without keys, whose result is zero. Default: the sum of the lengths.
-        tiles: rows of the result, the same for every batch of a CUDA graph: `max_attention_tiles` are enough.
-            Default: as many as it takes, at least 1.
+        block: tokens in a tile: 16, 32, 64 or 128.
+        tokens: rows of the batch; those after the last sequence (the padding of a CUDA graph) get tiles without
+            keys, whose result is zero. Default: the sum of the lengths.
+        tiles: rows of the result, fixed for all batches of a CUDA graph; `max_attention_tiles` is sufficient.
+            Default: as many as needed, at least 1.
 
     Returns:
         (tiles, 4 + block) int32: first token, end token, first key, end key, and for each of its tokens the
-        first token of the sequence that it belongs to. An idle tile has zeros.
+        first token of its sequence. Idle tiles are zero.
 
     Raises:
-        ValueError: for arguments that do not fit, and for more tiles than ``tiles``.
+        ValueError: the arguments do not fit together, or there are more tiles than ``tiles``.
     """
     if block not in (16, 32, 64, 128):
         raise ValueError(f"block must be 16, 32, 64 or 128, not {block}")
@@ -63,9 +63,11 @@ def attention_tiles(
     used = int(bounds[-1])
     tokens = used if tokens is None else tokens
     if not used <= tokens < 2**31:
-        raise ValueError(f"the sequences have {used} tokens, the batch {tokens}; give at least as many")
+        raise ValueError(
+            f"the sequences have {used} tokens, the batch {tokens}; it must have at least as many"
+        )
 
-    # Begins and ends of sequences and tokens: one step a tile, not one a sequence.
+    # One step per tile, not per sequence.
     ends = bounds.tolist()
     headers: list[tuple[int, int, int, int]] = []
     sequence = 0
@@ -83,8 +85,8 @@ def attention_tiles(
     count = max(1, len(headers)) if tiles is None else tiles
     if len(headers) > count:
         raise ValueError(
-            f"the batch has {len(headers)} tiles, room is for {count}; "
-            f"max_attention_tiles({tokens}, {block}) = {max_attention_tiles(tokens, block)} are always enough"
+            f"the batch has {len(headers)} tiles, and there is room for {count}; "
+            f"max_attention_tiles({tokens}, {block}) = {max_attention_tiles(tokens, block)} is always sufficient"
         )
 
     result = np.zeros((count, HEADER + block), dtype=np.int32)

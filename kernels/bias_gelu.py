@@ -1,6 +1,6 @@
-"""Bias and GELU in one Triton launch: y = gelu(x + b), exact or in the tanh form.
+"""Bias and GELU in one Triton kernel: y = gelu(x + b), exact or approximated by tanh.
 
-The formulas stand above the kernel in `bias_gelu_triton`. This file checks and launches. Forward only.
+The formulas are in `bias_gelu_triton`; this file checks arguments and launches. Forward only.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Gelu = Literal["gelu", "gelu_new"]
 
 
 def bias_gelu(x: Tensor, bias: Tensor, *, activation: Gelu = "gelu", inplace: bool = False) -> Tensor:
-    """``gelu(x + bias)``, in float32 inside.
+    """``gelu(x + bias)``, computed in float32.
 
     Args:
         x: (tokens, I), float32, float16 or bfloat16.
-        bias: (I,), of the projection that ``x`` comes from.
-        activation: "gelu", with the error function, or "gelu_new", with tanh; named as in config.json.
-        inplace: write to ``x``, which must be contiguous.
+        bias: (I,), the bias of the projection that computes ``x``.
+        activation: "gelu" (erf) or "gelu_new" (tanh), as in config.json.
+        inplace: overwrite ``x``, which must be contiguous.
 
     Returns:
-        (tokens, I), of the type of ``x``.
+        (tokens, I), with the type of ``x``.
 
     Raises:
-        ValueError: for shapes, types and devices that do not fit.
+        ValueError: shapes, types or devices do not fit.
     """
     if x.ndim != 2:
         raise ValueError(f"x must be (tokens, I), not {tuple(x.shape)}")

@@ -1,20 +1,20 @@
-"""How much one program of each kernel takes, by GPU: the one place that a measurement changes.
+"""Block sizes of each kernel, by GPU: the only place to change after a measurement.
 
-The entries are reasoned, not yet measured on a GPU; ``benchmarks/kernels.py --device cuda --tune`` prints the
-fastest of a grid around each. What follows from a shape alone (a row that must fit the registers) is computed
-where the kernel is launched and given to `blocks`.
+The entries are reasoned, not yet measured on a GPU; ``benchmarks/kernels.py --device cuda --tune`` prints the fastest
+of a grid around each. Sizes that follow from a shape alone (a row must fit the registers) are computed where the
+kernel is launched, and passed to `blocks`.
 
-* ``bias_gelu``, ``layernorm``: 2048 values in 128 threads are 16 a thread, two loads of 16 bytes of 16-bit values
-  under way; a multiprocessor has room for 16 such programs (12 on sm_86 and sm_89).
-* ``pool_project_normalize``: 8192 values in 128 threads are 64 registers of sums, and up to 16 tokens under way:
-  a text of 16 tokens is read in one pass.
-* ``varlen_attention``: 64 tokens a tile is the least that a warp group of sm_90 multiplies, and four 16-token
-  texts; the number of keys at a time is what nothing is spilled with.
-* ``quantized_linear``: a tile of 128 x 128 results does 128 operations for each byte that it takes from the L2
-  cache: at 7 TB/s of an H100 about 900 Tera operations/s, as many as its 16-bit products reach at most. Three
-  stages of (128 + 128) x 128 bytes are all the shared memory of sm_86 and sm_89. On sm_90 the registers leave room
-  for one program a multiprocessor, so that a fourth stage costs nothing. The columns of a tile are a group of
-  `embedkit.kernels.quantize`, and stay 128; 256 rows are in the grid of ``--tune``.
+* ``bias_gelu``, ``layernorm``: 2048 values in 128 threads are 16 per thread, i.e. two 16-byte loads of 16-bit values
+  in flight; a multiprocessor has room for 16 such programs (12 on sm_86 and sm_89).
+* ``pool_project_normalize``: 8192 values in 128 threads are 64 registers of sums, and up to 16 tokens in flight: a
+  text of 16 tokens is read in one pass.
+* ``varlen_attention``: 64 tokens per tile are the minimum of a warp group of sm_90, and four texts of 16 tokens; the
+  number of keys per step is the largest that does not spill registers.
+* ``quantized_linear``: a tile of 128 x 128 results does 128 operations per byte from the L2 cache: at 7 TB/s of an
+  H100 about 900 Tera operations/s, the peak of its 16-bit products. Three stages of (128 + 128) x 128 bytes fill the
+  shared memory of sm_86 and sm_89. On sm_90 registers limit a multiprocessor to one program, so a fourth stage is
+  free. The columns of a tile are a group of `embedkit.kernels.quantize` and must stay 128; 256 rows are in the grid of
+  ``--tune``.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def blocks(kernel: str, capability: int, **computed: int) -> dict[str, int]:
 
     Args:
         kernel: a name of the table.
-        capability: ten times the compute capability, such as 90; the entry of the greatest one not above it
-            counts.
-        computed: what the launcher derived from shapes.
+        capability: ten times the compute capability, e.g. 90; selects the entry of the highest one not above it.
+        computed: sizes that the launcher derived from shapes.
     """
     entries = _TABLE[kernel]
     known = [entry for entry in entries if entry <= capability]
@@ -56,7 +55,7 @@ def blocks(kernel: str, capability: int, **computed: int) -> dict[str, int]:
 
 @contextmanager
 def override(kernel: str, values: Mapping[str, int]) -> Iterator[None]:
-    """Within the block ``kernel`` takes ``values``: how a benchmark tries others. Not for several threads."""
+    """Use ``values`` for ``kernel`` within the block, for benchmarks. Not thread-safe."""
     if kernel not in _TABLE:
         raise ValueError(f"no kernel {kernel!r} in the table; there are {', '.join(_TABLE)}")
     before = _overrides.pop(kernel, None)
@@ -70,7 +69,7 @@ def override(kernel: str, values: Mapping[str, int]) -> Iterator[None]:
 
 
 def capability_of(device: torch.device) -> int:
-    """Ten times the compute capability of a GPU; 80 for what the interpreter runs on."""
+    """Ten times the compute capability of a GPU; 80 under the interpreter."""
     if device.type != "cuda" or triton.knobs.runtime.interpret:
         return 80
     major, minor = torch.cuda.get_device_capability(device)
@@ -78,7 +77,7 @@ def capability_of(device: torch.device) -> int:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many programs a GPU runs side by side at least; 1 for what the interpreter runs on."""
+    """The number of multiprocessors of a GPU; 1 under the interpreter."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

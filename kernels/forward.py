@@ -5,13 +5,14 @@
                 h = residual_layernorm(c W_oᵀ, h, b_o)
                 h = residual_layernorm(bias_gelu(h W_iᵀ, b_i) W_outᵀ, h, b_out)
 
-The products are torch's (cuBLAS), everything between them is one kernel. With ``products`` "fp8" or "int8" those
-by W_qkv, W_i and W_out are `quantized_linear` (11 of the 12 H² weights of a usual layer): the kernel that writes a
-row quantizes it, and the GELU is done before the product's tile leaves the registers. The product by W_o stays
-in ``dtype``: its rows come from many programs, one a head, and would be read and written once more.
+Matrix products run in torch (cuBLAS); one kernel does everything between two products. With ``products`` "fp8" or
+"int8" the products with W_qkv, W_i and W_out run in `quantized_linear` (11 of the 12 H² weights of a usual layer): the
+kernel that writes a row quantizes it, and the GELU is applied before the tile of a product leaves the registers. The
+product with W_o stays in ``dtype``: its rows come from several programs, one per head, and would have to be read and
+written once more.
 
-The launches depend on the shapes of the batch's tensors only: with `pack`'s ``tokens``, ``sequences`` and
-``tiles`` fixed, a CUDA graph of one call can be replayed with other texts.
+Launches depend only on the shapes of the batch's tensors: with ``tokens``, ``sequences`` and ``tiles`` of `pack`
+fixed, a CUDA graph of one call can be replayed with other texts.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ Integers = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """What one forward pass reads; `PackedEncoder.pack` makes it.
+    """The input of a forward pass, made by `PackedEncoder.pack`.
 
     Attributes:
-        input_ids: (tokens,) int32; 0 for the tokens that fill up the batch.
-        positions: (tokens,) int32, rows of the position table; 0 for those tokens.
+        input_ids: (tokens,) int32; 0 for tokens that fill up the batch.
+        positions: (tokens,) int32, rows of the position table; 0 for such tokens.
         cu_seqlens: (sequences + 1,) int32.
         tile_map: (tiles, columns) int32, see `attention_tiles`.
         max_seqlen: tokens of the longest sequence.
@@ -62,7 +63,7 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The tensors of a layer; matrices are (out, in), three of them in 8 bits where ``products`` says so."""
+    """The tensors of a layer; matrices are (out, in), three of them in 8 bits with ``products``."""
 
     query_key_value: tuple[Tensor | QuantizedWeight, Tensor]
     attention_output: tuple[Tensor, Tensor]
@@ -73,7 +74,7 @@ class _Layer:
 
 
 class PackedEncoder:
-    """The transformer of a model folder on a GPU, in one floating type. It has no gradients."""
+    """The transformer of a model folder on a GPU, without gradients."""
 
     def __init__(
         self,
@@ -83,19 +84,19 @@ class PackedEncoder:
         products: Products | None = None,
         device: str | torch.device = "cuda",
     ) -> None:
-        """Load the weights; those of an int8 folder are multiplied out.
+        """Load the weights; int8 weights are multiplied out.
 
         Args:
             folder: the model.
-            dtype: of everything that ``products`` does not name.
-            products: "fp8" (compute capability 8.9 and later) or "int8" (8.0 and later): the matrix products
-                in 8 bits. Mean cosine to fp32 of all-MiniLM-L6-v2, simulated: about 0.998 and 0.999.
+            dtype: the floating type.
+            products: "fp8" (compute capability 8.9 and later) or "int8" (8.0 and later) for the large matrix
+                products in 8 bits. Mean cosine to fp32 for all-MiniLM-L6-v2, simulated: about 0.998 and 0.999.
             device: a GPU.
 
         Raises:
-            FileNotFoundError: no safetensors weights.
-            ValueError: a tensor is missing or has the wrong shape or type, or does not fit ``dtype``; the GPU
-                lacks ``products``.
+            FileNotFoundError: the folder has no safetensors weights.
+            ValueError: a tensor is missing or has the wrong shape or type, or does not fit ``dtype``; or the GPU does
+                not support ``products``.
         """
         if dtype not in FLOATS:
             raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
@@ -137,7 +138,7 @@ class PackedEncoder:
             parts = [pair(f"{layer}.attention.self.{name}") for name in ("query", "key", "value")]
             weights, biases = zip(*parts, strict=True)
             query_key_value = torch.cat(weights), torch.cat(biases)
-            # The rows of projected embeddings come from no layer norm, which would quantize them.
+            # Projected embeddings do not come from a layer norm, which would quantize them.
             keep = number == 0 and projected
             self._layers.append(
                 _Layer(
@@ -151,7 +152,7 @@ class PackedEncoder:
             )
 
     def _in_8_bits(self, projection: tuple[Tensor, Tensor]) -> tuple[Tensor | QuantizedWeight, Tensor]:
-        """Weight and bias, the weight in 8 bits where the products are."""
+        """Weight and bias; the weight in 8 bits if the products are."""
         weight, bias = projection
         return (weight if self._products is None else quantize_weight(weight, self._products)), bias
 
@@ -163,16 +164,16 @@ class PackedEncoder:
         sequences: int | None = None,
         tiles: int | None = None,
     ) -> PackedBatch:
-        """Put the token ids of ``texts`` one after another, on the device.
+        """Concatenate the token ids of ``texts`` on the device.
 
         Args:
             texts: the ids of each text, special tokens included; may be empty.
-            tokens: fill up to this number of tokens.
-            sequences: fill up to this number of sequences with empty ones.
-            tiles: as of `attention_tiles`.
+            tokens: pad to this number of tokens.
+            sequences: pad to this number of sequences with empty ones.
+            tiles: as in `attention_tiles`.
 
         Raises:
-            ValueError: for ids outside the vocabulary, a text that is too long, and a batch that does not fit.
+            ValueError: an id is outside the vocabulary, a text is too long, or the batch does not fit.
         """
         rows = [np.asarray(text, dtype=np.int64).reshape(-1) for text in texts]
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
@@ -184,8 +185,8 @@ class PackedEncoder:
         ids = np.concatenate([np.zeros(0, np.int64), *rows])
         if len(ids) and not 0 <= ids.min() <= ids.max() < len(self._word):
             raise ValueError(
-                f"token ids from {ids.min()} to {ids.max()}, the model knows 0 to {len(self._word) - 1}; "
-                "the tokenizer is another model's"
+                f"token ids from {ids.min()} to {ids.max()}, the vocabulary has 0 to {len(self._word) - 1}; "
+                "the tokenizer belongs to another model"
             )
         tokens = len(ids) if tokens is None else tokens
         sequences = len(rows) if sequences is None else sequences
@@ -207,7 +208,7 @@ class PackedEncoder:
 
     @torch.inference_mode()
     def __call__(self, batch: PackedBatch) -> Tensor:
-        """The last hidden states (tokens, hidden_size); those of tokens of no sequence are finite."""
+        """The last hidden states (tokens, hidden_size); finite for tokens of no sequence."""
         quantized = self._rows(len(batch.input_ids))
         hidden = embed_layernorm(
             batch.input_ids,
@@ -227,7 +228,7 @@ class PackedEncoder:
         return hidden
 
     def _rows(self, tokens: int) -> QuantizedRows | None:
-        """Memory for the hidden states in 8 bits, which each layer norm fills again."""
+        """Memory for the hidden states in 8 bits, overwritten by each layer norm."""
         if self._products is None:
             return None
         return QuantizedRows.empty(tokens, self._hidden_size, self._products, self.device)
@@ -283,10 +284,10 @@ class PackedEncoder:
 
 
 def token_positions(ids: npt.NDArray[Any], lengths: npt.NDArray[Any], padding: int) -> Integers:
-    """The position (tokens,) of each token of sequences of ``lengths``, as the core counts.
+    """The position (tokens,) of each token of sequences of ``lengths``, as in the core.
 
-    With ``padding`` -1 they count from 0. Else the token ``padding`` has position ``padding``, and the others
-    of a sequence count from the one after it, as in fairseq.
+    With ``padding`` -1 positions count from 0. Otherwise the token ``padding`` has position ``padding``, and the other
+    tokens of a sequence count from ``padding`` + 1, as in fairseq.
     """
     counts = ids != padding
     before = np.concatenate([[0], np.cumsum(counts)])  # of each token, and at the end
@@ -296,10 +297,10 @@ def token_positions(ids: npt.NDArray[Any], lengths: npt.NDArray[Any], padding: i
 
 
 def relative_bias(buckets: npt.NDArray[np.float32], positions: int) -> npt.NDArray[np.float32]:
-    """The bias of each head and distance, (heads, 2 positions - 1), from that of T5's 32 buckets (32, heads).
+    """The bias (heads, 2 positions - 1) of each head and distance, from T5's 32 buckets (32, heads).
 
-    Keys after the query have buckets 16 to 31. Within each half distances below 8 have their own, and from
-    there on two buckets double the distance, up to the last.
+    Keys after the query have buckets 16 to 31. Within each half, distances below 8 have buckets of their own; beyond,
+    the distance doubles every two buckets.
     """
     distance = np.arange(1 - positions, positions)
     n = np.abs(distance)
@@ -310,7 +311,7 @@ def relative_bias(buckets: npt.NDArray[np.float32], positions: int) -> npt.NDArr
 
 
 def rotary_tables(positions: int, head_size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Cosines and sines (positions, head_size / 2) of RoFormer: pair d turns by p · 10000^(−2d / head_size)."""
+    """Cosines and sines (positions, head_size / 2) of RoFormer: pair d rotates by p · 10000^(−2d / head_size)."""
     speed = 10000.0 ** (-np.arange(0, head_size, 2) / head_size)
     angle = np.arange(positions)[:, None] * speed
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
@@ -321,7 +322,7 @@ def _loaded(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> It
     integers = None
     for stored, array in stored_tensors(folder):
         if array.dtype == np.int8:
-            integers = array  # the scale of its rows follows
+            integers = array  # the scale of its rows is the next tensor
             continue
         name = stored if integers is None else stored.removesuffix("_scale")
         tensor = torch.tensor(array if integers is None else integers * array[:, None]).to(dtype)

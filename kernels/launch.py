@@ -1,4 +1,4 @@
-"""What the files that launch kernels share: checks of tensors, and how many warps a row needs."""
+"""Shared by the files that launch kernels: checks of tensors, and the number of warps."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current GPU, which may be another one than the tensor's."""
+    """Make the tensor's GPU current: Triton launches on the current one."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def warps(width: int) -> int:
-    """Warps of a program that holds rows of ``width`` values in registers."""
+    """The number of warps of a program that holds rows of ``width`` values in registers."""
     return 4 if width <= 2048 else 8 if width <= 4096 else 16
 
 
 def check_tensors(
     *, others: Mapping[str, Tensor | None] | None = None, instead: str, **floats: Tensor | None
 ) -> None:
-    """Raise a ValueError unless the tensors can be given to a kernel.
+    """Raise a ValueError unless the tensors can be passed to a kernel.
 
     Args:
-        others: name -> tensor of any type, None where it was left out.
-        instead: what runs on a CPU, for the message.
-        floats: as ``others``, of a floating type that the kernels take. The first is never None, and the
-            others must be where it is.
+        others: name -> tensor of any type, or None.
+        instead: the alternative on a CPU, for the message.
+        floats: name -> tensor of a supported floating type, or None. The first must be a tensor; all others must be
+            on its device.
     """
     for name, tensor in floats.items():
         if tensor is not None and tensor.dtype not in FLOATS:

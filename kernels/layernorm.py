@@ -1,10 +1,10 @@
-"""Layer norm with what stands before it, one Triton launch each: the embeddings, and the residual connection.
+"""Layer norm fused with the sum before it, of embeddings or of a residual connection: one Triton kernel each.
 
     embed_layernorm      y_t = norm(word[id_t] + position[p_t] + type[τ_t])
     residual_layernorm   y_t = norm(x_t + x_bias + residual_t)
 
-Both write the row in 8 bits as well where a `quantized_linear` comes next. How it is done stands above the
-kernels in `layernorm_triton`. This file checks, chooses block shapes and launches. Forward only.
+Both also write the row in 8 bits if a `quantized_linear` follows. `layernorm_triton` explains the algorithm; this file
+checks arguments, chooses block sizes and launches. Forward only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .quantize import QuantizedRows
 __all__ = ["MAX_HIDDEN_SIZE", "embed_layernorm", "residual_layernorm", "row_blocks"]
 
 MAX_HIDDEN_SIZE = 8192
-"""A row is held in the registers of one program."""
+"""A program holds a row in registers."""
 
 
 def embed_layernorm(
@@ -41,31 +41,31 @@ def embed_layernorm(
     """The sum of each token's embeddings, and its layer norm; sums are float32.
 
     Args:
-        input_ids: (tokens,), int32 or int64. An id that a table does not have cannot be seen here without
-            stalling the GPU, so the caller answers for it; the tokens that fill up a batch take any valid id.
-        positions: (tokens,), int32 or int64; with ``position`` only.
-        token_types: (tokens,), int32 or int64; None: all tokens have type 0.
+        input_ids: (tokens,), int32 or int64. Ids outside the tables are not checked, as that would stall the GPU;
+            tokens that fill up a batch need a valid id, too.
+        positions: (tokens,), int32 or int64; only with ``position``.
+        token_types: (tokens,), int32 or int64; None if all tokens have type 0.
         word: (vocab_size, H), float32, float16 or bfloat16.
-        position: (positions, H); None for models whose positions are elsewhere (rotary).
+        position: (positions, H); None for models without position embeddings (rotary).
         type: (types, H); None for models without token types.
-        weight, bias: (H,), of the layer norm.
+        weight, bias: (H,), parameters of the layer norm.
         eps: added to the variance.
-        quantized: (tokens, H), in rows; takes the result in 8 bits.
+        quantized: (tokens, H), in rows; receives the result in 8 bits.
 
     Returns:
-        (tokens, H), of the type of ``word``.
+        (tokens, H), with the type of ``word``.
 
     Raises:
-        ValueError: for shapes, types and devices that do not fit.
+        ValueError: shapes, types or devices do not fit.
     """
     if word.ndim != 2:
         raise ValueError(f"word must be (vocab_size, H), not {tuple(word.shape)}")
     if input_ids.ndim != 1:
         raise ValueError(f"input_ids must be (tokens,), not {tuple(input_ids.shape)}")
     if (positions is None) != (position is None):
-        raise ValueError("positions are rows of position. Give both or none.")
+        raise ValueError("positions are rows of position; pass both or neither.")
     if token_types is not None and type is None:
-        raise ValueError("token_types are rows of type. Give type as well.")
+        raise ValueError("token_types are rows of type; pass type as well.")
     for name, ids in (("input_ids", input_ids), ("positions", positions), ("token_types", token_types)):
         if ids is not None and (ids.shape != input_ids.shape or ids.dtype not in INTEGERS):
             raise ValueError(
@@ -116,16 +116,16 @@ def residual_layernorm(
     Args:
         x: (tokens, H), float32, float16 or bfloat16.
         residual: (tokens, H).
-        weight, bias: (H,), of the layer norm.
+        weight, bias: (H,), parameters of the layer norm.
         eps: added to the variance.
-        x_bias: (H,), of the projection that ``x`` comes from.
-        quantized: (tokens, H), in rows; takes the result in 8 bits.
+        x_bias: (H,), the bias of the projection that computes ``x``.
+        quantized: (tokens, H), in rows; receives the result in 8 bits.
 
     Returns:
-        (tokens, H), of the type of ``x``.
+        (tokens, H), with the type of ``x``.
 
     Raises:
-        ValueError: for shapes, types and devices that do not fit.
+        ValueError: shapes, types or devices do not fit.
     """
     if x.ndim != 2 or residual.shape != x.shape:
         raise ValueError(
@@ -153,14 +153,14 @@ def residual_layernorm(
 
 
 def row_blocks(width: int, capability: int) -> dict[str, int]:
-    """BLOCK_T rows of BLOCK_H values a program, and its warps."""
+    """BLOCK_T rows of BLOCK_H values per program, and its warps."""
     block = max(16, triton.next_power_of_2(width))
     table = blocks("layernorm", capability, num_warps=warps(block))
     return {"BLOCK_T": max(1, table.pop("VALUES") // block), "BLOCK_H": block, **table}
 
 
 def _tensors_of(quantized: QuantizedRows | None) -> dict[str, Tensor | None]:
-    """The three tensors that a kernel fills, or none."""
+    """The three tensors that a kernel writes, or None for each."""
     if quantized is None:
         return dict.fromkeys(("quantized.values", "quantized.scale", "quantized.shift"))
     return {
@@ -171,7 +171,7 @@ def _tensors_of(quantized: QuantizedRows | None) -> dict[str, Tensor | None]:
 
 
 def _products(quantized: QuantizedRows | None) -> str:
-    """How the kernel names what it writes besides."""
+    """The kernel's argument QUANTIZE."""
     return "" if quantized is None else quantized.products
 
 
@@ -187,7 +187,7 @@ def _check_quantized(tokens: int, size: int, quantized: QuantizedRows | None) ->
 def _check_norm(size: int, weight: Tensor, bias: Tensor, eps: float) -> None:
     """Raise a ValueError for a layer norm that does not fit rows of ``size``."""
     if not 1 <= size <= MAX_HIDDEN_SIZE:
-        raise ValueError(f"rows of {size} values; the kernel takes 1 to {MAX_HIDDEN_SIZE}")
+        raise ValueError(f"rows of {size} values; the kernel supports 1 to {MAX_HIDDEN_SIZE}")
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor.shape != (size,):
             raise ValueError(f"{name} must be ({size},), not {tuple(tensor.shape)}")

@@ -1,14 +1,14 @@
-"""The kernels of `embedkit.kernels.layernorm`: arithmetic only; that file checks and launches.
+"""The Triton kernels of `embedkit.kernels.layernorm`.
 
     x_t = word[id_t] + position[p_t] + type[τ_t]     (embed)
     x_t = x_t + x_bias + residual_t                  (residual)
     y_t = (x_t − μ_t) / √(σ²_t + eps) · weight + bias        μ_t, σ²_t: mean and variance of row t
 
-Sums are float32, and the variance is that of the differences from the mean: Σ x² − μ² would cancel. A row is
-read once and stays in registers; a token's result depends on nothing but its row.
+Sums are float32, and the variance is computed from the differences to the mean: Σ x² − μ² would cancel. A row is read
+once and stays in registers; the result of a token depends on its row only.
 """
 
-# What stands below @triton.jit is another language with the syntax of Python.
+# Functions below @triton.jit are written in another language with the syntax of Python.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def embed(
     H: tl.constexpr, POSITION: tl.constexpr, TYPE: tl.constexpr, TYPE_IDS: tl.constexpr,
     QUANTIZE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_T tokens a program. Tables have rows of H values, one after another.
+    """Each program computes BLOCK_T tokens. Tables have contiguous rows of H values.
 
-    POSITION, TYPE: whether there is such a table; TYPE_IDS: whether tokens have types, else all have type 0.
+    POSITION, TYPE: whether there is such a table; TYPE_IDS: whether tokens have types; if not, all have type 0.
     """
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     column = tl.arange(0, BLOCK_H)
     inside = rows < tokens
     mask = inside[:, None] & (column < H)[None, :]
-    ids = tl.load(ids_ptr + rows, mask=inside, other=0).to(tl.int64)  # vocabulary · H may pass 2³¹
+    ids = tl.load(ids_ptr + rows, mask=inside, other=0).to(tl.int64)  # vocabulary · H may exceed 2³¹
     x = tl.load(word_ptr + ids[:, None] * H + column[None, :], mask=mask, other=0.0).to(tl.float32)
     if POSITION:
         ids = tl.load(positions_ptr + rows, mask=inside, other=0).to(tl.int64)
@@ -81,11 +81,11 @@ def residual(
     q_ptr, scale_ptr, shift_ptr, tokens, eps,
     H: tl.constexpr, X_BIAS: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_T tokens a program. x, residual and out have rows of H values; out may be one of them."""
+    """Each program computes BLOCK_T tokens. x, residual and out have rows of H values; out may alias x or residual."""
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     column = tl.arange(0, BLOCK_H)
     mask = (rows < tokens)[:, None] & (column < H)[None, :]
-    offsets = rows.to(tl.int64)[:, None] * H + column[None, :]  # tokens · H may pass 2³¹
+    offsets = rows.to(tl.int64)[:, None] * H + column[None, :]  # tokens · H may exceed 2³¹
     x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     x += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     if X_BIAS:

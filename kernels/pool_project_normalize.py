@@ -4,12 +4,13 @@
     z_b = activation(p_b W + bias)                            (D)
     y_b = z_b / max(‖z_b‖₂, 1e-12)                            (D)
 
-The projection, the normalization and the quantization are optional. How it is done, and the gradients, stand
-above the kernels in `pool_project_normalize_triton`. This file checks, chooses block shapes and launches.
+Projection, normalization and quantization are optional. `pool_project_normalize_triton` explains the algorithm and the
+gradients; this file checks arguments, chooses block sizes and launches.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -27,11 +28,11 @@ Activation = Literal["identity", "tanh"]
 Output = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 
 MAX_HIDDEN_SIZE = 8192
-"""A token of a text is held in the registers of one program."""
+"""A program holds a token's vector in registers."""
 MAX_DIMENSION = 1024
-"""So are 16 projected texts."""
+"""A program holds 16 projected texts in registers."""
 
-_TILE = 16  # texts of one matrix product: the least that tensor cores take
+_TILE = 16  # texts in a matrix product: the minimum of tensor cores
 _OUTPUTS = {
     "float32": torch.float32,
     "int8": torch.int8,
@@ -42,7 +43,7 @@ _OUTPUTS = {
 
 
 def _blocks(width: int, pooling: str = "mean", capability: int = 80) -> dict[str, int]:
-    """BLOCK_T and BLOCK_H for rows of ``width``: half as many values a program where each has an index."""
+    """BLOCK_T and BLOCK_H for rows of ``width``; half as many values per program if each has an index."""
     block = max(16, triton.next_power_of_2(width))
     values = blocks("pool_project_normalize", capability)["VALUES"] // (1 if pooling == "mean" else 2)
     return {"BLOCK_T": max(1, min(16, values // block)), "BLOCK_H": block}
@@ -66,33 +67,34 @@ def pool_project_normalize(
 
     Args:
         hidden: (tokens, H) with ``cu_seqlens``, or (texts, T, H) with ``mask`` or ``lengths``; float32,
-            float16 or bfloat16 on a GPU. Texts that are not one after another in memory are copied first.
+            float16 or bfloat16 on a GPU. Texts that are not adjacent in memory are copied first.
         cu_seqlens: (texts + 1,), int32 or int64: text b is the rows ``cu_seqlens[b]`` up to
-            ``cu_seqlens[b + 1]``. It begins with 0, does not fall and ends within ``hidden``: reading it here
-            would stall the GPU, so the caller answers for it. Rows from ``cu_seqlens[-1]`` on are ignored.
-        mask: (texts, T), of any type: the tokens where it is not 0 count.
-        lengths: (texts,), int32 or int64: the first tokens of each text count.
-        pooling: "mean", "max" or "cls" (the first token that counts). Of equal maxima the first takes
-            the gradient.
-        weight: (H, D), with any strides: of a ``torch.nn.Linear`` give ``linear.weight.T``. Where it has
-            16 bits, the pooled row enters the product as the sum of two 16-bit rows; sums are float32.
+            ``cu_seqlens[b + 1]``. It must start with 0, not decrease and end within ``hidden``; this is not
+            checked, as reading it would stall the GPU. Rows from ``cu_seqlens[-1]`` on are ignored.
+        mask: (texts, T), of any type; tokens with 0 are excluded.
+        lengths: (texts,), int32 or int64; the number of leading tokens of each text that count.
+        pooling: "mean", "max" or "cls" (the first token that counts). The first of equal maxima gets the
+            gradient.
+        weight: (H, D), with any strides; for a ``torch.nn.Linear`` pass ``linear.weight.T``. If it has 16 bits,
+            the pooled row enters the product as the sum of two 16-bit rows; sums are float32.
         bias: (D,), only with ``weight``.
         activation: "identity" or "tanh", after the projection; only with ``weight``.
-        normalize: scale each vector to length 1. A text of no tokens gives zeros in any case.
-        output: "float32" (differentiable), or as `Encoder.encode` gives them: "int8" and "uint8" (the
-            ``ranges`` in 255 steps), "binary" and "ubinary" (signs, 8 dimensions a byte).
-        ranges: (2, D) float32, the least and the greatest value of each dimension; for int8 and uint8.
+        normalize: scale each vector to length 1. A text without tokens gives zeros in any case.
+        output: "float32" (differentiable), or the types of `Encoder.encode`: "int8" and "uint8" (the ``ranges``
+            in 255 steps), "binary" and "ubinary" (signs, 8 dimensions per byte).
+        ranges: (2, D) float32, minimum and maximum of each dimension; for int8 and uint8.
 
     Returns:
         (texts, D), without ``weight`` (texts, H), packed (texts, ⌈D / 8⌉).
 
     Raises:
-        ValueError: for shapes, types and devices that do not fit.
+        ValueError: shapes, types or devices do not fit.
     """
-    layout = _check(hidden, cu_seqlens, mask, lengths, pooling, weight, bias, activation, output, ranges)
-    padded = 0
+    layout = _layout(hidden, cu_seqlens, mask, lengths)
+    padded = 0 if layout == "packed" else hidden.shape[1]
+    settings = _Settings(layout, padded, pooling, activation, normalize, output)
+    _check(settings, hidden, cu_seqlens, mask, lengths, weight, bias, ranges)
     if layout != "packed":
-        padded = hidden.shape[1]
         hidden = hidden.reshape(-1, hidden.shape[2])
     if hidden.stride(1) != 1 and hidden.numel() > 0:
         hidden = hidden.contiguous()
@@ -101,7 +103,6 @@ def pool_project_normalize(
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
     bounds = lengths if cu_seqlens is None else cu_seqlens
     bounds = None if bounds is None else bounds.contiguous()
-    settings = (layout, padded, pooling, activation, normalize)
     wanted = [t is not None and t.requires_grad for t in (hidden, weight, bias)]
     if torch.is_grad_enabled() and any(wanted):
         if output != "float32":
@@ -109,28 +110,36 @@ def pool_project_normalize(
         apply: Any = _Fused.apply
         result: Tensor = apply(hidden, weight, bias, bounds, mask, settings)
         return result
-    return _launch(hidden, weight, bias, bounds, mask, settings, output, ranges, save=False)[0]
+    return _launch(settings, hidden, weight, bias, bounds, mask, ranges, save=False)[0]
 
 
-_Settings = tuple[str, int, str, str, bool]
+@dataclass(frozen=True)
+class _Settings:
+    """What a launch does; ``padded`` is T, or 0 for packed texts."""
+
+    layout: str
+    padded: int
+    pooling: str
+    activation: str
+    normalize: bool
+    output: str = "float32"
 
 
 def _launch(
+    settings: _Settings,
     hidden: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     bounds: Tensor | None,
     mask: Tensor | None,
-    settings: _Settings,
-    output: str,
     ranges: Tensor | None,
     *,
     save: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """The result, and pooled, count, index and norm of the kernel as far as they are needed."""
-    layout, padded, pooling, activation, normalize = settings
+    """The result, and those of the kernel's pooled, count, index and norm that are needed."""
+    output, pooling = settings.output, settings.pooling
     size = hidden.shape[1]
-    texts = _texts(bounds, mask, layout)
+    texts = _texts(bounds, mask, settings.layout)
     dimension = size if weight is None else weight.shape[1]
     columns = (dimension + 7) // 8 if "binary" in output else dimension
 
@@ -141,55 +150,44 @@ def _launch(
     project = weight is not None
     pooled = new(texts, size) if project else None
     count = new(texts, dtype=torch.int32) if project or save else None
-    norm = new(texts) if save and normalize else None
+    norm = new(texts) if save and settings.normalize else None
     index = None
     if save and pooling != "mean":
         index = new(*(texts, size)[: 2 if pooling == "max" else 1], dtype=torch.int32)
     if texts == 0:
         return result, pooled, count, index, norm
-    # Zeroed for every call and not kept: launches on several streams must not share tickets.
+    # Allocated for every call: launches on different streams must not share tickets.
     tickets = None
     if project:
         tickets = torch.zeros(triton.cdiv(texts, _TILE), dtype=torch.int32, device=hidden.device)
     with device_of(hidden):
         forward[(texts,)](
             hidden, bounds, mask, weight, bias, None if ranges is None else ranges.contiguous(),
-            result, pooled, count, index, norm, tickets, texts, padded,
+            result, pooled, count, index, norm, tickets, texts, settings.padded,
             STRIDE_TOKEN=hidden.stride(0),
-            **_options(
-                size, dimension, weight, layout, pooling, activation, normalize, output,
-                capability_of(hidden.device),
-            ),
+            **_options(settings, size, dimension, weight, capability_of(hidden.device)),
             BIAS=bias is not None, SAVE=save,
         )  # fmt: skip
     return result, pooled, count, index, norm
 
 
 def _options(
-    size: int,
-    dimension: int,
-    weight: Tensor | None,
-    layout: str,
-    pooling: str,
-    activation: str,
-    normalize: bool,
-    output: str,
-    capability: int = 80,
+    settings: _Settings, size: int, dimension: int, weight: Tensor | None, capability: int = 80
 ) -> dict[str, Any]:
     """The compile-time arguments of `forward` but STRIDE_TOKEN, BIAS and SAVE."""
     block = max(16, triton.next_power_of_2(dimension))
-    # A slice of W of 32 KiB, twice for the pipeline, fits the shared memory of every GPU since sm_80.
+    # Two 32 KiB slices of W (for pipelining) fit the shared memory of every GPU from sm_80 on.
     width = 4 if weight is None else weight.element_size()
     return {
         "H": size,
         "D": dimension,
         "STRIDE_WH": 0 if weight is None else weight.stride(0),
         "STRIDE_WD": 0 if weight is None else weight.stride(1),
-        "LAYOUT": layout,
-        "POOLING": pooling,
-        "ACTIVATION": activation,
-        "NORMALIZE": normalize,
-        "OUTPUT": output,
+        "LAYOUT": settings.layout,
+        "POOLING": settings.pooling,
+        "ACTIVATION": settings.activation,
+        "NORMALIZE": settings.normalize,
+        "OUTPUT": settings.output,
         "PROJECT": weight is not None,
         "BLOCK_D": block,
         "BLOCK_K": max(16, min(64, 32768 // (block * width))),
@@ -197,12 +195,12 @@ def _options(
         "WIDEN": bool(triton.knobs.runtime.interpret),
         "num_warps": warps(max(size, 4 * block if weight is not None else 0)),
         "num_stages": 2,
-        **_blocks(size, pooling, capability),
+        **_blocks(size, settings.pooling, capability),
     }
 
 
 def _texts(bounds: Tensor | None, mask: Tensor | None, layout: str) -> int:
-    """How many texts the batch has."""
+    """The number of texts in the batch."""
     if bounds is None:
         return 0 if mask is None else len(mask)
     return len(bounds) - (layout == "packed")
@@ -222,7 +220,7 @@ class _Fused(torch.autograd.Function):
         settings: _Settings,
     ) -> Tensor:
         result, pooled, count, index, norm = _launch(
-            hidden, weight, bias, bounds, mask, settings, "float32", None, save=True
+            settings, hidden, weight, bias, bounds, mask, None, save=True
         )
         ctx.save_for_backward(weight, bounds, mask, result, pooled, count, index, norm)
         ctx.settings = settings
@@ -234,14 +232,15 @@ class _Fused(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, bounds, mask, result, pooled, count, index, norm = ctx.saved_tensors
-        layout, padded, pooling, activation, normalize = ctx.settings
+        settings: _Settings = ctx.settings
+        normalize = settings.normalize
         texts = len(result)
         grad_hidden = grad_weight = grad_bias = None
-        # Within autocast the products would be taken in 16 bits.
+        # Under autocast the matrix products would run in 16 bits.
         with device_of(result), torch.autocast(result.device.type, enabled=False):
             grad = grad.contiguous()
             if normalize or weight is not None:
-                grad = _head_gradient(grad, result, norm, count, activation == "tanh", normalize)
+                grad = _head_gradient(grad, result, norm, count, settings.activation == "tanh", normalize)
             if weight is not None:
                 if ctx.needs_input_grad[1]:
                     grad_weight = (pooled.T @ grad).to(weight.dtype)
@@ -252,12 +251,12 @@ class _Fused(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 shape, dtype = ctx.hidden
                 grad_hidden = torch.empty(shape, dtype=dtype, device=grad.device)
-                # One more program for the rows that no text has.
-                programs = texts + (layout == "packed")
+                # One more program for the rows that belong to no text.
+                programs = texts + (settings.layout == "packed")
                 if grad_hidden.numel() > 0:
                     backward_tokens[(programs,)](
-                        grad, bounds, mask, count, index, grad_hidden, texts, padded, shape[0],
-                        H=shape[1], LAYOUT=layout, POOLING=pooling,
+                        grad, bounds, mask, count, index, grad_hidden, texts, settings.padded, shape[0],
+                        H=shape[1], LAYOUT=settings.layout, POOLING=settings.pooling,
                         **_blocks(shape[1], capability=capability_of(grad.device)),
                         num_warps=warps(shape[1]),
                     )  # fmt: skip
@@ -267,7 +266,7 @@ class _Fused(torch.autograd.Function):
 def _head_gradient(
     grad: Tensor, result: Tensor, norm: Tensor | None, count: Tensor, tanh: bool, normalize: bool
 ) -> Tensor:
-    """∂L/∂a (texts, D) of ∂L/∂y (texts, D)."""
+    """∂L/∂a (texts, D) from ∂L/∂y (texts, D)."""
     texts, dimension = result.shape
     before = torch.empty_like(result)
     block = triton.next_power_of_2(dimension)
@@ -280,38 +279,42 @@ def _head_gradient(
     return before
 
 
-def _check(
-    hidden: Tensor,
-    cu_seqlens: Tensor | None,
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    pooling: str,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    activation: str,
-    output: str,
-    ranges: Tensor | None,
-) -> str:
-    """The layout of ``hidden``, or a ValueError for what can be seen without reading the GPU's memory."""
+def _layout(hidden: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None, lengths: Tensor | None) -> str:
+    """The layout of ``hidden``: "packed", "mask" or "lengths"."""
     if [cu_seqlens, mask, lengths].count(None) != 2:
         raise ValueError("give one of cu_seqlens, mask and lengths")
     layout = "packed" if cu_seqlens is not None else "mask" if mask is not None else "lengths"
     if hidden.ndim != (2 if layout == "packed" else 3):
         shape = "(tokens, H)" if layout == "packed" else "(texts, T, H)"
         raise ValueError(f"hidden must be {shape}, not {tuple(hidden.shape)}, with {layout!r} texts")
+    return layout
+
+
+def _check(
+    settings: _Settings,
+    hidden: Tensor,
+    cu_seqlens: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    ranges: Tensor | None,
+) -> None:
+    """Raise a ValueError for anything wrong that can be seen without reading GPU memory."""
+    output = settings.output
     for name, choice, known in (
-        ("pooling", pooling, ("mean", "max", "cls")),
-        ("activation", activation, ("identity", "tanh")),
+        ("pooling", settings.pooling, ("mean", "max", "cls")),
+        ("activation", settings.activation, ("identity", "tanh")),
         ("output", output, tuple(_OUTPUTS)),
     ):
         if choice not in known:
             raise ValueError(f"{name} {choice!r} is not known; known are {', '.join(known)}")
     _check_bounds(hidden, cu_seqlens, mask, lengths)
     size = hidden.shape[-1]
-    _check_head(size, weight, bias, activation)
+    _check_head(size, weight, bias, settings.activation)
     dimension = size if weight is None else weight.shape[1]
     if not 1 <= size <= MAX_HIDDEN_SIZE:
-        raise ValueError(f"hidden has rows of {size}; the kernel takes 1 to {MAX_HIDDEN_SIZE}")
+        raise ValueError(f"hidden has rows of {size} values; the kernel supports 1 to {MAX_HIDDEN_SIZE}")
     quantized = output in ("int8", "uint8")
     if quantized != (ranges is not None):
         raise ValueError(f"output {output!r} {'needs' if quantized else 'takes no'} ranges")
@@ -322,7 +325,6 @@ def _check(
         others={"cu_seqlens": cu_seqlens, "mask": mask, "lengths": lengths, "ranges": ranges},
         instead="embedkit.training.pooling",
     )  # fmt: skip
-    return layout
 
 
 def _check_bounds(
@@ -353,11 +355,11 @@ def _check_head(size: int, weight: Tensor | None, bias: Tensor | None, activatio
     if weight.ndim != 2 or weight.shape[0] != size:
         raise ValueError(
             f"weight must be ({size}, D), not {tuple(weight.shape)}. "
-            "Of a torch.nn.Linear give linear.weight.T."
+            "For a torch.nn.Linear pass linear.weight.T."
         )
     if not 1 <= weight.shape[1] <= MAX_DIMENSION:
         raise ValueError(
-            f"weight gives {weight.shape[1]} dimensions, the kernel 1 to {MAX_DIMENSION}. "
+            f"weight has {weight.shape[1]} output dimensions; the kernel supports 1 to {MAX_DIMENSION}. "
             "Project with torch.nn.functional.linear."
         )
     if bias is not None and bias.shape != weight.shape[1:]:

@@ -1,4 +1,4 @@
-"""The kernels of `embedkit.kernels.pool_project_normalize`: arithmetic only; that file checks and launches.
+"""The Triton kernels of `embedkit.kernels.pool_project_normalize`.
 
     p_b = mean | max | first of the tokens of text b          (H)
     z_b = activation(p_b W + bias)                            (D)
@@ -9,13 +9,12 @@ and, in the backward pass with g = ∂L/∂y and a the argument of the activatio
     ∂L/∂z = (g − y (y·g)) / ‖z‖₂        ∂L/∂a = ∂L/∂z · (1 − z²) for tanh
     ∂L/∂W = pᵀ ∂L/∂a    ∂L/∂bias = Σ_b ∂L/∂a    ∂L/∂p = ∂L/∂a Wᵀ, spread over the tokens
 
-One program pools one text, so that all multiprocessors read ``hidden``, whatever the batch. The program that
-finishes last among 16 neighbours multiplies their 16 rows with W on the tensor cores: W is read once for 16
-texts. No program waits for another, and no sum depends on who was last: a text's vector is the same in every
-batch.
+Each program pools one text, so that all multiprocessors read ``hidden``, whatever the batch. The last program to
+finish among 16 neighbors multiplies their 16 rows with W on the tensor cores: W is read once for 16 texts. No program
+waits for another, and no sum depends on which was last: a text's embedding is the same in every batch.
 """
 
-# What stands below @triton.jit is another language with the syntax of Python.
+# Functions below @triton.jit are written in another language with the syntax of Python.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["backward_head", "backward_tokens", "forward"]
 
 @triton.jit
 def _first_maximum(best, where, MISSING: tl.constexpr):
-    """The maxima (H,) of ``best`` (T, H) and the least ``where`` that holds each; NaN is the greatest."""
+    """The maxima (H,) of ``best`` (T, H), and the first ``where`` of each; NaN counts as the maximum."""
     broken = best != best  # NaN
     any_broken = tl.max(broken.to(tl.int32), axis=0) > 0
     value = tl.max(tl.where(broken, float("-inf"), best), axis=0)

@@ -1,13 +1,12 @@
-"""Rows in 8 bits with their scales: what `embedkit.kernels.quantized_linear` multiplies.
+"""Activations and weights in 8 bits with their scales, for `embedkit.kernels.quantized_linear`.
 
     int8    x ≈ scale · q + shift     scale = (max − min) / 255      shift = min + 128 · scale      a row
-    fp8     x ≈ scale · q             scale = max |x| / 448 (e4m3's greatest number)                a row
+    fp8     x ≈ scale · q             scale = max |x| / 448 (the maximum of e4m3)                   a row
     in groups of 128 columns: x ≈ scale · q      scale = max |x| / 127 or / 448             a row and group
 
-Layer norms write rows (`embedkit.kernels.layernorm`), the product before a GELU writes groups. A layer norm's
-row reaches further to one side than to the other, so 8 bits between its ends are worth nearly one bit more than
-8 bits around zero, and the shift costs one multiplication a result. A group's range is its own columns', which
-is worth more than a shift.
+Layer norms write rows (`embedkit.kernels.layernorm`), the product before a GELU writes groups. The output of a layer
+norm is asymmetric, so 8 bits between minimum and maximum gain nearly one bit over 8 bits around zero, and the shift
+costs one multiplication per result. Each group has its own range, which gains more than a shift.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["GROUP", "TYPES", "Products", "QuantizedRows", "QuantizedWeight", "qu
 
 Products = Literal["fp8", "int8"]
 GROUP = 128
-"""Columns that share a scale where a row is quantized in groups."""
+"""Columns that share a scale if a row is quantized in groups."""
 TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
 
@@ -48,7 +47,7 @@ class QuantizedRows:
     def empty(
         cls, tokens: int, size: int, products: Products, device: torch.device, *, groups: bool = False
     ) -> QuantizedRows:
-        """Memory for a kernel to fill."""
+        """Uninitialized memory for a kernel to write."""
         if products not in TYPES:
             raise ValueError(f"products {products!r} are not known; known are fp8, int8")
         shape = (tokens, triton.cdiv(size, GROUP)) if groups else (tokens,)
@@ -62,19 +61,19 @@ class QuantizedRows:
 
     @property
     def groups(self) -> bool:
-        """Whether each 128 columns have their own scale."""
+        """Whether each group of 128 columns has its own scale."""
         return self.scale.ndim == 2
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """The matrix of a projection in 8 bits: W ≈ scale · q for each output.
+    """The weight matrix of a projection in 8 bits: W ≈ scale · q for each output.
 
     Attributes:
         products: "fp8" or "int8".
         values: (N, K) float8_e4m3fn or int8.
         scale: (N,) float32.
-        sums: (N,) float32, the sum of each row of scale · q: what a shift of the activations is multiplied by.
+        sums: (N,) float32, the sum of each row of scale · q, which multiplies the shift of the activations.
     """
 
     products: Products
@@ -84,9 +83,9 @@ class QuantizedWeight:
 
 
 def quantize_weight(weight: Tensor, products: Products) -> QuantizedWeight:
-    """``weight`` (N, K) in 8 bits, each output with the scale of its greatest magnitude."""
+    """Quantize ``weight`` (N, K); the scale of each output maps its largest magnitude to the largest number."""
     if weight.ndim != 2 or not weight.is_floating_point():
-        raise ValueError(f"weight must be floating (N, K), not {weight.dtype} {tuple(weight.shape)}")
+        raise ValueError(f"weight must be floating-point (N, K), not {weight.dtype} {tuple(weight.shape)}")
     if products not in TYPES:
         raise ValueError(f"products {products!r} are not known; known are fp8, int8")
     exact = weight.float()

@@ -1,6 +1,6 @@
-"""What the kernels that write 8 bits share: the formulas stand in `embedkit.kernels.quantize`."""
+"""Functions of the kernels that write 8 bits; the formulas are in `embedkit.kernels.quantize`."""
 
-# What stands below @triton.jit is another language with the syntax of Python.
+# Functions below @triton.jit are written in another language with the syntax of Python.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def symmetric(x, PRODUCTS: tl.constexpr):
     scale = tl.where(scale > 0, scale, 1.0)
     scaled = x / scale[:, None]
     if PRODUCTS == "int8":
-        # At most half a step beyond 127 by rounding of the quotient, which the cut takes away again.
+        # Rounding of the quotient may exceed 127 by half a step at most; clamping removes that.
         q = tl.minimum(tl.maximum(tl.floor(scaled + 0.5), -127.0), 127.0).to(tl.int8)
     else:
         q = tl.minimum(tl.maximum(scaled, -448.0), 448.0).to(tl.float8e4nv)
@@ -31,7 +31,7 @@ def quantize_and_store_rows(
     x, q_ptr, scale_ptr, shift_ptr, rows, tokens,
     H: tl.constexpr, BLOCK_H: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """Write ``x`` (R, BLOCK_H) float32, of which H columns count, in 8 bits to the rows ``rows``."""
+    """Write the first H columns of ``x`` (R, BLOCK_H) float32 in 8 bits to the rows ``rows``."""
     column = tl.arange(0, BLOCK_H)
     there = (column < H)[None, :]
     if PRODUCTS == "int8":

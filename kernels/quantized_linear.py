@@ -1,7 +1,7 @@
-"""A projection of rows in 8 bits by a matrix in 8 bits, with bias and activation in the same Triton launch.
+"""A linear layer with 8-bit activations and weights, fused with bias and activation in one Triton kernel.
 
-The formulas stand above the kernel in `quantized_linear_triton`, the 8 bits in `quantize`. This file checks,
-chooses block shapes and launches. Forward only; "fp8" needs compute capability 8.9, "int8" 8.0.
+The formulas are in `quantized_linear_triton`, the 8-bit formats in `quantize`. This file checks arguments, chooses
+block sizes and launches. Forward only; "fp8" needs compute capability 8.9, "int8" 8.0.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def quantized_linear(
     """``activation(x Wᵀ + bias)`` in floating point.
 
     Args:
-        x: (tokens, K), rows or groups.
-        weight: (N, K), of the same products.
+        x: (tokens, K), in rows or groups.
+        weight: (N, K), for the same ``products``.
         bias: (N,), float32, float16 or bfloat16.
         activation: "identity", "relu", "gelu" (erf) or "gelu_new" (tanh), as in config.json.
-        dtype: of the result.
+        dtype: type of the result.
 
     Returns:
         (tokens, N) ``dtype``.
 
     Raises:
-        ValueError: for shapes, types and devices that do not fit.
+        ValueError: shapes, types or devices do not fit.
     """
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
@@ -62,9 +62,9 @@ def quantized_linear_groups(
     *,
     activation: Activation = "identity",
 ) -> QuantizedRows:
-    """As `quantized_linear`, but the result is in groups of 8 bits: (tokens, N).
+    """As `quantized_linear`, with the result (tokens, N) quantized in groups.
 
-    A program has the columns of one group, so that nothing waits for a whole row.
+    A program computes the columns of one group, so that none waits for a whole row.
     """
     _check(x, weight, bias, activation)
     tokens, outputs = len(x.values), len(weight.values)
@@ -74,7 +74,7 @@ def quantized_linear_groups(
 
 
 def check_products(products: str, device: torch.device) -> None:
-    """Raise a ValueError where a GPU lacks the tensor cores of ``products``."""
+    """Raise a ValueError if a GPU lacks tensor cores for ``products``."""
     if products not in TYPES:
         raise ValueError(f"products {products!r} are not known; known are fp8, int8")
     if triton.knobs.runtime.interpret or device.type != "cuda":
@@ -95,7 +95,7 @@ def _launch(
     out: Tensor,
     out_scale: Tensor | None,
 ) -> None:
-    """Fill ``out``, and ``out_scale`` where the result is quantized."""
+    """Write ``out``, and ``out_scale`` if the result is quantized."""
     tokens, inputs = x.values.shape
     outputs = len(weight.values)
     if out.numel() == 0:
@@ -112,14 +112,14 @@ def _launch(
 
 
 def _options(tokens: int, outputs: int, capability: int, programs: int) -> dict[str, Any]:
-    """The block sizes: half as many tokens a program where the batch would leave multiprocessors idle."""
+    """The block sizes; half as many tokens per program if the batch would leave multiprocessors idle."""
     few = triton.cdiv(tokens, 128) * triton.cdiv(outputs, GROUP) < programs
     computed = {"BLOCK_M": 64, "num_warps": 4} if few else {"BLOCK_M": 128, "num_warps": 8}
     return blocks("quantized_linear", capability, **computed)
 
 
 def _check(x: QuantizedRows, weight: QuantizedWeight, bias: Tensor | None, activation: str) -> None:
-    """Raise a ValueError for what cannot be multiplied."""
+    """Raise a ValueError unless the operands can be multiplied."""
     if x.values.ndim != 2 or weight.values.ndim != 2 or x.values.shape[1] != weight.values.shape[1]:
         raise ValueError(
             f"x must be (tokens, K) and weight (N, K), not {tuple(x.values.shape)} "

@@ -1,15 +1,15 @@
-"""The kernel of `embedkit.kernels.quantized_linear`: arithmetic only; that file checks and launches.
+"""The Triton kernel of `embedkit.kernels.quantized_linear`.
 
 With a_mk = s_m q_mk + t_m (rows) or a_mk = s_mg q_mk (groups of 128 columns), W_nk = r_n w_nk:
 
     z_mn = Σ_k a_mk W_nk + b_n = s_m r_n Σ_k q_mk w_nk + t_m (r_n Σ_k w_nk) + b_n
     y_mn = activation(z_mn), in floating point or in groups of 8 bits again
 
-Integers are added up in int32. fp8 is added up in float32: the tensor cores of sm_90 keep about 14 bits of a
-sum, so each block of 128 columns goes to a float32 sum by itself.
+int8 products accumulate in int32. fp8 products accumulate in float32: the tensor cores of sm_90 keep about 14 bits of
+a sum, so each block of 128 columns is added to a float32 sum separately.
 """
 
-# What stands below @triton.jit is another language with the syntax of Python.
+# Functions below @triton.jit are written in another language with the syntax of Python.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def forward(
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, QUANTIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M tokens and BLOCK_N outputs a program; the programs of a token's outputs are neighbours.
+    """Each program computes BLOCK_M tokens x BLOCK_N outputs; programs of the same tokens are adjacent in the grid.
 
     x: (tokens, K) 8 bits; x_scale: (tokens,) or, with GROUPS, (tokens, ⌈K / BLOCK_K⌉); x_shift: (tokens,).
     weight: (N, K) 8 bits; its scale and sums (N,); bias (N,) of any floating type.

@@ -1,10 +1,10 @@
-"""Attention of packed sequences, with relative position bias and rotary positions: one Triton launch.
+"""Attention over packed sequences, with relative position bias and rotary positions, in one Triton kernel.
 
     s_ij = scale · R_i q_i · R_j k_j + bias[j − i]            i, j tokens of one sequence
     o_i  = Σ_j softmax_j(s_ij) v_j
 
-How it is done stands above the kernel in `varlen_attention_triton`. This file checks, chooses block shapes and
-launches. Forward only.
+`varlen_attention_triton` explains the algorithm; this file checks arguments, chooses block sizes and launches. Forward
+only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .varlen_attention_triton import forward
 __all__ = ["MAX_HEAD_SIZE", "varlen_attention"]
 
 MAX_HEAD_SIZE = 128
-"""The rows of a tile are held in the registers of one program."""
+"""A program holds the rows of a tile in registers."""
 
 
 def varlen_attention(
@@ -41,30 +41,30 @@ def varlen_attention(
 ) -> Tensor:
     """Attention of every token to the tokens of its own sequence; softmax and sums are float32.
 
-    Sequences that share a tile share a matrix product: a sequence whose values are not finite (float16 beyond
-    65504) makes the results of its neighbours NaN as well.
+    Sequences in the same tile share a matrix product: if a sequence has values that are not finite (float16 beyond
+    65504), the results of its neighbors become NaN, too.
 
     Args:
-        query, key, value: (tokens, heads, head_size), float32, float16 or bfloat16 on a GPU, values of one
-            head one after another in memory; else any strides, such as those of a slice of one matrix.
+        query, key, value: (tokens, heads, head_size), float32, float16 or bfloat16 on a GPU. The values of a head
+            must be adjacent in memory; other strides are free, e.g. for slices of one matrix.
         cu_seqlens: (sequences + 1,), int32 or int64: sequence b is the tokens ``cu_seqlens[b]`` up to
-            ``cu_seqlens[b + 1]``; read only without ``tile_map``.
+            ``cu_seqlens[b + 1]``; used only without ``tile_map``.
         max_seqlen: tokens of the longest sequence; ``bias`` and ``rotary`` must reach that far.
-        scale: of the products; head_size ** -0.5 by default.
+        scale: factor of the scores; head_size ** -0.5 by default.
         bias: (heads, 2 · max_distance − 1) float32: ``bias[h, max_distance − 1 + j − i]`` is added to the score
             of query i and key j.
-        rotary: cosines and sines, each (positions, head_size / 2) float32, contiguous: value d of row p turns
+        rotary: cosines and sines, each (positions, head_size / 2) float32, contiguous; entry d of row p rotates
             the values 2 d and 2 d + 1 of query and key at position p of their sequence.
-        rotary_value: turn the values as well.
-        tile_map: `attention_tiles` on the device. The launch depends on its shape only, so that a CUDA graph
-            can be replayed with other lengths. Tokens that it leaves out get no result (whatever the memory
-            held). By default it is made from ``cu_seqlens``, for which the GPU is waited for.
+        rotary_value: rotate the values as well.
+        tile_map: `attention_tiles` on the device. The launch depends on its shape only, so that a CUDA graph can be
+            replayed with other lengths. Results of tokens outside all tiles are uninitialized. By default it is
+            computed from ``cu_seqlens``, which synchronizes the GPU.
 
     Returns:
-        (tokens, heads, head_size), contiguous, of the type of ``query``.
+        (tokens, heads, head_size), contiguous, with the type of ``query``.
 
     Raises:
-        ValueError: for shapes, types and devices that do not fit.
+        ValueError: shapes, types or devices do not fit.
     """
     _check(query, key, value, cu_seqlens, max_seqlen, bias, rotary, rotary_value, tile_map)
     tokens, heads, size = query.shape
@@ -105,9 +105,9 @@ def _options(
         "BLOCK_D": block_d,
         "WIDEN": bool(triton.knobs.runtime.interpret),
     }
-    # As many keys at once as nothing is spilled with.
+    # The largest number of keys per step that does not spill registers.
     if element_size == 4:
-        # float32 is multiplied from registers, without tensor cores: fewer keys, more threads, no pipeline.
+        # float32 products run from registers, without tensor cores: fewer keys, more threads, no pipelining.
         narrow = block_d <= 32
         warps = 8 if block_d <= 64 else 16 if plain else 32
         return {**options, "BLOCK_N": 32 if narrow else 16, "num_warps": warps, "num_stages": 1}
@@ -127,7 +127,7 @@ def _check(
     rotary_value: bool,
     tile_map: Tensor | None,
 ) -> None:
-    """Raise a ValueError for what can be seen without reading the GPU's memory."""
+    """Raise a ValueError for anything wrong that can be seen without reading GPU memory."""
     if query.ndim != 3:
         raise ValueError(f"query must be (tokens, heads, head_size), not {tuple(query.shape)}")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -139,7 +139,7 @@ def _check(
             raise ValueError(f"the values of a head of {name} are not adjacent. Call contiguous() on it.")
     _, heads, size = query.shape
     if not 1 <= size <= MAX_HEAD_SIZE:
-        raise ValueError(f"heads of {size} values; the kernel takes 1 to {MAX_HEAD_SIZE}")
+        raise ValueError(f"heads of {size} values; the kernel supports 1 to {MAX_HEAD_SIZE}")
     if cu_seqlens.ndim != 1 or len(cu_seqlens) == 0 or cu_seqlens.dtype not in INTEGERS:
         raise ValueError(
             "cu_seqlens must be int32 or int64 (sequences + 1,), "
@@ -154,7 +154,7 @@ def _check(
         if max_seqlen > distance:
             raise ValueError(f"bias reaches sequences of {distance} tokens, max_seqlen is {max_seqlen}")
     if rotary_value and rotary is None:
-        raise ValueError("rotary_value turns values by rotary. Give rotary as well.")
+        raise ValueError("rotary_value rotates values by rotary; pass rotary as well.")
     for name, table in zip(("cos", "sin"), rotary or (), strict=False):
         if table.dtype != torch.float32 or table.ndim != 2 or 2 * table.shape[1] != size:
             raise ValueError(
@@ -172,7 +172,7 @@ def _check(
         or not tile_map.is_contiguous()
     ):
         raise ValueError(
-            "tile_map must be contiguous int32 as attention_tiles gives it, "
+            "tile_map must be contiguous int32 as returned by attention_tiles, "
             f"not {tile_map.dtype} {tuple(tile_map.shape)}"
         )
     cos, sin = (None, None) if rotary is None else rotary

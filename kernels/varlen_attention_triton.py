@@ -1,20 +1,20 @@
-"""The kernel of `embedkit.kernels.varlen_attention`: arithmetic only; that file checks and launches.
+"""The Triton kernel of `embedkit.kernels.varlen_attention`.
 
 For each head and each query token i of a sequence, over the keys j of that sequence alone:
 
     s_ij = scale · R_i q_i · R_j k_j + bias[j − i]
     o_i  = Σ_j softmax_j(s_ij) v_j
 
-R_p turns the pairs (x_2d, x_2d+1) by the angle p θ_d, where cos and sin are given; without rotary positions it
-is the identity, and with rotary_value v_j stands for R_j v_j.
+R_p rotates the pairs (x_2d, x_2d+1) by the angle p θ_d, given as cos and sin; without rotary positions it is the
+identity, and with rotary_value v_j stands for R_j v_j.
 
-A program takes one tile (`embedkit.kernels.attention_tiles`) of one head. The softmax runs over blocks of keys
-with the maximum and the sum so far (Milakov and Gimelshein 2018; Dao et al. 2022), in base 2. Sequences that
-share a tile share the matrix product, whose entries between two sequences are dropped: for 8 to 64 tokens the
-tensor cores would otherwise run on padding.
+A program computes one tile (`embedkit.kernels.attention_tiles`) of one head. The softmax runs over blocks of keys with
+the running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022), in base 2. Sequences in the same tile share
+the matrix product, whose entries between different sequences are masked: with 8 to 64 tokens the tensor cores would
+otherwise run on padding.
 """
 
-# What stands below @triton.jit is another language with the syntax of Python.
+# Functions below @triton.jit are written in another language with the syntax of Python.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _load(
     ptr, first, inside, positions, cos_ptr, sin_ptr,
     STRIDE: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, ROTATE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of D values STRIDE apart from row ``first`` on, turned to their positions: (BLOCK, BLOCK_D).
+    """(BLOCK, BLOCK_D): rows of D values, STRIDE apart, from row ``first`` on, rotated to their positions.
 
     Zero outside.
     """
@@ -39,7 +39,7 @@ def _load(
     mask = inside[:, None] & (d < D)[None, :]
     x = tl.load(ptr + ((first + row)[:, None] * STRIDE + d[None, :]), mask=mask, other=0.0)
     if ROTATE:
-        # The pairs of a row stand side by side in a thread, so that nothing is exchanged.
+        # A thread holds both values of a pair, so that none are exchanged.
         even, odd = tl.split(tl.reshape(x.to(tl.float32), (BLOCK, BLOCK_D // 2, 2)))
         pair = tl.arange(0, BLOCK_D // 2)
         angle = positions[:, None] * (D // 2) + pair[None, :]
@@ -53,7 +53,7 @@ def _load(
 
 @triton.jit
 def _dot(a, b, c, WIDEN: tl.constexpr):
-    """``a`` ``b`` + ``c``, added up in float32."""
+    """``a`` ``b`` + ``c``, accumulated in float32."""
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     # The default for float32 would be TF32: 10 bits of mantissa.

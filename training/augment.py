@@ -1,4 +1,4 @@
-"""More training texts: synonyms of WordNet, and paraphrases that another tool made (back-translation)."""
+"""Text augmentation: WordNet synonyms, and paraphrases from another tool (back-translation)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .data.readers import read
 __all__ = ["WordNet", "augment_wordnet", "read_paraphrases"]
 
 _WORD = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)?")
-# Words of grammar: WordNet lists many of them, with senses nobody means ("a": the vitamin; "in": the inch).
+# Function words: WordNet lists many of them with rare senses ("a": the vitamin; "in": the inch).
 _STOP = frozenset(
     """a about above after again against all am an and any are as at be because been before being below
     between both but by can could did do does doing done down during each few for from further had
@@ -80,10 +80,10 @@ class WordNet:
                 self._forms.setdefault((lemma, part), []).append(form)
 
     def synonyms(self, word: str) -> list[str]:
-        """Single-word synonyms of a lower-case word; none for words of grammar.
+        """Single-word synonyms of a lower-case word; none for function words.
 
-        The part of speech is the one with the most senses seen in WordNet's tagged texts: there is no tagger
-        here, so a rare reading is missed rather than a frequent one.
+        There is no tagger: the part of speech is the one with the most senses in WordNet's tagged texts, so that a
+        rare reading is missed rather than a frequent one.
         """
         if word in _STOP or len(word) < 3 or not word.isalpha():
             return []
@@ -104,7 +104,7 @@ class WordNet:
         return found
 
     def _readings(self, word: str) -> Iterator[tuple[str, str, str]]:
-        """(lemma, part of speech, inflection) that the word may be."""
+        """The possible (lemma, part of speech, inflection) of the word."""
         for part in _PARTS:
             yield word, part, ""
         irregular = set()
@@ -119,7 +119,7 @@ class WordNet:
                 yield word.removesuffix(ending) + replacement, part, inflection
 
     def _inflect(self, lemma: str, part: str, inflection: str) -> str | None:
-        """The form of a lemma; None where past and participle differ, since the word does not tell which."""
+        """The form of a lemma; None if past and participle differ, since the word is ambiguous."""
         if not inflection:
             return lemma
         forms = self._forms.get((lemma, part), [])
@@ -133,16 +133,16 @@ class WordNet:
 def augment_wordnet(
     texts: Iterable[str], path: str | os.PathLike[str] | WordNet, *, seed: int = 0, rate: float = 0.2
 ) -> list[str | None]:
-    """Each text with some of its content words replaced by synonyms; None for a text without any to replace.
+    """Each text with some of its content words replaced by synonyms; None if there are none.
 
-    A text's result depends on the text and the seed alone. Casing is kept; capitalised words inside a text
-    are taken for names and stay, as do words whose synonym would not fit the "a" or "an" before it.
+    The result depends only on the text and the seed. Casing is kept; capitalized words inside a text are assumed to
+    be names and stay, as do words whose synonym does not fit the preceding "a" or "an".
 
     Args:
         texts: English.
-        path: folder of the files that `WordNet` reads, or one that is loaded.
+        path: folder of the files that `WordNet` reads, or a loaded `WordNet`.
         seed: of the choice.
-        rate: share of the replaceable words that is replaced, in (0, 1]; one at least.
+        rate: share of the replaceable words to replace, in (0, 1]; at least one.
 
     Raises:
         ValueError: `rate` is out of range.
@@ -158,8 +158,7 @@ def read_paraphrases(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[s
 
     Args:
         path: a file that `embedkit.training.data.readers.read` takes, with the columns ``text`` and
-            ``paraphrase``: what a translator and back made of the texts, say. A paraphrase equal to its text
-            is left out.
+            ``paraphrase``, for example back-translations. A paraphrase equal to its text is skipped.
 
     Raises:
         ValueError: a row is wrong; the message names it.

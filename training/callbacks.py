@@ -1,4 +1,4 @@
-"""What happens between the steps of a training: progress, milestones, early stopping, the clock."""
+"""Trainer callbacks: progress, milestones, early stopping and timing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Clock", "EarlyStopping", "Milestones", "Progress"]
 
 
 class Progress(TrainerCallback):
-    """Tells the objective how much of the training is done (teacher annealing)."""
+    """Reports the progress of the training to the objective (teacher annealing)."""
 
     def __init__(self, objective: Objective) -> None:
-        """``objective`` is told."""
+        """Report to ``objective``."""
         self._objective = objective
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -27,14 +27,14 @@ class Progress(TrainerCallback):
 
 
 class Milestones(TrainerCallback):
-    """The loss is logged, and so checked, before each checkpoint, and the last step is evaluated."""
+    """Logs, and so checks, the loss before each checkpoint, and evaluates the last step."""
 
     def __init__(self, evaluated: bool) -> None:
         """``evaluated``: whether there are dev scores."""
         self._evaluated = evaluated
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """After Trainer's own callback has decided what to do at this step."""
+        """Runs after Trainer's own callback has decided what to do at this step."""
         control.should_evaluate |= self._evaluated and state.global_step >= state.max_steps
         control.should_log |= control.should_save
 
@@ -42,7 +42,7 @@ class Milestones(TrainerCallback):
 class EarlyStopping(TrainerCallback):
     """Stops after ``patience`` dev scores without a better one.
 
-    It counts in the log, which checkpoints hold; the count of transformers' own would start again at a resume.
+    It counts in the log, which checkpoints contain; the counter of transformers restarts after a resume.
     """
 
     def __init__(self, patience: int) -> None:
@@ -50,7 +50,7 @@ class EarlyStopping(TrainerCallback):
         self._patience = patience
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The scores before the first step do not count: those weights are not kept."""
+        """Ignores scores before the first step, whose weights are not kept."""
         name = args.metric_for_best_model
         scores = [entry[name] for entry in state.log_history if name in entry and entry["step"] > 0]
         best = np.argmax if args.greater_is_better else np.argmin
@@ -59,22 +59,22 @@ class EarlyStopping(TrainerCallback):
 
 
 class Clock(TrainerCallback):
-    """Counts the seconds of training, over resumes, and stops a run whose loss is no number."""
+    """Counts the seconds of training across resumes, and stops a run whose loss is not finite."""
 
     def __init__(self) -> None:
-        """Nothing has been trained yet."""
+        """Start at 0 seconds."""
         self.seconds = 0.0
         self._last = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Take over the seconds before the resume."""
+        """Add the seconds before the resume."""
         self.seconds = next(
             (e["train_seconds"] for e in reversed(state.log_history) if "train_seconds" in e), 0.0
         )
         self._last = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Keep the seconds in the log, which checkpoints hold."""
+        """Write the seconds to the log, which checkpoints contain."""
         self._tick()
         if state.log_history:
             state.log_history[-1]["train_seconds"] = round(self.seconds, 1)
@@ -82,11 +82,11 @@ class Clock(TrainerCallback):
             before = max((e["step"] for e in state.log_history[:-1] if "loss" in e), default=0)
             raise FloatingPointError(
                 f"the mean loss of steps {before + 1} to {state.global_step} is {logs['loss']}; "
-                "lower training.learning_rate, or look at the data"
+                "lower training.learning_rate, or check the data"
             )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The last seconds."""
+        """Add the last seconds."""
         self._tick()
 
     def _tick(self) -> None:

@@ -1,4 +1,4 @@
-"""What a finished run shows people: the model card and the learning curve."""
+"""The model card and the learning curve of a finished run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from .objectives import objective_class
+from .objectives.base import Objective
 from .recipe import Recipe
 
 __all__ = ["write_card", "write_curve"]
 
 
 def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
-    """``README.md`` of a model folder: what it is, from what, how well, and how to make it again."""
+    """Write the ``README.md`` of a model folder: data, scores, license and the recipe."""
     import yaml
 
-    objective = objective_class(recipe.objective_name)
+    objective = Objective if recipe.postprocess is not None else objective_class(recipe.objective_name)
     lines = [
         "---",
         "library_name: sentence-transformers",
@@ -26,7 +27,7 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
         "---",
         f"# {recipe.name}",
         "",
-        f"{recipe.description} Trained by embedkit.".lstrip(),
+        f"{recipe.description}. Made with embedkit.".removeprefix(". "),
         "",
         "```python",
         objective.usage.replace("{path}", f"path/to/{recipe.name}"),
@@ -37,9 +38,9 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
     ]
     for task, source in recipe.data.items():
         checks = result["data"].get(task, {})
-        told = "; ".join(f"{name}: {value}" for name, value in checks.items())
+        found = "; ".join(f"{name}: {value}" for name, value in checks.items())
         lines.append(
-            f"- {task}: {source.get('path', source.get('dataset'))}, {result['examples'][task]} examples. {told}"
+            f"- {task}: {source.get('path', source.get('dataset'))}, {result['examples'][task]} examples. {found}"
         )
     lines += ["", "## Scores", "", "| set | score |", "|---|---|"]
     lines += [
@@ -48,12 +49,11 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
     ]
     lines += [
         "",
-        f"Trained for {result['steps']} steps in {result['train_seconds'] / 3600:.2f} hours ({result['machine']}).",
-        f"The weights are those of step {result['best_step'] or result['steps']}.",
+        *_history(recipe, result),
         "",
-        "## Licence",
+        "## License",
         "",
-        f"{recipe.license}. The terms of the backbone ({recipe.model.path}) and of the data above hold as well.",
+        f"{recipe.license}. The terms of the backbone ({recipe.model.path}) and of the data above apply as well.",
         "",
         "## Recipe",
         "",
@@ -62,6 +62,15 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
         "```",
     ]
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _history(recipe: Recipe, result: Mapping[str, Any]) -> list[str]:
+    if recipe.postprocess is not None:
+        return [f"Post-processed by `{recipe.postprocess_name}`; not trained ({result['machine']})."]
+    return [
+        f"Trained for {result['steps']} steps in {result['train_seconds'] / 3600:.2f} hours ({result['machine']}).",
+        f"The weights are those of step {result['best_step'] or result['steps']}.",
+    ]
 
 
 def _scores(scores: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
@@ -75,7 +84,7 @@ def _scores(scores: Mapping[str, Any], prefix: str = "") -> list[tuple[str, floa
 
 
 def write_curve(path: Path, recipe: Recipe, history: list[dict[str, Any]]) -> None:
-    """The loss, and every dev score, against the step: a PNG."""
+    """Plot the loss and every dev score against the step, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

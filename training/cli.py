@@ -1,4 +1,4 @@
-"""``embedkit-train RECIPE key=value ...``: trains a recipe, resumes it, lists what there is."""
+"""``embedkit-train RECIPE key=value ...``: trains or resumes a recipe, and lists recipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPILOG = """examples:
   embedkit-train my-recipe.yaml --output runs/mine --show
   accelerate launch --num_processes 4 -m embedkit.training.cli hpd-128
 
-A run that was stopped goes on where it was when the same command is given again.
+The same command resumes a run that was stopped.
 """
 
 
@@ -29,17 +29,15 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "recipe", nargs="?", help="a YAML file, or the name of a recipe that embedkit carries"
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys that replace the recipe's")
-    parser.add_argument("--list", action="store_true", help="list the recipes that embedkit carries")
+    parser.add_argument("recipe", nargs="?", help="a YAML file, or the name of a built-in recipe")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
+    parser.add_argument("--list", action="store_true", help="list the built-in recipes")
     parser.add_argument("--show", action="store_true", help="print the resolved recipe and stop")
     parser.add_argument("-o", "--output", type=Path, help="folder of the run (default: runs/RECIPE-SEED)")
     parser.add_argument(
-        "--data", type=Path, help="folder in which the recipe's files are (default: EMBEDKIT_DATA)"
+        "--data", type=Path, help="folder of the recipe's data files (default: EMBEDKIT_DATA)"
     )
-    parser.add_argument("--cache", type=Path, help="folder for teachers' outputs, shared between runs")
+    parser.add_argument("--cache", type=Path, help="folder for teachers' outputs, which runs can share")
     parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
     options = parser.parse_intermixed_args(arguments)
     if not options.list and options.recipe is None:
@@ -53,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"embedkit-train: {error}; install the extra: pip install 'embedkit[train]'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nembedkit-train: stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("\nembedkit-train: stopped; the same command resumes from the last checkpoint", file=sys.stderr)
         return 130
 
 
@@ -77,7 +75,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.show:
         print(shown, end="")
         return 0
-    _log_to_stderr(quiet=options.quiet or os.environ.get("RANK", "0") != "0")  # one process tells it
+    _log_to_stderr(quiet=options.quiet or os.environ.get("RANK", "0") != "0")  # one process logs
     logging.getLogger("embedkit").info("recipe %s:\n%s", recipe.name, shown)
     from .trainer import train
 

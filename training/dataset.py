@@ -1,4 +1,4 @@
-"""The examples of a recipe, tokenized, and how batches are cut from them."""
+"""The tokenized examples of a recipe, and their batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Examples", "Repeated"]
 
 
 class Examples:
-    """All tasks' examples in one row of numbers: those of the first task, then those of the second, and so on.
+    """The examples of all tasks, numbered one task after another.
 
     Attributes:
         tasks: task name -> the range of its examples.
@@ -27,7 +27,7 @@ class Examples:
     def __init__(
         self, objective: Objective, tables: Mapping[str, Table], folder: Path, max_length: int, cache: Path
     ) -> None:
-        """Tokenize the texts and let the objective prepare what else a batch holds."""
+        """Tokenize the texts and let the objective prepare the other content of batches."""
         self._objective = objective
         texts: list[str] = []
         self.tasks: dict[str, range] = {}
@@ -54,15 +54,15 @@ class Examples:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> int:
-        return index  # a DataLoader's collate_fn gets the numbers of a batch and builds it at once
+        return index  # the DataLoader's collate_fn builds a batch from its numbers
 
     @property
     def truncated(self) -> int:
-        """Texts longer than the model takes."""
+        """The number of texts that were truncated."""
         return self._store.truncated
 
     def arrays(self, task: str) -> Arrays:
-        """What the objective prepared for a task."""
+        """The arrays that the objective prepared for a task."""
         return self._arrays[list(self.tasks).index(task)]
 
     def batch(self, indices: Sequence[int]) -> Batch:
@@ -78,7 +78,7 @@ class Examples:
 
 
 class Repeated:
-    """Several epochs of a sampler as one, so that a resumed run skips batches and knows nothing of epochs."""
+    """Several epochs of a sampler as one, so that a resumed run only skips batches."""
 
     def __init__(self, sampler: TaskSampler, epochs: int) -> None:
         """``epochs`` times the batches of ``sampler``."""

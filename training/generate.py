@@ -1,7 +1,7 @@
-"""Similar sentences from a RoFormer-Sim: sampled by the generator, ranked by the encoder, which are one model.
+"""Similar sentences from a RoFormer-Sim model, which both generates and ranks them.
 
-Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751): the next token is drawn from the fewest tokens whose
-probabilities add up to ``top_p``.
+Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751): the next token is drawn from the smallest set of tokens whose
+probabilities sum to ``top_p``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SimilarSentences:
         """Load the model.
 
         Raises:
-            FileNotFoundError: the folder is not there, or cannot generate.
+            FileNotFoundError: the folder does not exist, or has no generator.
         """
         self.model = UnilmModel.open(model_folder).to(device).eval()
         self._device = torch.device(device)
@@ -47,11 +47,11 @@ class SimilarSentences:
         """Sentences with their cosine to ``text``, the most similar first.
 
         Args:
-            text: what they shall resemble; itself is never among them.
-            n: how many are sampled; equal ones count once.
-            k: how many are returned at most.
-            top_p: share of the probability from which tokens are drawn, above 0; 1 draws from all.
-            seed: the same seed gives the same sentences on the same device and version of torch.
+            text: the text to resemble; never returned itself.
+            n: number of samples; duplicates count once.
+            k: maximum number of results.
+            top_p: probability mass from which tokens are drawn, above 0; 1 draws from all.
+            seed: makes the result deterministic on the same device and version of torch.
 
         Raises:
             ValueError: a number is out of range.
@@ -73,7 +73,7 @@ class SimilarSentences:
 
     @torch.inference_mode()
     def sample(self, text: str, n: int, top_p: float = 0.95, *, seed: int = 0) -> list[str]:
-        """``n`` targets of ``text``, in the order in which they were drawn, repetitions included."""
+        """``n`` targets of ``text``, in the order of sampling, including repetitions."""
         store = TextStore(self.model.tokenizer_folder, [text], self.model.options.max_length)
         end = store.suffix_ids[-1]
         generator = torch.Generator(self._device).manual_seed(seed)
@@ -105,20 +105,20 @@ class SimilarSentences:
 
     @cached_property
     def _forbidden(self) -> Tensor:
-        """Special tokens but the one that ends a sentence."""
+        """Special tokens except the one that ends a sentence."""
         tokenizer = self._tokenizer
         return torch.tensor(
             sorted(set(tokenizer.all_special_ids) - {tokenizer.sep_token_id}), device=self._device
         )
 
     def _text(self, ids: list[int]) -> str:
-        """The tokens as text: no space beside a character beyond ASCII, as Chinese is written."""
+        """The tokens as text, without spaces beside non-ASCII characters, as in Chinese."""
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         return re.sub(r"(?<=[^\x00-\x7f]) +| +(?=[^\x00-\x7f])", "", text).strip()
 
 
 def nucleus(logits: Tensor, top_p: float, generator: torch.Generator) -> Tensor:
-    """One token (n,) a row of ``logits (n, vocab_size)``, from the fewest whose probabilities reach ``top_p``."""
+    """Draw one token (n,) per row of ``logits (n, vocab_size)`` from the smallest set that reaches ``top_p``."""
     probabilities, order = logits.softmax(-1).sort(-1, descending=True)
     before = probabilities.cumsum(-1) - probabilities
     probabilities = probabilities.masked_fill(before >= top_p, 0)
@@ -127,10 +127,10 @@ def nucleus(logits: Tensor, top_p: float, generator: torch.Generator) -> Tensor:
 
 
 class _Decoder:
-    """A RoFormer that reads targets token by token and keeps the keys and values of what it has read.
+    """A RoFormer that reads targets token by token and caches keys and values.
 
-    transformers' own cache has changed its form from version to version and wants a causal model; the layers'
-    parts have not. The prefix is read under UniLM's mask.
+    transformers' own cache needs a causal model and differs between versions; the layers' modules do not. The prefix
+    is read under UniLM's mask.
     """
 
     def __init__(self, model: UnilmModel) -> None:
@@ -145,11 +145,11 @@ class _Decoder:
         return self._read(ids, torch.zeros_like(ids), unilm_mask(count, count, ids.shape[1]))
 
     def repeat(self, n: int) -> None:
-        """Go on with n copies of the one sequence that was read."""
+        """Continue with n copies of the sequence."""
         self._past = [(k.expand(n, -1, -1, -1), v.expand(n, -1, -1, -1)) for k, v in self._past]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the sequences."""
+        """Continue with some of the sequences."""
         self._past = [(k[rows], v[rows]) for k, v in self._past]
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -194,8 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("model", help="a model folder with generator.safetensors")
     parser.add_argument("texts", nargs="*")
-    parser.add_argument("-n", type=int, default=100, help="sampled a sentence (default: 100)")
-    parser.add_argument("-k", type=int, default=5, help="printed a sentence (default: 5)")
+    parser.add_argument("-n", type=int, default=100, help="samples per sentence (default: 100)")
+    parser.add_argument("-k", type=int, default=5, help="results per sentence (default: 5)")
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_intermixed_args(arguments)

@@ -8,16 +8,18 @@ With x the vectors of a sample, their mean and C = U Λ Uᵀ their covariance (�
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LinearMap", "fit"]
+__all__ = ["LinearMap", "fit", "sample_distinct"]
 
 _METHODS = ("pca", "whitening")
-_RANK = 1e-9  # a direction with less of the largest variance is rounding: whitening would blow it up
+_RANK = 1e-9  # a smaller share of the largest variance is rounding error, which whitening would amplify
+_SEED = 0  # of `sample_distinct`
 Vectors = npt.NDArray[np.float32]
 
 
@@ -35,7 +37,7 @@ class LinearMap:
 
     @property
     def bias(self) -> Vectors:
-        """``-weight^T mean``, (dimension of y,): the map is ``weight^T x + bias``, too."""
+        """``-weight^T mean``, (dimension of y,): the map is also ``weight^T x + bias``."""
         product = self.mean.astype(np.float64) @ self.weight.astype(np.float64)
         return np.asarray(-product, np.float32)
 
@@ -45,16 +47,16 @@ class LinearMap:
 
 
 def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, center: bool = True) -> LinearMap:
-    """Compute a map from a sample of vectors; the same for the same sample.
+    """Compute a map from a sample of vectors; deterministic.
 
     Args:
         vectors: (samples, d), the sample.
-        dimension: of what comes out, at most d and fewer than the samples.
+        dimension: of the mapped vectors, at most d and fewer than the samples.
         method: ``pca`` or ``whitening``.
-        center: whether the map subtracts the mean. The components are of the centred sample in any case.
+        center: whether the map subtracts the mean. The components are those of the centered sample in any case.
 
     Raises:
-        ValueError: the method is not known, or the sample does not hold so many directions.
+        ValueError: the method is unknown, or the sample spans fewer directions.
     """
     if method not in _METHODS:
         raise ValueError(f"method {method!r} is not known; known are {', '.join(_METHODS)}")
@@ -79,3 +81,12 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
         weight = weight / np.sqrt(variance)
     mean = pca.mean_ if center else np.zeros_like(pca.mean_)
     return LinearMap(np.ascontiguousarray(weight, np.float32), mean.astype(np.float32))
+
+
+def sample_distinct(texts: Iterable[str], most: int) -> list[str]:
+    """The distinct texts in their order, or ``most`` of them, drawn without replacement; deterministic."""
+    distinct = list(dict.fromkeys(texts))
+    if len(distinct) <= most:
+        return distinct
+    drawn = np.random.default_rng(_SEED).choice(len(distinct), most, replace=False)
+    return [distinct[i] for i in np.sort(drawn)]

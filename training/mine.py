@@ -1,8 +1,8 @@
-"""Related texts for an unlabelled one, mined by a teacher.
+"""Related texts for unlabelled texts, mined by a teacher.
 
-Random sentences have little to do with each other, so that a batch of them says nothing of what is nearly the same and
-what is not. Augmented SBERT (Thakur et al. 2021, arXiv:2010.08240) therefore draws pairs from a search; here each text
-gets two of its neighbours among the texts at hand, one of the nearest and one of those that come last.
+Random sentences are unrelated, so a batch of them teaches little about near-duplicates and close neighbors. Augmented
+SBERT (Thakur et al. 2021, arXiv:2010.08240) therefore draws pairs from a search; here each text gets two of its
+neighbors in the training data, one of the nearest third and one of the farthest third.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 __all__ = ["mine"]
 
-_NEIGHBOURS = 15  # looked at; the nearest third and the farthest third are drawn from
-_SAME = 0.97  # a neighbour with a higher cosine is the text in another spelling
+_NEIGHBOURS = 15  # searched; one is drawn from the nearest third, one from the farthest
+_SAME = 0.97  # a neighbor with a higher cosine is the same text in another spelling
 _CELL = 400  # texts of a cell, on average; `_PROBED` of them are searched
 _PROBED = 12
 _EXACT = 20_000  # texts up to which all are searched
@@ -24,14 +24,14 @@ Rows = npt.NDArray[np.int64]
 
 
 def mine(vectors: npt.NDArray[Any], seed: int = 0) -> Rows:
-    """For each text a near and a farther neighbour; the same for the same vectors and seed.
+    """For each text a near and a farther neighbor; deterministic for a seed.
 
     Args:
-        vectors: (n, d), of any length; neighbours are those of the highest cosine.
-        seed: of the choice among the neighbours.
+        vectors: (n, d), of any length; neighbors have the highest cosine.
+        seed: of the choice among the neighbors.
 
     Returns:
-        (m, 3) rows: a text, the near one, the farther one. Texts with fewer than two neighbours are left out.
+        (m, 3) rows: a text, the near one, the farther one. Texts with fewer than two neighbors are left out.
 
     Raises:
         ImportError: Faiss is not installed.

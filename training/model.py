@@ -1,10 +1,8 @@
-"""The sentence encoder that is trained: a transformers backbone, pooling, a projection, and its model folder."""
+"""The sentence encoder that is trained: a transformers backbone, pooling and a projection."""
 
 from __future__ import annotations
 
 import inspect
-import json
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ..model_folder.architectures import counts_from_padding, graph_config
+from ..model_folder.folder import SentenceConfig, Settings, read_length
+from ..model_folder.json_file import read_json
 from ..model_folder.modules import Dense, Normalize, module_entries, read_head, read_pooling
+from ..model_folder.modules import Pooling as PoolingModule
+from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_modules, write_settings
 from . import packed
 from .linear_map import LinearMap
 from .pooling import Activation, Pooling, pool_project_normalize
@@ -25,6 +28,8 @@ __all__ = [
     "ModelOptions",
     "Projection",
     "SentenceModel",
+    "by_length",
+    "inference",
     "load_backbone",
     "options_of",
     "pack",
@@ -32,28 +37,14 @@ __all__ = [
     "transformer_folder",
 ]
 
-_ACTIVATIONS = {
-    "identity": "torch.nn.modules.linear.Identity",
-    "tanh": "torch.nn.modules.activation.Tanh",
-}
-_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-)
-
-
-# A packed row is filled up to a multiple of so many tokens: oneDNN compiles a product anew for each number of rows, and
-# keeps about a thousand of them.
+# A packed row is padded to a multiple of this many tokens: oneDNN compiles a kernel for each number of rows and keeps
+# about a thousand of them.
 _ROW_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear layer behind the pooling: ``activation(W x + b)``, W (dimension, hidden_size)."""
+    """A linear layer after the pooling: ``activation(W x + b)``, W (dimension, hidden_size)."""
 
     dimension: int
     activation: Activation = "identity"
@@ -69,16 +60,15 @@ class ModelOptions:
 
     Attributes:
         path: folder or Hub name of the backbone: a transformers or sentence-transformers folder.
-        layers: how many of the backbone's layers are kept, spread evenly from first to last, or their numbers;
-            None for all.
-        config: keys of config.json that replace the folder's; with ``random`` they shape the new backbone.
-        random: start from random weights of that configuration in place of the folder's weights.
+        layers: the number of layers to keep, spread evenly from first to last, or their indices; None for all.
+        config: overrides of keys in config.json; with ``random`` they define the new backbone.
+        random: start from random weights of that configuration instead of the folder's weights.
         pooling: ``mean``, ``max`` or ``cls``.
-        projection: a linear layer behind the pooling, or None.
-        normalize: whether vectors are scaled to length 1, in training and in the folder that is written.
-        max_length: tokens a text may have, special tokens counted.
+        projection: a linear layer after the pooling, or None.
+        normalize: whether vectors are scaled to length 1, in training and in the saved folder.
+        max_length: maximum number of tokens in a text, special tokens included.
         dropout: of hidden states and attention; None for the backbone's own.
-        freeze_embeddings: leave the word, position and type embeddings as they are.
+        freeze_embeddings: do not train the word, position and type embeddings.
     """
 
     path: str
@@ -106,14 +96,16 @@ class SentenceModel(nn.Module):
 
     Attributes:
         backbone: a transformers encoder.
-        projection: the layer behind the pooling, or None.
-        tokenizer_folder: where the tokenizer's files are.
+        projection: the layer after the pooling, or None.
+        tokenizer_folder: the folder of the tokenizer's files.
         autocast: type of the backbone's products in mixed precision, None for fp32; pooling, heads and losses are
             always fp32.
+        settings: prompts, similarity and length that `save` writes.
+        include_prompt: whether a prompt's tokens are pooled by readers of the saved folder.
     """
 
     def __init__(self, options: ModelOptions, folder: Path, backbone: Any) -> None:
-        """Wrap a loaded backbone; `load` is the usual way here."""
+        """Wrap a loaded backbone; usually called by `load`."""
         super().__init__()
         self.options = options
         self.tokenizer_folder = folder
@@ -124,6 +116,8 @@ class SentenceModel(nn.Module):
         if options.freeze_embeddings:
             backbone.embeddings.requires_grad_(False)
         self.autocast: torch.dtype | None = None
+        self.settings = Settings({}, None, options.max_length, None, "cosine")
+        self.include_prompt = True
         self._packed = packed.supports(backbone)
         if self._packed:
             packed.register()
@@ -131,28 +125,44 @@ class SentenceModel(nn.Module):
 
     @classmethod
     def load(cls, options: ModelOptions) -> SentenceModel:
-        """Load, shorten or make the backbone that ``options`` describe.
-
-        The projection starts from the folder's Dense module if that has its size and activation, unless the
-        backbone is random.
+        """Load, shorten or create the backbone that ``options`` describe; see `continue_from_folder`.
 
         Raises:
-            FileNotFoundError: the folder is not there.
+            FileNotFoundError: the folder does not exist.
             ValueError: the options do not fit the backbone.
         """
         folder = transformer_folder(options.path)
         model = cls(options, folder, load_backbone(options, folder))
-        model.load_projection(options.path)
+        model.continue_from_folder()
         return model
 
-    def load_projection(self, path: str) -> None:
-        """Start the projection from the Dense module of the folder or Hub name ``path``, if it has one that fits."""
+    def continue_from_folder(self) -> None:
+        """Keep the prompts and the similarity of the backbone's folder; start the projection from its Dense module.
+
+        A random backbone takes nothing from its folder, and the projection takes only a Dense module of its own size
+        and activation.
+
+        Raises:
+            ValueError: a file of the folder is damaged.
+        """
         from safetensors.torch import load_file
 
-        wanted = self.options.projection
-        if self.projection is None or wanted is None or self.options.random:
+        if self.options.random:
             return
-        for module in read_head(module_entries(_root_folder(path))[2:], self.hidden_size):
+        root = _root_folder(self.options.path)
+        config, entries = SentenceConfig(root), module_entries(root)
+        self.settings = replace(
+            self.settings,
+            prompts=config.prompts(),
+            default_prompt_name=config.text("default_prompt_name"),
+            similarity_fn_name=config.similarity() or "cosine",
+        )
+        if len(entries) > 1:
+            self.include_prompt = read_pooling(entries[1][1], self.hidden_size).include_prompt
+        wanted = self.options.projection
+        if self.projection is None or wanted is None:
+            return
+        for module in read_head(entries[2:], self.hidden_size):
             if not isinstance(module, Dense):
                 continue
             if (module.out_features, module.activation) == (wanted.dimension, wanted.activation):
@@ -163,12 +173,12 @@ class SentenceModel(nn.Module):
             return
 
     def bare(self) -> SentenceModel:
-        """The same backbone without projection and normalization: its vectors are the pooled ones."""
+        """The same backbone without projection, normalization and prompts: its vectors are the pooled ones."""
         options = replace(self.options, projection=None, normalize=False)
         return SentenceModel(options, self.tokenizer_folder, self.backbone)
 
     def project_by(self, linear_map: LinearMap) -> None:
-        """Set the projection to a map that subtracts nothing or a mean."""
+        """Set the projection to a linear map; its mean becomes the bias."""
         assert self.projection is not None
         with torch.no_grad():
             self.projection.weight.copy_(torch.from_numpy(linear_map.weight.T))
@@ -225,23 +235,15 @@ class SentenceModel(nn.Module):
         )
 
     def encode(self, sentences: Sequence[str], batch_tokens: int = 4096) -> npt.NDArray[np.float32]:
-        """Vectors (n, dimension) of texts, in their order, without dropout: what dev scores are computed from."""
+        """Vectors (n, dimension) of texts, in order, without dropout; for dev scores."""
         from .data.store import TextStore
 
         store = TextStore(self.tokenizer_folder, sentences, self.options.max_length)
-        order = np.argsort(store.lengths, kind="stable")
-        vectors = np.empty((len(order), self.dimension), np.float32)
-        cuts = np.flatnonzero(np.diff(np.cumsum(store.lengths[order]) // batch_tokens)) + 1
-        was_training, device = self.training, next(self.parameters()).device
-        self.eval()
-        try:
-            with torch.inference_mode():
-                for rows in np.split(order, cuts):
-                    if len(rows):
-                        ids, cu_seqlens = pack([store.ids(row) for row in rows])
-                        vectors[rows] = self(ids.to(device), cu_seqlens.to(device)).cpu().numpy()
-        finally:
-            self.train(was_training)
+        vectors = np.empty((len(store.lengths), self.dimension), np.float32)
+        with inference(self) as device:
+            for rows in by_length(store.lengths, batch_tokens):
+                ids, cu_seqlens = pack([store.ids(row) for row in rows])
+                vectors[rows] = self(ids.to(device), cu_seqlens.to(device)).cpu().numpy()
         return vectors[store.rows]
 
     def save(self, folder: Path) -> None:
@@ -256,65 +258,19 @@ class SentenceModel(nn.Module):
         finally:
             if self._packed:
                 self.backbone.config._attn_implementation = packed.NAME
-        for name in TOKENIZER_FILES:
-            if (self.tokenizer_folder / name).is_file():
-                shutil.copyfile(self.tokenizer_folder / name, folder / name)
-        modules = ["Transformer", "Pooling"]
-        _write(
-            folder / "sentence_bert_config.json",
-            {"max_seq_length": self.options.max_length, "do_lower_case": False},
-        )
-        _write(
-            folder / "1_Pooling" / "config.json",
-            {
-                "word_embedding_dimension": self.hidden_size,
-                "pooling_mode_cls_token": self.options.pooling == "cls",
-                "pooling_mode_mean_tokens": self.options.pooling == "mean",
-                "pooling_mode_max_tokens": self.options.pooling == "max",
-                "pooling_mode_mean_sqrt_len_tokens": False,
-            },
-        )
+        copy_tokenizer(self.tokenizer_folder, folder)
+        head: list[DenseWeights | Normalize] = []
         if self.projection is not None and self.options.projection is not None:
-            modules.append("Dense")
-            self._save_projection(folder / "2_Dense", _ACTIVATIONS[self.options.projection.activation])
+            weight, bias = (
+                x.detach().float().cpu().numpy() for x in (self.projection.weight, self.projection.bias)
+            )
+            head.append(DenseWeights(weight, bias, self.options.projection.activation))
         if self.options.normalize:
-            modules.append("Normalize")
-        _write(
-            folder / "modules.json",
-            [
-                {
-                    "idx": i,
-                    "name": str(i),
-                    "path": "" if kind == "Transformer" else f"{i}_{kind}",
-                    "type": f"sentence_transformers.models.{kind}",
-                }
-                for i, kind in enumerate(modules)
-            ],
-        )
-        _write(
-            folder / "config_sentence_transformers.json",
-            {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
-        )
-
-    def _save_projection(self, folder: Path, activation: str) -> None:
-        from safetensors.torch import save_file
-
-        assert self.projection is not None
-        linear = self.projection
-        _write(
-            folder / "config.json",
-            {
-                "in_features": linear.in_features,
-                "out_features": linear.out_features,
-                "bias": True,
-                "activation_function": activation,
-            },
-        )
-        tensors = {
-            "linear.weight": linear.weight.detach().float().cpu().contiguous(),
-            "linear.bias": linear.bias.detach().float().cpu(),
-        }
-        save_file(tensors, folder / "model.safetensors")
+            head.append(Normalize())
+        pooling = PoolingModule((self.options.pooling,), self.include_prompt)
+        modules = Modules(self.hidden_size, pooling, tuple(head))
+        write_modules(folder, modules)
+        write_settings(folder, modules, self.settings)
 
 
 def pack(rows: Sequence[npt.NDArray[np.int32]]) -> tuple[Tensor, Tensor]:
@@ -324,6 +280,25 @@ def pack(rows: Sequence[npt.NDArray[np.int32]]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.concatenate(rows).astype(np.int64)), torch.from_numpy(cu_seqlens)
 
 
+def by_length(lengths: npt.NDArray[np.integer[Any]], batch_tokens: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Rows in batches of about ``batch_tokens`` tokens, the shortest first; ``lengths (n,)`` are in tokens."""
+    order = np.argsort(lengths, kind="stable")
+    cuts = np.flatnonzero(np.diff(np.cumsum(lengths[order]) // batch_tokens)) + 1
+    yield from (rows for rows in np.split(order, cuts) if len(rows))
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[torch.device]:
+    """Run the block without dropout and gradients; gives the model's device."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield next(model.parameters()).device
+    finally:
+        model.train(was_training)
+
+
 def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", **extra: Any) -> Any:
     """The transformers model of ``options``: an ``AutoModel`` or another of its auto classes, in fp32."""
     import transformers
@@ -331,11 +306,10 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     config = transformers.AutoConfig.from_pretrained(folder)
     unknown = sorted(set(options.config) - set(config.to_dict()) - set(extra))
     if unknown:
-        raise ValueError(f"model.config: {unknown[0]!r} is no key of {folder / 'config.json'}")
+        raise ValueError(f"model.config: {unknown[0]!r} is not a key of {folder / 'config.json'}")
     config.update({**options.config, **extra})
     positions = getattr(config, "max_position_embeddings", options.max_length + 2)
-    if config.model_type in _OFFSET_POSITIONS:
-        positions -= config.pad_token_id + 1
+    positions -= _position_offset(config)
     if options.max_length > positions:
         raise ValueError(
             f"model.max_length is {options.max_length}, and {folder} has {positions} positions; "
@@ -350,7 +324,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     if options.random:
         if options.layers is not None:
             raise ValueError(
-                "model.layers cuts the layers of trained weights; with model.random set config.num_hidden_layers"
+                "model.layers selects layers of trained weights; with model.random, set config.num_hidden_layers"
             )
         return auto.from_config(config, **arguments).float()
     with quiet():
@@ -361,7 +335,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
 
 
 def _has_pooling_layer(config: Any) -> bool:
-    """Whether the architecture has a pooler that can be left out (BERT and MPNet do, RoFormer does not)."""
+    """Whether the architecture has an optional pooler (BERT and MPNet do, RoFormer does not)."""
     import transformers
 
     try:
@@ -373,7 +347,7 @@ def _has_pooling_layer(config: Any) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bar and its report of the tensors that it did not need."""
+    """Silence transformers' progress bar and its report of unused tensors."""
     from transformers.utils import logging
 
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -395,7 +369,7 @@ def _layer_numbers(layers: int | list[int], total: int) -> list[int]:
 
 
 def _keep_layers(model: Any, numbers: list[int]) -> None:
-    """Drop the other layers; the position of a layer is stored in its attention, too (for caches)."""
+    """Drop the other layers."""
     base = getattr(model, model.base_model_prefix, model)
     stack = getattr(base, "encoder", None) or base.transformer  # DistilBERT calls it transformer
     stack.layer = nn.ModuleList([stack.layer[i] for i in numbers])
@@ -403,28 +377,27 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
 
 
 def _position_offset(config: Any) -> int:
-    """RoBERTa and MPNet count positions from their padding id on."""
-    return int(config.pad_token_id) + 1 if config.model_type in _OFFSET_POSITIONS else 0
+    """The position of a text's first token."""
+    return int(config.pad_token_id) + 1 if counts_from_padding(config.model_type) else 0
 
 
 def options_of(path: str) -> ModelOptions:
-    """The options that load a folder as it was written: its pooling, projection, normalization and length.
+    """The options with which a folder was written: pooling, projection, normalization and length.
 
     Raises:
-        ValueError: its modules are more than a transformer, one pooling mode, a projection and a normalization.
+        ValueError: the folder has other modules than a transformer, one pooling mode, a projection and a
+            normalization.
     """
-    from ..model_folder.json_file import read_json
-
     entries = module_entries(_root_folder(path))
     transformer = entries[0][1]
-    hidden_size = int(read_json(transformer / "config.json")["hidden_size"])
+    config = transformer / "config.json"
+    hidden_size = int(graph_config(read_json(config), str(config))["hidden_size"])
     modes = read_pooling(entries[1][1], hidden_size).modes if len(entries) > 1 else ("mean",)
     modules = read_head(entries[2:], hidden_size)
     dense = [module for module in modules if isinstance(module, Dense)]
     if len(dense) > 1 or len(modes) > 1 or (dense and not isinstance(modules[0], Dense)):
         raise ValueError(f"{path}: expected one pooling mode, then at most one Dense and one Normalize")
-    settings = transformer / "sentence_bert_config.json"
-    length = read_json(settings).get("max_seq_length") if settings.is_file() else None
+    length, _, _ = read_length(transformer)
     return ModelOptions(
         path=path,
         pooling=cast(Pooling, modes[0]),  # checked by ModelOptions
@@ -432,12 +405,12 @@ def options_of(path: str) -> ModelOptions:
         if dense
         else None,
         normalize=any(isinstance(module, Normalize) for module in modules),
-        max_length=ModelOptions.max_length if length is None else int(length),
+        max_length=ModelOptions.max_length if length is None else length,
     )
 
 
 def transformer_folder(path: str) -> Path:
-    """The folder of the transformer in a sentence-transformers folder, a transformers folder or on the Hub."""
+    """The transformer's folder in a sentence-transformers folder, a transformers folder or a Hub repository."""
     root = _root_folder(path)
     return module_entries(root)[0][1] if (root / "modules.json").is_file() else root
 
@@ -446,8 +419,3 @@ def _root_folder(path: str) -> Path:
     from ..model_folder.hub import resolve
 
     return resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)
-
-
-def _write(path: Path, content: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

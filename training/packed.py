@@ -1,10 +1,10 @@
-"""Attention over packed sequences, so that a training batch holds no padding.
+"""Attention over packed sequences, so that a training batch has no padding.
 
 A packed batch is one row of token ids, ``input_ids (tokens,)``, with ``cu_seqlens (n + 1,)``, the prefix sums of
-the lengths. Everything in a transformer but the attention works on single tokens and needs no change; the attention
+the lengths. Everything in a transformer except attention works on single tokens and needs no change; the attention
 spreads its queries, keys and values over padded ``(n, heads, longest, head_size)`` blocks, one for each range of
 lengths, and collects the result again. It is registered with transformers as an attention implementation and reads
-the blocks from the keyword arguments that the model hands through to it.
+the blocks from the keyword arguments that the model passes to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Lengths = npt.NDArray[np.integer[Any]]
 
 
 class Block(NamedTuple):
-    """Texts that are padded to the longest of them.
+    """Texts padded to the longest of them.
 
     Attributes:
         shape: (n, longest).
@@ -37,11 +37,11 @@ class Block(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Where the tokens of a packed batch lie in its padded form.
+    """The positions of the tokens of a packed batch in its padded form.
 
     Attributes:
-        cells: (tokens,) index of each token in the flattened blocks, which follow one another.
-        blocks: each text is in one of them.
+        cells: (tokens,) index of each token in the concatenated, flattened blocks.
+        blocks: each text is in one block.
     """
 
     cells: Tensor
@@ -49,15 +49,15 @@ class Grid(NamedTuple):
 
 
 def grid_of(cu_seqlens: Tensor) -> Grid:
-    """All texts of a packed batch in one block, in their order; ``cu_seqlens (n + 1,)``."""
+    """All texts of a packed batch in one block, in order; ``cu_seqlens (n + 1,)``."""
     return _grid(cu_seqlens, np.zeros_like)
 
 
 def blocks_of(cu_seqlens: Tensor) -> Grid:
-    """A block for each range of lengths, half an octave wide; ``cu_seqlens (n + 1,)``.
+    """One block per range of lengths, half an octave wide; ``cu_seqlens (n + 1,)``.
 
-    Scores take the square of a block's longest text for each of its texts, so that one long text would make those
-    of a hundred short ones dear.
+    Attention scores take the square of a block's longest text for each of its texts: in a single block, one long
+    text would make a hundred short ones expensive.
     """
     return _grid(cu_seqlens, lambda lengths: np.ceil(2 * np.log2(np.maximum(lengths, 8))))
 
@@ -81,9 +81,9 @@ def _grid(cu_seqlens: Tensor, kind: Callable[[Lengths], Any]) -> Grid:
 
 
 def pad(x: Tensor, grid: Grid, value: int) -> Tensor:
-    """``x (tokens,)`` to ``(n, longest)``, ``value`` where a text has ended: for models that take no packed batch.
+    """Pad ``x (tokens,)`` to ``(n, longest)`` with ``value``, for models that take no packed batch.
 
-    ``grid`` is of one block (`grid_of`).
+    ``grid`` has one block (`grid_of`).
     """
     ((n, longest), _) = grid.blocks[0] if grid.blocks else Block((0, 0), None)
     return x.new_full((n * longest,), value).index_copy_(0, grid.cells, x).view(n, longest)
@@ -92,8 +92,8 @@ def pad(x: Tensor, grid: Grid, value: int) -> Tensor:
 class _Spread(torch.autograd.Function):
     """``x (tokens, d)`` to the grid ``(cells, d)``, zeros between; its gradient is `_Collect`.
 
-    A plain index would add up gradients in its backward pass. Each token has a cell of its own, so copying is
-    enough, and several times faster on a CPU.
+    Plain indexing would sum gradients in the backward pass. Each token has its own cell, so copying is enough, and
+    several times faster on a CPU.
     """
 
     @staticmethod
@@ -130,7 +130,7 @@ def spread(x: Tensor, grid: Grid) -> tuple[Tensor, ...]:
 
 
 def collect(blocks: Sequence[Tensor], grid: Grid) -> Tensor:
-    """``(n, longest, d)`` for each block to the tokens that are there: (tokens, d)."""
+    """``(n, longest, d)`` for each block to the tokens without padding: (tokens, d)."""
     cells = [block.flatten(0, 1) for block in blocks]
     return _Collect.apply(cells[0] if len(cells) == 1 else torch.cat(cells), grid.cells)
 
@@ -147,7 +147,7 @@ def _attention(
     grid: Grid | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: ``query``, ``key``, ``value`` are (1, heads, tokens, head_size)."""
+    """Called by transformers; ``query``, ``key`` and ``value`` are (1, heads, tokens, head_size)."""
     if grid is None:
         raise ValueError(
             f"attention {NAME!r} was called without its grid; call SentenceModel, not its backbone"
@@ -172,7 +172,7 @@ def _attention(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """The mask that transformers would build over the whole row; the grid holds the real one."""
+    """Replaces the mask that transformers would build over the whole row; the grid contains the real one."""
 
 
 def supports(model: Any) -> bool:
@@ -181,7 +181,7 @@ def supports(model: Any) -> bool:
 
 
 def register() -> None:
-    """Make the implementation known to transformers under `NAME`."""
+    """Register the implementation with transformers under `NAME`."""
     registry = _registry()
     if registry is None:
         raise RuntimeError("this transformers has no attention interface; call supports() first")

@@ -1,12 +1,12 @@
-"""Token vectors to text vectors: what every objective in this folder trains on.
+"""Token vectors to text vectors: pooling, projection and normalization, differentiable.
 
     p_b = mean | max | first of the rows of text b          (H)
     z_b = activation(p_b W + b)                             (D)
     y_b = z_b / max(‖z_b‖₂, 1e-12)                          (D)
 
-On a GPU this is one launch (`embedkit.kernels.pool_project_normalize`), elsewhere torch. The projection and
-the normalization are optional. A text of no tokens gives zeros. Where several tokens hold
-the maximum, the first of them takes the gradient, as in ``torch.max``.
+On a GPU this is one kernel launch (`embedkit.kernels.pool_project_normalize`), elsewhere torch. The projection and
+the normalization are optional. The vector of an empty text is zero. If several tokens have the maximum, the first
+of them gets the gradient, as in ``torch.max``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def pool_project_normalize(
     """Pool the tokens of each text, project, and scale to length 1; differentiable.
 
     Args:
-        hidden: (tokens, H), the texts of a batch one after another, without padding.
+        hidden: (tokens, H), the concatenated texts of a batch, without padding.
         cu_seqlens: (texts + 1,), int32 or int64 on the same device: text b is ``cu_seqlens[b]`` up to
             ``cu_seqlens[b + 1]``. Rows of ``hidden`` from ``cu_seqlens[-1]`` on are ignored. On a GPU its
             values are not checked: reading them would stall it.
         pooling: "mean", "max" or "cls" (the first token).
-        weight: (H, D). Of a ``torch.nn.Linear`` give ``linear.weight.T``.
+        weight: (H, D). For a ``torch.nn.Linear``, pass ``linear.weight.T``.
         bias: (D,), only with ``weight``.
         activation: "identity" or "tanh", after the projection; only with ``weight``.
         normalize: scale each vector to length 1.
@@ -53,7 +53,7 @@ def pool_project_normalize(
         taken in that type.
 
     Raises:
-        ValueError: for shapes, types or boundaries that do not fit.
+        ValueError: a shape, a type or a boundary is wrong.
     """
     _check(hidden, cu_seqlens, pooling, weight=weight, bias=bias, activation=activation)
     if _has_kernel(hidden, weight, bias):
@@ -84,7 +84,9 @@ def pool_project_normalize(
             vectors = vectors + bias.to(dtype)
         if activation == "tanh":
             vectors = vectors.tanh()
-        vectors = vectors.masked_fill((lengths == 0)[:, None], 0)  # the bias alone is no vector of a text
+        vectors = vectors.masked_fill(
+            (lengths == 0)[:, None], 0
+        )  # an empty text has no vector, also with a bias
     return torch.nn.functional.normalize(vectors, dim=-1, eps=_EPSILON) if normalize else vectors
 
 
@@ -115,7 +117,7 @@ def _pool(hidden: Tensor, boundaries: Tensor, lengths: Tensor, pooling: Pooling)
         return zeros.scatter_add(0, index, hidden) / lengths.clamp(min=1)[:, None]
     with torch.no_grad():
         maximum = zeros.scatter_reduce(0, index, hidden, "amax", include_self=False)
-        # NaN is the maximum of a text that has one, so that a broken run is seen.
+        # NaN is the maximum of a text that contains it, so that a broken run is noticed.
         is_maximum = (hidden == maximum.gather(0, index)) | hidden.isnan()
         rows = torch.arange(len(hidden), device=hidden.device)[:, None]
         candidates = rows.where(is_maximum, len(hidden))
@@ -133,7 +135,7 @@ def _check(
     bias: Tensor | None,
     activation: str,
 ) -> None:
-    """Raise a ValueError for what can be seen without reading values."""
+    """Raise ValueError for errors that can be detected without reading values."""
     if hidden.ndim != 2 or not hidden.is_floating_point():
         raise ValueError(
             f"hidden must be a float tensor (tokens, H), not {hidden.dtype} {tuple(hidden.shape)}. "

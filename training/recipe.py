@@ -1,4 +1,4 @@
-"""Recipes: what is trained, on what, how, in one YAML file; every key is checked before anything runs."""
+"""Recipes: a training in one YAML file; every key is checked before anything runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import difflib
 import math
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from .data.readers import check_source
 from .data.sampler import Schedule
 from .model import ModelOptions
 from .objectives import OBJECTIVES, objective_class
+from .postprocess import STEPS, Step, step_class
 from .scores import EVALUATIONS
 
 __all__ = ["EvaluationOptions", "Recipe", "TrainingOptions", "find_recipe", "list_recipes", "load_recipe"]
@@ -29,23 +31,22 @@ class TrainingOptions:
     """The ``training`` section of a recipe.
 
     Attributes:
-        batch_size: examples of a step over all processes, gradient accumulation not counted.
+        batch_size: examples per step over all processes, not counting gradient accumulation.
         mini_batch_size: with GradCache (Gao et al. 2021), examples whose activations are held at once; in-batch
-            negatives still come from the whole batch. None computes the batch at once.
-        gradient_accumulation: batches added up before an optimizer step.
-        epochs, max_steps: how long; ``max_steps`` outranks ``epochs``. 0 epochs train nothing: the model as it is.
+            negatives still come from the whole batch. None computes the whole batch at once.
+        gradient_accumulation: batches per optimizer step.
+        epochs, max_steps: length of the training; ``max_steps`` takes precedence. With 0 epochs nothing is trained.
         learning_rate, scheduler, warmup_ratio, weight_decay, max_grad_norm: as in ``transformers.Trainer``
             (AdamW).
-        head_learning_rate: of what stands behind the backbone (projection, heads); None for ``learning_rate``.
+        head_learning_rate: of the layers after the backbone (projection, heads); None for ``learning_rate``.
         schedule: the order of the batches of several tasks: ``proportional``, ``round_robin``,
             ``sequential``, ``annealed``.
         precision: ``fp32``, or ``bf16`` for mixed precision (autocast; the weights stay fp32).
-        eval_steps: steps between dev scores, or a fraction of the training if below 1; checkpoints are written
-            as often.
-        early_stopping: stop after so many dev scores (``evaluation.select``) without a better one; None never
-            stops.
+        eval_steps: steps between dev scores and between checkpoints, or a fraction of the training if below 1.
+        early_stopping: stop after this number of dev scores (``evaluation.select``) without improvement; None
+            never stops.
         logging_steps: steps between entries of the learning curve.
-        seed: of initialization, order, dropout and noise; samples of the data have seeds of their own.
+        seed: of initialization, order, dropout and noise; samples of the data have their own seeds.
     """
 
     batch_size: int = 16
@@ -105,11 +106,11 @@ class EvaluationOptions:
 
     Attributes:
         dev: name -> source, scored by the objective itself (accuracy, Spearman, ...) at every ``eval_steps``;
-            a name is that of the task in ``data`` whose head scores it.
+            the task of the same name in ``data`` provides the head.
         sts_dev: also score the encoder on STS-B dev (Spearman x 100) at every ``eval_steps``.
-        select: the dev score by which the best checkpoint is kept, as it is logged (``stsb_dev``,
-            ``nli_accuracy``); None keeps the last.
-        test: evaluations after training, run on the model that is kept: ``sts``, ``chinese``, ``retrieval``,
+        select: the logged dev score that selects the best checkpoint (``stsb_dev``, ``nli_accuracy``); None keeps
+            the last.
+        test: evaluations of the final model: ``sts``, ``chinese``, ``retrieval``,
             ``minimal_pairs``.
     """
 
@@ -123,23 +124,25 @@ class EvaluationOptions:
             if name not in EVALUATIONS:
                 raise ValueError(_unknown("evaluation.test", name, EVALUATIONS))
         if self.select is not None and not self.dev and not self.sts_dev:
-            raise ValueError("evaluation.select names a dev score, and there is none: set sts_dev or dev")
+            raise ValueError("evaluation.select names a dev score, but there is none: set sts_dev or dev")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A whole recipe.
+    """A recipe.
 
     Attributes:
         name: the file's name without its suffix.
         description: one line, shown by ``embedkit-train --list``.
-        license: of the weights that come out, an SPDX name or "other".
-        objective: the options of the objective; their class is the objective's ``Options``.
-        objective_name: which objective.
+        license: of the trained weights, an SPDX name or "other".
+        objective_name: the objective; empty for a recipe with a post-processing step, which trains nothing.
+        objective: the options of the objective, an instance of its ``Options``; None with a post-processing step.
+        postprocess_name: the post-processing step; empty for a recipe with an objective.
+        postprocess: the step.
         model: the encoder.
         data: task name -> source, as `embedkit.training.data.readers.read` takes it.
         training: the optimizer and the loop.
-        evaluation: what is measured.
+        evaluation: dev and test scores.
     """
 
     name: str
@@ -147,26 +150,34 @@ class Recipe:
     license: str
     objective_name: str
     objective: Any
+    postprocess_name: str
+    postprocess: Step | None
     model: ModelOptions
     data: dict[str, dict[str, Any]]
     training: TrainingOptions
     evaluation: EvaluationOptions
 
     def resolved(self) -> dict[str, Any]:
-        """Everything, defaults included, as plain values that YAML and JSON can hold."""
+        """All keys, defaults included, as plain values for YAML and JSON."""
         return {
             "description": self.description,
             "license": self.license,
-            "objective": {"name": self.objective_name, **dataclasses.asdict(self.objective)},
+            **self._what(),
             "model": dataclasses.asdict(self.model),
             "data": self.data,
             "training": dataclasses.asdict(self.training),
             "evaluation": dataclasses.asdict(self.evaluation),
         }
 
+    def _what(self) -> dict[str, Any]:
+        if self.postprocess is None:
+            return {"objective": {"name": self.objective_name, **dataclasses.asdict(self.objective)}}
+        step: Any = self.postprocess
+        return {"postprocess": {"name": self.postprocess_name, **dataclasses.asdict(step)}}
+
 
 def list_recipes() -> dict[str, str]:
-    """Name -> description of the recipes that the package carries."""
+    """Name -> description of the built-in recipes."""
     import yaml
 
     return {
@@ -176,20 +187,20 @@ def list_recipes() -> dict[str, str]:
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe: a path, or the name of one that the package carries.
+    """The file of a recipe, given by its path or the name of a built-in recipe.
 
     Raises:
-        FileNotFoundError: neither is there; names the nearest.
+        FileNotFoundError: neither exists; suggests a similar name.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         if path.is_file():
             return path
         raise FileNotFoundError(f"there is no file {path}")
-    carried = {path.stem: path for path in _FOLDER.glob("*.yaml")}
-    if name in carried:
-        return carried[name]
-    raise FileNotFoundError(_unknown("recipe", name, sorted(carried)))
+    known = {path.stem: path for path in _FOLDER.glob("*.yaml")}
+    if name in known:
+        return known[name]
+    raise FileNotFoundError(_unknown("recipe", name, sorted(known)))
 
 
 def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
@@ -200,7 +211,7 @@ def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
         overrides: ``section.key=value``; the value is read as YAML.
 
     Raises:
-        ValueError: a key is not known (the nearest is named), or a value has the wrong type or range.
+        ValueError: a key is unknown (a similar one is suggested), or a value has the wrong type or range.
     """
     import yaml
 
@@ -213,7 +224,9 @@ def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            raise ValueError(f"{override!r} is no override; write section.key=value, as in training.seed=2")
+            raise ValueError(
+                f"{override!r} is not an override; write section.key=value, e.g. training.seed=2"
+            )
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
@@ -222,31 +235,36 @@ def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
     return recipe_of(content, path.stem, str(path))
 
 
-_SECTIONS = ("description", "license", "objective", "model", "data", "training", "evaluation")
+_SECTIONS = ("description", "license", "objective", "postprocess", "model", "data", "training", "evaluation")
 
 
 def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
-    """Check the content of a recipe file; ``where`` is what messages call it."""
+    """Check the content of a recipe file; ``where`` is its name in messages."""
     try:
         for key in content:
             if key not in _SECTIONS:
                 raise ValueError(_unknown("section", key, _SECTIONS))
-        objective = dict(_mapping("objective", content.get("objective")))
-        objective_name = objective.pop("name", None)
-        if objective_name not in OBJECTIVES:
-            raise ValueError(_unknown("objective.name", objective_name, sorted(OBJECTIVES)))
+        objective_name, objective = _named("objective", content, OBJECTIVES, objective_class)
+        postprocess_name, postprocess = _named("postprocess", content, STEPS, step_class)
+        if (objective is None) == (postprocess is None):
+            raise ValueError("a recipe has either an objective, which is trained, or a postprocess step")
+        training = _mapping("training", content.get("training", {}))
+        if postprocess is not None:
+            training = {"epochs": 0, **training}
         data = _mapping("data", content.get("data"))
         if not data:
-            raise ValueError("data names no task")
+            raise ValueError("data has no task")
         recipe = Recipe(
             name=name,
             description=str(content.get("description", "")),
             license=str(content.get("license", "other")),
             objective_name=objective_name,
-            objective=build(objective_class(objective_name).Options, objective, "objective"),
+            objective=objective,
+            postprocess_name=postprocess_name,
+            postprocess=postprocess,
             model=build(ModelOptions, _mapping("model", content.get("model")), "model"),
             data={str(task): _mapping(f"data.{task}", source) for task, source in data.items()},
-            training=build(TrainingOptions, _mapping("training", content.get("training", {})), "training"),
+            training=build(TrainingOptions, training, "training"),
             evaluation=build(
                 EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"
             ),
@@ -257,11 +275,33 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
                     check_source(source)
                 except ValueError as error:
                     raise ValueError(f"{section}.{task}: {error}") from None
+        if postprocess is not None and (recipe.training.epochs > 0 or recipe.training.max_steps > 0):
+            raise ValueError(
+                "a postprocess step trains nothing: leave out training.epochs and training.max_steps"
+            )
+        if postprocess is not None and recipe.evaluation.dev:
+            raise ValueError(
+                "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"
+            )
         if recipe.training.early_stopping is not None and recipe.evaluation.select is None:
-            raise ValueError("training.early_stopping needs evaluation.select, the dev score it looks at")
+            raise ValueError("training.early_stopping needs evaluation.select, the dev score to watch")
         return recipe
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _named(
+    section: str, content: dict[str, Any], known: dict[str, str], load: Callable[[str], type[Any]]
+) -> tuple[str, Any]:
+    """The name and the checked options of the section's objective or step; ("", None) without the section."""
+    if section not in content:
+        return "", None
+    options = dict(_mapping(section, content[section]))
+    name = options.pop("name", None)
+    if name not in known:
+        raise ValueError(_unknown(f"{section}.name", name, sorted(known)))
+    kind = load(name)
+    return name, build(getattr(kind, "Options", kind), options, section)
 
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -275,12 +315,12 @@ def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
 
 def _mapping(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{where} must hold keys, not {value!r}")
+        raise ValueError(f"{where} must be a mapping, not {value!r}")
     return value
 
 
 def build(kind: type[_T], values: dict[str, Any], where: str) -> _T:
-    """An options dataclass from a mapping, every key and type checked."""
+    """An options dataclass from a mapping; every key and type is checked."""
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in values:
@@ -294,7 +334,7 @@ def build(kind: type[_T], values: dict[str, Any], where: str) -> _T:
 
 
 def _convert(value: Any, hint: Any, where: str) -> Any:
-    """``value`` as the annotated type; numbers may be written as integers or in scientific notation."""
+    """``value`` converted to the annotated type; numbers may be integers or in scientific notation."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value

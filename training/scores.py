@@ -1,4 +1,4 @@
-"""The evaluations that a recipe can name, as flat scores, and the pairs that training data must not hold."""
+"""The evaluations of recipes as flat scores, and the pairs that training data must not contain."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ EVALUATIONS: dict[str, Callable[[TextEncoder, Path | None], dict[str, float]]] =
         for key, value in _nested({f"{language} {name}": score for name, score in categories.items()}).items()
     },
 }
-"""Name in a recipe's ``evaluation.test`` -> what gives its scores."""
+"""Name in a recipe's ``evaluation.test`` -> function that computes its scores."""
 
 
 def test_scores(encoder: TextEncoder, names: list[str], root: Path | None) -> dict[str, dict[str, float]]:
-    """The scores of the evaluations named, by evaluation."""
+    """The scores of the named evaluations."""
     return {name: EVALUATIONS[name](encoder, root) for name in names}
 
 
 def evaluation_pairs(names: list[str], sts_dev: bool, root: Path | None) -> dict[str, list[tuple[str, str]]]:
-    """The pairs behind the evaluations named, by set."""
+    """The pairs of the named evaluations, by set."""
     sets: dict[str, PairSet] = {}
     if "sts" in names:
         sets |= evaluate.sts_sets(root)

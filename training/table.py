@@ -1,23 +1,23 @@
-"""Tables of a paper: many runs of recipes, resumed, several at once, and their scores side by side.
+"""Tables of a paper: many runs of recipes, resumable and parallel, with their scores side by side.
 
 A table is a YAML file under ``recipes/tables``:
 
     title: one line
-    note: what the reader must know (data, sizes, what differs from the paper)
+    note: data, sizes, differences from the paper
     set: [model.layers=2]                    # overrides of every run
-    prepare: {vocab: [embedkit.training.vocabulary, ...]}   # a module that makes the folder {vocab}, and its arguments
+    prepare: {vocab: [embedkit.training.vocabulary, ...]}   # a module and its arguments, which create {vocab}
     runs:
-      teacher: {recipe: cross-encoder-nli}   # a run; it has no row unless it has a name
+      teacher: {recipe: cross-encoder-nli}   # a run without a name has no row
       annealed:
         name: one teacher, annealed          # the row of the table
         recipe: dvbert
         set: ["objective.teachers=[{teacher}]"]   # {teacher}: the model folder of that run
         seeds: [1, 2, 3]
     columns: {STS-B: test.sts.STS-B}         # column -> where in a run's result.json
-    plot: STS-B                              # the column that is drawn
+    plot: STS-B                              # the column to plot
 
-A run that names another waits for it. ``{name}`` is the other run with the same seed if it has that seed, else its
-first one.
+A run that refers to another waits for it. ``{name}`` is the other run with the same seed if it has that seed, else
+with its first one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REFERENCE = re.compile(r"\{([\w-]+)\}")
 
 @dataclass(frozen=True)
 class Run:
-    """A row of a table, or a model that others need.
+    """A row of a table, or a model that other runs need.
 
     Attributes:
         recipe: name of a recipe.
@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Table:
-    """A checked table file; see the module."""
+    """A checked table file; see the module's docstring."""
 
     title: str
     runs: dict[str, Run]
@@ -82,8 +82,8 @@ class Spec:
     key: str
     seed: int
     recipe: str
-    overrides: tuple[str, ...]  # as the command line takes them
-    told: list[str]  # as the table file says them
+    overrides: tuple[str, ...]  # as on the command line
+    told: list[str]  # as in the table file
     needs: tuple[str, ...]  # folders of other trainings
 
     @property
@@ -96,7 +96,7 @@ def load_table(path: Path) -> Table:
     """Read and check a table file, all its recipes and overrides included.
 
     Raises:
-        ValueError: a key, a recipe, a reference or an override is not known.
+        ValueError: a key, a recipe, a reference or an override is unknown.
     """
     import yaml
 
@@ -120,7 +120,7 @@ def load_table(path: Path) -> Table:
 
 
 def _check_order(spec: Spec, every: Mapping[str, Spec], before: tuple[str, ...]) -> None:
-    """Refuse runs that need each other."""
+    """Refuse cyclic dependencies."""
     path = (*before, spec.folder)
     if spec.folder in before:
         raise ValueError(f"no run can start first: {' needs '.join(path)}")
@@ -161,29 +161,29 @@ def measure(
     report: Callable[[str], None],
     only: Callable[[Spec], bool] = lambda spec: True,
 ) -> dict[str, Any]:
-    """Run what has not been run yet, each training in a process of its own, and collect all results.
+    """Run the missing trainings, each in its own process, and collect all results.
 
     Args:
-        work: gets a folder for each training; what is finished there is not run again, what was stopped goes on.
-        known: results of an earlier call, perhaps on another machine: a training in them is run again only if
-            its model is needed by one that is missing.
-        workers: trainings at once; each has one thread if there are several.
-        report: told of each start and end.
-        only: which trainings to run, with what they need.
+        work: contains a folder per training; finished ones are not repeated, stopped ones are resumed.
+        known: results of an earlier call, possibly on another machine: such a training is repeated only if a missing
+            one needs its model.
+        workers: parallel trainings; each has one thread if there are several.
+        report: called at each start and end.
+        only: selects the trainings to run, besides those that they need.
 
     Returns:
         ``rows`` (name, seeds, scores by column with mean and standard deviation) and ``runs``.
 
     Raises:
-        RuntimeError: a training failed; its log is named. Others that were running are stopped.
+        RuntimeError: a training failed; names its log. Others that were running are stopped.
     """
     work.mkdir(parents=True, exist_ok=True)
     waiting = _missing(table, work, known, only)
     for name, command in table.prepare.items() if waiting else ():
         if not (work / name).is_dir():
-            report(f"{name}: made by {command[0]}")
+            report(f"{name}: created by {command[0]}")
             part = work / f".{name}"
-            shutil.rmtree(part, ignore_errors=True)  # of a call that was killed
+            shutil.rmtree(part, ignore_errors=True)  # of a killed call
             _run_module(command, part, data_root)
             part.rename(work / name)
     running: dict[subprocess.Popen[bytes], tuple[Spec, float]] = {}
@@ -213,7 +213,7 @@ def measure(
 
 
 def _run_module(command: list[str], output: Path, data_root: Path | None) -> None:
-    """``python -m`` a module that makes a folder."""
+    """Run ``python -m`` a module that creates a folder."""
     data = [] if data_root is None else ["--data", str(data_root)]
     process = [sys.executable, "-m", *command, "--output", str(output), *data]
     done = subprocess.run(process, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -222,7 +222,7 @@ def _run_module(command: list[str], output: Path, data_root: Path | None) -> Non
 
 
 def _missing(table: Table, work: Path, known: Mapping[str, Any], only: Callable[[Spec], bool]) -> list[Spec]:
-    """What must be trained, in an order in which nothing comes before what it needs."""
+    """The trainings to run, each after those that it needs."""
     every = {spec.folder: spec for spec in specs(table, work)}
     needed: dict[str, Spec] = {}
 
@@ -259,7 +259,7 @@ def _start(spec: Spec, work: Path, data_root: Path | None, workers: int) -> subp
 
 
 def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The results that are there, in ``work`` or ``known``."""
+    """The available results, in ``work`` or ``known``."""
     runs: dict[str, Any] = {}
     for spec in specs(table, work):
         if _finished(work, spec.folder):
@@ -290,7 +290,7 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
 
 
 def _majority(table: Table, runs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The row of always saying a dev set's most frequent class, if a column is an accuracy."""
+    """The row of always predicting a dev set's most frequent class, if a column is an accuracy."""
     for folder, result in runs.items():
         shares = {f"dev.{task}_accuracy": share for task, share in (result.get("majority") or {}).items()}
         scores = {name: _spread([shares[at]] if at in shares else []) for name, at in table.columns.items()}
@@ -302,21 +302,21 @@ def _majority(table: Table, runs: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _check_settings(work: Path, spec: Spec) -> None:
-    """Refuse the result of a run that an earlier state of the table file had made."""
+    """Refuse the result of a run with an earlier version of the table file."""
     held = json.loads((work / spec.folder / "recipe.json").read_text(encoding="utf-8"))
     wanted = load_recipe(find_recipe(spec.recipe), spec.overrides).resolved()
-    for section in ("objective", "model", "data", "training"):
-        for key, value in wanted[section].items():
-            # an option that the run did not know yet had no effect on it
-            if key in held[section] and held[section][key] != value:
+    for section in ("objective", "postprocess", "model", "data", "training"):
+        for key, value in wanted.get(section, {}).items():
+            # an option that did not exist yet had no effect
+            if key in held.get(section, {}) and held[section][key] != value:
                 raise ValueError(
-                    f"{work / spec.folder} holds a run with other settings ({section}.{key}); "
+                    f"{work / spec.folder} contains a run with other settings ({section}.{key}); "
                     "remove it, or give another work folder"
                 )
 
 
 def _at(result: Mapping[str, Any], where: str) -> float | None:
-    """A number in nested results: ``test.sts.STS-B``."""
+    """A number in nested results, e.g. ``test.sts.STS-B``."""
     value: Any = result
     for key in where.split("."):
         if not isinstance(value, Mapping) or key not in value:
@@ -332,7 +332,7 @@ def _spread(values: list[float]) -> dict[str, float] | None:
 
 
 def markdown(results: Mapping[str, Any], columns: Mapping[str, str]) -> str:
-    """The table as people read it: mean ± standard deviation over the seeds, part by part."""
+    """The table as Markdown: mean ± standard deviation over the seeds, part by part."""
     lines = [f"**{results['title']}**"]
     for part in dict.fromkeys(row["part"] for row in results["rows"]):
         rows = [row for row in results["rows"] if row["part"] == part]
@@ -348,7 +348,7 @@ def markdown(results: Mapping[str, Any], columns: Mapping[str, str]) -> str:
 
 
 def plot(results: Mapping[str, Any], column: str, path: Path) -> None:
-    """One column as dots with the standard deviation over the seeds, part by part: a PNG."""
+    """Plot one column with the standard deviation over the seeds, part by part, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -389,5 +389,5 @@ def _cell(score: Mapping[str, float] | None, seeds: int) -> str:
 
 
 def list_tables() -> dict[str, Path]:
-    """Name -> file of the tables that the package carries."""
+    """Name -> file of the built-in tables."""
     return {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}

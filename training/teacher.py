@@ -1,17 +1,17 @@
-"""Teacher vectors, computed once and kept: h_t = W_t^T (e - mean).
+"""Teacher vectors, computed once and cached: h_t = W_t^T (e - mean).
 
 Source: HPD (Zhao et al. 2022, arXiv:2203.07687), Algorithm 1: e are a teacher's sentence vectors, W_t the
 principal components of a sample of them. The released code fits on 40,000 sentences and subtracts no mean.
 
-Our own addition: of several teachers, e is their vectors one after another.
+Our own addition: with several teachers, e is the concatenation of their vectors.
 
-Four things are kept in the cache folder, shared by runs with other seeds, dimensions or parts of the data:
+The cache folder contains, shared by runs with other seeds, dimensions or parts of the data:
 
-* ``vectors-…/``: the vectors e of each text that was ever asked for, in blocks that appear whole or not at
-  all: a process that is killed loses one block;
+* ``vectors-…/``: the vectors e of all texts so far, in blocks that appear complete or not at all: a killed
+  process loses one block;
 * ``pca-….npz``: W_t and the mean;
-* ``targets-….npy``: h_t of the texts of a task, in their order, which training maps into memory;
-* ``related-….npy``: neighbours of the texts of a task, see `embedkit.training.mine`.
+* ``targets-….npy``: h_t of the texts of a task, in order, which training maps into memory;
+* ``related-….npy``: neighbors of the texts of a task, see `embedkit.training.mine`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ import hashlib
 import json
 import logging
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import Encoder
 from ..inputs import progress
-from .linear_map import LinearMap, fit
+from .linear_map import LinearMap, fit, sample_distinct
 from .mine import mine
+from .whole_file import write_array, write_whole
 
 __all__ = ["STORAGES", "TeacherOptions", "Teachers", "VectorStore"]
 
 STORAGES = ("float16", "float32")
 _LOG = logging.getLogger("embedkit")
-_BLOCK = 2048  # texts of a block: what a killed process loses
+_BLOCK = 2048  # texts per block
 _CHUNK = 16384  # rows projected at once
 _KEY = 16  # bytes of a text's hash
-_MINE_DIMENSION = 256  # of the vectors among which neighbours are looked up
-_SEED = 0  # of the sample that PCA sees: the same for every run, so that runs share the teacher
+_MINE_DIMENSION = 256  # of the vectors in which neighbors are searched
 
 Keys = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.int64]
@@ -57,10 +56,10 @@ class TeacherOptions:
     Attributes:
         path: folder or Hub name of a model that `embedkit.Encoder` loads.
         precision: ``fp32``, ``int8``, or ``auto`` for that of the folder.
-        max_length: tokens a text may have, special tokens counted; None for the folder's own.
-        prompt: put before each text, as the model's card says (``"query: "``).
-        weight: scales the vectors of unit length to this share beside the other teachers, all brought to the
-            same variance; None takes the vectors as they come.
+        max_length: maximum number of tokens in a text, special tokens included; None for the folder's own.
+        prompt: prefix of each text, as in the model's card (``"query: "``).
+        weight: relative weight of the teacher; its vectors are normalized and all teachers scaled to the same
+            variance first. None uses the vectors as they are.
     """
 
     path: str
@@ -76,14 +75,14 @@ class TeacherOptions:
 
 
 class VectorStore:
-    """Vectors of texts on disk, found by the texts' hashes; those that are missing are encoded and added.
+    """Vectors of texts on disk, keyed by the texts' hashes; missing ones are encoded and added.
 
-    ``000000.npy`` holds the vectors (n, dimension) of a block and ``000000.keys.npy`` the hashes (n, 16) of
-    its texts. The hashes are written last and by renaming: a block without them is not there.
+    ``000000.npy`` contains the vectors (n, dimension) of a block and ``000000.keys.npy`` the hashes (n, 16) of
+    its texts. The hashes are written last and by renaming: a block without them does not count.
     """
 
     def __init__(self, folder: Path, storage: str, prompt: str = "") -> None:
-        """Open the store, or make it; ``storage`` is the type of the vectors on disk, ``prompt`` precedes texts."""
+        """Open or create the store; ``storage`` is the vectors' type on disk, ``prompt`` is put before texts."""
         self.folder = folder
         self._storage = storage
         self._prompt = prompt
@@ -95,7 +94,7 @@ class VectorStore:
 
     @classmethod
     def of(cls, encoder: Encoder, cache: Path, storage: str, prompt: str = "") -> VectorStore:
-        """The store of an encoder's vectors in a cache folder: whatever moves a vector is in its name."""
+        """The store of an encoder's vectors in a cache folder; its name contains all that affects a vector."""
         about = encoder.describe()
         key = _digest(about["fingerprint"], about["precision"], about["max_length"], prompt)
         return cls(cache / f"vectors-{key}-{storage}", storage, prompt)
@@ -110,13 +109,13 @@ class VectorStore:
         return int(self._blocks[0].shape[1]) if self._blocks else 0
 
     def add(self, texts: Sequence[str], encoder: Encoder) -> None:
-        """Encode the texts that are not there yet.
+        """Encode the texts that are missing.
 
-        Processes that add to the same store take turns; the second finds what the first has done.
+        Processes that add to the same store take turns; the second finds the results of the first.
 
         Args:
             texts: in any order, with repetitions.
-            encoder: the one whose vectors are kept here.
+            encoder: the encoder of this store.
         """
         if not self._missing(texts):
             return
@@ -125,7 +124,7 @@ class VectorStore:
             missing = self._missing(texts)
             if not missing:
                 return
-            _LOG.info("%s: %d of %d texts are to be encoded", self.folder.name, len(missing), len(texts))
+            _LOG.info("%s: encoding %d of %d texts", self.folder.name, len(missing), len(texts))
             first = 0
             with progress(len(missing), None) as advance:
                 for vectors in encoder.encode_iter(missing, prompt=self._prompt, block_size=_BLOCK):
@@ -158,14 +157,14 @@ class VectorStore:
         return [text for text, key in zip(distinct, keys, strict=True) if key.tobytes() not in self._rows]
 
     def _load(self) -> None:
-        """Map the blocks that have come since."""
+        """Map the blocks that were added since the last call."""
         while (path := self._path(len(self._blocks), ".keys.npy")).is_file():
             self._append(np.load(self._path(len(self._blocks), ".npy"), mmap_mode="r"), np.load(path))
 
     def _write(self, vectors: npt.NDArray[Any], keys: Keys) -> None:
         number = len(self._blocks)
-        _write_array(self._path(number, ".npy"), vectors.astype(self._storage))
-        _write_array(self._path(number, ".keys.npy"), keys)
+        write_array(self._path(number, ".npy"), vectors.astype(self._storage))
+        write_array(self._path(number, ".keys.npy"), keys)
         self._load()
 
     def _append(self, vectors: npt.NDArray[Any], keys: Keys) -> None:
@@ -179,13 +178,13 @@ class VectorStore:
 
 
 class Teachers:
-    """One teacher or several, and the projection of their vectors."""
+    """One or several teachers, and the projection of their vectors."""
 
     def __init__(self, teachers: Sequence[TeacherOptions], cache: Path, storage: str = "float16") -> None:
         """Open the teachers; nothing is encoded yet.
 
         Raises:
-            FileNotFoundError, ValueError: a teacher is not there, or an option is wrong.
+            FileNotFoundError, ValueError: a teacher does not exist, or an option is wrong.
         """
         self._cache = cache
         self._storage = storage
@@ -203,7 +202,7 @@ class Teachers:
 
     @property
     def dimension(self) -> int:
-        """Width of the teachers' vectors, one after another."""
+        """Width of the teachers' concatenated vectors."""
         return sum(encoder.get_embedding_dimension() for encoder in self._encoders)
 
     def fit(
@@ -222,16 +221,12 @@ class Teachers:
         """
         if dimension > self.dimension:
             raise ValueError(
-                f"the teachers have {self.dimension} dimensions, and {dimension} of them are to be learned; set "
-                "objective.teacher_dimension, or where that is not given model.projection.dimension, to at most "
+                f"the teachers have {self.dimension} dimensions, fewer than the {dimension} to learn; set "
+                "objective.teacher_dimension, or without it model.projection.dimension, to at most "
                 f"{self.dimension}, or add a teacher"
             )
         distinct = list(dict.fromkeys(texts))
-        if len(distinct) > samples:
-            drawn = np.random.default_rng(_SEED).choice(len(distinct), samples, replace=False)
-            sample = [distinct[i] for i in np.sort(drawn)]
-        else:
-            sample = distinct
+        sample = sample_distinct(distinct, samples)
         self._map_key = _digest(self._names(), _text_digest(sample), dimension, center)
         path = self._cache / f"pca-{self._map_key}.npz"
         self._add(distinct)
@@ -239,7 +234,7 @@ class Teachers:
             with _locked(path.with_suffix(".lock")):
                 if not path.is_file():
                     fitted = self._fit(self._read(sample), dimension, center)
-                    _write_whole(path, lambda file: np.savez(file, weight=fitted.weight, mean=fitted.mean))
+                    write_whole(path, lambda file: np.savez(file, weight=fitted.weight, mean=fitted.mean))
         with np.load(path) as stored:
             self._map = LinearMap(stored["weight"], stored["mean"])
         return self._map
@@ -265,12 +260,12 @@ class Teachers:
             vectors = self.targets(texts)
             with _locked(path.with_suffix(".lock")):
                 if not path.is_file():
-                    _write_array(path, mine(vectors))
+                    write_array(path, mine(vectors))
         rows: Rows = np.load(path, mmap_mode="r")
         return rows
 
     def close(self) -> None:
-        """Give back the teachers' memory; what was computed can still be read."""
+        """Free the teachers' memory; computed vectors can still be read."""
         for encoder in self._encoders:
             encoder.close()
 
@@ -284,7 +279,7 @@ class Teachers:
             store.add(texts, encoder)
 
     def _fit(self, vectors: npt.NDArray[np.float32], dimension: int, center: bool) -> LinearMap:
-        """The components of the weighted vectors, as a map of the vectors themselves."""
+        """The components of the weighted vectors, as a map of the unweighted vectors."""
         scales = np.ones(vectors.shape[1], np.float32)
         start = 0
         for store, weight in zip(self._stores, self._weights, strict=True):
@@ -327,23 +322,9 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    _write_whole(path, lambda file: np.save(file, array))
-
-
-def _write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """A file that is whole or not there, also after a power cut."""
-    part = path.with_name(f".{path.name}")
-    with part.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock of a process that dies is given back by the system."""
+    """Lock a file: one process at a time; the system releases the lock of a process that dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import platform
-import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +17,18 @@ from torch.utils.data import DataLoader
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from .callbacks import Clock, EarlyStopping, Milestones, Progress
-from .card import write_card, write_curve
+from .data.checks import check
 from .data.readers import Table, read, root_folder
 from .data.sampler import TaskSampler
 from .dataset import Examples, Repeated
+from .evaluate import sts_dev
 from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
+from .postprocess import Step
 from .recipe import Recipe, TrainingOptions
+from .run_folder import claim, facts, finish, last_checkpoint, process_rank, world_size
+from .scores import evaluation_pairs
 
 __all__ = ["train"]
 
@@ -37,14 +38,14 @@ _LOG = logging.getLogger("embedkit")
 def train(
     recipe: Recipe, output: Path, *, data_root: Path | None = None, cache: Path | None = None
 ) -> dict[str, Any]:
-    """Train what a recipe describes, or go on where an earlier call in the same folder was stopped.
+    """Train a recipe, or resume an earlier call that was stopped in the same folder.
 
     Args:
         recipe: from `load_recipe`.
-        output: gets ``model/`` (the model folder), ``result.json`` (scores, data, seconds), ``curve.png``,
-            ``tensorboard/`` and, while it runs, ``checkpoints/``.
-        data_root: where relative paths of the recipe's data start; None for EMBEDKIT_DATA or the current folder.
-        cache: where teachers' outputs are kept, to be shared between runs; None for ``output/cache``.
+        output: receives ``model/`` (the model folder), ``result.json`` (scores, data, seconds), ``curve.png``,
+            ``tensorboard/`` and, during training, ``checkpoints/``.
+        data_root: folder to which the recipe's data paths are relative; None for EMBEDKIT_DATA or the current folder.
+        cache: folder of teachers' outputs, which runs can share; None for ``output/cache``.
 
     Returns:
         The content of ``result.json``.
@@ -53,18 +54,22 @@ def train(
         FileExistsError: ``output`` holds the run of another recipe.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
-    output = output.absolute()  # checkpoints name each other by path
+    output = output.absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
-    _claim(output, recipe)
+    claim(output, recipe)
     finished = output / "result.json"
     if finished.is_file():
         done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
-        return done if _rank() == 0 else {}
+        return done if process_rank() == 0 else {}
     transformers.set_seed(recipe.training.seed)
     root = root_folder(data_root)
     tables = {task: read(source, root=root) for task, source in recipe.data.items()}
     dev = {task: read(source, root=root) for task, source in recipe.evaluation.dev.items()}
     _check_dev(tables, dev)
+    if recipe.postprocess is not None:
+        if process_rank() != 0:
+            return {}
+        return _postprocess(recipe, recipe.postprocess, tables, output=output, root=root)
     kind = objective_class(recipe.objective_name)
     cache = cache or output / "cache"
     cache.mkdir(parents=True, exist_ok=True)
@@ -72,43 +77,53 @@ def train(
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
     if (recipe.evaluation.sts_dev or recipe.evaluation.test) and not hasattr(encoder, "encode"):
         raise ValueError(
-            f"evaluation.sts_dev and evaluation.test score sentence vectors, and {recipe.objective_name} trains a "
-            "model that has none; leave them out"
+            f"evaluation.sts_dev and evaluation.test score sentence vectors, but {recipe.objective_name} trains a "
+            "model without sentence vectors; remove them"
         )
     if recipe.training.mini_batch_size is not None and not hasattr(encoder, "encode"):
         raise ValueError(
-            f"training.mini_batch_size is for sentence vectors, and {recipe.objective_name} trains a model that has "
-            "none; give a smaller batch_size and gradient_accumulation"
+            f"training.mini_batch_size is for sentence vectors, but {recipe.objective_name} trains a model without "
+            "sentence vectors; use a smaller batch_size and gradient_accumulation"
         )
     objective = kind(encoder, recipe.objective, tables)
     for section, given in (("data", tables), ("evaluation.dev", dev)):
         for task, table in given.items():
             objective.check(f"{section}.{task}", task, table)
-    checks = _check_data(recipe, objective, tables, dev, root)  # before teachers compute for hours
+    checks = _check_data(recipe, objective.fields_of, tables, dev, root)  # before teachers run for hours
     run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
     history = run.train()
     if not run.is_main:
         return {}
-    result = {
-        "recipe": recipe.name,
-        "seed": recipe.training.seed,
-        "examples": {task: len(table) for task, table in tables.items()},
-        "data": checks,
+    result = facts(recipe, tables, checks, run.device) | {
         "steps": run.trainer.state.global_step,
         "train_seconds": round(run.clock.seconds, 1),
         "best_step": run.best_step,
         "dev": run.dev_scores(),
         "majority": run.majority,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {run.device}",
     }
-    run.write_model(result, history)
-    _write_whole(finished, json.dumps(result, indent=2) + "\n")
-    shutil.rmtree(output / "checkpoints", ignore_errors=True)
+    finish(recipe, objective.save, result, history, output=output, root=root)
+    return result
+
+
+def _postprocess(
+    recipe: Recipe, step: Step, tables: Mapping[str, Table], *, output: Path, root: Path
+) -> dict[str, Any]:
+    """Apply the post-processing step of a recipe, then score and write the model."""
+    checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root)
+    model = step.apply(recipe.model, [text for table in tables.values() for text in table.texts("text")])
+    result = facts(recipe, tables, checks, "cpu") | {
+        "steps": 0,
+        "train_seconds": 0.0,
+        "best_step": None,
+        "dev": {"stsb_dev": sts_dev(model, root)} if recipe.evaluation.sts_dev else {},
+        "majority": {},
+    }
+    finish(recipe, model.save, result, [], output=output, root=root)
     return result
 
 
 class _Run:
-    """One training: what `train` needs step by step."""
+    """The state of one training."""
 
     def __init__(
         self,
@@ -153,7 +168,7 @@ class _Run:
 
     @property
     def majority(self) -> dict[str, float]:
-        """The accuracy (x 100) on each dev set with classes of always saying its most frequent one."""
+        """The accuracy (x 100) of always predicting the most frequent class, for each dev set with classes."""
         return {
             task: 100 * float(np.bincount(table["label"]).max()) / len(table)
             for task, table in self._dev_tables.items()
@@ -162,7 +177,7 @@ class _Run:
 
     @property
     def trained(self) -> bool:
-        """Whether there is anything to train: no epochs leave the model as it is."""
+        """Whether anything is trained: with 0 epochs the model stays as it is."""
         return self.recipe.training.epochs > 0 or self.recipe.training.max_steps > 0
 
     @property
@@ -175,7 +190,7 @@ class _Run:
 
     @property
     def best_step(self) -> int | None:
-        """The step whose weights are kept, None for the last."""
+        """The step whose weights are kept; None for the last."""
         best = self.trainer.state.best_model_checkpoint
         return int(best.rpartition("-")[2]) if best else None
 
@@ -191,8 +206,8 @@ class _Run:
             epochs=epochs,
             seed=options.seed,
             drop_last=self.objective.drop_last,
-            rank=_rank(),
-            world_size=_world_size(),
+            rank=process_rank(),
+            world_size=world_size(),
         )
         steps = math.ceil(options.epochs * len(one) / options.gradient_accumulation)
         if options.max_steps > 0:
@@ -201,15 +216,15 @@ class _Run:
         return Repeated(one, epochs), max(1, steps)
 
     def train(self) -> list[dict[str, Any]]:
-        """Train to the end, from the last whole checkpoint if there is one; returns the log."""
+        """Train to the end, from the last complete checkpoint if there is one; returns the log."""
         if not self.trained:
             return []
-        last = _last_checkpoint(self.output / "checkpoints")
-        # the dev scores of the start, also the test that evaluation.select is one of them
+        last = last_checkpoint(self.output / "checkpoints")
+        # scores the untrained model and checks that evaluation.select is a dev score
         self.trainer.args.eval_on_start = last is None and self._evaluated
         if last is not None:
-            _LOG.info("goes on from step %s", last.name.rpartition("-")[2])
-        with quiet():  # of what Trainer says of checkpoints; its progress bar is not concerned
+            _LOG.info("resuming from step %s", last.name.rpartition("-")[2])
+        with quiet():  # silences Trainer's messages on checkpoints, not its progress bar
             self.trainer.train(resume_from_checkpoint=None if last is None else str(last))
         history: list[dict[str, Any]] = self.trainer.state.log_history
         return history
@@ -226,13 +241,11 @@ class _Run:
                 scores.update({f"{task}_{name}": value for name, value in scored.items()})
             scores.update(self.objective.summary(scores))
         if self.recipe.evaluation.sts_dev:
-            from .evaluate import sts_dev
-
             scores["stsb_dev"] = sts_dev(self.objective.encoder, self._root)
         return scores
 
     def _outputs(self, task: str) -> Arrays:
-        """What the objective gives for all examples of a dev task, in their order."""
+        """The objective's outputs for all examples of a dev task, in order."""
         assert self.dev is not None
         span = self.dev.tasks[task]
         order = span.start + np.argsort(self.dev.lengths[span.start : span.stop], kind="stable")
@@ -241,7 +254,7 @@ class _Run:
         with torch.inference_mode():
             for start in range(0, len(order), size):
                 batch = self.dev.batch(order[start : start + size].tolist())
-                # the head of a task is that of the training task with its name
+                # a dev task uses the head of the training task of the same name
                 batch["task"] = torch.tensor(
                     self.objective.tasks.index(task) if task in self.objective.tasks else 0
                 )
@@ -251,30 +264,9 @@ class _Run:
         back = np.argsort(order, kind="stable")
         return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 
-    def write_model(self, result: dict[str, Any], history: list[dict[str, Any]]) -> None:
-        """``model/`` with its card, whole or not at all, and the learning curve; ``result`` gets the test scores.
-
-        The test runs on the folder as it will be used, by `embedkit.Encoder` in fp32.
-        """
-        work, target = self.output / ".model", self.output / "model"
-        for folder in (work, target):
-            shutil.rmtree(folder, ignore_errors=True)
-        work.mkdir()
-        self.objective.save(work)
-        result["test"] = {}
-        if self.recipe.evaluation.test:
-            from .. import Encoder
-            from .scores import test_scores
-
-            encoder = Encoder(work, threads=torch.get_num_threads())
-            result["test"] = test_scores(encoder, self.recipe.evaluation.test, self._root)
-        write_card(work, self.recipe, result)
-        work.rename(target)
-        write_curve(self.output / "curve.png", self.recipe, history)
-
 
 class _Trainer(transformers.Trainer):
-    """Trainer with our batches and scores."""
+    """Trainer with embedkit's batches and scores."""
 
     def __init__(self, run: _Run, arguments: Any, callbacks: list[TrainerCallback]) -> None:
         options, objective = run.recipe.training, run.objective
@@ -283,11 +275,11 @@ class _Trainer(transformers.Trainer):
             model=objective,
             args=arguments,
             train_dataset=run.examples,
-            eval_dataset=run.examples,  # asked for, but `evaluate` is our own
+            eval_dataset=run.examples,  # required, but `evaluate` is overridden
             callbacks=callbacks,
             optimizers=(_optimizer(objective, options, arguments.device) if run.trained else None, None),
         )
-        # forward's **targets are no loss options: without this the gradients of accumulated batches would be summed
+        # forward's **targets are not loss options; otherwise gradients of accumulated batches would be summed
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         if self.is_world_process_zero():
@@ -297,16 +289,18 @@ class _Trainer(transformers.Trainer):
             self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of this process; the sampler has already dealt them out."""
+        """Batches of this process, as chosen by the sampler."""
         examples = self._run.examples
         return DataLoader(examples, batch_sampler=self._run.sampler, collate_fn=examples.batch)  # type: ignore[arg-type]
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Dev scores, logged and given to the callbacks under the names by which the best is chosen."""
+        """Dev scores, logged and passed to the callbacks under the names by which the best is selected."""
         scores = self._run.dev_scores()
         select = self._run.recipe.evaluation.select
         if select is not None and select not in scores:
-            raise ValueError(f"evaluation.select {select!r} is no dev score; there are {', '.join(scores)}")
+            raise ValueError(
+                f"evaluation.select {select!r} is not a dev score; available are {', '.join(scores)}"
+            )
         metrics = {f"eval_{name}": value for name, value in scores.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -320,7 +314,7 @@ def _arguments(
     every = min(steps, max(1, round(every)))
     arguments = transformers.TrainingArguments(
         output_dir=str(output / "checkpoints"),
-        per_device_train_batch_size=options.batch_size // _world_size(),
+        per_device_train_batch_size=options.batch_size // world_size(),
         gradient_accumulation_steps=options.gradient_accumulation,
         max_steps=steps,
         lr_scheduler_type=options.scheduler,
@@ -339,30 +333,28 @@ def _arguments(
         disable_tqdm=sys.stderr is None or not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO),
         seed=options.seed,
         use_cpu=not torch.cuda.is_available(),
-        ddp_find_unused_parameters=True if _world_size() > 1 else None,  # the heads of other tasks
+        ddp_find_unused_parameters=True if world_size() > 1 else None,  # the heads of other tasks
         remove_unused_columns=False,
         label_names=[],
         report_to="none",
     )
     if arguments.n_gpu > 1:
-        arguments._n_gpu = (
-            1  # one process with several GPUs: DataParallel would cut a packed batch at any token
-        )
+        arguments._n_gpu = 1  # DataParallel would split a packed batch at an arbitrary token
     return arguments
 
 
 def _optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW; biases and norms do not decay, heads may have a learning rate of their own."""
+    """AdamW without decay of biases and norms; heads may have their own learning rate."""
     objective.to(device)
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad:
-            # a cross-encoder's classifier is a part of its transformers model
+            # a cross-encoder's classifier is part of its transformers model
             of_backbone = name.startswith("encoder.backbone.") and "classifier" not in name
             key = (of_backbone, parameter.ndim > 1)
             groups.setdefault(key, []).append(parameter)
     if not groups:
-        raise ValueError("this objective trains nothing: set training.epochs=0, and no max_steps")
+        raise ValueError("no parameter is trained: all of the model is frozen, and the objective has no head")
     head_rate = options.head_learning_rate or options.learning_rate
     return torch.optim.AdamW(
         [
@@ -378,7 +370,7 @@ def _optimizer(objective: Objective, options: TrainingOptions, device: torch.dev
 
 
 def _check_dev(tables: Mapping[str, Table], dev: Mapping[str, Table]) -> None:
-    """Refuse a dev set whose classes have other ids than those of the training task with its name."""
+    """Refuse a dev set whose class ids differ from those of the training task of the same name."""
     for name in dev.keys() & tables.keys():
         found, trained = dev[name].labels, tables[name].labels
         if len(trained) > 1 and any(found.index(x) != trained.index(x) for x in trained if x in found):
@@ -389,82 +381,26 @@ def _check_dev(tables: Mapping[str, Table], dev: Mapping[str, Table]) -> None:
 
 
 def _check_data(
-    recipe: Recipe, objective: Objective, tables: Mapping[str, Table], dev: Mapping[str, Table], root: Path
+    recipe: Recipe,
+    fields_of: Callable[[str, Table], tuple[str, ...]],
+    tables: Mapping[str, Table],
+    dev: Mapping[str, Table],
+    root: Path,
 ) -> dict[str, Any]:
-    """Duplicates in the training data and leakage into what the run is scored on."""
-    from .data.checks import check
-
+    """Count duplicates in the training data and overlap with the evaluation data."""
     evaluation = recipe.evaluation
-    evaluations = {
-        f"{task} (dev)": _texts(table, objective.fields_of(task, table)) for task, table in dev.items()
-    }
+    evaluations = {f"{task} (dev)": _texts(table, fields_of(task, table)) for task, table in dev.items()}
     if evaluation.test or evaluation.sts_dev:
-        from .scores import evaluation_pairs
-
         evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, root)
     reports = {}
     for task, table in tables.items():
-        report = check(table, evaluations, objective.fields_of(task, table))
+        report = check(table, evaluations, fields_of(task, table))
         for line in report.lines():
             _LOG.info("%s: %s", task, line)
         reports[task] = report.summary()
     return reports
 
 
-def _last_checkpoint(folder: Path) -> Path | None:
-    """The last whole checkpoint; those of a run that was killed while it wrote them are removed."""
-    whole = []
-    for path in folder.glob("checkpoint-*"):
-        states = ["rng_state.pth"] if _world_size() == 1 else []
-        states += [f"rng_state_{rank}.pth" for rank in range(_world_size()) if _world_size() > 1]
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))  # Trainer writes it last
-        except (OSError, ValueError):
-            if _rank() == 0:
-                shutil.rmtree(path)
-            continue
-        missing = [name for name in states if not (path / name).is_file()]
-        if missing:
-            raise ValueError(
-                f"{path} has no {missing[0]}: it is of a run with another number of processes; "
-                "go on with as many as before, or give another output"
-            )
-        whole.append(path)
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and accelerate set it
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 def _texts(table: Table, fields: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The first two texts of each example; a lone text stands for both."""
+    """The first two texts of each example; a single text is used for both."""
     return list(zip(table.texts(fields[0]), table.texts(fields[min(1, len(fields) - 1)]), strict=True))
-
-
-def _claim(output: Path, recipe: Recipe) -> None:
-    """Refuse a folder that holds the run of another recipe; else note this one in it.
-
-    A run that failed before its first checkpoint, by a mistyped path say, has nothing to lose and gives way.
-    """
-    path, content = output / "recipe.json", json.dumps(recipe.resolved(), indent=2, sort_keys=True) + "\n"
-    if path.is_file() and path.read_text(encoding="utf-8") == content:
-        return
-    if path.is_file() and (
-        (output / "result.json").is_file() or any(output.glob("checkpoints/checkpoint-*"))
-    ):
-        raise FileExistsError(
-            f"{output} holds a run of another recipe (see recipe.json there); give another output, or remove it"
-        )
-    if _rank() == 0:
-        _write_whole(path, content)
-
-
-def _write_whole(path: Path, content: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(content, encoding="utf-8")
-    part.replace(path)

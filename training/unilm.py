@@ -5,9 +5,9 @@ A pair is one sequence,
 
     [CLS] text [SEP] target [SEP]
 
-in which the prefix ``[CLS] text [SEP]`` (token type 0) sees itself, both ways, and the target (token type 1) sees the
-prefix and what of the target lies before it. So the vector at [CLS] is that of the text alone, and the same forward
-pass predicts the target: p(next) = softmax(E · norm(gelu(W h + b)) + c), E the word embeddings.
+in which the prefix ``[CLS] text [SEP]`` (token type 0) attends to itself in both directions, and the target (token
+type 1) attends to the prefix and to the target's earlier tokens. So the vector at [CLS] depends on the text alone, and
+the same forward pass predicts the target: p(next) = softmax(E · norm(gelu(W h + b)) + c), E the word embeddings.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .model import ModelOptions, SentenceModel, load_backbone, options_of, trans
 __all__ = ["GENERATOR_FILE", "UnilmModel", "load_pooler", "pack_pairs", "unilm_mask"]
 
 GENERATOR_FILE = "generator.safetensors"
-"""Beside model.safetensors in a model folder: what of the language model's head is not in the backbone."""
+"""Beside model.safetensors in a model folder: the tensors of the language model's head."""
 
 
 class UnilmModel(SentenceModel):
     """A sentence encoder with a language model's head, tied to its word embeddings.
 
-    The tie is a use of the same tensor and no second parameter, so that files hold it once.
+    The embeddings are used directly, not as a second parameter, so that files contain them once.
 
     Attributes:
-        transform: linear layer in front of the vocabulary, (embedding_size, hidden_size).
-        norm: its layer norm.
+        transform: linear layer before the vocabulary, (embedding_size, hidden_size).
+        norm: the layer norm after it.
         bias: (vocab_size,).
     """
 
@@ -46,7 +46,7 @@ class UnilmModel(SentenceModel):
         """Wrap a loaded RoFormer; the head is random.
 
         Raises:
-            ValueError: the backbone is no RoFormer, or the pooling is not ``cls``.
+            ValueError: the backbone is not a RoFormer, or the pooling is not ``cls``.
         """
         super().__init__(options, folder, backbone)
         config = backbone.config
@@ -85,15 +85,15 @@ class UnilmModel(SentenceModel):
             model = cls(options, folder, getattr(whole, whole.base_model_prefix))
             model._copy_head(whole.cls.predictions)
             load_pooler(model, folder)
-        model.load_projection(options.path)
+        model.continue_from_folder()
         return model
 
     @classmethod
     def open(cls, folder: str | Path) -> UnilmModel:
-        """Load a folder that `save` wrote, with the pooling and projection that its modules name.
+        """Load a folder that `save` wrote, with its pooling and projection.
 
         Raises:
-            FileNotFoundError: the folder is not there, or holds no generator.safetensors.
+            FileNotFoundError: the folder or its generator.safetensors does not exist.
         """
         if not (transformer_folder(str(folder)) / GENERATOR_FILE).is_file():
             raise FileNotFoundError(
@@ -129,19 +129,19 @@ class UnilmModel(SentenceModel):
         return self.pool(hidden[:, 0].float(), first), losses.new_zeros(n).index_add(0, owners, losses)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size) of what follows tokens with the vectors ``hidden`` (..., hidden_size)."""
+        """Logits (..., vocab_size) of the next token after tokens with the vectors ``hidden`` (..., hidden_size)."""
         transformed = self.norm(functional.gelu(self.transform(hidden)))
         return functional.linear(transformed, self.backbone.embeddings.word_embeddings.weight, self.bias)
 
     def embedded(self, ids: Tensor, types: Tensor) -> Tensor:
-        """What the first layer gets, (n, longest, hidden_size), of ``ids`` and token types, (n, longest)."""
+        """The input of the first layer, (n, longest, hidden_size), for ``ids`` and token types, (n, longest)."""
         embedded = self.backbone.embeddings(input_ids=ids, token_type_ids=types)
         if hasattr(self.backbone, "embeddings_project"):
             embedded = self.backbone.embeddings_project(embedded)
         return embedded
 
     def _run(self, ids: Tensor, types: Tensor, mask: Tensor) -> Tensor:
-        """Hidden states of the last layer; the encoder is called by itself, since only it takes any mask as it is."""
+        """Hidden states of the last layer; calls the encoder directly, which accepts any mask."""
         return self.backbone.encoder(self.embedded(ids, types), attention_mask=mask)[0]
 
     def save(self, folder: Path) -> None:
@@ -180,9 +180,9 @@ class UnilmModel(SentenceModel):
 
 
 def load_pooler(model: SentenceModel, folder: Path) -> None:
-    """The linear layer on [CLS] of a published RoFormer-Sim, which transformers' classes leave out, as the projection.
+    """Load the linear layer on [CLS] of a published RoFormer-Sim, which transformers ignores, into the projection.
 
-    Nothing happens if the checkpoint has none, or not in the projection's size.
+    Does nothing if the checkpoint has no such layer of the projection's size.
     """
     tensors = _checkpoint(folder)
     weight = next((x for name, x in tensors.items() if name.endswith("pooler.dense.weight")), None)
@@ -196,7 +196,7 @@ def load_pooler(model: SentenceModel, folder: Path) -> None:
 
 
 def _checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint in one file; none for one in several."""
+    """The tensors of a single-file checkpoint; none if it is sharded."""
     from safetensors.torch import load_file
 
     if (folder / "model.safetensors").is_file():
@@ -208,11 +208,11 @@ def _checkpoint(folder: Path) -> dict[str, Tensor]:
 
 
 def unilm_mask(lengths: Tensor, prefix: Tensor, longest: int) -> Tensor:
-    """What is added to the attention scores: 0 where a token (row) sees another (column), else the lowest number.
+    """The additive attention mask: 0 where a token (row) attends to another (column), else the lowest number.
 
     Args:
         lengths: (n,) tokens of each sequence.
-        prefix: (n,) tokens of each that see one another both ways.
+        prefix: (n,) tokens of each prefix, which attend to each other in both directions.
         longest: the width of the grid.
 
     Returns:

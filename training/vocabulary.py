@@ -1,18 +1,18 @@
-"""A WordPiece vocabulary from texts, as the folder that a model with random weights starts from.
+"""Learns a WordPiece vocabulary and writes the folder from which a model with random weights starts.
 
-BERT's normalization sets every Chinese character apart, so that Chinese texts get a vocabulary of characters and
-other scripts one of word pieces.
+BERT's normalization separates Chinese characters, so Chinese texts get a vocabulary of characters and other scripts
+one of word pieces.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..model_folder.json_file import write_json
 from .data.readers import read
 
 __all__ = ["SMALL_ROFORMER", "build_vocabulary", "main"]
@@ -41,13 +41,13 @@ def build_vocabulary(
 ) -> int:
     """Learn a vocabulary and write tokenizer.json, vocab.txt, tokenizer_config.json and config.json.
 
-    The tokenizer's class is BertTokenizer also for a RoFormer, whose own tokenizer would need a word segmenter.
+    The tokenizer class is BertTokenizer, also for a RoFormer, whose own tokenizer needs a word segmenter.
 
     Args:
-        texts: what is counted.
-        size: most entries, special tokens included. Characters come before pieces of several, frequent ones first.
-        folder: made if it is not there; files in it are replaced.
-        min_frequency: of a piece of several characters.
+        texts: the training texts.
+        size: maximum number of entries, special tokens included. Single characters take precedence, then frequency.
+        folder: created if missing; files in it are replaced.
+        min_frequency: of pieces of several characters.
         lowercase: whether case and accents are dropped.
         config: of the model; ``vocab_size`` and ``pad_token_id`` are added.
 
@@ -100,13 +100,9 @@ def build_vocabulary(
         "sep_token": "[SEP]",
         "mask_token": "[MASK]",
     }
-    _write(folder / "tokenizer_config.json", settings)
-    _write(folder / "config.json", {**config, "vocab_size": count, "pad_token_id": ids["[PAD]"]})
+    write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "config.json", {**config, "vocab_size": count, "pad_token_id": ids["[PAD]"]})
     return count
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -116,12 +112,12 @@ def main(arguments: list[str] | None = None) -> int:
         description="Learn a vocabulary from tables: the folder that a recipe with model.random starts from.",
     )
     parser.add_argument(
-        "sources", nargs="+", metavar="FILE:COLUMN,COLUMN", help="files with the columns to count"
+        "sources", nargs="+", metavar="FILE:COLUMN,COLUMN", help="files with their text columns"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="the folder")
-    parser.add_argument("--size", type=int, default=8000, help="most entries (default: 8000)")
+    parser.add_argument("--size", type=int, default=8000, help="maximum number of entries (default: 8000)")
     parser.add_argument("--split", help="only rows of this split")
-    parser.add_argument("--data", type=Path, help="folder in which the files are (default: EMBEDKIT_DATA)")
+    parser.add_argument("--data", type=Path, help="folder of the files (default: EMBEDKIT_DATA)")
     options = parser.parse_args(arguments)
     try:
         count = build_vocabulary(_texts(options), options.size, options.output)

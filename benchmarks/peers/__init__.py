@@ -1,6 +1,6 @@
-"""The packages that embedkit is measured beside, one small class each (see `base.Peer`).
+"""The packages that embedkit is compared with, one small class each (see `base.Peer`).
 
-A module here is imported only when its peer is asked for, so a worker holds one package.
+A module is imported only when its peer is used, so a worker process loads only one package.
 """
 
 from importlib import import_module, metadata
@@ -42,12 +42,12 @@ def peer_class(key: str) -> "type[Peer]":
 
 
 def choose(names: str, device: str = "cpu", isa: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """The peers to run, and those left out with the reason.
+    """The peers to run, and the reason for each that is left out.
 
     Args:
-        names: peers, "all" or "own" (embedkit), separated by commas.
+        names: peers, "all" or "own" (embedkit), comma-separated.
         device: "cpu" or "cuda".
-        isa: the instruction set that all are held to; those that cannot be are left out.
+        isa: limit all peers to this instruction set; those that cannot be limited are left out.
     """
     registry = REGISTRY if device == "cpu" else REGISTRY_CUDA
     groups = {"all": list(registry), "own": [k for k in registry if k.startswith("embedkit")]}
@@ -60,8 +60,8 @@ def choose(names: str, device: str = "cpu", isa: str | None = None) -> tuple[lis
         missing = [p for p in peer_class(key).packages if not _installed(p)]
         if missing:
             left_out[key] = f"{', '.join(missing)} not installed"
-        elif isa and isa not in peer_class(key).held:
-            left_out[key] = f"cannot be held to {isa}"
+        elif isa and isa not in peer_class(key).isa_environment:
+            left_out[key] = f"cannot be limited to {isa}"
         else:
             chosen.append(key)
     return chosen, left_out

@@ -1,8 +1,8 @@
-"""What a peer is, and the parts that peers without a tokenizer or a scheduler of their own share.
+"""The interface of a peer, and the code shared by peers without their own tokenizer or scheduler.
 
-A peer is given the same things as embedkit: the model folder, the number of threads, and texts in any order.
-What a user of that package would do for speed is done here: tokenization in Rust on all threads, texts sorted
-by token count, and the batch size and number of streams that `throughput.py` finds best on this machine.
+A peer gets the same input as embedkit: the model folder, the number of threads, and texts in any order. Everything
+that a user of the package would do for speed is done: tokenization in Rust on all threads, texts sorted by token
+count, and the batch size and number of streams that `throughput.py` finds best on this machine.
 """
 
 import json
@@ -18,9 +18,9 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Setting:
-    """How a peer is run: texts in a batch, and batches at a time (each on `threads / streams` threads).
+    """Texts per batch, and batches at a time (each on `threads / streams` threads).
 
-    A batch of None is the package's own choice.
+    With a batch of None, the package chooses.
     """
 
     batch: int | None
@@ -41,43 +41,42 @@ class Peer(ABC):
         name: what tables and `--peers` call it.
         precision: "fp32" or "int8".
         packages: distributions it needs (their versions are reported); the first one names the peer.
-        held: environment variables that hold it to an instruction set that is not the machine's best, for each such set
-            that it knows.
+        isa_environment: instruction set -> environment variables that limit the package to it.
     """
 
     name: str
     precision: str
     packages: tuple[str, ...]
-    held: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    isa_environment: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def __init__(self, model: Path | None, threads: int, cache: Path) -> None:
-        """Keeps what `load` needs. `cache` is a folder for converted models, reused by later runs."""
+        """Store what `load` needs; `cache` is a folder for converted models, reused by later runs."""
         self.model = model
         self.threads = threads
         self.cache = cache
 
     @property
     def folder(self) -> Path:
-        """The model folder, for peers that have no model of their own."""
+        """The model folder, for peers without a built-in model."""
         if self.model is None:
             raise ValueError(f"{self.name} has no built-in model: give --model")
         return self.model
 
     def convert(self) -> None:
-        """Converts the model into the cache if this has not been done; not counted in any time."""
+        """Convert the model into the cache, unless it is there; not included in any time."""
         return
 
     @abstractmethod
     def load(self, streams: int = 1) -> None:
-        """Loads the model, ready to encode `streams` batches at a time."""
+        """Load the model, ready to encode `streams` batches at a time."""
 
     @abstractmethod
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
         """The unit vectors of `texts` in their order: (n, dimension) float32."""
 
     def encode_alone(self, texts: list[str], batch: int | None) -> float:
-        """Seconds of encoding alone, for peers that can tell it from tokenization."""
-        raise ValueError(f"{self.name} does not tell encoding from tokenization")
+        """Seconds of encoding without tokenization, for peers that can separate them."""
+        raise ValueError(f"{self.name} cannot time encoding without tokenization")
 
     def settings(self) -> list[Setting]:
         """The settings worth trying."""
@@ -87,7 +86,7 @@ class Peer(ABC):
 
 
 class Tokenizer:
-    """The folder's tokenizer through the `tokenizers` package, as fast as it goes: all threads,."""
+    """The folder's tokenizer, run by the `tokenizers` package on all threads."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer as Fast
@@ -110,7 +109,7 @@ def max_length(folder: Path) -> int:
 
 
 def pooling(folder: Path) -> str:
-    """ "mean" or "cls"; other folders are refused, because the peers here would not give the same vectors."""
+    """ "mean" or "cls"; other folders are refused, because the peers would return other vectors."""
     modules = [m["type"].rsplit(".", 1)[-1] for m in json.loads((folder / "modules.json").read_text())]
     config = json.loads((folder / "1_Pooling" / "config.json").read_text())
     named = config.get("pooling_mode")
@@ -122,13 +121,13 @@ def pooling(folder: Path) -> str:
         ["Transformer", "Pooling"],
     ):
         raise ValueError(
-            f"{folder}: the peers only know mean or cls pooling without dense layers, not {modules}, {modes}"
+            f"{folder}: the peers support only mean or cls pooling without dense layers, not {modules}, {modes}"
         )
     return mode
 
 
 def padded(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and attention mask as (texts, longest) int64, padded with 0 behind."""
+    """Ids and attention mask, (texts, longest) int64, padded with 0 at the end."""
     lengths = np.array([len(row) for row in ids])
     mask = np.arange(lengths.max()) < lengths[:, None]
     out = np.zeros(mask.shape, dtype=np.int64)
@@ -137,10 +136,10 @@ def padded(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Batched(Peer):
-    """A peer that only runs a batch: tokenization, sorting, batches and their order are done here."""
+    """A peer that only runs batches: tokenizing, sorting, batching and restoring the order are done here."""
 
     def load(self, streams: int = 1) -> None:
-        """Loads the tokenizer and the pool, then the model by `_load`."""
+        """Load the tokenizer and the pool, then the model by `_load`."""
         self._tokenizer = Tokenizer(self.folder)
         self._pool = ThreadPoolExecutor(streams) if streams > 1 else None
         self._load(streams)
@@ -154,7 +153,7 @@ class Batched(Peer):
         """The unit vectors of one batch of token ids; called from `streams` threads at a time."""
 
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
-        """See `Peer.encode`. Longest texts first, so that the last batch to finish is a short one."""
+        """See `Peer.encode`. The longest texts come first, so that the last batch is a short one."""
         if batch is None:
             batch = 32
         ids = self._tokenizer(texts)

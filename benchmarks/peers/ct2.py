@@ -1,4 +1,4 @@
-"""CTranslate2, fp32 and int8. It removes the padding inside; pooling is done here, in numpy."""
+"""CTranslate2, fp32 and int8. It removes padding internally; pooling is done here, in numpy."""
 
 from typing import ClassVar
 
@@ -14,12 +14,12 @@ class CTranslate2(Batched):
     name = "ctranslate2 fp32"
     precision = "fp32"
     packages = ("ctranslate2", "torch", "transformers", "tokenizers")
-    held: ClassVar = {
+    isa_environment: ClassVar = {
         "avx2": {"CT2_FORCE_CPU_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
     }
 
     def convert(self) -> None:
-        """CTranslate2's own converter; int8 is made when the model is loaded."""
+        """Run CTranslate2's converter; it quantizes to int8 when the model is loaded."""
         target = self.cache / "ctranslate2"
         if not (target / "model.bin").exists():
             from ctranslate2.converters import TransformersConverter

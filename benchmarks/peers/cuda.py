@@ -1,7 +1,7 @@
 """embedkit and sentence-transformers on a GPU.
 
-sentence-transformers is given what its documentation recommends there: 16 bits, large batches sorted by length,
-FlashAttention without padding where that package is installed, and torch.compile.
+sentence-transformers runs with what its documentation recommends: 16 bits, large batches sorted by length,
+FlashAttention without padding if that package is installed, and torch.compile.
 """
 
 import time
@@ -20,7 +20,7 @@ class EmbedKitCuda(Peer):
     packages = ("embedkit", "torch", "triton")
 
     def load(self, streams: int = 1) -> None:
-        """Loads the folder onto the GPU."""
+        """Load the folder onto the GPU."""
         from embedkit import Encoder
 
         self._encoder = Encoder(
@@ -32,11 +32,11 @@ class EmbedKitCuda(Peer):
         return self._encoder.encode(texts, normalize_embeddings=True)
 
     def settings(self) -> list[Setting]:
-        """Nothing to search: batches are cut by a token budget."""
+        """Only one: batches are cut by a token budget."""
         return [Setting(None)]
 
     def encode_alone(self, texts: list[str], batch: int | None) -> float:
-        """Seconds that the GPU was busy in one call, tokenization and delivery left out."""
+        """Seconds that the GPU was busy in one call, without tokenization and delivery."""
         before = self._busy()
         self.encode(texts, batch)
         return self._busy() - before
@@ -77,7 +77,7 @@ class SentenceTransformersCuda(Peer):
     compiled = False
 
     def load(self, streams: int = 1) -> None:
-        """Loads the folder onto the GPU."""
+        """Load the folder onto the GPU."""
         import torch
         from sentence_transformers import SentenceTransformer
 
@@ -90,30 +90,30 @@ class SentenceTransformersCuda(Peer):
         )
         if self.compiled:
             transformer: Any = self._model[0]
-            # From sentence-transformers 6 on the transformer is `model`, of which `auto_model` is a read-only view,
-            # and `model.forward` is what it calls; before, it called `auto_model` itself, which calls `forward`.
+            # sentence-transformers 6 calls `model.forward`; `auto_model` is a read-only view of `model`. Older versions
+            # call `auto_model`.
             model = getattr(transformer, "model", None) or transformer.auto_model
             model.forward = torch.compile(model.forward, dynamic=True)
 
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
-        """It sorts by length and makes its batches by itself."""
+        """sentence-transformers sorts by length and makes its batches."""
         vectors = self._model.encode(
             texts, batch_size=batch or 32, normalize_embeddings=True, show_progress_bar=False
         )
         return np.asarray(vectors, dtype=np.float32)
 
     def settings(self) -> list[Setting]:
-        """Batches from its default to what fills a large GPU."""
+        """Batch sizes from the default to one that fills a large GPU."""
         return [Setting(batch) for batch in (32, 128, 512, 2048)]
 
     def encode_alone(self, texts: list[str], batch: int | None) -> float:
-        """Seconds of the model on batches that are tokenized, sorted, padded and on the GPU already."""
+        """Seconds of the model alone, on batches that are tokenized, sorted, padded and on the GPU."""
         import torch
 
         size = batch or 32
         ordered = sorted(texts, key=lambda text: -len(text))
         preprocess = getattr(self._model, "preprocess", None) or self._model.tokenize
-        # What is no tensor stays: without padding, FlashAttention's longest lengths are numbers.
+        # Without padding, FlashAttention's maximum lengths are plain numbers.
         batches = [
             {
                 name: value.to("cuda") if isinstance(value, torch.Tensor) else value
@@ -145,7 +145,7 @@ class SentenceTransformersCudaCompiled(SentenceTransformersCuda):
 
 
 class SentenceTransformersCudaFlash(SentenceTransformersCuda):
-    """fp16, FlashAttention 2, which sentence-transformers gives texts without padding."""
+    """fp16, FlashAttention 2, for which sentence-transformers does not pad."""
 
     name = "sentence-transformers fp16, FlashAttention"
     packages = (*SentenceTransformersCuda.packages, "flash-attn")

@@ -15,10 +15,10 @@ OPSET = 17
 
 
 def export(folder: Path, target: Path) -> None:
-    """Writes the fp32 graph (input_ids, attention_mask) -> unit vectors, with free batch and length.
+    """Write the fp32 graph (input_ids, attention_mask) -> unit vectors, with dynamic batch and length.
 
-    The TorchScript exporter with eager attention writes the pattern that ONNX Runtime's optimizer knows;
-    `fuse` refuses a graph in which a layer's attention was not recognized.
+    The TorchScript exporter with eager attention writes the pattern that ONNX Runtime's optimizer recognizes; `fuse`
+    refuses a graph in which the attention of a layer was not recognized.
     """
     import torch
     from transformers import AutoModel
@@ -56,7 +56,7 @@ def export(folder: Path, target: Path) -> None:
 
 
 def fuse(folder: Path, source: Path, target: Path) -> None:
-    """ONNX Runtime's own transformer optimizer: fused attention, embedding and layer norm, bias and GELU."""
+    """Run ONNX Runtime's transformer optimizer: fuse attention, embedding and layer norm, bias and GELU."""
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
@@ -79,7 +79,7 @@ def fuse(folder: Path, source: Path, target: Path) -> None:
 
 
 def quantize(source: Path, target: Path) -> None:
-    """Dynamic int8: signed weights per output channel, unsigned activations; the embeddings stay fp32."""
+    """Quantize to dynamic int8: signed weights per output channel, unsigned activations, fp32 embeddings."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -97,7 +97,7 @@ def quantize(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps the converters' progress and advice out of the output; errors still come as exceptions."""
+    """Suppress the converters' progress and warnings; errors are still raised."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

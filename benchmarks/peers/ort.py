@@ -1,4 +1,4 @@
-"""ONNX Runtime, fp32 and int8, on the graph that its own transformer optimizer has fused."""
+"""ONNX Runtime, fp32 and int8, on a graph fused by its own transformer optimizer."""
 
 import numpy as np
 
@@ -28,10 +28,10 @@ class OnnxRuntime(Batched):
 
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-        # Several streams share one session: each calling thread runs a batch of its own.
+        # Several streams share one session: each calling thread runs its own batch.
         options.intra_op_num_threads = max(1, self.threads // streams)
-        # Its pool spins while it waits, which is right while this process is measured. While another one is
-        # measured this process is stopped (see worker.py), so the spinning disturbs nobody.
+        # The thread pool spins while it waits. This does not disturb others, since this process is stopped while they
+        # are measured (see worker.py).
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
         file = self.cache / ("int8.onnx" if self.precision == "int8" else "fused.onnx")
         self._session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])

@@ -1,6 +1,6 @@
-"""OpenVINO, fp32, from the plain ONNX graph (its own compiler fuses).
+"""OpenVINO, fp32, from the plain ONNX graph, which its compiler fuses.
 
-There is no int8 row: OpenVINO's int8 models are made by NNCF, which is a package of its own.
+There is no int8 peer: int8 models for OpenVINO are made by NNCF, another package.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ class OpenVino(Batched):
     packages = ("openvino", "onnx", "torch", "transformers", "tokenizers")
 
     def convert(self) -> None:
-        """Exports the graph."""
+        """Export the graph."""
         plain = self.cache / "plain.onnx"
         if not plain.exists():
             onnx_export.export(self.folder, plain)
@@ -32,7 +32,7 @@ class OpenVino(Batched):
                 "INFERENCE_NUM_THREADS": self.threads,
                 "NUM_STREAMS": streams,
                 "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
-                # By itself OpenVINO may compute in bf16 where the processor has it.
+                # Otherwise OpenVINO may compute in bf16.
                 "INFERENCE_PRECISION_HINT": "f32",
             },
         )

@@ -13,10 +13,10 @@ class EmbedKit(Peer):
     name = "embedkit fp32"
     precision = "fp32"
     packages = ("embedkit",)
-    held: ClassVar = {"avx2": {"EMBEDKIT_ISA": "avx2"}, "avx2_vnni": {"EMBEDKIT_ISA": "avx2_vnni"}}
+    isa_environment: ClassVar = {"avx2": {"EMBEDKIT_ISA": "avx2"}, "avx2_vnni": {"EMBEDKIT_ISA": "avx2_vnni"}}
 
     def load(self, streams: int = 1) -> None:
-        """Loads the folder, or the built-in model if there is none."""
+        """Load the folder, or the built-in model."""
         from embedkit import Encoder
 
         options = {"device": "cpu", "precision": self.precision, "threads": self.threads}
@@ -27,7 +27,7 @@ class EmbedKit(Peer):
         return self._encoder.encode(texts, normalize_embeddings=True)
 
     def settings(self) -> list[Setting]:
-        """Nothing to search: batches are cut by a token budget."""
+        """Only one: batches are cut by a token budget."""
         return [Setting(None)]
 
 
@@ -39,11 +39,11 @@ class EmbedKitInt8(EmbedKit):
 
 
 class EmbedKitOnnx(EmbedKit):
-    """fp32 on ONNX Runtime, by embedkit's own export."""
+    """fp32 on ONNX Runtime, with embedkit's own export."""
 
     name = "embedkit onnx"
     packages = ("embedkit", "onnxruntime", "onnx", "torch", "transformers")
-    held: ClassVar = {}
+    isa_environment: ClassVar = {}
 
     def convert(self) -> None:
         """Exports the folder."""

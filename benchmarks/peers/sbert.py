@@ -1,4 +1,4 @@
-"""sentence-transformers on torch: what `embedkit.Encoder` stands in for, and the reference of the quality."""
+"""sentence-transformers on torch: the package that `embedkit.Encoder` replaces, and the reference for vectors."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ class SentenceTransformers(Peer):
     name = "sentence-transformers fp32"
     precision = "fp32"
     packages = ("sentence-transformers", "torch", "transformers", "tokenizers")
-    held: ClassVar = {
+    isa_environment: ClassVar = {
         "avx2": {
             "ATEN_CPU_CAPABILITY": "avx2",
             "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -22,7 +22,7 @@ class SentenceTransformers(Peer):
     }
 
     def load(self, streams: int = 1) -> None:
-        """Loads the folder; torch's pool gets all threads."""
+        """Load the folder; torch's pool gets all threads."""
         import torch
         from sentence_transformers import SentenceTransformer
 
@@ -30,7 +30,7 @@ class SentenceTransformers(Peer):
         self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
 
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
-        """It sorts by length and pads by itself."""
+        """sentence-transformers sorts by length and pads."""
         return self._model.encode(
             texts, batch_size=batch or 32, normalize_embeddings=True, show_progress_bar=False
         )

@@ -1,8 +1,7 @@
-"""A peer in a process of its own, stopped while another one is measured.
+"""A peer in its own process, stopped while others are measured.
 
-Thread pools disturb each other: ONNX Runtime's and OpenMP's threads spin for a while after their work is
-done. So every peer lives in its own process, on the same CPUs as all others, and is frozen by SIGSTOP except
-while it works: only one of them ever runs.
+Thread pools disturb each other: the threads of ONNX Runtime and OpenMP spin for a while after their work is done.
+So every peer has its own process, on the same CPUs as all others, and is frozen by SIGSTOP except while it works.
 """
 
 import ctypes
@@ -45,26 +44,26 @@ class Worker:
         patience: float | None = None,
         isa: str | None = None,
     ) -> None:
-        """Starts the process; nothing is loaded yet.
+        """Start the process; nothing is loaded yet.
 
         Args:
             key: a `--peers` name.
-            model: its folder.
-            threads: of the peer.
-            cache: for converted models.
-            cpus: where it runs.
-            patience: seconds that one call may take before the process is ended and the call fails; None for any.
-            isa: the instruction set that the peer is held to; None for the machine's best.
+            model: model folder.
+            threads: number of threads of the peer.
+            cache: folder for converted models.
+            cpus: the CPUs to run on.
+            patience: time limit of a call in seconds; after it the process is ended and the call fails. None for none.
+            isa: limit the peer to this instruction set; None for the machine's best.
         """
         self.key = key
         self._patience = patience
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         before = dict(os.environ)
-        # Read by the packages when they are imported, so they must be there when the process starts.
+        # The packages read these when they are imported, so they must be set when the process starts.
         os.environ.update({"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)})
         os.environ.update({"TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"})
-        os.environ.update(peer_class(key).held[isa] if isa else {})
+        os.environ.update(peer_class(key).isa_environment[isa] if isa else {})
         try:
             self._process = context.Process(
                 target=_serve, args=(theirs, key, (model, threads, cache), cpus), daemon=True
@@ -84,15 +83,15 @@ class Worker:
         return self._call("settings")
 
     def load(self, streams: int) -> float:
-        """Loads the model and returns the seconds it took."""
+        """Load the model; return the seconds it took."""
         return self._call("load", streams)
 
     def texts(self, texts: list[str]) -> None:
-        """Sends the texts of the following `run` calls, so that sending them is not counted."""
+        """Send the texts of the following `run` calls, so that sending them is not timed."""
         self._call("texts", texts)
 
     def run(self, batch: int | None) -> float:
-        """Encodes all texts once and returns the seconds it took."""
+        """Encode all texts once; return the seconds it took."""
         return self._call("run", batch)
 
     def alone(self, batch: int | None) -> float:
@@ -100,11 +99,11 @@ class Worker:
         return self._call("alone", batch)
 
     def one_by_one(self) -> list[float]:
-        """Encodes each text alone and returns the seconds of each call."""
+        """Encode each text alone; return the seconds of each call."""
         return self._call("one_by_one")
 
     def vectors(self) -> np.ndarray:
-        """What the last `run` returned."""
+        """The vectors of the last `run`."""
         return self._call("vectors")
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -125,7 +124,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """Ends the process: by itself when it sees the pipe closed, by force if it does not."""
+        """End the process: it exits when the pipe closes, and is killed if it does not."""
         self._pipe.close()
         if self._process.is_alive():
             os.kill(self._process.pid or 0, signal.SIGCONT)
@@ -143,7 +142,7 @@ class Worker:
 
 
 def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """`common.alternate`; a candidate that fails is told and left out, so that the others' figures are not lost."""
+    """`common.alternate`, but a candidate that fails is reported and left out, and the others go on."""
     failed = set()
 
     def guarded(key: str) -> float:
@@ -203,7 +202,7 @@ class _Server:
 
 
 def _serve(pipe: Connection, key: str, given: tuple[Path | None, int, Path], cpus: list[int]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair: it ends the workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends the workers
     # A stopped process does not see its pipe close: if the parent is killed, the kernel must end this one.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.sched_setaffinity(0, cpus)

@@ -1,8 +1,13 @@
-"""Encode stages outside the core: what runs the model where the C++ encoder does not.
+"""Engines: what runs the forward pass of a loaded model.
 
-* `stage`: what a backend has to offer (`Stage`), and what is asked of it (`Request`).
-* `driver`: texts to vectors through a stage: tokenized ahead, cut into batches, put back in order.
-* `engine`: the two behind `embedkit.Encoder`.
+* `engine`: the interface (`Engine`), the arguments of a call (`Plan`), and counts (`Counts`).
+* `opening`: which engine runs a model folder.
+* `core_engine`, `pair_engine`: the compiled core, on texts and on pairs of texts.
+* `stage_engine`: any other backend: a tokenizer of the core and an encode stage.
+* `stage`, `driver`: the interface of an encode stage (`Stage`, `Request`), and the pipeline that feeds it:
+  tokenize ahead, cut into batches, restore the order.
+* `cuda_engine`, `cuda`, `packed_stage`, `packed_model`, `cuda_device`, `buckets`, `many`: CUDA.
+* `onnx_engine`, `onnx`, `onnx_session`, `onnx_files`, `numpy_head`: ONNX Runtime.
 
-A new backend is a `Stage` in a module of its own, which may import what is heavy.
+A new backend is a `Stage` in a module of its own, imported only when it is used.
 """

@@ -1,8 +1,8 @@
-"""Which CUDA graph a batch is run with: a graph has a fixed number of tokens, sequences and tiles.
+"""Chooses the CUDA graph for a batch: a graph has a fixed number of tokens, sequences and tiles.
 
-The sizes of graphs are so close that a batch of more than `SMALL` tokens leaves at most 6 % of its graph's
-tokens idle. Smaller batches, such as one query, cost the same whatever their tokens, since launching the
-kernels takes longer than running them: their sizes double from 16 on.
+Graph sizes are spaced so that a batch of more than `SMALL` tokens leaves at most 6 % of its graph's tokens idle.
+Smaller batches, such as one query, cost the same whatever their size, since launching the kernels takes longer than
+running them: their graph sizes double, starting from 16.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy.typing as npt
 __all__ = ["IDLE", "SMALL", "Buckets"]
 
 IDLE = 0.06
-"""Most idle tokens of a bucket above `SMALL`, as a share of it."""
+"""Maximum share of idle tokens in a bucket larger than `SMALL`."""
 SMALL = 512
-_STEP = 16  # tokens: what Triton compiles for sizes that 16 divides is reused
-_TEXT_TOKENS = 4  # texts are at least this long on average, or a batch of them has no graph
+_STEP = 16  # tokens: Triton compiles one kernel for all multiples of 16
+_TEXT_TOKENS = 4  # a batch whose texts are shorter than this on average has no graph
 
 
 class Buckets:
-    """The graphs' sizes for batches of at most ``budget`` tokens."""
+    """The sizes of CUDA graphs for batches of at most ``budget`` tokens."""
 
     def __init__(self, budget: int) -> None:
         """Choose sizes: about 65 for a budget of 16384 tokens."""
@@ -33,18 +33,18 @@ class Buckets:
             if last < SMALL:
                 sizes.append(min(2 * last, self.budget))
             else:
-                # The batch that wastes most has one token more than the size before.
+                # The worst case is a batch with one token more than the previous size.
                 most = int((last + 1) / (1 - IDLE)) // _STEP * _STEP
                 sizes.append(min(most, self.budget))
         self.sizes = sizes
 
     @staticmethod
     def sequences(size: int) -> int:
-        """Sequences of the graph of ``size`` tokens; those that a batch lacks are empty."""
+        """The number of sequences in the graph of ``size`` tokens; a smaller batch is filled up with empty ones."""
         return -(-size // (_TEXT_TOKENS * _STEP)) * _STEP
 
     def choose(self, tokens: int, texts: int) -> int | None:
-        """The size of the graph for a batch; None where the batch is to run without, at its own size."""
+        """The size of the graph for a batch; None to run the batch without a graph, at its own size."""
         for size in self.sizes[bisect_left(self.sizes, tokens) :]:
             if size > SMALL and size - tokens > IDLE * size:
                 return None
@@ -55,7 +55,7 @@ class Buckets:
     def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> list[int]:
         """Cut sequences of ``lengths``, longest first, into batches of the budget; see `Stage.cut`.
 
-        A sequence that is longer than the budget is a batch of its own.
+        A sequence longer than the budget becomes a batch of its own.
         """
         most = min(most_texts or len(lengths), self.sequences(self.budget))
         ends = np.cumsum(lengths, dtype=np.int64)

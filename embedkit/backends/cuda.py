@@ -13,12 +13,12 @@ from ..model_folder.tokenizer import Tokenizer
 from .cuda_device import CudaDevice, Device, find_devices
 from .many import ManyStages
 from .packed_model import PackedModel
-from .packed_stage import Model, PackedStage
+from .packed_stage import BatchModel, PackedStage
 from .stage import Request, Stage
 
 __all__ = ["choose_precision", "open_stage"]
 
-# Of several lengths and alphabets; what they say does not matter.
+# Several lengths and alphabets; the content does not matter.
 _SAMPLE = (
     "The weather is lovely today.",
     "How do I reset my password?",
@@ -36,19 +36,19 @@ def open_stage(
     """The encode stage for ``devices``.
 
     Args:
-        folder: the model; an int8 folder's weights are multiplied out.
+        folder: the model; int8 weights are multiplied out.
         tokenizer: the folder's.
         devices: names such as "cuda:0".
-        precision: one of `packed_model.DTYPES`, or "auto": fp32 before compute capability 8.0, else what
-            `choose_precision` says of the first device.
-        max_length: tokens of the texts that "auto" compares.
+        precision: one of `packed_model.DTYPES`, or "auto": fp32 below compute capability 8.0, otherwise
+            `choose_precision` on the first device.
+        max_length: maximum tokens of the texts that "auto" compares.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: a device does not exist.
     """
     opened = [CudaDevice(name) for name in find_devices(devices)]
 
-    def load(precision: str, device: Device) -> Model:
+    def load(precision: str, device: Device) -> BatchModel:
         with device.running():  # in order before the first batch
             return PackedModel(folder, precision, device.device)
 
@@ -64,13 +64,13 @@ def choose_precision(
     folder: ModelFolder,
     tokenizer: Tokenizer,
     device: Device,
-    load: Callable[[str, Device], Model],
+    load: Callable[[str, Device], BatchModel],
     max_length: int,
 ) -> str:
-    """The 16-bit precision whose vectors are nearest to fp32's on a few texts.
+    """The 16-bit precision whose embeddings of a few texts are closest to those of fp32.
 
-    fp16 has three bits more than bf16, and overflows beyond 65504: a model whose weights or vectors do is run
-    in bf16.
+    fp16 has three more mantissa bits than bf16 but overflows beyond 65504; a model whose weights or activations do so
+    runs in bf16.
     """
     options: dict[str, Any] = {
         "threads": 1,
@@ -94,7 +94,7 @@ def choose_precision(
     reference = vectors("fp32")
     try:
         half = vectors("fp16")
-    except ValueError:  # of the weights
+    except ValueError:  # the weights overflow
         return "bf16"
     cosines = [np.einsum("nd,nd->n", reference, other).min() for other in (half, vectors("bf16"))]
     return "fp16" if np.isfinite(half).all() and cosines[0] >= cosines[1] else "bf16"

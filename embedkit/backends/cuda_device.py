@@ -1,4 +1,4 @@
-"""All that touches CUDA's streams, events, graphs and pinned memory; tests put another device in its place."""
+"""Everything that touches CUDA streams, events, graphs and pinned memory; tests substitute another device."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Event(Protocol):
 
 
 class Staging:
-    """Memory on both sides through which the integers of a batch reach the device.
+    """Memory on both sides through which the integers of a batch are uploaded.
 
     Attributes:
         host: (size,) int32; pinned.
         device: (size,) int32.
-        copied: when ``host`` has been read.
-        consumed: when ``device`` has been.
+        copied: event, ``host`` has been read.
+        consumed: event, ``device`` has been read.
     """
 
     def __init__(self, host: Tensor, device: Tensor, copied: Any, consumed: Any) -> None:
@@ -40,9 +40,9 @@ class Staging:
 
 
 class Device(Protocol):
-    """What `PackedStage` needs of a device.
+    """A device as `PackedStage` uses it.
 
-    All but `scatter`, `lend` and `empty` are for one thread at a time.
+    All methods but `scatter`, `lend` and `empty` are for one thread at a time.
     """
 
     device: torch.device
@@ -51,54 +51,54 @@ class Device(Protocol):
         """Memory for ``size`` integers."""
 
     def upload(self, staging: Staging, size: int) -> None:
-        """Copy the first ``size`` integers to the device; work begun later comes after it."""
+        """Copy the first ``size`` integers to the device; work started later runs after the copy."""
 
     def consumed(self, staging: Staging) -> None:
-        """Say that the work begun so far is the last to read ``staging.device``."""
+        """Declare that the work started so far is the last to read ``staging.device``."""
 
     def running(self) -> Any:
-        """A context in which torch begins its work on the device in order."""
+        """A context in which torch starts its work on the device in order."""
 
     def mark(self) -> Event:
-        """The end of the work begun so far."""
+        """The end of the work started so far."""
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What replays the work that ``run`` begins; this thread has called ``run`` before.
+        """A function that replays the work that ``run`` starts; this thread has called ``run`` before.
 
         Raises:
-            RuntimeError: other work in the process ended the capture, or `out_of_memory` is true of it.
+            RuntimeError: other work in the process ended the capture, or memory ran out (see `out_of_memory`).
         """
 
     def download(self, values: Tensor, ready: Event) -> tuple[Tensor, Event]:
-        """A tensor of the host, and when it has the ``values``, which nothing writes to after ``ready``."""
+        """A host tensor and the event after which it holds ``values``, which nothing writes to after ``ready``."""
 
     def lend(self, values: Tensor) -> None:
-        """Keep the memory of ``values``, which were waited for, until the caller's own work has read them."""
+        """Keep the memory of the finished ``values`` until the caller's own work has read them."""
 
     def scatter(self, out: Tensor, rows: Tensor, values: Tensor) -> None:
-        """``out[rows] = values``, for the caller's own work on ``out``; ``values`` were lent to it."""
+        """``out[rows] = values`` in the caller's own work; ``values`` were lent to it."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory of the device for the caller's own work."""
+        """Device memory for the caller's own work."""
 
     def reset(self) -> None:
-        """Wait for the device and give back all memory that no tensor holds; captured work is gone."""
+        """Wait for the device and free all memory that no tensor holds; captured work is lost."""
 
 
 class CudaDevice:
-    """A CUDA device with three streams: one copies in, one computes, one copies out.
+    """A CUDA device with three streams: upload, compute, download.
 
-    Only the second is ever captured. Memory that was used on it must not be pinned: torch marks the end of its use
-    on the stream when it is freed, which may be while the stream is captured.
+    Only the second is ever captured. Pinned memory must not be used on it: when such memory is freed, torch records
+    an event on the stream, which may be under capture at that time.
     """
 
-    # torch captures one graph at a time in a process, and a wait for a whole device ends a capture on it.
+    # torch captures one graph at a time in a process, and synchronizing the device ends a capture on it.
     _capturing = threading.Lock()
-    # Graphs whose capture was ended: torch's allocators may still ask them which stream they are of.
+    # Graphs whose capture failed: torch's allocators may still ask them for their stream.
     _abandoned: list[torch.cuda.CUDAGraph] = []  # noqa: RUF012
 
     def __init__(self, name: str) -> None:
-        """Make the streams; ``name`` is "cuda:0" or the like."""
+        """Create the streams; ``name`` is e.g. "cuda:0"."""
         self.device = torch.device(name)
         with torch.cuda.device(self.device):
             self._copy, self._compute, self._deliver = (torch.cuda.Stream() for _ in range(3))
@@ -106,20 +106,20 @@ class CudaDevice:
 
     @property
     def has_fast_halves(self) -> bool:
-        """Whether 16-bit products are what it is made for: since compute capability 8.0."""
+        """Whether it has fast 16-bit matrix products: from compute capability 8.0 on."""
         return torch.cuda.get_device_capability(self.device) >= (8, 0)
 
     def staging(self, size: int) -> Staging:
-        """As `Device.staging` says."""
+        """As `Device.staging`."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._copy):
             host = torch.empty(size, dtype=torch.int32, pin_memory=True)
             device = torch.empty(size, dtype=torch.int32, device=self.device)
-            # Freed on one stream, memory might be given out while the other still uses it.
+            # Memory freed on one stream might be reused while the other still reads it.
             device.record_stream(self._compute)
             return Staging(host, device, torch.cuda.Event(), torch.cuda.Event())
 
     def upload(self, staging: Staging, size: int) -> None:
-        """As `Device.upload` says."""
+        """As `Device.upload`."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._copy):
             self._copy.wait_event(staging.consumed)
             staging.device[:size].copy_(staging.host[:size], non_blocking=True)
@@ -127,29 +127,29 @@ class CudaDevice:
             self._compute.wait_event(staging.copied)
 
     def consumed(self, staging: Staging) -> None:
-        """As `Device.consumed` says."""
+        """As `Device.consumed`."""
         staging.consumed.record(self._compute)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """As `Device.running` says."""
+        """As `Device.running`."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._compute), torch.inference_mode():
             yield
 
     def mark(self) -> Event:
-        """As `Device.mark` says."""
+        """As `Device.mark`."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._compute)
         return event
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As `Device.capture` says; all graphs take their memory from one pool, since one runs at a time.
+        """As `Device.capture`; all graphs share one memory pool, since one runs at a time.
 
-        Graphs are dropped all together, by `reset`, or not at all: with one of them torch frees the workspaces
-        of cuBLAS on its stream, which the others use.
+        Graphs are dropped all together by `reset`, never one by one: with a graph torch frees the cuBLAS workspaces of
+        its stream, which the other graphs use.
         """
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate pinned memory meanwhile: only this one's calls must be fit for a graph.
+        # Other threads may allocate pinned memory meanwhile: only calls of this thread must be capturable.
         try:
             with (
                 self._capturing,
@@ -160,7 +160,7 @@ class CudaDevice:
                 run()
         except RuntimeError as error:
             self._abandon(graph)
-            # Ending a capture that ran out of memory may fail, too, and would hide why.
+            # Ending a capture that ran out of memory may fail, too, and would hide the cause.
             cause = error.__context__
             if cause is not None and out_of_memory(cause) and not out_of_memory(error):
                 raise cause from None
@@ -169,21 +169,21 @@ class CudaDevice:
         return replay
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Undo what torch leaves half done where the end of a capture fails.
+        """Clean up after torch when the end of a capture fails.
 
-        Its allocator goes on to serve the capture, and takes back no memory that two streams have used. Up to torch
-        2.13 no public call ends that: `CUDAGraph.reset` does so only after an end that worked.
+        Its allocator keeps serving the capture and does not take back memory that two streams have used. Up to torch
+        2.13 no public call ends this state: `CUDAGraph.reset` does so only after a successful end.
         """
         try:
             graph.pool()
         except RuntimeError:
             self._abandoned.append(graph)
-            with suppress(RuntimeError):  # where the capture had not even begun
+            with suppress(RuntimeError):  # if the capture had not started
                 torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
                 torch._C._cuda_releasePool(self.device.index, self._pool)
 
     def download(self, values: Tensor, ready: Any) -> tuple[Tensor, Event]:
-        """As `Device.download` says."""
+        """As `Device.download`."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         with torch.cuda.device(self.device), torch.cuda.stream(self._deliver):
             self._deliver.wait_event(ready)
@@ -194,20 +194,20 @@ class CudaDevice:
         return host, copied
 
     def lend(self, values: Tensor) -> None:
-        """As `Device.lend` says."""
+        """As `Device.lend`."""
         values.record_stream(torch.cuda.current_stream(self.device))
 
     def scatter(self, out: Tensor, rows: Tensor, values: Tensor) -> None:
-        """As `Device.scatter` says."""
+        """As `Device.scatter`."""
         with torch.cuda.device(self.device):
             out.index_copy_(0, rows.to(out.device), values.to(out.device))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """As `Device.empty` says."""
+        """As `Device.empty`."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def reset(self) -> None:
-        """As `Device.reset` says."""
+        """As `Device.reset`."""
         with self._capturing, torch.cuda.device(self.device):
             torch.cuda.synchronize()
             self._pool = torch.cuda.graph_pool_handle()
@@ -215,7 +215,7 @@ class CudaDevice:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory did not suffice, the device's or pinned: of torch's allocator, the driver's, or cuBLAS'."""
+    """Whether device or pinned memory ran out, in torch's allocator, the driver or cuBLAS."""
     return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|ALLOC_FAILED", str(error)))
 
 
@@ -223,7 +223,7 @@ def find_devices(names: Sequence[str]) -> tuple[str, ...]:
     """The names with their numbers, e.g. "cuda" as "cuda:0".
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: a device does not exist.
     """
     if not torch.cuda.is_available():
         built = "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds none"

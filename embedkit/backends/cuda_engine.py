@@ -13,7 +13,7 @@ __all__ = ["CudaEngine", "check_cuda"]
 
 
 class CudaEngine(StageEngine):
-    """The Triton kernels with one model in them; threads and copies share it."""
+    """A model on the Triton kernels."""
 
     tensors = True
 
@@ -22,7 +22,7 @@ class CudaEngine(StageEngine):
 
         Raises:
             ImportError: PyTorch or Triton is not installed.
-            ValueError: there is no such device, or the weights do not fit the precision.
+            ValueError: a device does not exist, or the weights do not fit the precision.
         """
         check_cuda(devices)
 
@@ -35,16 +35,16 @@ class CudaEngine(StageEngine):
 
     @property
     def stored_precision(self) -> str:
-        """As `Engine.stored_precision` says."""
+        """As `Engine.stored_precision`."""
         return self.folder.precision
 
 
 def check_cuda(devices: Sequence[str]) -> tuple[str, ...]:
-    """The devices with their numbers, after a look whether they are there.
+    """The names of the devices with their numbers, after checking that they exist.
 
     Raises:
         ImportError: PyTorch or Triton is not installed.
-        ValueError: there is no such device.
+        ValueError: a device does not exist.
     """
     for package in ("torch", "triton"):
         if find_spec(package) is None:

@@ -1,8 +1,8 @@
-"""Texts to vectors through an encode stage: tokenize ‖ encode ‖ deliver.
+"""Texts to embeddings through an encode stage: tokenize ‖ encode ‖ deliver.
 
-While the stage encodes a window of texts, the next ones are tokenized on a thread in the background, by the
-core and without the GIL. A window's sequences are sorted by length and cut into batches by the stage; several
-batches are under way at once where the stage wants it, across windows; results are put back in input order.
+While the stage encodes a window of texts, the core tokenizes the next ones on a background thread, without the GIL.
+The sequences of a window are sorted by length and cut into batches by the stage. Several batches may be in flight at
+once, across windows; results are returned in input order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .stage import Batch, Indices, Request, Stage, combine, finish
 __all__ = ["Occupancy", "Tokenize", "encode_windows", "tokenize_ahead"]
 
 WINDOWS_AHEAD = 2
-"""Windows tokenized, or being so, while an earlier one is encoded."""
+"""Windows that are tokenized, or being tokenized, while an earlier one is encoded."""
 
 Tokenize = Callable[[list[str], int, _core.Cancel | None], _core.TokenWindow]
-"""Tokenizes a window of texts, the first of which has this index in the input."""
+"""Tokenizes a window of texts, given the index of its first text in the input."""
 
 
 class Occupancy:
-    """Seconds that each stage was busy, of the seconds that calls took; safe to use from several threads."""
+    """The seconds that each stage of the pipeline was busy, and the seconds that calls took; thread-safe."""
 
     def __init__(self) -> None:
         """Start from zero."""
@@ -39,13 +39,13 @@ class Occupancy:
         self._lock = threading.Lock()
 
     def add(self, stage: str, seconds: float) -> None:
-        """Count ``seconds`` of "tokenize", "encode", "deliver", or of the whole call: "wall"."""
+        """Add ``seconds`` to "tokenize", "encode" or "deliver", or to "wall" for the whole call."""
         with self._lock:
             self._seconds[stage] += seconds
 
     @contextlib.contextmanager
     def busy(self, stage: str) -> Iterator[None]:
-        """Count the time that the block takes."""
+        """Add the time that the block takes."""
         begin = time.perf_counter()
         try:
             yield
@@ -53,9 +53,9 @@ class Occupancy:
             self.add(stage, time.perf_counter() - begin)
 
     def shares(self) -> dict[str, float]:
-        """``seconds`` that calls took, and the share of it that each stage was busy.
+        """The ``seconds`` that calls took, and the share of them that each stage was busy.
 
-        Calls that overlap count one by one. A stage of several devices may exceed 1.
+        Overlapping calls are counted separately. The share of a stage with several devices may exceed 1.
         """
         with self._lock:
             busy = dict(self._seconds)
@@ -89,7 +89,7 @@ class _Window:
         self._out, self._first = out, first
         self.split = len(lengths) != tokens.texts
         if self.split:
-            # Windows of one text are averaged before anything else is done to the vector.
+            # The windows of a text are averaged before any other processing.
             self.request = request.raw(stage.dimension)
             self._target = np.empty((len(lengths), stage.dimension), dtype=np.float32)
             self._rows = np.arange(len(lengths))
@@ -97,7 +97,7 @@ class _Window:
             self.request, self._target = request, out
             self._rows = tokens.text_of_sequence.astype(np.int64) + first
 
-    def land(self, batch: Batch, order: Indices) -> None:
+    def deliver(self, batch: Batch, order: Indices) -> None:
         batch.deliver(self._target, self._rows[order])
         self.left -= 1
 
@@ -121,31 +121,31 @@ def encode_windows(
     """Encode windows of texts.
 
     Args:
-        stage: encodes.
-        ready: the tokenized windows, such as `tokenize_ahead` gives; read by the calling thread.
-        request: what is wanted.
-        occupancy: counts.
-        batch_size: most texts of a batch; 0 leaves it to the stage.
-        normalized: whether the model's last module scales to length 1.
-        out: `Stage.empty` for all texts together; None for an array of its own for each window.
+        stage: encodes the batches.
+        ready: the tokenized windows, e.g. from `tokenize_ahead`; read by the calling thread.
+        request: the results to produce.
+        occupancy: updated.
+        batch_size: maximum texts in a batch; 0 lets the stage choose.
+        normalized: whether the last module of the model normalizes.
+        out: room for all texts, from `Stage.empty`; None allocates an array for each window.
 
     Yields:
-        The results of the next window, in input order, and the window. An error of ``ready`` or of the stage
-        comes after the results of the windows before it; closing the generator waits for what is under way and
-        drops it.
+        The results of the next window, in input order, and the window. An error of ``ready`` or of the stage is
+        raised after the results of the windows before it. Closing the generator waits for the batches in flight and
+        drops them.
     """
-    flying: deque[tuple[Batch, _Window, Indices]] = deque()
+    in_flight: deque[tuple[Batch, _Window, Indices]] = deque()
     windows: deque[_Window] = deque()
     begin = time.perf_counter()
 
-    def land() -> None:
-        batch, window, order = flying[0]
+    def finish_oldest() -> None:
+        batch, window, order = in_flight[0]
         occupancy.add("encode", batch.wait())
-        flying.popleft()
+        in_flight.popleft()
         with occupancy.busy("deliver"):
-            window.land(batch, order)
+            window.deliver(batch, order)
 
-    def landed() -> Iterator[tuple[Any, _core.TokenWindow]]:
+    def finished_windows() -> Iterator[tuple[Any, _core.TokenWindow]]:
         nonlocal begin
         while windows and windows[0].left == 0:
             window = windows.popleft()
@@ -173,19 +173,19 @@ def encode_windows(
                 first += tokens.texts
                 windows.append(window)
                 for order in window.batches:
-                    while len(flying) > stage.ahead:
-                        land()
-                    yield from landed()
-                    flying.append((stage.submit(tokens, order, window.request), window, order))
+                    while len(in_flight) > stage.ahead:
+                        finish_oldest()
+                    yield from finished_windows()
+                    in_flight.append((stage.submit(tokens, order, window.request), window, order))
         except Exception as error:
-            failure = error  # the windows before it are whole, or on their way
-        while flying:
-            land()
-            yield from landed()
+            failure = error  # the windows before it are finished or in flight
+        while in_flight:
+            finish_oldest()
+            yield from finished_windows()
         if failure is not None:
             raise failure
     finally:
-        for batch, _, _ in flying:  # memory that a device still writes to must not be given away
+        for batch, _, _ in in_flight:  # memory that a device still writes to must not be freed
             with contextlib.suppress(Exception):
                 batch.wait()
         occupancy.add("wall", time.perf_counter() - begin)
@@ -198,12 +198,12 @@ def tokenize_ahead(
 
     Args:
         blocks: the texts, in windows of bounded size; read by the calling thread, up to `WINDOWS_AHEAD` + 1
-            windows ahead of what was yielded.
-        tokenize: called on a thread in the background, or here for a lone window.
-        occupancy: counts.
+            windows ahead of the one yielded.
+        tokenize: called on a background thread, or on this thread if there is only one window.
+        occupancy: updated.
 
     Yields:
-        The windows. An error of ``blocks`` or of the tokenization comes after those before it; closing the
+        The windows. An error of ``blocks`` or of the tokenization is raised after the windows before it. Closing the
         generator stops the thread.
     """
 
@@ -215,7 +215,7 @@ def tokenize_ahead(
     if block is None:
         return
     first, following = 0, None
-    failure: Exception | None = None  # of `blocks`: raised behind the windows that were read
+    failure: Exception | None = None  # of `blocks`: raised after the windows that were read
     try:
         following = next(blocks, None)
     except Exception as error:

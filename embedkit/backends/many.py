@@ -1,4 +1,4 @@
-"""Several encode stages as one: a thread for each takes the next batch when its device has room."""
+"""Several encode stages as one: each has a thread that takes the next batch when its device has room."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _Job = tuple[_core.TokenWindow, Indices, Request, "Future[Batch]"]
 
 
 class ManyStages:
-    """A `Stage` made of stages that give the same vectors. Results on the device are the first stage's."""
+    """A `Stage` made of stages of the same model. Results left on a device are on the first stage's."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        """Start the threads, which end with the last reference to this object."""
+        """Start the threads; they end with the last reference to this object."""
         self._stages = list(stages)
         self.dimension = stages[0].dimension
-        # One more for each device: while it is waited for, another one must not run dry.
+        # One more for each device, so that none runs dry while another is waited for.
         self.ahead = sum(stage.ahead + 2 for stage in stages)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._process = os.getpid()
@@ -41,33 +41,33 @@ class ManyStages:
         weakref.finalize(self, _end, self._jobs, len(stages))
 
     def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> Sequence[int]:
-        """As the first stage does; one whose budget was halved cuts again."""
+        """As the first stage; a stage whose budget was halved cuts the batch again."""
         return self._stages[0].cut(lengths, most_texts)
 
     def submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> Batch:
-        """Hand the batch to the device that is free first; its errors come from the batch."""
-        if os.getpid() != self._process:  # the threads are the parent's
+        """Hand the batch to the first free device; its errors are raised by the batch."""
+        if os.getpid() != self._process:  # after a fork the threads exist in the parent only
             return self._stages[0].submit(window, order, request)
         future: Future[Batch] = Future()
         self._jobs.put((window, order, request, future))
         return _Promised(future)
 
     def empty(self, texts: int, request: Request) -> Any:
-        """As `Stage.empty` says."""
+        """As `Stage.empty`."""
         return self._stages[0].empty(texts, request)
 
     def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """As `Stage.place` says."""
+        """As `Stage.place`."""
         self._stages[0].place(out, first, vectors)
 
     def describe(self) -> dict[str, Any]:
-        """The first stage's, and all of them under "devices"."""
+        """The first stage's precision, and all entries of all stages under "devices"."""
         described = [stage.describe() for stage in self._stages]
         return {"precision": described[0]["precision"], "devices": described}
 
 
 class _Promised:
-    """A batch that a device's thread has taken or will take."""
+    """A batch that a device thread has taken or will take."""
 
     def __init__(self, future: Future[Batch]) -> None:
         self._future = future
@@ -80,12 +80,12 @@ class _Promised:
 
 
 def _work(stage: Stage, jobs: queue.SimpleQueue[_Job | None]) -> None:
-    """Submit jobs to a stage, as long as no more are under way than it wants."""
-    begun: deque[Batch] = deque()
+    """Submit jobs to a stage, keeping at most `Stage.ahead` + 1 in flight."""
+    in_flight: deque[Batch] = deque()
     while True:
-        while len(begun) > stage.ahead:
-            with suppress(Exception):  # who waits for this batch is told
-                begun.popleft().wait()
+        while len(in_flight) > stage.ahead:
+            with suppress(Exception):  # raised again where the batch is waited for
+                in_flight.popleft().wait()
         job = jobs.get()
         if job is None:
             return
@@ -95,7 +95,7 @@ def _work(stage: Stage, jobs: queue.SimpleQueue[_Job | None]) -> None:
         except BaseException as error:
             future.set_exception(error)
         else:
-            begun.append(batch)
+            in_flight.append(batch)
             future.set_result(batch)
         del job, window, order, request, future
 

@@ -1,10 +1,10 @@
-"""Pooling, Dense and Normalize in numpy, for encode stages that end with the hidden states.
+"""Pooling, Dense and Normalize in numpy, for encode stages that output hidden states.
 
     mean           sum_t h_t / T              weightedmean   sum_t (t + 1) h_t / sum_t (t + 1)
     mean_sqrt_len  sum_t h_t / sqrt(T)        max            max_t h_t
     cls            the first token's h        lasttoken      the last token's h
 
-over the tokens t, counted from 0, that are neither padding nor left out; zeros where that leaves none.
+over the tokens t, counted from 0, that are neither padding nor excluded; zeros if there are none.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .stage import unit
+from ..output import unit
 
 __all__ = ["NumpyHead"]
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.integer[Any]]
 
-_erf = np.vectorize(math.erf, otypes=[np.float32])  # numpy has none
+_erf = np.vectorize(math.erf, otypes=[np.float32])  # numpy does not have it
 
 _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "identity": lambda x: x,
@@ -35,15 +35,15 @@ _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 
 
 class NumpyHead:
-    """What a model folder does behind its transformer."""
+    """The modules of a model folder after the transformer."""
 
     def __init__(self, modes: Sequence[str], head: Sequence[dict[str, Any]]) -> None:
         """Keep the modules.
 
         Args:
-            modes: of the pooling, concatenated in this order.
-            head: as `embedkit.model_folder.weights.core_head` gives it. A view of a mapped file is copied, so that an
-                open model does not depend on its files.
+            modes: pooling modes, concatenated in this order.
+            head: as `embedkit.model_folder.weights.core_head` returns it. Arrays are copied, so that an open model
+                does not depend on mapped files.
         """
         self._modes = tuple(modes)
         self._head = [
@@ -55,12 +55,12 @@ class NumpyHead:
         ]
 
     def __call__(self, hidden: Floats, lengths: Integers, skip: Integers) -> Floats:
-        """Vectors (texts, dimension) of right-padded texts.
+        """Embeddings (texts, dimension) of right-padded texts.
 
         Args:
             hidden: (texts, tokens, hidden_size).
             lengths: (texts,) tokens of each, at least 1.
-            skip: (texts,) leading tokens that the pooling leaves out.
+            skip: (texts,) leading tokens excluded from pooling.
         """
         pooled = [_pool(mode, hidden, lengths, skip) for mode in self._modes]
         vectors: Floats = np.concatenate(pooled, axis=1) if len(pooled) > 1 else pooled[0]

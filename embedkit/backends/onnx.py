@@ -1,12 +1,12 @@
 """The encode stage on ONNX Runtime: exports of Optimum and sentence-transformers, and embedkit's own.
 
-A graph of embedkit gives the final vectors. Of any other the tokens' vectors are taken, and pooling, Dense and
-Normalize follow in numpy, by what the folder's ``modules.json`` says; one that gives vectors of sentences alone
-is taken at its word.
+embedkit's own graphs output the final embeddings. For other graphs the token embeddings are used, and pooling, Dense
+and Normalize run in numpy as described by the folder's ``modules.json``; a graph that outputs sentence embeddings only
+is used as it is.
 
-Batches are padded, as the graphs want it: texts of similar length, so that little is idle. Their memory is
-bounded by the token budget B: B × 8 bytes for each input, B × hidden_size × 4 for the tokens' vectors, and
-what ONNX Runtime takes for the layers, which grows with B alike.
+Graphs take padded batches, so texts of similar length are batched together. Memory is bounded by the token budget B:
+B × 8 bytes for each input, B × hidden_size × 4 for the token embeddings, and ONNX Runtime's own memory for the layers,
+which is proportional to B.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .stage import HostBatch, Indices, Request, host_empty
 __all__ = ["OnnxStage"]
 
 _BUDGET_CPU = 1_024
-"""Tokens of a batch for each thread, padding included; 4,096 took 1.2 times the time, its layers leave the cache."""
+"""Tokens in a batch per thread, padding included; 4,096 is 1.2 times slower, as activations do not fit the cache."""
 _BUDGET_DEVICE = 65_536
 _LEAST_FILL = 0.875
-"""A text shorter than this share of its batch's longest begins a batch of its own, once the batch is a quarter full."""
+"""A text shorter than this share of the longest in its batch starts a new batch, once the batch is a quarter full."""
 
 
 class OnnxStage:
@@ -55,13 +55,13 @@ class OnnxStage:
         Args:
             folder: the model.
             graph: one of its graphs.
-            described: whether the folder says what follows the transformer.
-            providers: checked; see `check_providers`.
-            threads: of ONNX Runtime, for each operation.
-            pad_id: the id of padding; None for 0.
+            described: whether the folder describes the modules after the transformer.
+            providers: from `check_providers`.
+            threads: number of threads of each operation.
+            pad_id: the padding id; None for 0.
 
         Raises:
-            ValueError: the graph cannot be run, or does not fit the folder.
+            ValueError: the graph cannot run, or does not fit the folder.
         """
         self._graph = graph
         self._threads = threads
@@ -79,12 +79,12 @@ class OnnxStage:
             width = session.width(tokens=False)
             if described:
                 self._check_width(width, self.dimension, "modules.json")
-            else:  # Optimum's export of a sentence-transformers model: pooling and head are in the graph alone
+            else:  # Optimum's export of a sentence-transformers model: pooling and head are only in the graph
                 self.dimension = width or self.dimension
             if not folder.pooling.include_prompt and "pooling_mask" not in session.inputs:
                 raise ValueError(
-                    f"{graph.path}: the folder's pooling leaves prompts out, and this graph cannot; "
-                    "export the model again, or use a graph that gives last_hidden_state"
+                    f"{graph.path}: the folder excludes prompts from pooling, which this graph does not support; "
+                    "export the model again, or use a graph with the output last_hidden_state"
                 )
         cpu = session.providers[0] == CPU
         self._budget = min(_BUDGET_CPU * threads, _BUDGET_DEVICE) if cpu else _BUDGET_DEVICE
@@ -93,11 +93,11 @@ class OnnxStage:
         if width not in (None, expected):
             raise ValueError(
                 f"{self._graph.path}: the graph's vectors have {width} dimensions, {source} makes it "
-                f"{expected}; the files are of different models, fetch them again"
+                f"{expected}; the files belong to different models, fetch them again"
             )
 
     def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> Sequence[int]:
-        """Cut sequences, longest first, where the budget ends or padding would grow."""
+        """As `Stage.cut`: where the budget is used up, or padding would grow too much."""
         cuts = [0]
         for index, length in enumerate(lengths.tolist()):
             begin = cuts[-1]
@@ -112,13 +112,13 @@ class OnnxStage:
         return [*cuts, len(lengths)] if len(lengths) else cuts
 
     def submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> HostBatch:
-        """Encode the sequences of ``window`` that ``order`` names."""
+        """As `Stage.submit`."""
         begin = time.perf_counter()
         lengths = window.lengths[order]
         skip = window.pool_skip[order]
         ids = np.empty(int(lengths.sum()), dtype=np.int32)
         window.pack(order, ids, np.empty(len(order) + 1, dtype=np.int32), vocab_size=self._vocab_size)
-        position = np.arange(max(1, lengths.max()))  # a text may have no token at all
+        position = np.arange(max(1, lengths.max()))  # a text may have no tokens
         mask = position < lengths[:, None]
         padded = np.full(mask.shape, self._pad_id, dtype=np.int32)
         padded[mask] = ids
@@ -143,20 +143,20 @@ class OnnxStage:
     def _refuse_without_tokens(self) -> None:
         if not self._session.tokens:
             raise ValueError(
-                f"{self._graph.path}: the graph gives no vectors of tokens; for token embeddings use one "
-                "that gives last_hidden_state, or the compiled core"
+                f"{self._graph.path}: the graph does not output token embeddings; use a graph with the output "
+                "last_hidden_state, or the compiled core"
             )
 
     def empty(self, texts: int, request: Request) -> Any:
-        """An array of the host, for token embeddings a list."""
+        """As `Stage.empty`, in host memory."""
         return host_empty(texts, request)
 
     def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """Write finished vectors to the rows of ``out`` from ``first`` on."""
+        """As `Stage.place`."""
         out[first : first + len(vectors)] = vectors
 
     def describe(self) -> dict[str, Any]:
-        """What runs, and on what."""
+        """Graph, precision and providers."""
         return {
             "backend": "onnx",
             "precision": self._graph.precision,

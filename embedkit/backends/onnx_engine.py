@@ -1,4 +1,4 @@
-"""A model folder whose encode stage is an ONNX graph."""
+"""The engine that runs an ONNX graph of a model folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..model_folder.folder import Settings, Stamp, open_folder
+from ..model_folder.folder import Stamp, open_folder
 from ..model_folder.json_file import present
 from .onnx import OnnxStage
 from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_hash
@@ -18,13 +18,13 @@ __all__ = ["OnnxEngine", "OnnxOptions"]
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """How a graph is opened, checked as far as that needs no folder; picklable.
+    """How a graph is opened; checked as far as possible without the folder, and picklable.
 
     Attributes:
-        providers: of ONNX Runtime, in the order of preference.
-        threads: of each operation.
-        onnx_file: which graph of the folder; None for the one that is alone or called ``model.onnx``.
-        precision: that the graph must have, or ``"auto"``.
+        providers: execution providers of ONNX Runtime, in order of preference.
+        threads: number of threads of each operation.
+        onnx_file: the graph in the folder; None for the only one, or ``model.onnx``.
+        precision: the precision that the graph must have, or ``"auto"``.
     """
 
     providers: tuple[Provider, ...]
@@ -36,15 +36,17 @@ class OnnxOptions:
     def checked(
         cls, device: Any, precision: Any, threads: int, providers: Any, onnx_file: Any
     ) -> tuple[OnnxOptions, str]:
-        """The options, and the device that they come to: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, …
+        """The options, and the device they select: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, …
 
         Raises:
             ImportError: onnxruntime is not installed.
-            TypeError: an argument is of the wrong type.
-            ValueError: an argument is not known, or this ONNX Runtime cannot do it.
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is invalid, or this ONNX Runtime does not support it.
         """
         if precision not in ("auto", *PRECISIONS):
-            raise ValueError(f"precision={precision!r} is not known; known are 'auto', {PRECISIONS}")
+            raise ValueError(
+                f"precision={precision!r} is not known; known are {', '.join(map(repr, ('auto', *PRECISIONS)))}"
+            )
         if onnx_file is not None and not isinstance(onnx_file, str):
             raise TypeError(f"onnx_file must be a str, not {type(onnx_file).__name__}")
         name = "cpu" if device is None or str(device) == "auto" else str(device)
@@ -60,14 +62,14 @@ class OnnxOptions:
 
 
 class OnnxEngine(StageEngine):
-    """An ONNX graph of a folder, open; threads and copies share it."""
+    """An ONNX graph of a model folder."""
 
     def __init__(self, path: Path, options: OnnxOptions) -> None:
         """Read the folder and open the graph.
 
         Raises:
             FileNotFoundError: the folder, a file of it or the graph is missing.
-            ValueError: a file is broken or does not fit the others, or the graph is of another precision.
+            ValueError: a file is broken or does not fit the others, or the graph has another precision.
         """
         folder = open_folder(path, graph=True)
         self.graph: GraphFile = find_graph(folder, options.onnx_file)
@@ -92,14 +94,14 @@ class OnnxEngine(StageEngine):
         if self.stage.dimension != folder.dimension:
             self.folder = replace(folder, graph_dimension=self.stage.dimension)
 
-    def fingerprint(self, settings: Settings) -> str:
-        """That of the exported model; of a graph that embedkit did not write, from its bytes."""
+    def fingerprint(self) -> str:
+        """The exported model's; for a graph that embedkit did not write, computed from its bytes."""
         from ..model_folder.fingerprint import fingerprint
 
         if self.graph.fingerprint is not None:
             return self.graph.fingerprint
-        return fingerprint(self.folder, graph_hash(self.graph.path), settings)
+        return fingerprint(self.folder, graph_hash(self.graph.path), self.settings)
 
     def verify(self) -> None:
-        """Compare every file of the folder with what was written."""
+        """Compare every file of the folder with the hashes written by the export."""
         self.graph.verify(self.folder.path)

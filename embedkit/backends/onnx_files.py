@@ -1,4 +1,4 @@
-"""Which ONNX graph of a folder is run, and what embedkit wrote beside it when it exported it.
+"""Finds the ONNX graph of a folder to run, and reads the description that an export of embedkit puts beside it.
 
 Optimum and sentence-transformers keep graphs as ``onnx/model.onnx`` with variants beside it
 (``model_O3.onnx``, ``model_qint8_avx512_vnni.onnx``, …), older exports as ``model.onnx``. Beside a graph of its own
@@ -6,10 +6,11 @@ embedkit writes ``NAME.embedkit.json``:
 
 * ``format``: 1;
 * ``precision``: ``"fp32"``, ``"fp16"`` or ``"int8"``;
-* ``inputs``, ``outputs``: what the graph takes and gives, as name -> shape; texts are padded on the right;
-* ``fingerprint``: of the model that was exported, see `embedkit.model_folder.fingerprint`;
-* ``sha256``: of every other file of the folder, as path in the folder -> SHA-256;
-* ``cosine``: the worst and the mean one between the graph's vectors and the core's, and of how many texts.
+* ``inputs``, ``outputs``: name -> shape; texts are padded on the right;
+* ``fingerprint``: of the exported model, see `embedkit.model_folder.fingerprint`;
+* ``sha256``: path in the folder -> SHA-256, for every other file;
+* ``cosine``: the minimum and the mean cosine between the embeddings of the graph and of the core, and the number
+  of texts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DESCRIPTION = ".embedkit.json"
 PRECISIONS = ("fp32", "fp16", "int8")
 
 _DEFAULT = "model.onnx"
-# Names of quantized and half-precision graphs by Optimum, sentence-transformers and transformers.js.
+# How Optimum, sentence-transformers and transformers.js name quantized and half-precision graphs.
 _INT8 = re.compile(r"int8|quantized|_q8")
 _FP16 = re.compile(r"fp16|float16|_O4(_|\.|$)")
 
@@ -42,9 +43,9 @@ class GraphFile:
 
     Attributes:
         path: the ``.onnx`` file.
-        precision: of its products; of a graph that embedkit did not write, what its name says.
+        precision: of the matrix products; guessed from the file name for a graph that embedkit did not write.
         fingerprint: of the exported model; None for a graph that embedkit did not write.
-        sha256: path in the folder -> SHA-256, empty for a graph that embedkit did not write.
+        sha256: path in the folder -> SHA-256; empty for a graph that embedkit did not write.
     """
 
     path: Path
@@ -54,15 +55,15 @@ class GraphFile:
 
     @property
     def own(self) -> bool:
-        """Whether embedkit wrote it: then pooling and head are in the graph."""
+        """Whether embedkit wrote the graph: then pooling and head are in it."""
         return self.fingerprint is not None
 
     def verify(self, root: Path) -> None:
-        """Read the files of the model folder ``root`` and compare them with what was written.
+        """Compare the files of the model folder ``root`` with their hashes.
 
         Raises:
-            FileNotFoundError: one is gone.
-            ValueError: one is not as it was written.
+            FileNotFoundError: a file is missing.
+            ValueError: a file has changed.
         """
         for name, expected in self.sha256.items():
             if file_hash(root / name) != expected:
@@ -72,15 +73,15 @@ class GraphFile:
 
 
 def find_graph(folder: ModelFolder, onnx_file: str | None) -> GraphFile:
-    """The graph that ``onnx_file`` names, or the folder's only one, or its ``model.onnx``.
+    """The graph named by ``onnx_file``, or the folder's only one, or its ``model.onnx``.
 
     Args:
         folder: the model.
         onnx_file: a path in the folder such as ``"onnx/model_O3.onnx"``; ``onnx/`` may be left out.
 
     Raises:
-        FileNotFoundError: there is no such graph, or none at all.
-        ValueError: there are several and no default among them, or the name leaves the folder.
+        FileNotFoundError: the graph does not exist, or the folder has none.
+        ValueError: there are several graphs without a default, or the path leads out of the folder.
     """
     places = dict.fromkeys(
         place for base in (folder.transformer, folder.path) for place in (base / "onnx", base)
@@ -90,13 +91,13 @@ def find_graph(folder: ModelFolder, onnx_file: str | None) -> GraphFile:
     if onnx_file is not None:
         relative = PurePosixPath(onnx_file.replace("\\", "/"))
         if not _inside(onnx_file):
-            raise ValueError(f"onnx_file={onnx_file!r:.200} leaves the model folder; it is not opened")
+            raise ValueError(f"onnx_file={onnx_file!r:.200} leads out of the model folder")
         for base in (folder.path, *places):
             if present(base / relative):
                 return _described(base / relative)
         raise FileNotFoundError(
-            f"onnx_file={onnx_file!r:.200}: {folder.path} has no such graph; "
-            + (f"it has {known}" if found else "it has none at all")
+            f"onnx_file={onnx_file!r:.200}: {folder.path} does not have this graph; "
+            + (f"it has {known}" if found else "it has no ONNX graph")
         )
     if not found:
         raise FileNotFoundError(
@@ -106,7 +107,7 @@ def find_graph(folder: ModelFolder, onnx_file: str | None) -> GraphFile:
     defaults = [path for path in found if path.name == _DEFAULT] if len(found) > 1 else found
     if len(defaults) != 1:
         raise ValueError(f"{folder.path} holds several ONNX graphs: choose with onnx_file= one of {known}")
-    present(defaults[0])  # names what is there in the place of a file
+    present(defaults[0])  # raises if it is something other than a file
     return _described(defaults[0])
 
 
@@ -137,7 +138,7 @@ def _described(path: Path) -> GraphFile:
 
 
 def _inside(name: str) -> bool:
-    """Whether a relative path stays in its folder."""
+    """Whether a relative path stays within its folder."""
     path = PurePosixPath(name.replace("\\", "/"))
     return not (path.is_absolute() or ".." in path.parts or ":" in name or "\0" in name)
 
@@ -149,7 +150,7 @@ def _is_hash(value: Any) -> bool:
 def file_hash(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     if not present(path):
-        raise FileNotFoundError(f"{path} is missing: the model folder is not whole; fetch it again")
+        raise FileNotFoundError(f"{path} is missing: the model folder is incomplete; fetch it again")
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -158,9 +159,9 @@ def file_hash(path: Path) -> str:
 
 
 def graph_hash(path: Path) -> str:
-    """SHA-256 of a graph's file and of what stands beside it under names that begin with its own.
+    """SHA-256 of a graph's file and of all files beside it whose names begin with its name.
 
-    Such are the files of weights that are too large for the graph (``model.onnx_data``, ``model.onnx.data``).
+    These hold weights too large for the graph itself (``model.onnx_data``, ``model.onnx.data``).
     """
     names = sorted(item.name for item in path.parent.glob("*") if item.name.startswith(path.name))
     return hashlib.sha256(

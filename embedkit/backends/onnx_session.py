@@ -1,4 +1,4 @@
-"""An ONNX Runtime session with one sentence encoder in it: checked when it is opened, bound to reused buffers."""
+"""An ONNX Runtime session of a sentence encoder: checked when opened, run on reused buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DTYPES: dict[str, type[np.generic]] = {
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pooling_mask")
 _TOKENS = ("token_embeddings", "last_hidden_state")
 _SENTENCE = "sentence_embedding"
-_FATAL = 4  # of ONNX Runtime's severities: what goes wrong comes as an exception, not on stderr
+_FATAL = 4  # a severity of ONNX Runtime: errors are raised, not printed to stderr
 
 
 def provider_names(providers: Sequence[Provider]) -> list[str]:
@@ -36,16 +36,16 @@ def provider_names(providers: Sequence[Provider]) -> list[str]:
 
 
 def check_providers(providers: Sequence[Provider] | None, device: str) -> list[Provider]:
-    """The execution providers to ask for, each of which this ONNX Runtime has.
+    """The execution providers to request, all of them available in this ONNX Runtime.
 
     Args:
-        providers: as the caller gave them, or None for those of the device.
+        providers: as given by the caller; None for those of the device.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
 
     Raises:
         ImportError: onnxruntime is not installed.
         TypeError: ``providers`` is not a list of names, each alone or with a dict of options.
-        ValueError: a provider is not there, or is not the one that the device needs.
+        ValueError: a provider is not available, or does not match the device.
     """
     available = list(_onnxruntime().get_available_providers())
     kind, _, number = device.partition(":")
@@ -72,10 +72,10 @@ def check_providers(providers: Sequence[Provider] | None, device: str) -> list[P
             )
     for name in provider_names(wanted):
         if name not in available:
-            remedy = " (pip install onnxruntime-gpu in the place of onnxruntime)" if name == CUDA else ""
+            remedy = " (pip install onnxruntime-gpu instead of onnxruntime)" if name == CUDA else ""
             raise ValueError(
                 f"this onnxruntime has no {name}{remedy}; it has {', '.join(available)}. "
-                "embedkit does not run on another one in its place."
+                "embedkit does not fall back to another one."
             )
     return wanted
 
@@ -91,37 +91,37 @@ def _onnxruntime() -> Any:
 
 
 class Session:
-    """One graph, open. May be run from several threads at once.
+    """An open graph; thread-safe.
 
     Attributes:
         path: the graph's file.
-        providers: what ONNX Runtime runs it on, in the order of preference.
-        inputs: the names of what it takes.
-        sentence: whether it gives a vector a text, (texts, dimension).
-        tokens: whether it gives a vector a token, (texts, tokens, hidden_size).
+        providers: the execution providers in use, in order of preference.
+        inputs: the names of the inputs.
+        sentence: whether it outputs sentence embeddings (texts, dimension).
+        tokens: whether it outputs token embeddings (texts, tokens, hidden_size).
     """
 
     def __init__(self, path: Path, providers: Sequence[Provider], threads: int) -> None:
         """Open the graph.
 
         Raises:
-            ValueError: the file is no graph that ONNX Runtime runs, takes or gives something else than a
-                sentence encoder does, or runs on less than was asked for.
+            ValueError: ONNX Runtime cannot run the file, its inputs or outputs are not those of a sentence encoder,
+                or a requested provider could not be started.
         """
         ort = _onnxruntime()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = _FATAL
-        # A plan of the memory is kept for each shape that was ever run, and batches have many.
+        # It would keep a memory plan for every shape that was ever run, and batches have many shapes.
         options.enable_mem_pattern = False
-        # Threads that wait actively would take the processors from the tokenization.
+        # Spinning threads would take the processors from tokenization.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = ort.InferenceSession(
                 str(path), options, providers=[*providers], enable_fallback=False
             )
-        except Exception as error:  # onnxruntime's own classes have no common base
+        except Exception as error:  # the exceptions of onnxruntime have no common base
             raise ValueError(
                 f"{path}: ONNX Runtime cannot open this graph ({_short(error)}). Fetch or export the model "
                 "again, with the files that hold the graph's weights."
@@ -129,16 +129,18 @@ class Session:
         self.path = path
         self.providers: list[str] = list(self._session.get_providers())
         missing = [name for name in provider_names(providers) if name not in self.providers]
-        if missing:  # ONNX Runtime says so on stderr at most, and runs elsewhere
+        if missing:  # ONNX Runtime falls back silently, or with a line on stderr
             raise ValueError(
-                f"{path}: {', '.join(missing)} could not be started; CUDA's libraries and the driver must be "
-                f"those that this onnxruntime was built for. What runs is {', '.join(self.providers)}."
+                f"{path}: {', '.join(missing)} could not be started; the CUDA libraries and the driver must match "
+                f"this onnxruntime. It would run on {', '.join(self.providers)}."
             )
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _FATAL
         self._inputs = {item.name: self._input(item) for item in self._session.get_inputs()}
         if "input_ids" not in self._inputs:
-            raise ValueError(f"{path}: the graph takes no input_ids; it takes {', '.join(self._inputs)}")
+            raise ValueError(
+                f"{path}: the graph has no input input_ids; its inputs are {', '.join(self._inputs)}"
+            )
         self._outputs = {item.name: item for item in self._session.get_outputs()}
         self.inputs = tuple(self._inputs)
         self._tokens = self._find_tokens()
@@ -146,28 +148,28 @@ class Session:
         self.sentence = _SENTENCE in self._outputs
         if not (self.tokens or self.sentence):
             raise ValueError(
-                f"{path}: the graph gives {', '.join(self._outputs)}, neither vectors of tokens "
-                "(last_hidden_state) nor of sentences (sentence_embedding); export a feature-extraction model"
+                f"{path}: the outputs of the graph are {', '.join(self._outputs)}, neither token embeddings "
+                "(last_hidden_state) nor sentence embeddings (sentence_embedding); export a feature-extraction model"
             )
         self._idle: list[_Buffers] = []
 
     def _input(self, item: Any) -> type[np.generic]:
         if item.name not in _INPUTS:
             raise ValueError(
-                f"{self.path}: the graph takes {item.name!r:.80}, which embedkit does not know; "
+                f"{self.path}: the graph has the input {item.name!r:.80}, which is not known; "
                 f"known are {', '.join(_INPUTS)}"
             )
         if len(item.shape) != 2 or any(isinstance(size, int) for size in item.shape):
             raise ValueError(
-                f"{self.path}: {item.name} has the shape {list(item.shape)}, not (texts, tokens) with both of "
-                "any size; export the model with dynamic axes"
+                f"{self.path}: {item.name} has the shape {list(item.shape)}, not (texts, tokens) with dynamic "
+                "sizes; export the model with dynamic axes"
             )
         if item.type not in ("tensor(int64)", "tensor(int32)"):
-            raise ValueError(f"{self.path}: {item.name} is a {item.type}, not one of integers")
+            raise ValueError(f"{self.path}: {item.name} is a {item.type}, not an integer tensor")
         return _DTYPES[item.type]
 
     def _find_tokens(self) -> str | None:
-        """The output of the tokens' vectors: by its name, or else by its three axes."""
+        """The output with token embeddings: by its name, otherwise by its three axes."""
         floats = [
             name
             for name, item in self._outputs.items()
@@ -176,7 +178,7 @@ class Session:
         return next((name for name in _TOKENS if name in floats), floats[0] if floats else None)
 
     def width(self, *, tokens: bool) -> int | None:
-        """Columns of the tokens' or the sentences' vectors; None where the graph does not say."""
+        """Columns of the token or sentence embeddings; None if the graph leaves them open."""
         size = self._outputs[self._name(tokens)].shape[-1]
         return size if isinstance(size, int) else None
 
@@ -187,15 +189,15 @@ class Session:
     def run(
         self, feed: Mapping[str, npt.NDArray[Any]], width: int, *, tokens: bool
     ) -> Iterator[npt.NDArray[np.float32]]:
-        """Run one padded batch, and lend its output for the length of the block.
+        """Run one padded batch and lend its output for the duration of the block.
 
         Args:
-            feed: name -> (texts, tokens) integers; what the graph does not take is left out.
+            feed: name -> (texts, tokens) integers; names that are not inputs of the graph are ignored.
             width: columns of the output.
-            tokens: give the tokens' vectors instead of the sentences'.
+            tokens: output token embeddings instead of sentence embeddings.
 
         Yields:
-            (texts, width) or (texts, tokens, width), in memory that the next run writes to.
+            (texts, width) or (texts, tokens, width), in memory that the next run overwrites.
 
         Raises:
             RuntimeError: ONNX Runtime fails.
@@ -226,14 +228,14 @@ class Session:
 
 
 class _Buffers:
-    """Memory of the host that is bound to a session's inputs and outputs, one set for each concurrent run."""
+    """Host memory bound to the inputs and outputs of a session; one set for each concurrent run."""
 
     def __init__(self, binding: Any) -> None:
         self.binding = binding
         self._flat: dict[str, npt.NDArray[Any]] = {}
 
     def array(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
-        """An array over the memory of this name, which grows to the largest batch."""
+        """An array in the memory of this name, which grows to the largest batch."""
         size = int(np.prod(shape))
         flat = self._flat.get(name)
         if flat is None or flat.size < size:

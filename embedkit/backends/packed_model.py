@@ -1,6 +1,6 @@
-"""A model folder on a GPU: the packed transformer, its pooling and head, from the Triton kernels.
+"""A model folder on a GPU: packed transformer, pooling and head, on the Triton kernels.
 
-Every function here depends on the shapes of its tensors only, so that a CUDA graph of it can be replayed.
+Launches depend only on the shapes of tensors, so that a CUDA graph can be replayed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
-    # What is not a product of 8 bits: it rounds less than those, and never overflows.
+    # Everything but the 8-bit products: rounds less than those, and never overflows.
     "fp8": torch.bfloat16,
     "int8": torch.bfloat16,
 }
@@ -34,19 +34,19 @@ _FUSED_ACTIVATION = ("identity", "tanh")
 
 
 class PackedModel:
-    """Packed batches to hidden states, and on to vectors.
+    """Packed batches to hidden states and embeddings.
 
-    One launch pools, projects and normalizes where the kernel can; other poolings, activations and wide
-    projections are torch's, in float32.
+    A single kernel pools, projects and normalizes where it supports the modules; other pooling modes, activations and
+    wide projections run in torch, in float32.
     """
 
     def __init__(self, folder: ModelFolder, precision: str, device: torch.device) -> None:
-        """Load the weights in ``precision``, one of `DTYPES`; "fp8" and "int8" are of the large products.
+        """Load the weights in ``precision``, one of `DTYPES`; "fp8" and "int8" apply to the large matrix products.
 
         Raises:
-            FileNotFoundError: no safetensors weights.
-            ValueError: a tensor is missing, or does not fit its shape or the precision; the device has no
-                products of that precision.
+            FileNotFoundError: the folder has no safetensors weights.
+            ValueError: a tensor is missing, or has the wrong shape or values beyond the precision; or the device
+                does not support the precision.
         """
         dtype = DTYPES[precision]
         products: Any = precision if precision in ("fp8", "int8") else None
@@ -75,12 +75,12 @@ class PackedModel:
         self._rest = rest
 
     def vectors(self, batch: PackedBatch, *, skips: bool) -> Tensor:
-        """Vectors (sequences, dimension), float32; those of empty sequences mean nothing.
+        """Embeddings (sequences, dimension), float32; those of empty sequences are undefined.
 
         Args:
-            batch: with ``skips``, ``cu_seqlens`` has two entries a sequence after the first: where its pooled
-                tokens begin, and its end.
-            skips: whether leading tokens are left out of the pooling.
+            batch: with ``skips``, ``cu_seqlens`` has two entries per sequence after the leading 0: the start of its
+                pooled tokens, and its end.
+            skips: whether leading tokens are excluded from pooling.
         """
         hidden = self.hidden(batch)
         bounds = batch.cu_seqlens
@@ -108,7 +108,7 @@ def _on_device(module: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def _fits(module: dict[str, Any], hidden_size: int) -> bool:
-    """Whether the kernel can run this module behind the pooling."""
+    """Whether the kernel supports this module after the pooling."""
     return (
         module["type"] == "dense"
         and module["activation"] in _FUSED_ACTIVATION
@@ -145,7 +145,7 @@ def _pool(mode: str, hidden: Tensor, bounds: Tensor, skips: bool) -> Tensor:
         tokens = torch.arange(len(hidden), device=hidden.device)
         owner = torch.searchsorted(ends.contiguous(), tokens, right=True).clamp(max=len(ends) - 1)
         weights = (tokens - starts[owner] + 1).float()
-        # Of first to last: the mean of what is weighted, times their number, over the sum of the weights.
+        # From the first to the last: the mean of the weighted values, times their number, over the sum of weights.
         first, last = begins - starts + 1, ends - starts
         total = ((last * (last + 1) - first * (first - 1)) // 2)[:, None]
         return fused(hidden.float() * weights[:, None], "mean") * counts / total.clamp(min=1)
@@ -153,7 +153,7 @@ def _pool(mode: str, hidden: Tensor, bounds: Tensor, skips: bool) -> Tensor:
 
 
 def finish_on_device(vectors: Tensor, request: Request, ranges: Tensor | None) -> Tensor:
-    """`stage.finish` in torch: truncate, normalize, convert; ``ranges`` are the request's, on the device."""
+    """`stage.finish` in torch: truncate, normalize, convert; ``ranges`` are those of the request, on the device."""
     kept = vectors[:, : request.width]
     if request.normalize:
         kept = normalize(kept, dim=1)

@@ -30,9 +30,9 @@ from .stage import Batch, Indices, Request, host_empty
 __all__ = ["BUDGET", "PackedStage"]
 
 BUDGET = 16384
-"""Tokens of a batch."""
+"""Maximum tokens in a batch."""
 _CUBLAS_WORKSPACE = 32 << 20
-"""Bytes for each thread that submits: what torch takes on compute capability 9.0; less before."""
+"""Bytes per submitting thread: torch's default for compute capability 9.0; less on older GPUs."""
 _log = logging.getLogger("embedkit")
 _COLUMNS = int(HEADER + BLOCK)
 _DTYPES = {
@@ -44,8 +44,8 @@ _DTYPES = {
 }
 
 
-class Model(Protocol):
-    """What runs a packed batch; `packed_model.PackedModel`."""
+class BatchModel(Protocol):
+    """A model that runs packed batches, such as `packed_model.PackedModel`."""
 
     @property
     def dimension(self) -> int: ...
@@ -56,7 +56,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the integers of a batch stand in one array: token ids, positions, bounds and tiles."""
+    """The layout of a batch's integers in one array: token ids, positions, bounds and tiles."""
 
     tokens: int
     sequences: int
@@ -101,34 +101,33 @@ def _aligned(count: int) -> int:
 class PackedStage:
     """Encodes packed batches on one device; a `stage.Stage`.
 
-    A batch is packed into pinned memory by the core, in one call without the GIL, copied in on one stream, encoded
-    on another and copied out on a third, so that the copies and the host's work on neighbouring batches overlap
-    with it. Packing is not split over threads: it takes some 0.05 ms, of milliseconds on the device.
+    The core packs a batch into pinned memory, in one call without the GIL. The batch is uploaded on one stream,
+    encoded on a second and downloaded on a third, so that copies and host work on neighboring batches overlap with
+    it. Packing uses one thread: it takes about 0.05 ms, encoding takes milliseconds.
 
-    A batch is filled up to the size of the nearest CUDA graph (see `buckets`), which is captured when its size is
-    met for the second time. A size whose capture fails, as it does when other work in the process waits for the
-    whole device meanwhile, runs without a graph from then on. When memory does not suffice, the token budget is
-    halved for good and the batch cut again.
+    A batch is padded to the size of the next CUDA graph (see `buckets`), which is captured when the size occurs for
+    the second time. If a capture fails, e.g. because other work in the process synchronizes the device meanwhile,
+    that size runs without a graph from then on. If memory runs out, the token budget is halved permanently and the
+    batch is cut again.
 
-    Memory on the device, for a budget of T tokens, hidden size H, inner size I, dimension D, values of s
-    bytes, S = T / 4 sequences and W threads that submit:
+    Device memory, for a budget of T tokens, hidden size H, inner size I, dimension D, values of s bytes, S = T / 4
+    sequences and W submitting threads:
 
         weights + 2 T (7 H + I) s + 4 · 4 S D + 3 · 4 N + 32 MiB · W,  N = 2 T + 2 S + 68 (3 T / 64 + 2)
 
-    and memory of the driver for each graph, of which there are some 65 at most for each of two kinds of batch
-    (with and without a prompt that is left out of the pooling). All graphs share T (7 H + I) s bytes; batches
-    without a graph take as many from torch's general pool. The results of three batches are under way beside
-    the graphs' own (token embeddings take 4 T H bytes each instead), and the integers of two. A thread's
-    workspaces of cuBLAS are 32 MiB at most. Pinned on the host are 2 · 4 N bytes, and those of three results,
-    each rounded up to a power of two.
+    plus driver memory for each graph, of which there are at most about 65 for each of two kinds of batch (with and
+    without a prompt excluded from pooling). All graphs share T (7 H + I) s bytes; batches without a graph take as much
+    from torch's general pool. The results of three batches are in flight besides the graphs' own (token embeddings
+    take 4 T H bytes each instead), and the integers of two. The cuBLAS workspaces of a thread take at most 32 MiB.
+    Pinned host memory is 2 · 4 N bytes, plus three results, each rounded up to a power of two.
     """
 
     ahead = 2
 
     def __init__(
-        self, folder: ModelFolder, model: Model, device: Device, *, precision: str, budget: int = BUDGET
+        self, folder: ModelFolder, model: BatchModel, device: Device, *, precision: str, budget: int = BUDGET
     ) -> None:
-        """Take a loaded model; ``precision`` is for `describe`."""
+        """Run a loaded model; ``precision`` is for `describe`."""
         self.dimension = model.dimension
         self._model, self._device, self._precision = model, device, precision
         config: dict[str, Any] = folder.config
@@ -145,7 +144,7 @@ class PackedStage:
         self._prepare(max(budget, _aligned(folder.positions)))
 
     def _prepare(self, budget: int) -> None:
-        """Start over with batches of at most ``budget`` tokens; the first of them takes the memory."""
+        """Reset for batches of at most ``budget`` tokens; the first batch allocates the memory."""
         self._buckets = Buckets(budget)
         self._static = self._vectors = torch.empty(0)
         self._slots: list[Staging] = []
@@ -164,9 +163,9 @@ class PackedStage:
 
     @property
     def memory_bytes(self) -> tuple[int, int]:
-        """What the formula gives for the present budget, on the device and pinned.
+        """The formula above for the current budget: bytes on the device, and pinned.
 
-        Without the weights and the graphs themselves, and with one thread.
+        Without the weights and the graphs themselves, and for one thread.
         """
         largest, size = self._largest(skips=True), 4 if self._precision == "fp32" else 2
         activations = largest.tokens * (7 * self._hidden_size + self._inner_size) * size
@@ -175,15 +174,15 @@ class PackedStage:
         return device, 2 * 4 * largest.size + 3 * (1 << (result - 1).bit_length())
 
     def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> list[int]:
-        """As `Stage.cut` says."""
+        """As `Stage.cut`."""
         return self._buckets.cut(lengths, most_texts)
 
     def submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> Batch:
-        """As `Stage.submit` says.
+        """As `Stage.submit`.
 
         Raises:
-            MemoryError: the device has no room for the smallest batch.
-            RuntimeError: the process was forked from the one that opened the device.
+            MemoryError: there is no memory for the smallest batch.
+            RuntimeError: the process was forked after the device was opened.
         """
         if os.getpid() != self._process:
             raise RuntimeError(
@@ -203,7 +202,7 @@ class PackedStage:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                # The frames of its tracebacks hold the memory that it was about.
+                # The frames of its traceback hold the memory in question.
                 failure = error.with_traceback(None)
                 failure.__context__ = None
             self._shrink(failure)
@@ -220,21 +219,21 @@ class PackedStage:
         self._device.reset()
         if smallest:
             raise MemoryError(
-                f"{self._device.device}: no memory for a batch of {budget} tokens; end what else uses the "
+                f"{self._device.device}: no memory for a batch of {budget} tokens; stop other users of the "
                 "device, or open the Encoder with precision='fp16'"
             ) from error
         if not self._warned:
             self._warned = True
             warnings.warn(
                 f"{self._device.device} is out of memory: batches have {self._buckets.budget} tokens from "
-                f"now on, not {budget}, and fewer where that is too many; describe()['token_budget'] tells",
+                f"now on, not {budget}, or fewer if needed; see describe()['token_budget']",
                 stacklevel=outside_level(),
             )
 
     def _run(
         self, window: _core.TokenWindow, order: Indices, lengths: npt.NDArray[np.int32], request: Request
     ) -> Batch:
-        """Begin one batch that is within the budget."""
+        """Start one batch that is within the budget."""
         tokens, texts, device = int(lengths.sum()), len(order), self._device
         size = None if request.token_embeddings else self._buckets.choose(tokens, texts)
         layout = _Layout(
@@ -275,7 +274,7 @@ class PackedStage:
                 result = self._vectors[:texts]
             if not request.token_embeddings:
                 if self._normalizes and request.width == self.dimension:
-                    request = replace(request, normalize=False)  # it would change nothing
+                    request = replace(request, normalize=False)  # they have length 1 already
                 result = finish_on_device(result, request, self._ranges_of(request))
             if result.data_ptr() == self._vectors.data_ptr():  # the next batch is written there
                 result = result.clone(memory_format=torch.contiguous_format)
@@ -286,7 +285,7 @@ class PackedStage:
         return _Batch(device, result, (begin, end, ready), request, lengths)
 
     def _staging(self) -> Staging:
-        """One of two that take turns, when its last upload is done."""
+        """One of two that alternate, after its last upload is done."""
         if len(self._slots) < 2:
             self._slots.append(self._device.staging(len(self._static)))
             return self._slots[-1]
@@ -306,7 +305,7 @@ class PackedStage:
         return PackedBatch(ids, positions, bounds, tiles, self._positions)
 
     def _reserve(self, skips: bool) -> None:
-        """Capture the largest graph before any other large one: they then find room in its memory."""
+        """Capture the largest graph before any other large one, so that they reuse its memory."""
         layout = self._largest(skips=skips)
         if layout not in self._graphs and layout not in self._eager:
             self._static.zero_()  # the bounds and tiles of another layout would not be in range
@@ -314,7 +313,7 @@ class PackedStage:
                 self._replay(layout)
 
     def _replay(self, layout: _Layout) -> None:
-        """Vectors of the batch in the static memory, by a graph from the third batch of this layout on."""
+        """Encode the batch in static memory, with a graph from the third batch of this layout on."""
         if layout in self._graphs:
             self._graphs[layout]()
             return
@@ -323,7 +322,7 @@ class PackedStage:
         def run() -> None:
             self._vectors[: layout.sequences].copy_(self._model.vectors(batch, skips=layout.skips))
 
-        # What a capture cannot do, such as compiling kernels and opening cuBLAS in this thread, is done here.
+        # Does what a capture cannot, such as compiling kernels and opening cuBLAS in this thread.
         run()
         if layout in self._met and layout not in self._eager:
             try:
@@ -336,14 +335,14 @@ class PackedStage:
         self._met.add(layout)
 
     def empty(self, texts: int, request: Request) -> Any:
-        """As `Stage.empty` says; with ``on_device`` a tensor there."""
+        """As `Stage.empty`; with ``on_device`` a tensor on the device."""
         if request.on_device and not request.token_embeddings:
             columns = (request.width + 7) // 8 if "binary" in request.dtype else request.width
             return self._device.empty([texts, columns], _DTYPES[request.dtype])
         return host_empty(texts, request)
 
     def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """As `Stage.place` says."""
+        """As `Stage.place`."""
         if isinstance(out, Tensor):
             out[first : first + len(vectors)] = torch.from_numpy(vectors).to(out.device)
         else:
@@ -362,7 +361,7 @@ class PackedStage:
 
 
 class _Batch:
-    """A batch that the device works on."""
+    """A batch in flight on the device."""
 
     def __init__(
         self,
@@ -393,7 +392,7 @@ class _Batch:
         elif self._request.on_device:
             self._device.scatter(out, torch.from_numpy(rows), self._result)
         else:
-            # Not with torch: the threads of its index_copy_ go on to spin, where others tokenize.
+            # Not with torch: the threads of its index_copy_ keep spinning and slow down tokenization.
             out[rows] = self._result.numpy()
 
 

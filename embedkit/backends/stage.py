@@ -1,4 +1,4 @@
-"""The interface of an encode stage, and what all stages share."""
+"""The interface of an encode stage, and functions that all stages share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..output import NUMPY_DTYPES, convert, output_width
+from ..output import NUMPY_DTYPES, convert, output_width, unit
 
-__all__ = ["Batch", "HostBatch", "Request", "Stage", "combine", "finish", "host_empty", "unit"]
+__all__ = ["Batch", "HostBatch", "Request", "Stage", "combine", "finish", "host_empty"]
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
@@ -20,15 +20,15 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted of the texts of a call.
+    """The results that a call requests.
 
     Attributes:
-        width: dimensions kept.
-        normalize: scale to length 1 after that.
+        width: number of dimensions kept.
+        normalize: scale to length 1 after truncation.
         dtype: one of `embedkit.output.DTYPES`.
         ranges: (2, width), for int8 and uint8.
-        token_embeddings: the last hidden states (tokens, hidden_size) of each text instead of a vector.
-        on_device: leave the results where they are made, as torch tensors.
+        token_embeddings: the last hidden states (tokens, hidden_size) of each text instead of its embedding.
+        on_device: leave the results on the device, as torch tensors.
     """
 
     width: int
@@ -39,15 +39,15 @@ class Request:
     on_device: bool = False
 
     def raw(self, dimension: int) -> Request:
-        """The same call's vectors as the model's head gives them, on the host."""
+        """The same request for the unprocessed output of the model's head, on the host."""
         return replace(self, width=dimension, normalize=False, dtype="float32", ranges=None, on_device=False)
 
 
 class Batch(Protocol):
-    """A batch that a stage has taken."""
+    """A batch submitted to a stage."""
 
     def wait(self) -> float:
-        """Wait until it is encoded; seconds that the device was busy with it. Errors of the device."""
+        """Wait for the batch, raising errors of the device; returns the seconds that the device was busy with it."""
 
     def deliver(self, out: Any, rows: Indices) -> None:
         """Write the result of sequence i to ``out[rows[i]]``; after `wait`."""
@@ -56,12 +56,12 @@ class Batch(Protocol):
 class Stage(Protocol):
     """Encodes batches of sequences. `submit` may be called from several threads at once.
 
-    Copies of an `Encoder` share one stage; what it holds goes with the last reference to it.
+    Copies of an `Encoder` share one stage; it frees its resources with the last reference to it.
 
     Attributes:
-        dimension: of the vectors, after the head.
-        ahead: batches to be submitted before the first of them is waited for, less one: 0 for a stage that
-            computes within `submit`.
+        dimension: of the embeddings, after the head.
+        ahead: how many batches to submit beyond the one that is waited for; 0 for a stage that computes within
+            `submit`.
     """
 
     @property
@@ -74,35 +74,35 @@ class Stage(Protocol):
 
         Args:
             lengths: (n,) tokens of each, longest first.
-            most_texts: of a batch; 0 for no cap.
+            most_texts: maximum texts in a batch; 0 for no limit.
 
         Returns:
-            Where each batch begins, and n.
+            The start of each batch, and n.
         """
 
     def submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> Batch:
-        """Begin to encode the sequences of ``window`` that ``order`` names."""
+        """Start encoding the sequences of ``window`` at the indices ``order``."""
 
     def empty(self, texts: int, request: Request) -> Any:
-        """What `Batch.deliver` writes to: an array (texts, columns), for token embeddings a list."""
+        """Room for the results: an array (texts, columns), or a list for token embeddings."""
 
     def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """Write finished ``vectors`` of the host to the rows of ``out`` from ``first`` on."""
+        """Write finished ``vectors`` on the host to the rows of ``out`` from ``first`` on."""
 
     def describe(self) -> dict[str, Any]:
-        """What `Encoder.describe` says of the stage: at least ``precision``."""
+        """The stage's entries of `Encoder.describe`: at least ``precision``."""
 
 
 class HostBatch:
-    """A batch whose result is in the host's memory already."""
+    """A batch whose result is already in host memory."""
 
     def __init__(self, result: Floats, seconds: float, request: Request, lengths: Sequence[int] = ()) -> None:
         """Keep a result.
 
         Args:
             result: (sequences, dimension), or the hidden states of all sequences (tokens, hidden_size).
-            seconds: that it took.
-            request: how it is finished.
+            seconds: the time it took.
+            request: how to finish it.
             lengths: (sequences,) tokens of each, for token embeddings.
         """
         self._result, self._seconds, self._request, self._lengths = result, seconds, request, lengths
@@ -123,35 +123,29 @@ class HostBatch:
 
 
 def host_empty(texts: int, request: Request) -> Any:
-    """`Stage.empty` in the host's memory."""
+    """`Stage.empty` in host memory."""
     if request.token_embeddings:
         return [None] * texts
     shape = (texts, output_width(request.dtype, request.width))
     return np.empty(shape, dtype=NUMPY_DTYPES[request.dtype])
 
 
-def unit(vectors: npt.NDArray[Any]) -> Floats:
-    """Vectors (n, d) at length 1; their squares are summed in double precision, as in the core."""
-    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
-    return np.asarray(vectors / np.maximum(norms, 1e-12)[:, None], dtype=np.float32)
-
-
 def finish(vectors: Floats, request: Request) -> npt.NDArray[Any]:
-    """Truncate, normalize and convert vectors (n, dimension) as ``request`` says."""
+    """Truncate, normalize and convert vectors (n, dimension) as requested."""
     kept = vectors[:, : request.width]
     return convert(unit(kept) if request.normalize else kept, request.dtype, request.ranges)
 
 
 def combine(parts: Floats, window: _core.TokenWindow, *, normalized: bool) -> Floats:
-    """Vectors of texts from those of their windows: means weighted by the tokens that were pooled.
+    """Embeddings of texts from those of their windows: means weighted by the number of pooled tokens.
 
     Args:
         parts: (sequences, dimension) in the order of ``window``.
-        window: where the sequences come from.
-        normalized: whether the model's last module scales to length 1.
+        window: the window of texts that the sequences belong to.
+        normalized: whether the last module of the model normalizes.
 
     Returns:
-        (texts, dimension). A text of one window has its vector unchanged.
+        (texts, dimension). The embedding of a text with one window is unchanged.
     """
     texts, lengths = window.text_of_sequence, window.lengths
     tokens = (lengths - np.minimum(lengths, window.pool_skip)).astype(np.float64)

@@ -1,4 +1,4 @@
-"""A loaded model whose encode stage is a backend's."""
+"""The engine of backends outside the core: a tokenizer of the core and an encode stage."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Any
 
 from .. import _core
 from ..model_folder.folder import ModelFolder
-from .core_engine import Counts, Engine, Plan
 from .driver import Occupancy, encode_windows, tokenize_ahead
+from .engine import Counts, Engine, Plan
 from .stage import Request, Stage
 
 __all__ = ["StageEngine"]
 
 
 class StageEngine(Engine):
-    """A tokenizer of the core and an encode stage; threads and copies share it."""
+    """A tokenizer of the core and an encode stage."""
 
     # The stage has nothing to do until the first window is tokenized; the next ones are tokenized meanwhile.
     first_window = 1024
 
     def __init__(self, folder: ModelFolder, open_stage: Callable[[], Stage]) -> None:
-        """Load the tokenizer, then the stage, which may need it."""
+        """Load the tokenizer, then open the stage, which may need it."""
         super().__init__(folder)
         self.stage = open_stage()
         self.precision = str(self.stage.describe()["precision"])
         self._occupancy = Occupancy()
 
     def check(self, options: dict[str, Any]) -> None:
-        """Refuse what no stage can do."""
+        """Refuse what no stage supports."""
         if options["token_embeddings"] and options["overflow"] == "window":
             raise ValueError(
-                'token embeddings and on_overflow="window" exclude each other: a window has no place in the '
-                "text's rows"
+                'token embeddings and on_overflow="window" exclude each other: the tokens of overlapping windows '
+                "have no single place in the text"
             )
 
     def empty(self, texts: int, plan: Plan) -> Any:
-        """What `encode` writes the results of all texts to."""
+        """As `Engine.empty`."""
         return self.stage.empty(texts, _request(plan))
 
     def encode(
         self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
     ) -> Generator[Any, None, None]:
-        """As `Engine.encode` says."""
+        """As `Engine.encode`."""
         self.check(plan.options)
 
         def tokenize(block: list[str], first: int, cancel: _core.Cancel | None) -> _core.TokenWindow:
@@ -56,7 +56,7 @@ class StageEngine(Engine):
             yield from results
 
     def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
-        """As `Engine.tokenize` says: token windows."""
+        """As `Engine.tokenize`: token windows."""
         windows, first = [], 0
         for block in blocks:
             with self._occupancy.busy("tokenize"):
@@ -65,7 +65,7 @@ class StageEngine(Engine):
         return windows
 
     def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
-        """As `Engine.encode_tokenized` says."""
+        """As `Engine.encode_tokenized`."""
         out = self.empty(sum(window.texts for window in windows), plan)
         for _ in self._encode(windows, plan, counts, out):
             pass
@@ -99,7 +99,7 @@ class StageEngine(Engine):
                 yield result
 
     def describe(self) -> dict[str, Any]:
-        """The stage's own, and how busy each stage of the pipeline was."""
+        """The stage's own entries, and how busy each stage of the pipeline was."""
         return {**self.stage.describe(), "stages": self._occupancy.shares()}
 
 

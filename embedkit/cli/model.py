@@ -26,12 +26,12 @@ examples:
 exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 130 interrupted by Ctrl-C
 """
 
-_CONVERT = """Write a model folder at another precision. fp32 folders are sentence-transformers folders: they load
-there, and folders saved there load here. int8 folders are a quarter of the size and load in embedkit; converting one
-to fp32 writes the float32 weights that its integers stand for."""
+_CONVERT = """Write a model folder in another precision. fp32 folders are compatible with sentence-transformers in both
+directions. int8 folders are a quarter of the size and load in embedkit only; converting one to fp32 dequantizes its
+weights."""
 
-_EXPORT = """Write a model of fp32 weights for another runtime, and compare its vectors with the compiled core's. onnx:
-one graph from token ids to the vector, which Encoder(OUT, backend="onnx") runs without torch."""
+_EXPORT = """Export a model with fp32 weights for another runtime, and compare its embeddings with those of the compiled
+core. onnx: one graph from token ids to the embedding, which Encoder(OUT, backend="onnx") runs without torch."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="embedkit-model",
-        description="Convert and export model folders, and list the models that are known to work.",
+        description="Convert and export model folders, and list the models known to work.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,27 +67,28 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     convert = commands.add_parser(
-        "convert", help="write a model folder at another precision", description=_CONVERT
+        "convert", help="write a model folder in another precision", description=_CONVERT
     )
     convert.set_defaults(run=_convert)
     convert.add_argument("model", metavar="MODEL", help="model folder or Hub id")
     convert.add_argument("output", metavar="OUT", type=Path, help="folder to write; new or empty")
     convert.add_argument(
-        "--precision", choices=("fp32", "int8"), required=True, help="of the folder that is written"
+        "--precision", choices=("fp32", "int8"), required=True, help="precision of the new folder"
     )
 
-    export = commands.add_parser(
-        "export", help="write a model folder for another runtime", description=_EXPORT
-    )
+    export = commands.add_parser("export", help="export a model for another runtime", description=_EXPORT)
     export.set_defaults(run=_export)
     export.add_argument("model", metavar="MODEL", help="model folder or Hub id")
     export.add_argument("output", metavar="OUT", type=Path, help="folder to write; new or empty")
-    export.add_argument("--format", choices=("onnx",), required=True, help="of what is written")
+    export.add_argument("--format", choices=("onnx",), required=True, help="format of the export")
     export.add_argument(
-        "--precision", choices=("fp32", "fp16", "int8"), default="fp32", help="of the graph (default: fp32)"
+        "--precision",
+        choices=("fp32", "fp16", "int8"),
+        default="fp32",
+        help="precision of the graph (default: fp32)",
     )
 
-    known = commands.add_parser("list", help="the models that are known to work")
+    known = commands.add_parser("list", help="list the models known to work")
     known.set_defaults(run=_list)
     return parser
 
@@ -111,8 +112,8 @@ def _export(arguments: argparse.Namespace) -> int:
     fidelity = export_onnx(arguments.model, arguments.output, arguments.precision)
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
     print(
-        f"{printable(str(arguments.output))}: {arguments.precision}, {size / 1e6:.1f} MB; cosine to the core's "
-        f"fp32 vectors {fidelity.least:.6f} at the worst of {fidelity.texts} texts, {fidelity.mean:.6f} in the mean"
+        f"{printable(str(arguments.output))}: {arguments.precision}, {size / 1e6:.1f} MB; cosine to the "
+        f"fp32 core over {fidelity.texts} texts: minimum {fidelity.least:.6f}, mean {fidelity.mean:.6f}"
     )
     return EXIT_OK
 

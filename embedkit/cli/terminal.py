@@ -1,4 +1,4 @@
-"""What the commands show: tables that fit the terminal, text that cannot steer it, and a build's progress."""
+"""Terminal output: tables that fit its width, text without control characters, and the progress of a build."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..index.build.settings import Progress
 
 _REPLACEMENT = "\ufffd"
 _ZERO_WIDTH = frozenset(("Mn", "Me", "Cf"))
-# Format characters that reorder what follows them, beyond the end of the text that holds them
+# Format characters that reorder the text after them, beyond the end of their own text
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def printable(text: str) -> str:
-    """``text`` on one line: white space becomes single spaces, other control characters U+FFFD."""
+    """``text`` on one line: whitespace becomes single spaces, other control characters become U+FFFD."""
     return "".join(
         _REPLACEMENT
         if unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """Columns that ``text`` takes: 2 for wide characters, 0 for combining ones."""
+    """Columns occupied by ``text``: 2 for wide characters, 0 for combining ones."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 
@@ -38,7 +38,7 @@ def _width(character: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """``text``, shortened to at most ``columns`` (≥ 1) columns and ended by "…" if it is longer."""
+    """``text``, cut to at most ``columns`` (≥ 1) columns with a final "…" if it is longer."""
     if display_width(text) <= columns:
         return text
     used = 0
@@ -50,10 +50,10 @@ def cut(text: str, columns: int) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None) -> list[str]:
-    """Lines of a table with one line a row; the last column is cut to fit ``columns``, ``None`` for no limit.
+    """The lines of a table, one per row; the last column is cut to fit ``columns``, ``None`` for no limit.
 
-    The first two columns are aligned right (numbers), the others left. Cells are made `printable`.
-    A column but the last takes at most a third of the width.
+    The first two columns (numbers) are right-aligned, the others left-aligned. Cells are made `printable`. All columns
+    but the last take at most a third of the width.
     """
     cells = [[printable(cell) for cell in row] for row in (header, *rows)]
     *aligned, last = range(len(header))
@@ -84,10 +84,10 @@ _STAGES = {
 
 
 class ProgressBar:
-    """Rate and remaining time of a build on a terminal; nothing if stderr is none."""
+    """Rate and remaining time of a build, shown if stderr is a terminal."""
 
     def __init__(self, total_bytes: int | None) -> None:
-        """``total_bytes``: the size of the input, ``None`` if unknown (then documents are counted)."""
+        """``total_bytes``: the size of the input; ``None`` if unknown, to count documents instead."""
         self._total_bytes = total_bytes
         self._stage = ""
         self._bar: Any = None
@@ -121,7 +121,7 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.close()
         self._stage = progress.stage
-        size = shutil.get_terminal_size()  # where a terminal does not tell, tqdm guesses 0
+        size = shutil.get_terminal_size()  # tqdm takes 0 for a terminal of unknown size
         self._bar = tqdm(
             total=self._total_bytes if by_bytes else progress.total,
             desc=_STAGES[progress.stage],

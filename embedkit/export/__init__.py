@@ -1,1 +1,1 @@
-"""Models in the formats of other runtimes. `onnx.export_onnx` writes a folder for ONNX Runtime."""
+"""Export of models for other runtimes: `onnx.export_onnx` writes a folder for ONNX Runtime."""

@@ -1,4 +1,4 @@
-"""Writes a model folder that ``Encoder(FOLDER, backend="onnx")`` runs without torch."""
+"""Exports a model folder that ``Encoder(FOLDER, backend="onnx")`` runs without torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from ..backends.onnx_files import DESCRIPTION, FORMAT, PRECISIONS, file_hash
 from ..encoder import Encoder
 from ..model_folder.fingerprint import fingerprint, source_weights_hash
 from ..model_folder.folder import Settings
-from ..model_folder.saving import check_source, copy_files, new_folder, write_json, write_settings
+from ..model_folder.json_file import write_json
+from ..model_folder.saving import copy_without_weights, new_folder
 
 __all__ = ["Fidelity", "export_onnx"]
 
 GRAPH = "model.onnx"
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnxruntime")
-# The least cosine to the core's vectors, and the least mean.
+# The lowest acceptable minimum and mean cosine to the embeddings of the core.
 _BOUNDS = {"fp32": (0.9999, 0.9999), "fp16": (0.99, 0.999), "int8": (0.9, 0.98)}
 _TEXTS = (
     "",
@@ -42,12 +43,12 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How near the exported graph's vectors are to the core's in fp32, as cosines.
+    """How close the embeddings of the exported graph are to those of the core in fp32.
 
     Attributes:
-        least: of the worst text.
-        mean: over the texts.
-        texts: how many, from no word to the longest that the model takes.
+        least: the minimum cosine.
+        mean: the mean cosine.
+        texts: the number of texts compared, from the empty one to the maximum length of the model.
     """
 
     least: float
@@ -60,22 +61,22 @@ def export_onnx(
 ) -> Fidelity:
     """Export a model as one ONNX graph, from token ids to the final vector, and check it against the core.
 
-    The folder is that of sentence-transformers with ``onnx/model.onnx`` in the place of the weights, and
-    ``onnx/model.embedkit.json``, which says what the graph takes and gives. It appears whole or not at all.
-    The graph's vectors of tokens serve sentence-transformers' own ONNX backend.
+    The result is a folder of sentence-transformers with ``onnx/model.onnx`` instead of the weights, and
+    ``onnx/model.embedkit.json``, which describes the graph. It is written atomically. The ONNX backend of
+    sentence-transformers can use the graph's token embeddings.
 
     Args:
-        model: a folder of fp32 weights, a name on the Hub, or an `Encoder` of one, whose prompts, length and
-            dimensions are kept.
-        folder: where to; must not exist or be empty.
-        precision: ``"fp32"``; ``"fp16"``, which pays on a GPU; or ``"int8"``, whose vectors depend a little
-            on the batch, since ONNX Runtime quantizes the activations of a batch with one scale.
+        model: a folder with fp32 weights, a name on the Hub, or an `Encoder` of one, whose prompts, maximum length
+            and dimensions are kept.
+        folder: the folder to write; it must not exist or be empty.
+        precision: ``"fp32"``; ``"fp16"``, for GPUs; or ``"int8"``, with which embeddings depend slightly on the
+            batch, since ONNX Runtime quantizes the activations of a batch with one scale.
 
     Raises:
         FileExistsError: the folder exists and is not empty.
-        ImportError: a package of the extra ``onnx``, torch or transformers is missing.
-        ValueError: the model's weights are int8, or the graph's vectors are not the core's: their cosine is
-            below 0.9999 (fp16: 0.99, and 0.999 in the mean; int8: 0.9, and 0.98).
+        ImportError: a package of the extra ``onnx``, torch or transformers is not installed.
+        ValueError: the model's weights are int8, or the graph's embeddings differ too much from the core's: their
+            cosine is below 0.9999 (fp16: 0.99 for a text, 0.999 on average; int8: 0.9 and 0.98).
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} is not known; known are {', '.join(PRECISIONS)}")
@@ -87,7 +88,7 @@ def export_onnx(
     core = model if isinstance(model, Encoder) else Encoder(model, precision="fp32")
     if core.describe()["precision"] != "fp32":
         raise ValueError(
-            f"{core!r} computes in int8: export the fp32 model that it was made from, and give precision='int8'"
+            f"{core!r} computes in int8; export the fp32 model it was made from, with precision='int8'"
         )
     return _export(core, Path(folder), precision)
 
@@ -96,11 +97,15 @@ def _export(core: Encoder, target: Path, precision: str) -> Fidelity:
     from .onnx_graph import write_graph
 
     source = core._engine.folder
-    settings = Settings(core.prompts, core.default_prompt_name, core.max_seq_length, core.truncate_dim)
-    check_source(source)
+    settings = Settings(
+        core.prompts,
+        core.default_prompt_name,
+        core.max_seq_length,
+        core.truncate_dim,
+        core.similarity_fn_name,
+    )
     with new_folder(target) as work:
-        copy_files(source, work)
-        write_settings(source, work, settings, core.similarity_fn_name)
+        copy_without_weights(source, work, settings)
         graph = work / source.transformer.relative_to(source.path) / "onnx" / GRAPH
         graph.parent.mkdir()
         shapes = write_graph(source, graph, precision)
@@ -136,7 +141,7 @@ def _check(core: Encoder, folder: Path, precision: str) -> Fidelity:
         joined += " " + joined
     with Encoder(folder, backend="onnx") as exported, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* are longer than max_length")
-        # A copy shares the model and counts for itself.
+        # A copy shares the model and has its own counts.
         vectors = [
             np.asarray(encoder.encode(texts, prompt=""), np.float64) for encoder in (deepcopy(core), exported)
         ]
@@ -145,10 +150,10 @@ def _check(core: Encoder, folder: Path, precision: str) -> Fidelity:
     cosines[(norms[0] == 0) & (norms[1] == 0)] = 1
     fidelity = Fidelity(float(cosines.min()), float(cosines.mean()), len(texts))
     least, mean = _BOUNDS[precision]
-    if not (fidelity.least >= least and fidelity.mean >= mean):  # NaN fails, too
+    if not (fidelity.least >= least and fidelity.mean >= mean):  # also if NaN
         raise ValueError(
-            f"the {precision} graph's vectors are not those of the core: cosine {fidelity.least:.6f} at the "
-            f"worst and {fidelity.mean:.6f} in the mean of {len(texts)} texts, {least} and {mean} are needed. "
-            "Nothing was written."
+            f"the embeddings of the {precision} graph differ from those of the core: over {len(texts)} texts the "
+            f"minimum cosine is {fidelity.least:.6f} and the mean {fidelity.mean:.6f}; {least} and {mean} are "
+            "required. Nothing was written."
         )
     return fidelity

@@ -1,7 +1,7 @@
-"""A model folder to one ONNX graph: traced by torch, fused and converted by ONNX Runtime's own tools.
+"""Converts a model folder to one ONNX graph: traced by torch, fused and converted by the tools of ONNX Runtime.
 
-The TorchScript exporter is used: the graph of torch's newer one, which is slower by far, is not recognized by
-ONNX Runtime's attention fusion.
+It uses the TorchScript exporter: ONNX Runtime does not fuse the attention in graphs of torch's newer exporter, which
+are far slower.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ __all__ = ["write_graph"]
 
 _OPSET = 17
 _LARGEST = 1_900_000_000
-"""Bytes of weights kept in the graph's file, which protobuf ends at 2 GiB; more go beside it."""
+"""Maximum bytes of weights in the graph's file, which protobuf limits to 2 GiB; larger weights go beside it."""
 
 
 def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, list[Any]]:
-    """Write the graph of a folder of fp32 weights to ``path``.
+    """Write the graph of a folder with fp32 weights to ``path``.
 
     Args:
-        folder: a model that the core knows.
-        path: of the new file; weights too large for it go beside it, under a name that begins with its own.
-        precision: ``"fp32"``, ``"fp16"``, or ``"int8"``: products of 8 bits, their activations quantized as
-            they come, the embeddings in fp32.
+        folder: a model of a supported type.
+        path: the file to write; weights too large for it go beside it, under a name that begins with its name.
+        precision: ``"fp32"``, ``"fp16"``, or ``"int8"``: 8-bit matrix products with dynamically quantized
+            activations, embedding tables in fp32.
 
     Returns:
-        What the graph takes and gives, as name -> shape.
+        The inputs and outputs of the graph, name -> shape.
     """
     import torch
 
@@ -81,7 +81,7 @@ def _convert(folder: ModelFolder, source: Path, path: Path, precision: str, *, l
         num_heads=int(folder.config["num_attention_heads"]),
         hidden_size=folder.hidden_size,
         optimization_options=FusionOptions("bert"),
-        opt_level=0,  # what ONNX Runtime does by itself when it loads the graph depends on the machine
+        opt_level=0,  # the optimizations that ONNX Runtime applies on loading depend on the machine
     )
     if precision == "fp16":
         model.convert_float_to_float16(keep_io_types=True)
@@ -96,7 +96,7 @@ def _convert(folder: ModelFolder, source: Path, path: Path, precision: str, *, l
                 per_channel=True,
                 weight_type=QuantType.QInt8,
                 use_external_data_format=large,
-                # The quantizer cannot infer types behind fused operators; products of activations stay fp32.
+                # The quantizer cannot infer types after fused operators; products of two activations stay in fp32.
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
             )
     finally:
@@ -107,7 +107,7 @@ def _convert(folder: ModelFolder, source: Path, path: Path, precision: str, *, l
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the converters' progress and advice off the terminal; what fails comes as an exception."""
+    """Keep progress and advice of the converters off the terminal; errors are raised."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""The encoder that is exported, as a torch module: token ids to the final vector, in one graph."""
+"""The exported encoder as a torch module: from token ids to the final embedding."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..model_folder.weights import core_head, stored_tensors
 __all__ = ["INPUTS", "OUTPUTS", "SentenceGraph"]
 
 INPUTS = ("input_ids", "attention_mask", "pooling_mask")
-"""Of the graph, each (texts, tokens); the last only for folders whose pooling leaves prompts out."""
+"""Inputs of the graph, each (texts, tokens); the last one only for folders that exclude prompts from pooling."""
 
 OUTPUTS = ("sentence_embedding", "last_hidden_state")
-"""(texts, dimension) and (texts, tokens, hidden_size), both float32; the latter is called as Optimum expects it."""
+"""(texts, dimension) and (texts, tokens, hidden_size), both float32; the second name is the one Optimum uses."""
 
 _ACTIVATIONS = {
     "identity": nn.Identity,
@@ -30,9 +30,9 @@ _ACTIVATIONS = {
 
 
 class SentenceGraph(nn.Module):
-    """Transformer, pooling and head of a model folder, as transformers computes them.
+    """Transformer (of transformers), pooling and head of a model folder.
 
-    The weights are read by embedkit, which opens safetensors only and checks each tensor.
+    embedkit reads the weights: it opens safetensors only, and checks each tensor.
     """
 
     def __init__(self, folder: ModelFolder) -> None:
@@ -55,7 +55,7 @@ class SentenceGraph(nn.Module):
         Args:
             input_ids: (texts, tokens) int64.
             attention_mask: (texts, tokens) int64; 1 for a token, 0 for padding.
-            pooling_mask: (texts, tokens) int64; 0 also for tokens that the pooling leaves out.
+            pooling_mask: (texts, tokens) int64; 0 also for tokens excluded from pooling.
         """
         types = {"token_type_ids": torch.zeros_like(input_ids)} if self.takes_types else {}
         hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask, **types)[0]
@@ -65,7 +65,7 @@ class SentenceGraph(nn.Module):
 
 
 def _pool(mode: str, hidden: torch.Tensor, attention_mask: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """One vector a text: (texts, hidden_size). A text of which nothing is kept gets zeros, as in the core."""
+    """Pooled embeddings (texts, hidden_size). A text without pooled tokens gets zeros, as in the core."""
     weights = kept.unsqueeze(-1).to(hidden.dtype)
     some = weights.amax(dim=1)
     if mode == "max":
@@ -99,7 +99,7 @@ def _head(folder: ModelFolder) -> nn.Sequential:
 
 
 def _transformer(folder: ModelFolder) -> nn.Module:
-    """transformers' model of the folder. Eager attention is the pattern that ONNX Runtime fuses."""
+    """The folder's model in transformers. ONNX Runtime fuses the pattern of eager attention."""
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.from_pretrained(folder.transformer, local_files_only=True)
@@ -110,9 +110,9 @@ def _transformer(folder: ModelFolder) -> nn.Module:
 
 
 def _assign(module: nn.Module, tensors: dict[str, Any]) -> None:
-    """Copy arrays into the parameters of those names; a parameter that gets none keeps its value.
+    """Copy arrays into the parameters of the same names; other parameters keep their values.
 
-    Such are the pooler of BERT, which no sentence encoder uses, and buffers of sines.
+    These are the pooler of BERT, which no sentence encoder uses, and tables of sines.
     """
     parameters = dict(module.named_parameters())
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """The encoder architectures the core runs: one table entry each.
 
-An entry says which keys of ``config.json`` the core needs, which values it cannot run, and the name and
+An entry defines which keys of ``config.json`` the core needs, which values it does not support, and the name and
 shape of every tensor. The names are those of the Hugging Face implementation without the model's prefix;
-a shape is written in config keys, so that a checkpoint can be checked before anything is computed. The core
-knows every key and every tensor by BERT's name.
+shapes are given as config keys, so that a checkpoint can be checked before anything is computed. The core
+uses BERT's names for keys and tensors.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ARCHITECTURES", "FOREIGN", "Architecture", "CoreConfig", "TensorSpec", "graph_config"]
+__all__ = [
+    "ARCHITECTURES",
+    "FOREIGN",
+    "Architecture",
+    "CoreConfig",
+    "TensorSpec",
+    "counts_from_padding",
+    "graph_config",
+]
 
 CoreConfig = dict[str, "int | float | str"]
 
-# Bounds that no real model reaches: a hostile config must not make us allocate or loop without end.
+# No real model reaches these bounds; they keep a hostile config from causing endless loops or allocations.
 _LIMITS = {"num_hidden_layers": 1_000, "vocab_size": 10_000_000}
 _LIMIT = 1_000_000
 
@@ -31,7 +39,7 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a checkpoint: its shape, and whether int8 folders hold it as int8 with a scale a row."""
+    """One tensor of a checkpoint: its shape, and whether int8 folders store it as int8 with one scale per row."""
 
     shape: tuple[int, ...]
     quantized: bool
@@ -39,21 +47,21 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a ``model_type`` is laid out.
+    """The layout of a ``model_type``.
 
     Attributes:
-        prefix: what the names of a checkpoint with a task head start with (``"bert."``); optional in files.
-        integers: the keys of ``config.json`` that the core needs as positive integers.
-        fixed: keys that must have this value when they are there, since the core knows no other.
-        constants: what the core must be told beside the keys; see ``EncoderConfig`` of the core.
-        keys: key as the core knows it -> as ``config.json`` has it, where they differ.
-        defaults: a key that may be missing or null -> the key whose value it then has.
-        flags: the keys that the core needs as booleans, false when they are missing.
-        projection: the module that is there only if embedding_size is not hidden_size.
-        names: part of a tensor's name -> what the core has in its place, replaced in this order.
-        layers: what the names of the layers' tensors start with; the layer's number follows.
+        prefix: of tensor names in a checkpoint with a task head (``"bert."``); optional in files.
+        integers: keys of ``config.json`` that must be positive integers.
+        fixed: keys that, if present, must have this value, the only one the core supports.
+        constants: further values of the core's ``EncoderConfig``.
+        keys: name of a key in the core -> in ``config.json``, where they differ.
+        defaults: a key that may be missing or null -> the key that provides its value.
+        flags: keys that must be booleans, false if missing.
+        projection: a module that exists only if embedding_size differs from hidden_size.
+        names: part of a tensor's name -> its replacement in the core, applied in this order.
+        layers: prefix of the layers' tensor names; the number of the layer follows.
         tensors: name -> (shape in config keys, quantized); ``{}`` stands for the layer's number.
-        classifier: what ``…ForSequenceClassification`` runs on the first token: a linear layer to hidden_size,
+        classifier: the head of ``…ForSequenceClassification`` on the first token: a linear layer to hidden_size,
             its activation (None for the model's own), and the linear layer to the classes.
     """
 
@@ -71,21 +79,20 @@ class Architecture:
     projection: str | None = None
 
     def core_config(self, config: Mapping[str, Any], where: str) -> CoreConfig:
-        """What the core wants to know, checked.
+        """The checked configuration for the core.
 
         Args:
             config: the parsed ``config.json``.
             where: the file's path, for messages.
 
         Raises:
-            ValueError: for a key that is missing, of the wrong type or out of range, or a value that the
-                core cannot run.
+            ValueError: a key is missing, of the wrong type or out of range, or a value is not supported.
         """
         for key, value in self.fixed.items():
             if config.get(key, value) != value:
                 raise ValueError(
-                    f"{where}: {key} is {config[key]!r}; embedkit runs only {value!r}. "
-                    "Use a model of that kind, or sentence-transformers for this one."
+                    f"{where}: {key} is {config[key]!r}; embedkit supports only {value!r}. "
+                    "Use another model, or sentence-transformers for this one."
                 )
         result: CoreConfig = {}
         for key in self.integers:
@@ -97,7 +104,7 @@ class Architecture:
             if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= limit:
                 raise ValueError(
                     f"{where}: {stored} must be an integer from 1 to {limit}, not {number!r}. "
-                    "Fetch the file again: it does not describe a model."
+                    "Fetch the file again."
                 )
             result[key] = number
         for key in self.flags:
@@ -109,7 +116,7 @@ class Architecture:
         hidden, heads = (int(result[key]) for key in sizes)
         if hidden % heads:
             size, count = (self.keys.get(key, key) for key in sizes)
-            raise ValueError(f"{where}: {size} {hidden} is no multiple of {count} {heads}")
+            raise ValueError(f"{where}: {size} {hidden} is not a multiple of {count} {heads}")
         epsilon = config.get("layer_norm_eps", 1e-12)
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
             raise ValueError(f"{where}: layer_norm_eps must be a number from 0 to 1, not {epsilon!r}")
@@ -125,13 +132,13 @@ class Architecture:
         return result
 
     def core_name(self, name: str) -> str:
-        """What the core calls a tensor."""
+        """The core's name of a tensor."""
         for part, core in self.names.items():
             name = name.replace(part, core)
         return name
 
     def tensor_specs(self, config: CoreConfig) -> dict[str, TensorSpec]:
-        """Every tensor that the core needs, by its name without the prefix."""
+        """Name without prefix -> specification of every tensor."""
         specs: dict[str, TensorSpec] = {}
         for name, (dimensions, quantized) in self.tensors.items():
             module = name.partition(".")[0]
@@ -156,7 +163,7 @@ def _layer_norm(name: str, size: str = "hidden_size") -> dict[str, tuple[tuple[s
 def _stored(
     tensors: Mapping[str, tuple[tuple[str, ...], bool]], names: Mapping[str, str]
 ) -> dict[str, tuple[tuple[str, ...], bool]]:
-    """Tensors under the core's names -> under those of a checkpoint; ``names`` as in `Architecture`."""
+    """Rename tensors from the core's names to those of a checkpoint; ``names`` as in `Architecture`."""
     result = {}
     for name, entry in tensors.items():
         stored = name
@@ -214,7 +221,7 @@ _MPNET_NAMES = {
     ".attention.attn.o.": ".attention.output.dense.",
     ".attention.LayerNorm.": ".attention.output.LayerNorm.",
 }
-# transformers takes 32 buckets and the padding's position 1 whatever config.json says.
+# transformers always uses 32 buckets and padding position 1, regardless of config.json.
 _MPNET = Architecture(
     prefix="mpnet.",
     integers=(*_INTEGERS, "relative_attention_num_buckets"),
@@ -299,14 +306,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "roformer": _ROFORMER,
     "xlm-roberta": _ROBERTA,
 }
-"""``model_type`` of ``config.json`` -> how it is laid out."""
+"""``model_type`` of ``config.json`` -> its layout."""
 
 FOREIGN = Architecture(prefix="", integers=(), fixed={}, classifier=("", None, ""), layers="", tensors={})
-"""Of a model that the core does not run: its weights are in an ONNX graph."""
+"""A model that only runs as an ONNX graph, which contains its weights."""
 
 _HIDDEN_SIZES = ("hidden_size", "dim", "d_model", "n_embd")
 _POSITIONS = ("max_position_embeddings", "n_positions")
-# Model types of transformers whose texts begin behind the padding's position, as fairseq counts.
+# Model types of transformers that count positions from the padding id on, as fairseq does.
 _BEHIND_PADDING = {
     "camembert",
     "data2vec-text",
@@ -322,15 +329,20 @@ _BEHIND_PADDING = {
 }
 
 
+def counts_from_padding(model_type: object) -> bool:
+    """Whether the first token's position is the padding id plus one (RoBERTa, MPNet), not 0."""
+    return model_type in _BEHIND_PADDING
+
+
 def graph_config(config: Mapping[str, Any], where: str) -> CoreConfig:
-    """What has to be known of a model whose forward pass is a graph: sizes, and the positions of a text.
+    """Sizes and positions of a model whose forward pass is an ONNX graph or torch.
 
     Args:
         config: the parsed ``config.json`` of any model type.
         where: the file's path, for messages.
 
     Raises:
-        ValueError: for a size that is missing, of the wrong type or out of range.
+        ValueError: a size is missing, of the wrong type or out of range.
     """
 
     def integer(keys: tuple[str, ...], least: int, most: int, default: int | None = None) -> int:
@@ -341,7 +353,7 @@ def graph_config(config: Mapping[str, Any], where: str) -> CoreConfig:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError(
                 f"{where}: {key} must be an integer from {least} to {most}, not {value!r:.80}. "
-                "Fetch the file again: it does not describe a model."
+                "Fetch the file again."
             )
         return value
 
@@ -349,9 +361,9 @@ def graph_config(config: Mapping[str, Any], where: str) -> CoreConfig:
         "model_type": str(config.get("model_type")),
         "hidden_size": integer(_HIDDEN_SIZES, 1, _LIMIT),
         "vocab_size": integer(("vocab_size",), 1, _LIMITS["vocab_size"]),
-        # Models of relative positions have no end.
+        # Models with relative positions have no limit.
         "max_position_embeddings": integer(_POSITIONS, 1, _LIMIT, default=_LIMIT),
     }
-    if config.get("model_type") in _BEHIND_PADDING:
+    if counts_from_padding(config.get("model_type")):
         result["padding_idx"] = integer(("pad_token_id",), 0, _LIMIT, default=1)
     return result

@@ -1,4 +1,4 @@
-"""The models that are known to work."""
+"""Models that are known to work."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["KnownModel", "list_models"]
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model that `Encoder` opens by its name.
+    """A model that `Encoder` opens by name.
 
     Attributes:
-        name: what to give to `Encoder`; the built-in model is the one that `Encoder()` opens.
+        name: the argument of `Encoder`; `Encoder()` opens the built-in model.
         dimension: of its vectors.
-        parameters: how many weights.
-        megabytes: of the weights as published (10⁶ bytes); int8 takes a quarter of fp32.
-        max_length: tokens a text may have.
-        language: what it was trained for.
+        parameters: number of weights.
+        megabytes: size of the published weights (10⁶ bytes); int8 takes a quarter of fp32.
+        max_length: maximum number of tokens in a text.
+        language: of its training data.
         license: of the weights, as an SPDX identifier in lower case.
         checked: ``"weights"`` if our tests compare the published weights with sentence-transformers,
-            ``"architecture"`` if they do so for this architecture with other weights.
-        prompts: what the authors say to put before queries and documents; pass it as
-            ``Encoder(name, prompts=...)`` where the model folder does not say so itself.
-        scores: benchmark -> score, from 0 to 100; only figures that have a source.
-        sources: benchmark -> where the figure is from.
+            ``"architecture"`` if they compare this architecture with other weights.
+        prompts: prefixes that the authors recommend for queries and documents; pass them as
+            ``Encoder(name, prompts=...)`` if the model folder does not contain them.
+        scores: benchmark -> score, from 0 to 100; only figures with a source.
+        sources: benchmark -> source of the figure.
     """
 
     name: str
@@ -44,7 +44,7 @@ class KnownModel:
 
 
 def list_models() -> list[KnownModel]:
-    """The models known to work, the built-in one first. Others of the same architectures work as well."""
+    """Models known to work, the built-in one first. Others of the same architectures work as well."""
     table = json.loads((Path(__file__).parent / "catalog.json").read_text(encoding="utf-8"))
     return [
         KnownModel(**entry, sources={name: table["sources"][name] for name in entry["scores"]})

@@ -1,4 +1,4 @@
-"""Reads the folder of a cross-encoder: a transformer with a classifier on its first token.
+"""Reads the folder of a cross-encoder: a transformer with a classifier on the first token.
 
 The format is that of ``transformers.AutoModelForSequenceClassification`` and of sentence-transformers'
 ``CrossEncoder``, any version.
@@ -13,16 +13,13 @@ from typing import Any
 
 from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
 from .json_file import present, read_json
-from .modules import Pooling, transformer_entry
-from .tokenizer_files import Settings
+from .modules import ACTIVATIONS, Pooling, transformer_entry
+from .tokenizer_files import TokenizerSettings
 
 __all__ = ["CrossEncoderFolder", "open_cross_encoder"]
 
 _MAX_LABELS = 100_000
-_ACTIVATIONS = {
-    "torch.nn.modules.linear.Identity": "identity",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-}
+_ACTIVATIONS = {name: kind for name, kind in ACTIVATIONS.items() if kind in ("identity", "sigmoid")}
 _TOKENIZER_CLASSES = {"bert": "BertTokenizer", "roformer": "RoFormerTokenizer"}
 
 
@@ -31,10 +28,10 @@ class CrossEncoderFolder:
     """The folder of a cross-encoder, checked, without its weights.
 
     Attributes:
-        model: the transformer, which pools the first token.
+        model: the transformer, pooled by its first token.
         labels: names of the classes in the order of the logits; one for a regression.
-        activation: what the folder's author applies to the logits, ``"identity"`` or ``"sigmoid"``.
-        token_types: whether the model is told which text a token is of.
+        activation: applied to the logits by default, ``"identity"`` or ``"sigmoid"``.
+        token_types: whether the model takes token types, which say to which text a token belongs.
     """
 
     model: ModelFolder
@@ -44,12 +41,12 @@ class CrossEncoderFolder:
 
 
 def open_cross_encoder(path: Path) -> CrossEncoderFolder:
-    """Read the folder of a cross-encoder; opens no weights.
+    """Read the folder of a cross-encoder without its weights.
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a file is broken, asks for something that embedkit does not run, or the folder holds
-            another kind of model.
+        ValueError: a file is damaged or requires something that embedkit does not support, or the folder
+            contains another kind of model.
     """
     check_folder(path)
     transformer = transformer_entry(path)
@@ -62,7 +59,9 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
             "cross-encoder. A sentence encoder is opened with embedkit.Encoder."
         )
     labels = _labels(raw, where)
-    typed = Settings(transformer).uses_token_types(_TOKENIZER_CLASSES.get(str(raw["model_type"]), ""))
+    typed = TokenizerSettings(transformer).uses_token_types(
+        _TOKENIZER_CLASSES.get(str(raw["model_type"]), "")
+    )
     return CrossEncoderFolder(
         model=assemble(
             path, transformer, architecture=architecture, config=config, pooling=Pooling(("cls",))
@@ -74,7 +73,7 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
 
 
 def _labels(raw: Mapping[str, Any], where: Path) -> tuple[str, ...]:
-    """The names of ``id2label``; transformers leaves it out where it has two classes without names."""
+    """The names of ``id2label``, which transformers omits for two classes without names."""
     names = raw.get("id2label")
     if names is None:
         count = raw.get("num_labels", 2)
@@ -87,7 +86,7 @@ def _labels(raw: Mapping[str, Any], where: Path) -> tuple[str, ...]:
 
 
 def _activation(path: Path, raw: Mapping[str, Any], where: Path) -> str | None:
-    """The activation that one of three places names, in the order of sentence-transformers."""
+    """The activation, looked up in three places in the order of sentence-transformers."""
     settings_path = path / SETTINGS_FILE
     settings = read_json(settings_path) if present(settings_path) else {}
     section = raw.get("sentence_transformers")

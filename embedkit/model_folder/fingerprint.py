@@ -1,12 +1,12 @@
-"""The fingerprint of a model: which model it is, whatever form its weights are kept in.
+"""The fingerprint of a model, which identifies it in any precision.
 
-It is the SHA-256 of a JSON object, written with sorted keys and no spaces, of
+It is the SHA-256 of a JSON object with sorted keys and no spaces:
 
 * ``scheme``: ``"embedkit-1"``;
 * ``architecture``: the core's config (sizes, activation, layer-norm epsilon);
 * ``weights``: the SHA-256 of the transformer's fp32 weights: for each tensor by sorted name the line
   ``name dtype shape``, then its bytes (little-endian, C order). A model stored in fp16 or bf16 and the same
-  values in fp32 agree. An int8 folder keeps the hash of the weights it was made from;
+  values in fp32 have the same hash. An int8 folder keeps the hash of the weights it was made from;
 * ``tokenizer``: the SHA-256 of ``tokenizer.json`` without truncation and padding (``max_length`` decides), or
   of ``vocab.txt`` and the settings beside it;
 * ``pooling``, ``include_prompt``, ``head`` (each Dense with the hash of its weights), ``do_lower_case``;
@@ -46,7 +46,7 @@ _TOKENIZER_SETTINGS = (
 
 
 def hash_tensors(tensors: Iterable[tuple[str, npt.NDArray[Any]]]) -> str:
-    """SHA-256 over named tensors in the order given."""
+    """SHA-256 of named tensors in the given order."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype.name} {list(tensor.shape)}\n".encode())
@@ -56,12 +56,12 @@ def hash_tensors(tensors: Iterable[tuple[str, npt.NDArray[Any]]]) -> str:
 
 
 def hash_stored_weights(folder: ModelFolder) -> str:
-    """SHA-256 of the tensors that the folder holds; reads all of them."""
+    """SHA-256 of the stored tensors; reads all of them."""
     return hash_tensors(stored_tensors(folder))
 
 
 def source_weights_hash(folder: ModelFolder) -> str:
-    """SHA-256 of the fp32 weights behind a folder: as stamped, or computed when nothing is."""
+    """SHA-256 of the fp32 weights of a folder: from its stamp, or computed if it has none."""
     return folder.stamp.source_weights or hash_stored_weights(folder)
 
 

@@ -1,8 +1,8 @@
-"""Reads and checks a model folder: everything but the weights, which `weights` reads.
+"""Reads and checks a model folder, except for the weights, which `weights` reads.
 
 The format is that of sentence-transformers (any version) or of plain transformers. A folder that embedkit has
-written also holds ``embedkit.json``: the format's version, the precision, the fingerprint, and the ranges for
-int8 embeddings where known.
+written also contains ``embedkit.json``: the version of the format, the precision, the fingerprint, and the ranges
+for int8 embeddings if known.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ __all__ = [
     "FORMAT",
     "METADATA_FILE",
     "SETTINGS_FILE",
+    "SIMILARITIES",
     "ModelFolder",
+    "SentenceConfig",
     "Settings",
     "Stamp",
     "assemble",
     "check_folder",
     "open_folder",
     "read_config",
+    "read_length",
 ]
 
 BUILTIN = Path(__file__).parent.parent / "models" / "hpd-minilm-l6-128-int8"
-"""The model that the package carries."""
+"""The built-in model."""
 
 FORMAT = 1
 METADATA_FILE = "embedkit.json"
@@ -55,13 +58,13 @@ _SENTENCE_CONFIGS = (
 
 @dataclass(frozen=True)
 class Stamp:
-    """What ``embedkit.json`` says of a folder; all None for a folder that embedkit did not write.
+    """The content of ``embedkit.json``; all None for a folder that embedkit did not write.
 
     Attributes:
         fingerprint: SHA-256 of the model, see `fingerprint`.
-        source_weights: SHA-256 of the fp32 weights that the folder was made from.
-        stored_weights: SHA-256 of the tensors that the folder holds.
-        ranges: (minima, maxima) of the embeddings, each as long as the dimension.
+        source_weights: SHA-256 of the fp32 weights from which the folder was made.
+        stored_weights: SHA-256 of the stored tensors.
+        ranges: (minima, maxima) of the embeddings, one value per dimension.
     """
 
     fingerprint: str | None = None
@@ -72,12 +75,13 @@ class Stamp:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a caller may set differently than the folder does and is part of the fingerprint."""
+    """Settings that a caller may override; all but the similarity are part of the fingerprint."""
 
     prompts: Mapping[str, str]
     default_prompt_name: str | None
     max_length: int
     truncate_dim: int | None
+    similarity_fn_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,13 @@ class ModelFolder:
 
     Attributes:
         path: the folder.
-        transformer: where ``config.json``, weights and tokenizer are (``path`` or a folder below).
+        transformer: the folder of ``config.json``, weights and tokenizer: ``path`` or a folder in it.
         precision: of the stored weights, ``"fp32"`` or ``"int8"``.
-        max_seq_length: from ``sentence_bert_config.json``, which outranks the tokenizer's own; or None.
-        max_seq_length_path: the file that says so (``sentence_bert_config.json`` has older names), or None.
+        max_seq_length: from ``sentence_bert_config.json``, which takes precedence over the tokenizer's; or None.
+        max_seq_length_path: the file that sets it (``sentence_bert_config.json`` has older names), or None.
         do_lower_case: lower-case the text before the tokenizer's own normalization.
-        truncate_dim: the number of dimensions that the folder's author keeps, or None for all.
-        graph_dimension: of the vectors that an ONNX graph gives, where no module says how they are made.
+        truncate_dim: the number of dimensions to keep by default, or None for all.
+        graph_dimension: dimensions of an ONNX graph's vectors if no module describes how they are computed.
     """
 
     path: Path
@@ -119,7 +123,7 @@ class ModelFolder:
 
     @property
     def positions(self) -> int:
-        """Tokens a text may have; where padding has a position, texts begin behind it."""
+        """Maximum number of tokens in a text; positions up to that of the padding are not counted."""
         return int(self.config["max_position_embeddings"]) - self._positions_of_padding
 
     @property
@@ -137,38 +141,33 @@ class ModelFolder:
         return self.hidden_size * len(self.pooling.modes)
 
     @property
-    def output_dimension(self) -> int:
-        """Dimensions of a text's vector as the folder's author wants it: after truncation."""
-        return self.truncate_dim or self.dimension
-
-    @property
     def normalizes(self) -> bool:
-        """Whether the folder's own vectors have length 1."""
+        """Whether the last module is a Normalize: vectors have length 1."""
         return bool(self.head) and isinstance(self.head[-1], Normalize)
 
     def ranges(self, width: int) -> npt.NDArray[np.float32] | None:
-        """The saved ranges (2, width) of the first ``width`` dimensions; None if there are not as many."""
+        """The saved ranges (2, width) of the first ``width`` dimensions; None if fewer are saved."""
         if self.stamp.ranges is None or width > len(self.stamp.ranges[0]):
             return None
         return np.asarray(self.stamp.ranges, dtype=np.float32)[:, :width]
 
     def default_length(self, special_tokens: int, model_max_length: int | None) -> int:
-        """Tokens a text may have when the caller does not say, special tokens counted.
+        """The default maximum number of tokens in a text, special tokens included.
 
         Args:
-            special_tokens: how many the tokenizer puts around each text.
+            special_tokens: how many the tokenizer adds to each text.
             model_max_length: the tokenizer's own limit, or None.
 
         Raises:
-            ValueError: the special tokens leave no room for a text; names the file at fault.
+            ValueError: the special tokens leave no room for a text; names the file.
         """
         positions = self.positions
         if special_tokens >= positions:
             taken = self._positions_of_padding
-            padding = f", {taken} of which are no text's" if taken else ""
+            padding = f", {taken} of them unused by texts" if taken else ""
             name = "tokenizer.json" if present(self.transformer / "tokenizer.json") else "vocab.txt"
             raise ValueError(
-                f"{self.transformer / name}: the tokenizer puts {special_tokens} special tokens around "
+                f"{self.transformer / name}: the tokenizer adds {special_tokens} special tokens to "
                 f"each text, max_position_embeddings in config.json is "
                 f"{self.config['max_position_embeddings']}{padding}; the files are of different models, "
                 "fetch them again"
@@ -185,7 +184,7 @@ class ModelFolder:
         return length
 
     def check_default_prompt(self, prompts: Mapping[str, str]) -> None:
-        """Raise ValueError, naming the file, when the folder's default prompt is none of ``prompts``."""
+        """Raise ValueError, naming the file, when the folder's default prompt is not one of ``prompts``."""
         name = self.default_prompt_name
         if name is not None and name not in prompts:
             raise ValueError(
@@ -196,15 +195,15 @@ class ModelFolder:
 
 
 def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
-    """Read a model folder; opens no weights.
+    """Read a model folder without its weights.
 
     Args:
         path: the folder.
-        graph: the forward pass is an ONNX graph: any model type will do, and no weights are needed.
+        graph: the forward pass is an ONNX graph: any model type is accepted, and no weights are needed.
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a file is broken, or asks for something that embedkit does not run.
+        ValueError: a file is damaged, or requires something that embedkit does not support.
     """
     check_folder(path)
     entries = module_entries(path)
@@ -232,20 +231,20 @@ def check_folder(path: Path) -> None:
 def read_config(
     path: Path, transformer: Path, *, graph: bool = False
 ) -> tuple[Architecture, CoreConfig, dict[str, Any]]:
-    """The architecture, what the core wants to know of it, and all of ``config.json``.
+    """The architecture, its configuration for the core, and all of ``config.json``.
 
     Args:
         path: the model folder, for messages.
-        transformer: the folder that holds ``config.json``.
+        transformer: the folder of ``config.json``.
         graph: as in `open_folder`; the architecture is then `FOREIGN`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is broken, or of a model that the core does not run.
+        FileNotFoundError: the file does not exist.
+        ValueError: it is damaged, or of a model that the core does not support.
     """
     config_path = transformer / "config.json"
     if not present(config_path):
-        raise FileNotFoundError(f"{config_path} is missing: {path} is no model folder, or not a whole one")
+        raise FileNotFoundError(f"{config_path} is missing: {path} is not a complete model folder")
     raw = read_json(config_path)
     if graph:
         return FOREIGN, graph_config(raw, str(config_path)), raw
@@ -268,9 +267,9 @@ def assemble(
     pooling: Pooling,
     head: tuple[Dense | Normalize, ...] = (),
 ) -> ModelFolder:
-    """A folder from its modules, which are checked, and its settings, which are read here."""
-    max_seq_length, max_seq_length_path, do_lower_case = _sentence_config(transformer)
-    settings = _SentenceConfig(path / SETTINGS_FILE)
+    """A folder from its checked modules; its settings are read here."""
+    max_seq_length, max_seq_length_path, do_lower_case = read_length(transformer)
+    settings = SentenceConfig(path)
     precision, stamp = _metadata(path / METADATA_FILE)
     return ModelFolder(
         path=path,
@@ -291,8 +290,12 @@ def assemble(
     )
 
 
-def _sentence_config(folder: Path) -> tuple[int | None, Path | None, bool]:
-    """``max_seq_length`` and the file that sets it, and ``do_lower_case``."""
+def read_length(folder: Path) -> tuple[int | None, Path | None, bool]:
+    """``max_seq_length`` and the file that sets it, and ``do_lower_case``; ``folder`` is the transformer's.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     for name in _SENTENCE_CONFIGS:
         path = folder / name
         if present(path):
@@ -307,17 +310,23 @@ def _sentence_config(folder: Path) -> tuple[int | None, Path | None, bool]:
     return None, None, False
 
 
-class _SentenceConfig:
-    """``config_sentence_transformers.json``, with checks that name it."""
+class SentenceConfig:
+    """``config_sentence_transformers.json`` of a model folder; each value is checked when it is read.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.config = read_json(path) if present(path) else {}
+    Raises:
+        ValueError: a value is wrong; names the file and the key.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the file, if there is one."""
+        self.path = folder / SETTINGS_FILE
+        self.config = read_json(self.path) if present(self.path) else {}
 
     def _wrong(self, key: str, wanted: str) -> ValueError:
         return ValueError(f"{self.path}: {key} must be {wanted}, not {self.config[key]!r}")
 
     def prompts(self) -> dict[str, str]:
+        """Name -> text of each prompt."""
         prompts = self.config.get("prompts") or {}
         if not isinstance(prompts, dict) or not all(
             isinstance(text, str | None) for text in prompts.values()
@@ -326,18 +335,21 @@ class _SentenceConfig:
         return {name: text or "" for name, text in prompts.items()}
 
     def text(self, key: str) -> str | None:
+        """A string, or None."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, str):
             raise self._wrong(key, "a text")
         return value
 
     def similarity(self) -> str | None:
+        """``similarity_fn_name``, or None."""
         name = self.text("similarity_fn_name")
         if name is not None and name not in SIMILARITIES:
             raise self._wrong("similarity_fn_name", f"one of {', '.join(SIMILARITIES)}")
         return name
 
     def truncate_dim(self) -> int | None:
+        """The number of dimensions to keep, or None for all."""
         value = self.config.get("truncate_dim")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise self._wrong("truncate_dim", "a positive integer")

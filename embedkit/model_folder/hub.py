@@ -7,19 +7,16 @@ import re
 from glob import escape
 from pathlib import Path
 
+from .tokenizer_files import TOKENIZER_FILES
+
 __all__ = ["resolve"]
 
-# Nothing that can hold a pickle, and no second copy of the weights in another format.
+# No file that may contain a pickle, and no second copy of the weights in another format.
 _SETTINGS = [
     "*config*.json",
     "modules.json",
     "embedkit.json",
-    "tokenizer.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
+    *TOKENIZER_FILES,
     "LICENSE*",
     "NOTICE*",
     "README.md",
@@ -43,13 +40,13 @@ def resolve(
     local_files_only: bool,
     graph: str | None = None,
 ) -> Path:
-    """The folder of a model; downloads it when it is the name of a repository and not cached.
+    """The folder of a model; a repository that is not cached is downloaded.
 
     Only JSON, vocabulary and safetensors files are fetched, never a pickle; with ``graph``, the name of an ONNX
-    file, that one and what belongs to it in the place of the weights.
+    file, that file and its companions instead of the weights.
 
     Raises:
-        FileNotFoundError: no such folder, or the model is not cached and must not or cannot be fetched.
+        FileNotFoundError: the folder does not exist, or the model is not cached and may not or cannot be fetched.
         ImportError: a download is needed and ``huggingface-hub`` is not installed.
     """
     name = os.fspath(model)
@@ -101,14 +98,14 @@ def resolve(
 
 
 def _patterns(graph: str | None) -> tuple[list[str], list[str]]:
-    """Of the files to fetch, and of those among them to leave out."""
+    """Patterns of the files to fetch, and of those to ignore."""
 
-    def anywhere(names: list[str]) -> list[str]:  # old folders hold the transformer in 0_Transformer
+    def anywhere(names: list[str]) -> list[str]:  # old folders have the transformer in 0_Transformer
         return [*names, *(f"*/{name}" for name in names)]
 
     if graph is None:
         return anywhere([*_SETTINGS, *_WEIGHTS]), ["onnx/*", *_IGNORED]
     name = escape(graph.replace("\\", "/"))
-    # The weights may stand beside the graph, embedkit's description does, and those of Dense are small.
+    # The weights may be beside the graph, embedkit's description is, and the Dense layers are small.
     files = [f"{name}*", f"{name.removesuffix('.onnx')}.embedkit.json"]
     return [*anywhere([*_SETTINGS, *files]), "*/model.safetensors"], _IGNORED

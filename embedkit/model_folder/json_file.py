@@ -1,4 +1,4 @@
-"""Files of a model folder: whether one is there and what a JSON file holds, with errors that name it."""
+"""The JSON files of a model folder: read with errors that name the file, and written."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import stat
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_json", "present", "read_json"]
+__all__ = ["load_json", "present", "read_json", "write_json"]
 
 
 def present(path: Path) -> bool:
-    """Whether a file of a folder is there.
+    """Whether a file of a folder exists.
 
     Raises:
-        ValueError: something of that name is there and is no regular file. Taking it for absent would change
-            the vectors without a word: without ``modules.json`` a model has no Normalize, say.
+        ValueError: the path exists and is not a regular file. Treating it as absent would silently change the
+            vectors: without ``modules.json``, for example, a model has no Normalize.
     """
     try:
         if stat.S_ISREG(os.stat(path).st_mode):
@@ -35,14 +35,14 @@ def present(path: Path) -> bool:
 
 
 def load_json(path: Path) -> Any:
-    """What a JSON file holds; a byte order mark before it is skipped.
+    """The content of a JSON file; a byte order mark is skipped.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not JSON in UTF-8.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not JSON in UTF-8.
     """
     if not present(path):
-        raise FileNotFoundError(f"{path} is missing: the model folder is not whole; fetch it again")
+        raise FileNotFoundError(f"{path} is missing: the model folder is incomplete; fetch it again")
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -50,10 +50,16 @@ def load_json(path: Path) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """`load_json` of a file that holds an object."""
+    """`load_json` of a file that must hold an object."""
     value = load_json(path)
     if not isinstance(value, dict):
         raise ValueError(
             f"{path}: expected a JSON object, found {type(value).__name__}. Fetch the file again."
         )
     return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, indented, and create the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What sentence-transformers' evaluators leave with a model."""
+"""The model card data that sentence-transformers' evaluators write."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["ModelCardData"]
 
 
 class ModelCardData:
-    """The part of sentence-transformers' model card that its evaluators and utilities use on any model.
+    """The part of sentence-transformers' model card data that its evaluators and utilities use.
 
     Attributes:
-        base_model: the name that the encoder was opened by.
-        eval_results_dict: evaluator -> metrics, those of its last run.
+        base_model: the name by which the encoder was opened.
+        eval_results_dict: evaluator -> metrics of its last run.
     """
 
     def __init__(self, base_model: str) -> None:
@@ -24,5 +24,5 @@ class ModelCardData:
     def set_evaluation_metrics(
         self, evaluator: Any, metrics: Mapping[str, float], epoch: int = 0, step: int = 0
     ) -> None:
-        """Keep the metrics of ``evaluator``; ``epoch`` and ``step`` are of a training, which none is here."""
+        """Keep the metrics of ``evaluator``; ``epoch`` and ``step`` are ignored."""
         self.eval_results_dict[evaluator] = dict(metrics)

@@ -9,6 +9,7 @@ from typing import Any
 from .json_file import load_json, present, read_json
 
 __all__ = [
+    "ACTIVATIONS",
     "POOLING_FLAGS",
     "Dense",
     "Normalize",
@@ -19,7 +20,7 @@ __all__ = [
     "transformer_entry",
 ]
 
-# sentence-transformers' name -> the core's.
+# Name in sentence-transformers -> name in the core.
 _POOLING_MODES = {
     "cls": "cls",
     "max": "max",
@@ -37,13 +38,15 @@ POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.GELU": "gelu",
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
+"""Class in torch, as folders name it -> name in the core."""
+
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 _MAX_PATH = 1000  # characters; file systems end at about 4000 with the folder before it
 _REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize."
@@ -51,7 +54,7 @@ _REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense 
 
 @dataclass(frozen=True)
 class Pooling:
-    """How token vectors become one: ``modes`` are concatenated in this order."""
+    """How token vectors become one vector; several ``modes`` are concatenated in this order."""
 
     modes: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
@@ -79,7 +82,7 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
     A folder without that file is a plain transformers folder: mean pooling, as sentence-transformers does.
 
     Raises:
-        ValueError: for a kind or an order that embedkit does not run, or a path that leaves the folder.
+        ValueError: a kind or an order is not supported, or a path leaves the folder.
     """
     path = root / "modules.json"
     entries = _listed(root, path)
@@ -92,7 +95,7 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
 
 
 def transformer_entry(root: Path) -> Path:
-    """The folder of the one Transformer that a cross-encoder is; ``root`` without ``modules.json``.
+    """The folder of a cross-encoder's only module, a Transformer; ``root`` without ``modules.json``.
 
     Raises:
         ValueError: the folder has other modules, or a path that leaves it.
@@ -111,7 +114,7 @@ def transformer_entry(root: Path) -> Path:
 
 
 def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:
-    """The entries of ``modules.json`` whatever their order; None without that file."""
+    """The entries of ``modules.json`` in any order; None without that file."""
     if not present(path):
         return None
     modules = load_json(path)
@@ -121,7 +124,7 @@ def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:
     for module in modules:
         type_name, relative = module.get("type"), module.get("path", "")
         if not isinstance(type_name, str) or not isinstance(relative, str):
-            raise ValueError(f"{path}: a module lacks its type or path: {module!r}. Fetch the file again.")
+            raise ValueError(f"{path}: a module has no type or path: {module!r}. Fetch the file again.")
         kind = type_name.rpartition(".")[2]
         if not type_name.startswith("sentence_transformers.") or kind not in _MODULES:
             raise ValueError(f"{path}: module {type_name!r} is not known; known are {', '.join(_MODULES)}.")
@@ -140,9 +143,7 @@ def read_pooling(folder: Path, hidden_size: int) -> Pooling:
     config = read_json(path)
     width = config.get("embedding_dimension", config.get("word_embedding_dimension", hidden_size))
     if width != hidden_size:
-        raise ValueError(
-            f"{path}: the pooling takes {width!r} dimensions, the transformer gives {hidden_size}"
-        )
+        raise ValueError(f"{path}: the pooling takes {width!r} dimensions, the transformer has {hidden_size}")
     include_prompt = config.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
         raise ValueError(f"{path}: include_prompt must be true or false, not {include_prompt!r}")
@@ -167,7 +168,7 @@ def read_pooling(folder: Path, hidden_size: int) -> Pooling:
 
 
 def read_head(entries: list[tuple[str, Path]], dimension: int) -> tuple[Dense | Normalize, ...]:
-    """The modules after the pooling; ``dimension`` is what the pooling gives."""
+    """The modules after the pooling, whose output has ``dimension`` dimensions."""
     head: list[Dense | Normalize] = []
     for kind, folder in entries:
         if kind == "Dense":
@@ -175,7 +176,7 @@ def read_head(entries: list[tuple[str, Path]], dimension: int) -> tuple[Dense | 
             if dense.in_features != dimension:
                 raise ValueError(
                     f"{folder / 'config.json'}: in_features is {dense.in_features}, "
-                    f"the module before it gives {dimension} dimensions"
+                    f"the module before it has {dimension} dimensions"
                 )
             dimension = dense.out_features
             head.append(dense)
@@ -197,16 +198,16 @@ def _read_dense(folder: Path) -> Dense:
     if not isinstance(bias, bool):
         raise ValueError(f"{path}: bias must be true or false, not {bias!r}")
     if config.get("use_residual", False):
-        raise ValueError(f"{path}: use_residual is not known to embedkit; retrain the head without it")
+        raise ValueError(f"{path}: use_residual is not supported; retrain the head without it")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        known = ", ".join(name.rpartition(".")[2] for name in _ACTIVATIONS)
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        known = ", ".join(name.rpartition(".")[2] for name in ACTIVATIONS)
         raise ValueError(f"{path}: activation_function {activation!r:.80} is not known; known are {known}")
-    return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, _ACTIVATIONS[activation])
+    return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, ACTIVATIONS[activation])
 
 
 def _check_feature(path: Path, *, required: bool) -> dict[str, Any]:
-    """Refuse a Dense or Normalize that works on something else than the sentence's vector."""
+    """Refuse a Dense or Normalize whose input or output is not the sentence embedding."""
     if not required and not present(path):
         return {}  # Normalize had no file before sentence-transformers 5.
     config = read_json(path)

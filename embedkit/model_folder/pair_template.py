@@ -1,4 +1,4 @@
-"""How a tokenizer puts two texts together: the pair template of tokenizer.json, with token types."""
+"""How a tokenizer joins two texts: the pair template of tokenizer.json, with token types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PairTemplate:
     Attributes:
         before: ids before the first text ([CLS]).
         between: ids between the texts ([SEP], or </s></s>).
-        behind: ids behind the second text ([SEP]).
+        behind: ids after the second text ([SEP]).
         before_types: token types of `before`; likewise `between_types` and `behind_types`.
         text_types: token types of the first and of the second text.
     """
@@ -36,15 +36,15 @@ class PairTemplate:
 
     @property
     def special_tokens(self) -> int:
-        """How many ids are put around the two texts."""
+        """How many ids are added to the two texts."""
         return len(self.before) + len(self.between) + len(self.behind)
 
 
 def fit_pair(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each text are kept: ``truncation="longest_first"`` of the `tokenizers` package.
+    """The number of tokens to keep of each text: ``truncation="longest_first"`` of the `tokenizers` package.
 
-    The shorter text is kept whole where it fits into half of the room; else each gets half of it, and the
-    odd token goes to the longer one (to the second if both are equally long).
+    The shorter text is kept in full if it fits into half of the room; otherwise each gets half, and an odd token
+    goes to the longer one (to the second if both have the same length).
 
     Args:
         first: tokens of the first text.
@@ -63,8 +63,8 @@ def fit_pair(first: int, second: int, room: int) -> tuple[int, int]:
 def read_pair_template(folder: Path, tokenizer: Tokenizer) -> PairTemplate:
     """The pair template of a tokenizer's folder.
 
-    Without tokenizer.json it is that of the class that transformers builds from vocab.txt: BERT's
-    ``[CLS] a [SEP] b [SEP]``, MPNet's ``<s> a </s></s> b </s>``.
+    Without tokenizer.json, it is the template of the class that transformers builds from vocab.txt: BERT's
+    ``[CLS] a [SEP] b [SEP]`` or MPNet's ``<s> a </s></s> b </s>``.
 
     Raises:
         ValueError: tokenizer.json is damaged, or its post-processor has no template of two texts.

@@ -1,12 +1,12 @@
 """Reads safetensors files as views of a memory map.
 
-The ``safetensors`` package copies what it hands to numpy and cannot represent bfloat16 there; embedkit reads
-a model's file as it lies on the disk, so that opening one costs no second copy. A file comes from anywhere:
-every number of its header is checked before it is used.
+The ``safetensors`` package copies tensors for numpy and cannot represent bfloat16 there; embedkit maps the file,
+so that opening a model needs no second copy. Files are untrusted: every number of the header is checked before it
+is used.
 
-Nobody can defend a mapped file against a writer: one cut short while a view of it is read ends the process
-with SIGBUS. What outlives the opening of a model is therefore copied (`weights.core_tensors`); while a model
-is opened, saved or verified its files must stay as they are. To replace one by renaming another is safe.
+A mapped file cannot be protected against writers: if it is truncated while a view of it is read, the process dies
+with SIGBUS. Tensors that are used after a model was opened are therefore copied (`weights.core_tensors`); while a
+model is opened, saved or verified, its files must not change. Replacing a file by renaming another one is safe.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy.typing as npt
 __all__ = ["SafetensorsFile"]
 
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
-_MAX_NUMBER = 1 << 63  # of a shape or an offset; a product of more could not be printed
-_MAX_DIMENSIONS = 32  # of a tensor; numpy ends there
+_MAX_NUMBER = 1 << 63  # of a shape or an offset; larger products could not be printed
+_MAX_DIMENSIONS = 32  # of a tensor; the limit of numpy
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
@@ -40,10 +40,10 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
     """The tensors of one file: ``name -> array``, read-only.
 
     ``F32`` and ``I8`` tensors are views of the mapped file. ``F16`` and ``BF16`` become new float32 arrays
-    with exactly the same values. A tensor of another type can be listed but not read.
+    with exactly the same values. Tensors of other types can be listed but not read.
 
     Raises:
-        ValueError: when the file is not a whole, consistent safetensors file.
+        ValueError: the file is not a complete, consistent safetensors file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -80,7 +80,7 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
         return parsed
 
     def _check(self, header: dict[str, Any], data_bytes: int) -> dict[str, tuple[str, tuple[int, ...], int]]:
-        """``name -> (dtype, shape, offset from the start of the data)`` once all of it holds together."""
+        """``name -> (dtype, shape, offset from the start of the data)``, checked for consistency."""
         entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
         spans: list[tuple[int, int, str]] = []
         for name, entry in header.items():
@@ -99,7 +99,7 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
             if offsets[1] - offsets[0] != expected:
                 raise self._error(
                     f"tensor {name!r} of shape {shape} and type {dtype} needs {expected} bytes, "
-                    f"its place has {offsets[1] - offsets[0]}"
+                    f"but has {offsets[1] - offsets[0]}"
                 )
             entries[name] = (dtype, tuple(shape), offsets[0])
             spans.append((offsets[0], offsets[1], name))

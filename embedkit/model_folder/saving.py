@@ -1,28 +1,79 @@
-"""Writes a model folder that embedkit and, in fp32, sentence-transformers load."""
+"""The writer of model folders: those of `embedkit.Encoder.save`, of a training and of the ONNX export.
+
+The format is that of sentence-transformers, in the form that every version of it reads.
+"""
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .fingerprint import fingerprint, hash_tensors, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
-from .json_file import present, read_json
-from .modules import POOLING_FLAGS, Dense
+from .json_file import present, read_json, write_json
+from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
+from .tokenizer_files import TOKENIZER_FILES
 from .weights import WEIGHTS_FILES, core_head, core_tensors, stored_tensors
 
-__all__ = ["check_source", "copy_files", "new_folder", "write_folder", "write_json", "write_settings"]
+__all__ = [
+    "DenseWeights",
+    "Modules",
+    "append_dense",
+    "check_new_folder",
+    "copy_tokenizer",
+    "copy_without_weights",
+    "new_folder",
+    "write_folder",
+    "write_modules",
+    "write_settings",
+]
 
 _DOCUMENTS = ("README*", "LICENSE*", "NOTICE*")
-_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """A Dense layer to be written: ``activation(weight @ x + bias)``.
+
+    Attributes:
+        weight: (out_features, in_features) float32.
+        bias: (out_features,) float32.
+        activation: the core's name, such as ``"identity"`` or ``"tanh"``.
+    """
+
+    weight: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32]
+    activation: str = "identity"
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The modules of a model folder to be written.
+
+    Attributes:
+        hidden_size: dimensions of the token vectors.
+        pooling: how they become one vector.
+        head: the modules after the pooling, in order. The files of a `Dense` are in the folder already; a
+            `DenseWeights` is written.
+        transformer: path of the transformer's folder in the model folder.
+        do_lower_case: lower-case the text before the tokenizer's own normalization.
+    """
+
+    hidden_size: int
+    pooling: Pooling
+    head: tuple[Dense | DenseWeights | Normalize, ...] = ()
+    transformer: Path = Path()
+    do_lower_case: bool = False
 
 
 def write_folder(
@@ -31,34 +82,36 @@ def write_folder(
     *,
     precision: str,
     settings: Settings,
-    similarity_fn_name: str | None,
     ranges: np.ndarray[Any, Any] | None,
 ) -> None:
-    """Write ``folder`` at ``precision`` with the settings given into the new folder ``target``.
+    """Write ``folder`` at ``precision`` with other settings to the new folder ``target``.
 
-    The folder appears whole or not at all: it is written beside ``target`` and renamed.
+    The folder appears complete or not at all: it is written beside ``target`` and renamed.
 
     Raises:
-        FileExistsError: ``target`` is a file, or a folder that is not empty.
+        FileExistsError: ``target`` is a file or a folder that is not empty.
         FileNotFoundError: ``folder`` or one of its files is gone; names it.
-        ValueError: the settings in ``folder`` are not those that were opened.
+        ValueError: ``folder`` has changed since it was opened.
     """
-    check_source(folder)
     with new_folder(target) as work:
-        copy_files(folder, work)
-        write_settings(folder, work, settings, similarity_fn_name)
+        copy_without_weights(folder, work, settings)
         _write_weights(folder, work, precision, settings, ranges)
+
+
+def check_new_folder(target: Path) -> None:
+    """Raise FileExistsError if ``target`` is a file or a folder that is not empty."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{target} exists and is not empty; remove it or save to another folder")
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill beside ``target``, which takes its name when the block ends without an error.
+    """A folder to fill beside ``target``; it is renamed to ``target`` when the block ends without an error.
 
     Raises:
-        FileExistsError: ``target`` is a file, or a folder that is not empty.
+        FileExistsError: ``target`` is a file or a folder that is not empty.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} exists and is not empty; remove it or save to another folder")
+    check_new_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.parent / f".{target.name}.{secrets.token_hex(8)}"
     work.mkdir()
@@ -72,9 +125,114 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise
 
 
-def check_source(folder: ModelFolder) -> None:
+def copy_without_weights(folder: ModelFolder, work: Path, settings: Settings) -> None:
+    """Write everything but the transformer's weights of ``folder``, with other settings, to ``work``.
+
+    Raises:
+        FileNotFoundError: ``folder`` or one of its files is gone; names it.
+        ValueError: ``folder`` has changed since it was opened.
+    """
+    _check_source(folder)
+    _copy_files(folder, work)
+    modules = _modules_of(folder, work)
+    write_modules(work, modules)
+    path = folder.path / SETTINGS_FILE
+    write_settings(work, modules, settings, read_json(path) if present(path) else {})
+
+
+def append_dense(path: Path, layer: DenseWeights) -> None:
+    """Add a layer after the last module of the model folder ``path``, in place.
+
+    ``embedkit.json`` is removed: the fingerprint in it is that of the model without the layer.
+
+    Raises:
+        FileNotFoundError: a file of the folder is missing.
+        ValueError: the folder is damaged, or its vectors are not the layer's input.
+    """
+    folder = open_folder(path)
+    if layer.weight.shape[1] != folder.dimension:
+        raise ValueError(f"{path} has {folder.dimension} dimensions, the layer takes {layer.weight.shape[1]}")
+    modules = _modules_of(folder, path)
+    write_modules(path, replace(modules, head=(*modules.head, layer)))
+    (path / METADATA_FILE).unlink(missing_ok=True)
+
+
+def copy_tokenizer(source: Path, target: Path, *, vocabulary: bool = True) -> None:
+    """Copy the tokenizer's files from one transformer's folder to another.
+
+    Args:
+        source: the folder with the files.
+        target: the other one, which exists.
+        vocabulary: also copy vocabulary files where tokenizer.json contains them; slow tokenizers of transformers 4
+            read nothing else.
+    """
+    contained = not vocabulary and present(source / "tokenizer.json")
+    for name in TOKENIZER_FILES:
+        if present(source / name) and not (contained and name in _VOCABULARIES):
+            shutil.copyfile(source / name, target / name)
+
+
+def write_modules(folder: Path, modules: Modules) -> None:
+    """Write ``modules.json``, the pooling's configuration and the Dense layers; existing files are replaced."""
+    entries = [("Transformer", modules.transformer.as_posix()), ("Pooling", "1_Pooling")]
+    taken = {
+        module.folder.relative_to(folder).as_posix() for module in modules.head if isinstance(module, Dense)
+    }
+    for module in modules.head:
+        number = len(entries)
+        if isinstance(module, Dense):
+            entries.append(("Dense", module.folder.relative_to(folder).as_posix()))
+        elif isinstance(module, DenseWeights):
+            name = next(name for i in count(number) if (name := f"{i}_Dense") not in taken)
+            taken.add(name)
+            entries.append(("Dense", name))
+            _write_dense(folder / name, module)
+        else:
+            entries.append(("Normalize", f"{number}_Normalize"))  # has no files
+    write_json(
+        folder / "modules.json",
+        [
+            {
+                "idx": number,
+                "name": str(number),
+                "path": "" if path == "." else path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for number, (kind, path) in enumerate(entries)
+        ],
+    )
+    write_json(folder / "1_Pooling" / "config.json", _pooling_config(modules))
+
+
+def write_settings(
+    folder: Path, modules: Modules, settings: Settings, others: Mapping[str, Any] | None = None
+) -> None:
+    """Write the maximum length, prompts, similarity and truncation.
+
+    Args:
+        folder: the model folder.
+        modules: its modules.
+        settings: what is written.
+        others: further keys of ``config_sentence_transformers.json`` to keep.
+    """
+    write_json(
+        folder / modules.transformer / "sentence_bert_config.json",
+        {"max_seq_length": settings.max_length, "do_lower_case": modules.do_lower_case},
+    )
+    config = dict(others or {})
+    config["prompts"] = dict(settings.prompts)
+    config["default_prompt_name"] = settings.default_prompt_name
+    config["similarity_fn_name"] = settings.similarity_fn_name
+    if settings.truncate_dim is not None:
+        config["truncate_dim"] = settings.truncate_dim
+    else:
+        config.pop("truncate_dim", None)
+    write_json(folder / SETTINGS_FILE, config)
+
+
+def _check_source(folder: ModelFolder) -> None:
     """Weights and tokenizer are read again from where the model was opened: they must still be there."""
-    advice = f"saving reads {folder.path} again; put the model back there, or open it anew from where it is"
+    advice = f"saving reads {folder.path} again; put the model back, or open it again from its new place"
     names = ("tokenizer.json", "vocab.txt")
     try:
         now = open_folder(folder.path)
@@ -88,23 +246,19 @@ def check_source(folder: ModelFolder) -> None:
         raise ValueError(f"{folder.path} has changed since the model was opened: {advice}")
 
 
-def copy_files(folder: ModelFolder, work: Path) -> None:
-    """Copy what does not depend on the precision, as it is."""
+def _copy_files(folder: ModelFolder, work: Path) -> None:
+    """Copy the files that do not depend on precision and settings."""
     inner = work / folder.transformer.relative_to(folder.path)
     inner.mkdir(parents=True, exist_ok=True)
     for pattern in _DOCUMENTS:
         for path in folder.path.glob(pattern):
             if path.is_file():
                 shutil.copyfile(path, work / path.name)
-    names = [*_TOKENIZER_FILES, "tokenizer.json"]
-    if not present(folder.transformer / "tokenizer.json"):
-        names += _VOCABULARIES  # tokenizer.json holds them too
-    for name in ("config.json", *names):
-        if present(folder.transformer / name):
-            shutil.copyfile(folder.transformer / name, inner / name)
+    copy_tokenizer(folder.transformer, inner, vocabulary=False)
+    shutil.copyfile(folder.transformer / "config.json", inner / "config.json")
     config = read_json(inner / "config.json")
     for key in ("dtype", "torch_dtype"):
-        if key in config:  # the type that transformers computes in: that of the tensors written
+        if key in config:  # the type in which transformers computes: that of the tensors written
             config[key] = "float32"
             write_json(inner / "config.json", config)
     for module in folder.head:
@@ -115,57 +269,54 @@ def copy_files(folder: ModelFolder, work: Path) -> None:
                 shutil.copyfile(module.folder / name, destination / name)
 
 
-def write_settings(
-    folder: ModelFolder, work: Path, settings: Settings, similarity_fn_name: str | None
-) -> None:
-    """Write the sentence-transformers side of the folder, in the form that every version of it reads."""
-    modules = [("Transformer", folder.transformer.relative_to(folder.path).as_posix())]
-    modules.append(("Pooling", "1_Pooling"))
-    for module in folder.head:
-        if isinstance(module, Dense):
-            modules.append(("Dense", module.folder.relative_to(folder.path).as_posix()))
-        else:
-            modules.append(("Normalize", f"{len(modules)}_Normalize"))  # holds no file
-    write_json(
-        work / "modules.json",
-        [
-            {
-                "idx": number,
-                "name": str(number),
-                "path": "" if path == "." else path,
-                "type": f"sentence_transformers.models.{kind}",
-            }
-            for number, (kind, path) in enumerate(modules)
-        ],
+def _modules_of(folder: ModelFolder, root: Path) -> Modules:
+    """The modules of a folder whose files are, or were copied to, below ``root``."""
+    return Modules(
+        hidden_size=folder.hidden_size,
+        pooling=folder.pooling,
+        head=tuple(
+            replace(module, folder=root / module.folder.relative_to(folder.path))
+            if isinstance(module, Dense)
+            else module
+            for module in folder.head
+        ),
+        transformer=folder.transformer.relative_to(folder.path),
+        do_lower_case=folder.do_lower_case,
     )
-    write_json(work / "1_Pooling" / "config.json", _pooling_config(folder))
-    inner = work / folder.transformer.relative_to(folder.path)
-    write_json(
-        inner / "sentence_bert_config.json",
-        {"max_seq_length": settings.max_length, "do_lower_case": folder.do_lower_case},
-    )
-    path = folder.path / SETTINGS_FILE
-    config = read_json(path) if present(path) else {}
-    config["prompts"] = dict(settings.prompts)
-    config["default_prompt_name"] = settings.default_prompt_name
-    config["similarity_fn_name"] = similarity_fn_name
-    if settings.truncate_dim is not None:
-        config["truncate_dim"] = settings.truncate_dim
-    else:
-        config.pop("truncate_dim", None)
-    write_json(work / path.name, config)
 
 
-def _pooling_config(folder: ModelFolder) -> dict[str, Any]:
-    modes = folder.pooling.modes
+def _pooling_config(modules: Modules) -> dict[str, Any]:
+    modes = modules.pooling.modes
     config: dict[str, Any] = {}
     if tuple(mode for mode in POOLING_FLAGS.values() if mode in modes) == modes:
-        config["word_embedding_dimension"] = folder.hidden_size
+        config["word_embedding_dimension"] = modules.hidden_size
         config.update({flag: mode in modes for flag, mode in POOLING_FLAGS.items()})
-    else:  # an order that only the form of sentence-transformers 6 can say
-        config["embedding_dimension"] = folder.hidden_size
+    else:  # an order that only the form of sentence-transformers 6 can express
+        config["embedding_dimension"] = modules.hidden_size
         config["pooling_mode"] = [m + "_tokens" if m == "mean_sqrt_len" else m for m in modes]
-    return {**config, "include_prompt": folder.pooling.include_prompt}
+    return {**config, "include_prompt": modules.pooling.include_prompt}
+
+
+def _write_dense(folder: Path, layer: DenseWeights) -> None:
+    outputs, inputs = layer.weight.shape
+    names = {kind: name for name, kind in ACTIVATIONS.items()}
+    write_json(
+        folder / "config.json",
+        {
+            "in_features": inputs,
+            "out_features": outputs,
+            "bias": True,
+            "activation_function": names[layer.activation],
+        },
+    )
+    _save_tensors(folder / WEIGHTS_FILES["fp32"], {"linear.weight": layer.weight, "linear.bias": layer.bias})
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, path, metadata={"format": "pt"})
+    shutil.copymode(path.with_name("config.json"), path)  # save_file's files are readable by their owner only
 
 
 def _write_weights(
@@ -175,15 +326,10 @@ def _write_weights(
     settings: Settings,
     ranges: np.ndarray[Any, Any] | None,
 ) -> None:
-    from safetensors.numpy import save_file
-
     tensors = core_tensors(folder, precision)
-    inner = work / folder.transformer.relative_to(folder.path)
-    path = inner / WEIGHTS_FILES[precision]
-    save_file(tensors, path, metadata={"format": "pt"})
-    shutil.copymode(inner / "config.json", path)  # save_file makes files that only their owner can read
+    _save_tensors(work / folder.transformer.relative_to(folder.path) / WEIGHTS_FILES[precision], tensors)
     stored = hash_tensors(tensors.items())
-    # fp32 weights out of int8 ones are not those that the int8 ones were made from.
+    # fp32 weights computed from int8 ones are not those that the int8 ones were made from.
     dequantized = folder.precision == "int8" and precision == "fp32"
     source = stored if dequantized else source_weights_hash(folder)
     metadata: dict[str, Any] = {
@@ -196,9 +342,3 @@ def _write_weights(
     if ranges is not None:
         metadata["embedding_ranges"] = [[float(value) for value in row] for row in ranges]
     write_json(work / METADATA_FILE, metadata)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file for people to read, and the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder: the core's WordPiece where it fits, the `tokenizers` package elsewhere."""
+"""The tokenizer of a model folder: the core's WordPiece if possible, otherwise the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from .. import _core
 from .json_file import present, read_json
-from .tokenizer_files import Settings, added_token, damaged, template_ids, typed
+from .tokenizer_files import TokenizerSettings, added_token, damaged, template_ids, typed
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
-_CHUNK = 128  # texts handed to `tokenizers` at once: a Ctrl-C waits until it returns
-# Classes of transformers that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. They let
-# tokenizer_config.json overrule the normalizer of tokenizer.json.
+_CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
+# Classes of transformers that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. With them,
+# tokenizer_config.json overrides the normalizer of tokenizer.json.
 _BERT_CLASSES = {
     "BertTokenizer",
     "DistilBertTokenizer",
@@ -49,17 +49,17 @@ _MPNET_TOKENS = {
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to content ids, and what belongs around them.
+    """Text to content ids, and the special ids around them.
 
     Attributes:
-        core: the compiled WordPiece; None if `encode_batch` runs the `tokenizers` package.
-        prefix_ids: put before the content ids of a text ([CLS]).
-        suffix_ids: put behind them ([SEP]).
-        truncation_side: the end that a text that is too long loses.
-        model_max_length: of tokenizer_config.json, in tokens with prefix and suffix; None without a limit.
-        truncation_max_length: of tokenizer.json's own truncation, which is not applied here; None if unset.
-        pad_id: None if the folder names no padding token.
-        vocab_size: the highest id, added tokens included, plus one.
+        core: the compiled WordPiece; None if `encode_batch` uses the `tokenizers` package.
+        prefix_ids: added before the content ids of a text ([CLS]).
+        suffix_ids: added after them ([SEP]).
+        truncation_side: the end at which a long text is cut.
+        model_max_length: of tokenizer_config.json, in tokens including prefix and suffix; None without a limit.
+        truncation_max_length: of the truncation in tokenizer.json, which is not applied here; None if unset.
+        pad_id: id of the padding token; None if there is none.
+        vocab_size: the highest id, including added tokens, plus one.
     """
 
     core: _core.WordPiece | None
@@ -73,11 +73,11 @@ class Tokenizer:
     _other: Any = field(default=None, repr=False)  # a tokenizers.Tokenizer
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The content ids of each text: without prefix and suffix, never truncated.
+        """The content ids of each text, without prefix and suffix, not truncated.
 
         Raises:
             TypeError: a text is not str.
-            ValueError: a text holds a lone surrogate.
+            ValueError: a text contains a lone surrogate.
         """
         if self.core is not None:
             return self.core.encode_batch(list(texts))
@@ -90,25 +90,25 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Tokenizer:
-    """Read the tokenizer of a model folder: tokenizer.json or, without one, vocab.txt.
+    """Read the tokenizer of a model folder: tokenizer.json or, without it, vocab.txt.
 
     Args:
-        folder: holds the tokenizer's files.
+        folder: contains the tokenizer's files.
         lowercase_first: `do_lower_case` of sentence_bert_config.json: text is lower-cased before the
             tokenizer's own normalization (added tokens of the text are found before that).
 
     Raises:
-        FileNotFoundError: there is neither file.
-        ValueError: a file is damaged, or of a kind that is not supported; the message names it.
+        FileNotFoundError: neither file exists.
+        ValueError: a file is damaged or not supported; the message names it.
         ImportError: the tokenizer is not WordPiece and the `tokenizers` package is missing.
     """
     folder = Path(folder)
-    settings = Settings(folder)
+    settings = TokenizerSettings(folder)
     if settings.tokenizer_class == "RoFormerTokenizer":
-        # Its tokenizer.json does not say so: by that file alone, Chinese text would get other ids.
+        # Its tokenizer.json does not show this: by that file alone, Chinese text would get other ids.
         raise ValueError(
-            f"{settings.path}: RoFormerTokenizer cuts Chinese words with jieba, which embedkit does not run. "
-            "Use a model whose tokenizer takes characters (tokenizer_class BertTokenizer)."
+            f"{settings.path}: RoFormerTokenizer segments Chinese words with jieba, which embedkit does not support. "
+            "Use a model with a character tokenizer (tokenizer_class BertTokenizer)."
         )
     path = folder / "tokenizer.json"
     if present(path):
@@ -132,8 +132,8 @@ class _Normalizer:
     lowercase: bool = True
     lowercase_first: bool = False  # a Lowercase normalizer before this one
 
-    def overrule(self, settings: Settings) -> None:
-        """Apply what transformers applies over tokenizer.json."""
+    def override(self, settings: TokenizerSettings) -> None:
+        """Apply the settings with which transformers overrides tokenizer.json."""
         self.lowercase = settings.flag("do_lower_case", self.lowercase)
         self.handle_chinese_chars = settings.flag("tokenize_chinese_chars", self.handle_chinese_chars)
         if "strip_accents" in settings.values:
@@ -144,12 +144,12 @@ class _Normalizer:
             "clean_text": self.clean_text,
             "handle_chinese_chars": self.handle_chinese_chars,
             "strip_accents": self.lowercase if self.strip_accents is None else self.strip_accents,
-            # Lower-casing before or after the other steps comes to the same, for every code point.
+            # Lower-casing before or after the other steps has the same result for every code point.
             "lowercase": self.lowercase or self.lowercase_first,
         }
 
 
-def _from_json(path: Path, settings: Settings, lowercase_first: bool) -> Tokenizer:
+def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
     content = read_json(path)
     model = typed(content, "model", dict, None, path)
     truncation = typed(content, "truncation", dict, {}, path)
@@ -171,7 +171,7 @@ def _from_json(path: Path, settings: Settings, lowercase_first: bool) -> Tokeniz
         size = max(ids, default=-1) + 1
     else:
         if settings.tokenizer_class in _BERT_CLASSES:
-            normalizer.overrule(settings)
+            normalizer.override(settings)
         normalizer.lowercase_first |= lowercase_first
         vocab = _checked_vocabulary(model.get("vocab"), path)
         added = [
@@ -188,7 +188,7 @@ def _from_json(path: Path, settings: Settings, lowercase_first: bool) -> Tokeniz
     return Tokenizer(core, prefix, suffix, side, settings.model_max_length, limit, pad_id, size, other)
 
 
-def _from_vocabulary(path: Path, settings: Settings, lowercase_first: bool) -> Tokenizer:
+def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
     kind = settings.tokenizer_class
     if kind and kind not in _BERT_CLASSES and kind not in ("PreTrainedTokenizer", "TokenizersBackend"):
         raise ValueError(
@@ -201,7 +201,7 @@ def _from_vocabulary(path: Path, settings: Settings, lowercase_first: bool) -> T
         raise damaged(path, f"not UTF-8 ({error})") from None
     if lines[-1] == "":
         lines.pop()
-    # As in transformers, the last of equal lines counts; an empty string is an id that no text gets.
+    # As in transformers, the last of duplicate lines counts; an empty string is an unused id.
     vocab = {token: i for i, token in enumerate(lines)}
     tokens = [token if vocab[token] == i else "" for i, token in enumerate(lines)]
     defaults = _MPNET_TOKENS if kind == "MPNetTokenizer" else _BERT_TOKENS
@@ -209,7 +209,7 @@ def _from_vocabulary(path: Path, settings: Settings, lowercase_first: bool) -> T
     added = _added_of_settings(settings, [token for token in roles.values() if token is not None])
     contents = {name: token["content"] for name, token in roles.items() if token is not None}
     normalizer = _Normalizer(lowercase_first=lowercase_first)
-    normalizer.overrule(settings)
+    normalizer.override(settings)
     core, ids_of_added = _build(tokens, added, {"unk_token": contents["unk_token"]}, normalizer, path)
     prefix, suffix = (ids_of_added[contents["cls_token"]],), (ids_of_added[contents["sep_token"]],)
     pad_id = ids_of_added[contents["pad_token"]]
@@ -227,7 +227,7 @@ def _build(
 ) -> tuple[_core.WordPiece, dict[str, int]]:
     """The core, and the id of each added token.
 
-    An id is that of the vocabulary or else the next free one, whatever the file says: so does `tokenizers`.
+    An id is that of the vocabulary or the next free one, regardless of the file, as in `tokenizers`.
     """
     tokens = vocab if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
     known = vocab if not isinstance(vocab, list) else {token: i for i, token in enumerate(vocab) if token}
@@ -254,7 +254,7 @@ def _build(
             continuing_prefix=typed(model, "continuing_subword_prefix", str, "##", path),
             max_chars_per_word=limit,
         )
-    except (ValueError, TypeError) as error:  # a surrogate in a token is a ValueError too
+    except (ValueError, TypeError) as error:  # a surrogate in a token raises ValueError
         raise damaged(path, str(error)) from None
     return core, ids
 
@@ -311,14 +311,14 @@ def _load_other(path: Path, lowercase_first: bool) -> Any:
         from tokenizers import normalizers
     except ImportError as error:
         raise ImportError(
-            f"{path} is no WordPiece tokenizer of the BERT kind: embedkit runs it through the `tokenizers` "
-            "package, which is missing. pip install tokenizers"
+            f"{path} is not a BERT WordPiece tokenizer: embedkit runs it with the `tokenizers` "
+            "package, which is not installed: pip install tokenizers"
         ) from error
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # the package raises bare Exception; its panics derive from BaseException
+    except BaseException as error:  # the package raises Exception; its panics derive from BaseException
         raise damaged(path, str(error)) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -330,8 +330,8 @@ def _load_other(path: Path, lowercase_first: bool) -> Any:
     return tokenizer
 
 
-def _added_of_settings(settings: Settings, roles: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The added tokens that a folder without tokenizer.json names, in the order that gives new ids."""
+def _added_of_settings(settings: TokenizerSettings, roles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The added tokens of a folder without tokenizer.json, in the order in which they get new ids."""
     path = settings.path
     decoder = typed(settings.values, "added_tokens_decoder", dict, {}, path)
     try:

@@ -1,4 +1,4 @@
-"""Reads the files of a tokenizer, with an error that names the file for whatever is wrong in them."""
+"""Reads the files of a tokenizer; errors name the file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from typing import Any, Literal, TypeVar
 
 from .json_file import present, read_json
 
-__all__ = ["Settings", "added_token", "damaged", "template_ids", "typed"]
+__all__ = ["TOKENIZER_FILES", "TokenizerSettings", "added_token", "damaged", "template_ids", "typed"]
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+"""Every file that a tokenizer may be read from."""
 
 # transformers writes 1e30 for "no limit".
 _NO_LIMIT = 1_000_000_000
 
-# Classes of transformers that give token types without being told by "model_input_names".
+# Classes of transformers that return token types without "model_input_names".
 _TYPED_CLASSES = {
     "BertTokenizer",
     "ElectraTokenizer",
@@ -28,11 +39,11 @@ Value = TypeVar("Value")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
-class Settings:
-    """tokenizer_config.json and the older files beside it; all of them may be missing."""
+class TokenizerSettings:
+    """tokenizer_config.json and the older files beside it; all are optional."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there of the files of `folder`."""
+        """Read the files of `folder` that exist."""
         self.path = folder / "tokenizer_config.json"
         self.values = _read_optional(self.path)
         self.special_path = folder / "special_tokens_map.json"
@@ -56,17 +67,17 @@ class Settings:
         return int(value) if value < _NO_LIMIT else None
 
     def truncation_side(self, default: str = "right") -> Literal["left", "right"]:
-        """The end that loses tokens; `default` is what tokenizer.json says."""
+        """The end that is cut; `default` is that of tokenizer.json."""
         side = typed(self.values, "truncation_side", str, default, self.path).lower()
         if side not in ("left", "right"):
             raise damaged(self.path, f'"truncation_side" is {side!r}, neither "left" nor "right"')
         return "left" if side == "left" else "right"
 
     def uses_token_types(self, default_class: str) -> bool:
-        """Whether transformers hands the model the token types of pairs.
+        """Whether transformers passes the token types of pairs to the model.
 
         Args:
-            default_class: of the model, for a folder that names no class.
+            default_class: the model's tokenizer class, for a folder that names none.
         """
         names = typed(self.values, "model_input_names", list, [], self.path)
         if names:
@@ -74,7 +85,7 @@ class Settings:
         return (self.tokenizer_class or default_class) in _TYPED_CLASSES
 
     def token(self, name: str, default: str | None = None) -> dict[str, Any] | None:
-        """An added token, as tokenizer.json writes it, for a role such as "pad_token"."""
+        """The added token of a role such as "pad_token", in the form of tokenizer.json."""
         for values, path in ((self.values, self.path), (self.special, self.special_path)):
             value = values.get(name)
             if value is not None:
@@ -91,7 +102,7 @@ class Settings:
 
 
 def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that a post-processor puts before and behind a single text."""
+    """The ids that a post-processor adds before and after a single text."""
     if value is None:
         return (), ()
     if not isinstance(value, dict):
@@ -105,7 +116,7 @@ def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ..
         if kind == "Sequence":
             prefix: tuple[int, ...] = ()
             suffix: tuple[int, ...] = ()
-            for step in value["processors"]:  # a later one goes around the former
+            for step in value["processors"]:  # a later one wraps the former
                 before, behind = template_ids(step, path)
                 prefix, suffix = before + prefix, suffix + behind
             return prefix, suffix
@@ -145,7 +156,7 @@ def _read_optional(path: Path) -> dict[str, Any]:
 def typed(
     values: Mapping[str, Any], name: str, kind: type[Value], default: Value | None, path: Path
 ) -> Value:
-    """`values[name]`, checked; missing or null is the default, and an error where that is None."""
+    """`values[name]`, checked; if missing or null, the default, or an error if that is None."""
     value = values.get(name)
     if value is None:
         if default is None:
@@ -157,5 +168,5 @@ def typed(
 
 
 def damaged(path: Path, problem: str) -> ValueError:
-    """The error to raise: the file, what is wrong in it, and what to do."""
-    return ValueError(f"{path}: {problem}. Fetch the model again, or save its tokenizer anew.")
+    """The error to raise: the file, the problem and the remedy."""
+    return ValueError(f"{path}: {problem}. Fetch the model again, or save its tokenizer again.")

@@ -1,6 +1,6 @@
-"""The weights of a model folder, as the core takes them; and their quantization to int8.
+"""The weights of a model folder in the core's form, and their quantization to int8.
 
-Int8 is symmetric with one scale a row: ``w ≈ int8 * scale[:, None]``, int8 in [-127, 127], where a row is an
+Int8 is symmetric with one scale per row: ``w ≈ int8 * scale[:, None]``, int8 in [-127, 127], where a row is an
 output channel of a linear layer or one embedding. Biases, layer norms, token types and the head stay float32.
 """
 
@@ -31,21 +31,21 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-# int8 has a name of its own: a reader that expects model.safetensors and does not know about the scales would
-# load the integers as if they were the weights, and give wrong vectors without an error.
+# int8 has its own file name: a reader of model.safetensors that ignores the scales would load the integers as
+# weights and silently compute wrong vectors.
 WEIGHTS_FILES = {"fp32": "model.safetensors", "int8": "model.int8.safetensors"}
 _INDEX = "model.safetensors.index.json"
 
 
 def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
-    """Every tensor of the transformer as its folder holds it, checked, sorted by name.
+    """Every tensor of the transformer as stored, checked, sorted by name.
 
-    fp32 folders (also those stored in fp16 or bf16) give float32. int8 folders give int8 for quantized
-    tensors, each followed by ``name + "_scale"`` (rows,) in float32. Arrays may be views of the mapped file.
+    Tensors of fp32 folders (also stored as fp16 or bf16) are float32. Quantized tensors of int8 folders are int8,
+    each followed by ``name + "_scale"`` (rows,) in float32. Arrays may be views of the mapped file.
 
     Raises:
-        FileNotFoundError: no safetensors weights.
-        ValueError: a tensor is missing or has the wrong shape or type, or a value that is not finite.
+        FileNotFoundError: there are no safetensors weights.
+        ValueError: a tensor is missing, has the wrong shape or type, or contains a value that is not finite.
     """
     source = _Source(folder)
     for name, spec in sorted(folder.architecture.tensor_specs(folder.config).items()):
@@ -59,9 +59,9 @@ def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
 def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
     """The tensors that ``_core.Encoder`` takes for ``precision``, from those of the folder.
 
-    The core packs the matrices of the layers into memory of its own and keeps every other array as it is:
-    those are copied here. A view would die with the file: cut short by ``rsync --inplace``, say, it ends the
-    process with SIGBUS, and overwritten it changes the vectors.
+    The core packs the matrices of the layers into its own memory and keeps every other array as it is; those are
+    copied here. A view would depend on the file: if it is truncated, for example by ``rsync --inplace``, the process
+    dies with SIGBUS, and if it is overwritten, the vectors change.
     """
     tensors = stored_tensors(folder)
     if precision != folder.precision:
@@ -75,20 +75,20 @@ def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
 
 
 def _private(tensor: Array) -> Array:
-    """The array in memory of this process; views of a mapped file are those that cannot be written."""
+    """The array in memory of this process: a copy of a view of a mapped file, which is not writeable."""
     return tensor if tensor.flags.writeable else tensor.copy()
 
 
 def quantize(
     specs: Mapping[str, TensorSpec], tensors: Iterator[tuple[str, Array]]
 ) -> Iterator[tuple[str, Array]]:
-    """Quantize the tensors that ``specs`` marks: each gives an int8 array and its float32 ``_scale``."""
+    """Quantize the tensors marked in ``specs``: each becomes an int8 array and its float32 ``_scale``."""
     for name, tensor in tensors:
         if not specs[name].quantized:
             yield name, tensor
             continue
         scale = np.abs(tensor).max(axis=1) / np.float32(127)
-        # A row of zeros stays zeros with any scale. A row so small that its scale rounds to zero as well.
+        # Rows of zeros, and rows so small that their scale rounds to zero, become zeros.
         divisor = np.where(scale > 0, scale, np.float32(1))
         rounded = np.rint(tensor / divisor[:, None])
         yield name, np.clip(rounded, -127, 127, out=rounded).astype(np.int8)
@@ -96,17 +96,17 @@ def quantize(
 
 
 def dequantize(tensors: Iterator[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
-    """The float32 weights that int8 ones stand for, without scales: ``int8 * scale[:, None]``."""
+    """Float32 weights from int8 ones and their scales: ``int8 * scale[:, None]``."""
     for name, tensor in tensors:
         if tensor.dtype != np.int8:
             yield name, tensor
             continue
-        _, scale = next(tensors)  # `stored_tensors` gives it next
+        _, scale = next(tensors)  # `stored_tensors` yields it next
         yield name, tensor.astype(np.float32) * scale[:, None]
 
 
 def core_head(folder: ModelFolder) -> list[dict[str, Any]]:
-    """The modules after the pooling as ``_core.Encoder`` takes them."""
+    """The modules after the pooling in the form of ``_core.Encoder``."""
     head: list[dict[str, Any]] = []
     for module in folder.head:
         if not isinstance(module, Dense):
@@ -129,11 +129,11 @@ def core_head(folder: ModelFolder) -> list[dict[str, Any]]:
 
 
 def core_classifier(folder: ModelFolder, classes: int) -> list[dict[str, Any]]:
-    """The head of a sequence classifier as ``_core.Encoder`` takes it after pooling the first token.
+    """The head of a sequence classifier, applied to the first token, in the form of ``_core.Encoder``.
 
     Raises:
-        FileNotFoundError: no safetensors weights.
-        ValueError: a tensor is missing or has the wrong shape or type, or a value that is not finite.
+        FileNotFoundError: there are no safetensors weights.
+        ValueError: a tensor is missing, has the wrong shape or type, or contains a value that is not finite.
     """
     source, hidden = _Source(folder), folder.hidden_size
     inner, activation, outer = folder.architecture.classifier
@@ -154,7 +154,7 @@ def _missing(path: Path, folder: Path) -> FileNotFoundError:
     if pickles:
         return FileNotFoundError(
             f"{folder} holds its weights only as a pickle ({', '.join(pickles)}), which embedkit never "
-            "opens, since a pickle can run any code. Convert it once where you trust it: load it with "
+            "opens, since a pickle can run any code. If you trust it, convert it once: load it with "
             "sentence-transformers and call save_pretrained(), which writes model.safetensors."
         )
     if any(item.suffix == ".onnx" for place in (folder, folder / "onnx") for item in place.glob("*")):
@@ -184,7 +184,7 @@ class _Source:
         self._refuse_more_layers(folder)
 
     def _refuse_more_layers(self, folder: ModelFolder) -> None:
-        """A file with layers that config.json does not count is another model's: it would run half."""
+        """Refuse a file with more layers than config.json: it belongs to another model."""
         layers, count = folder.architecture.layers, int(folder.config["num_hidden_layers"])
         numbers = set(map(str, range(count)))
         for stored in self._places:
@@ -203,7 +203,7 @@ class _Source:
         for name, shard in places.items():
             if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
                 raise ValueError(
-                    f"{path}: tensor {name!r} lies in {shard!r}, which is no safetensors file here"
+                    f"{path}: tensor {name!r} is in {shard!r}, which is not a safetensors file in this folder"
                 )
             if shard not in shards:
                 if not present(path.parent / shard):
@@ -212,18 +212,18 @@ class _Source:
         return {name: shards[shard] for name, shard in places.items()}
 
     def read(self, name: str, shape: tuple[int, ...], kind: str) -> Array:
-        """One tensor by its canonical name; ``kind`` is ``"float"``, ``"F32"`` or ``"I8"``."""
+        """A tensor by its canonical name; ``kind`` is ``"float"``, ``"F32"`` or ``"I8"``."""
         # Checkpoints converted from TensorFlow name the layer norms' tensors gamma and beta.
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         for stored in (name, self._prefix + name, old, self._prefix + old):
             if stored in self._places:
                 return _checked(self._places[stored], stored, shape, kind)
-        raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not fit config.json")
+        raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not match config.json")
 
 
 def _checked(file: SafetensorsFile, name: str, shape: tuple[int, ...], kind: str) -> Array:
     if name not in file:
-        raise ValueError(f"{file.path}: tensor {name!r} is missing; the file does not fit its config.json")
+        raise ValueError(f"{file.path}: tensor {name!r} is missing; the file does not match its config.json")
     stored = file.dtype(name)
     if (kind == "float" and stored == "I8") or kind not in ("float", stored):
         wanted = "F32, F16 or BF16" if kind == "float" else kind
@@ -241,6 +241,6 @@ def _checked(file: SafetensorsFile, name: str, shape: tuple[int, ...], kind: str
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(tensor))[0])
         raise ValueError(
             f"{file.path}: tensor {name!r} holds {tensor[place]} at {list(place)}; "
-            "weights must be finite. The training went wrong, or the file is damaged."
+            "weights must be finite. The training diverged, or the file is damaged."
         )
     return tensor

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# run.sh [NAME...]: the tests of the adapters NAME (default: all), each in a fresh environment that holds the wheel
-# with the extra NAME, and so the real host package. NAME.txt beside this file lists what only its tests need.
+# run.sh [NAME...]: test the adapters NAME (default: all) against the real libraries, each in a fresh environment with the
+# wheel and the extra NAME. NAME.txt lists further requirements of the tests.
 #
-#   WHEEL=FILE   a wheel to test; default: one is built from the checkout
-#   VENVS=DIR    keep the environments there, and reuse them; default: a temporary folder
+#   WHEEL=FILE   the wheel to test; default: build one from the checkout
+#   VENVS=DIR    keep the environments in DIR and reuse them; default: a temporary folder
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -11,7 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 venvs=${VENVS:-$work}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTEST_ADDOPTS="-p no:cacheprovider ${PYTEST_ADDOPTS:-}"
-# A test needs nothing from outside, and sends nothing there.
+# The tests use no network.
 export HF_HUB_OFFLINE=1 ANONYMIZED_TELEMETRY=False HAYSTACK_TELEMETRY_ENABLED=False LANGCHAIN_TRACING_V2=false
 export RAY_USAGE_STATS_ENABLED=0
 
@@ -34,15 +34,15 @@ for name in "$@"; do
   python=$venvs/$name/bin/python
   [ -x "$python" ] || python3 -m venv "$venvs/$name"
   extra=$name
-  [ "$name" != vector-stores ] || extra=parquet  # they load what an index exports, and need no adapter
+  [ "$name" != vector-stores ] || extra=parquet  # vector stores load exports of an index, without an adapter
   "$python" -m pip install -q --no-compile -c "$root/constraints.txt" "$WHEEL[cpu,$extra]" -r "$requirements"
   "$python" -m pip install -q --no-compile --no-deps --force-reinstall "$WHEEL"
   installed=$((SECONDS - begin))
   options=()
-  if [ "$name" = langchain ]; then  # its standard suites are asynchronous in part
+  if [ "$name" = langchain ]; then  # some of its standard tests are asynchronous
     options=(-o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function)
   fi
-  # Elsewhere: the checkout must not stand in for what the wheel lacks.
+  # Run outside the checkout, so that only the wheel is tested.
   (cd "$work" && "$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" "${options[@]}" \
     "$here/test_${name//-/_}.py")
   echo "$name: installed in $installed s, tested in $((SECONDS - begin - installed)) s"

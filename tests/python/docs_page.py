@@ -1,10 +1,11 @@
-"""Runs the code blocks of a Markdown page in their order: ``python docs_page.py PAGE``, in the folder to work in.
+"""Run the code blocks of a Markdown page in order: ``python docs_page.py PAGE``, in an empty working folder.
 
-* ```` ```python ````: all in one namespace, statement by statement. A comment that begins with a shape, such as
-  ``# (2, 384)``, must be the shape of what the statement gave.
-* ```` ```sh ````: by bash, which stops at the first command that fails, with the installed commands first on the path.
-* Any other block that ``<!-- file: NAME -->`` stands above is written to that file.
-* ``<!-- not run: WHY -->`` or ``<!-- run by TEST-FILE: WHY -->`` above a block leaves it out here.
+* ```` ```python ```` blocks share one namespace. A comment that starts with a shape, such as ``# (2, 384)``, is
+  compared with the shape of the statement's value.
+* ```` ```sh ```` blocks are run by bash, which stops at the first failing command, with the installed commands first
+  on the path.
+* Other blocks below ``<!-- file: NAME -->`` are written to that file.
+* Blocks below ``<!-- not run: WHY -->`` or ``<!-- run by TEST-FILE: WHY -->`` are skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Block:
     line: int
     code: str
     marker: str = ""
-    told: str = ""  # what the marker says: a reason, a file
+    argument: str = ""  # the text of the marker: a reason, a file
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -63,10 +64,10 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def run(page: Path, namespace: dict[str, Any]) -> None:
-    """Run what a page has for this machine, in the working directory."""
+    """Run a page in the working directory."""
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.marker == "file":
-            Path(block.told).write_text(block.code, encoding="utf-8")
+            Path(block.argument).write_text(block.code, encoding="utf-8")
         elif block.marker:
             continue
         elif block.language == "python":
@@ -77,7 +78,7 @@ def run(page: Path, namespace: dict[str, Any]) -> None:
 
 def _run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
     lines = block.code.split("\n")
-    # line numbers of the page, so that a traceback shows the place
+    # keep the line numbers of the page for tracebacks
     for statement in ast.parse("\n" * (block.line - 1) + block.code, str(page)).body:
         value = None
         if isinstance(statement, ast.Expr):

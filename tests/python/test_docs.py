@@ -1,7 +1,8 @@
-"""The documentation does what it says: every code block of its pages and of the README runs, or says why not."""
+"""Every code block of the documentation and the README runs, or says why not; every test they cite exists."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import os
 import re
@@ -16,11 +17,18 @@ from docs_page import blocks
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 _NAMES = [page.name for page in PAGES]
-_DATA = ("json", "yaml", "text")  # languages of what is read, not run
+CITING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+_DATA = ("json", "yaml", "text")  # languages of blocks that are written to files
 
 
 @pytest.fixture(params=PAGES, ids=_NAMES)
 def page(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param
+    return found
+
+
+@pytest.fixture(params=CITING, ids=lambda path: str(path.relative_to(ROOT)))
+def cited(request: pytest.FixtureRequest) -> Path:
     found: Path = request.param
     return found
 
@@ -52,22 +60,26 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
         where = f"{page.name}:{block.line}"
         assert block.language in ("python", "sh", *_DATA), f"{where}: unknown language {block.language!r}"
         if block.marker == "not run":
-            assert len(block.told) >= 10, f"{where}: say why this block is not run"
+            assert len(block.argument) >= 10, f"{where}: say why this block is not run"
         elif block.marker == "run by":
-            test, _, why = block.told.partition(": ")
+            test, _, why = block.argument.partition(": ")
             assert (ROOT / test).is_file(), f"{where}: there is no {test}"
             assert why, f"{where}: say why this block is run elsewhere"
         elif block.language in _DATA:
             assert block.marker == "file", f"{where}: name the file, <!-- file: NAME -->"
 
 
-def test_tests_that_a_page_names_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for file, name in re.findall(r"`(tests/[\w./-]+\.py)(?:::(\w+))?`", text):
-        assert (ROOT / file).is_file(), f"{page.name}: there is no {file}"
-        assert f"def {name or ''}" in (ROOT / file).read_text(encoding="utf-8"), (
-            f"{page.name}: {file} has no {name}"
-        )
+def test_tests_that_a_page_cites_exist(cited: Path) -> None:
+    text = cited.read_text(encoding="utf-8")
+    for file, name in re.findall(r"`(tests/[\w./-]+?)(?:::(\w+))?`", text):
+        assert (ROOT / file).exists(), f"{cited.name}: there is no {file}"
+        if name:
+            functions = {
+                node.name
+                for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+                if isinstance(node, ast.FunctionDef)
+            }
+            assert name in functions, f"{cited.name}: {file} has no test {name}"
 
 
 def test_every_page_is_in_the_navigation() -> None:

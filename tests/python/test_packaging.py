@@ -82,12 +82,12 @@ def test_the_newest_entry_of_the_changes_is_this_version() -> None:
     assert all(date != "unreleased" for _, date in headings[1:])
 
 
-def test_licence_is_installed() -> None:
+def test_license_is_installed() -> None:
     assert metadata.metadata("embedkit")["License-Expression"] == "Apache-2.0"
     assert "LICENSE" in {f.name for f in metadata.files("embedkit") or [] if ".dist-info" in str(f)}
 
 
-def test_built_in_model_is_installed_with_its_licence_and_notice() -> None:
+def test_built_in_model_is_installed_with_its_license_and_notice() -> None:
     folders = [f for f in (resources.files("embedkit") / "models").iterdir() if (f / "config.json").is_file()]
     assert folders
     for folder in folders:

@@ -1,4 +1,4 @@
-"""The README says what is so; its code blocks are run by test_docs.py."""
+"""The commands and files that the README names exist; test_docs.py runs its code blocks."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Duplicates in training data, and training data that is evaluation data."""
+"""Duplicates in training data, and overlap of training and evaluation data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Pairs = Iterable[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Overlap:
-    """What one evaluation set shares with the training table.
+    """The overlap of an evaluation set with the training table.
 
     Attributes:
         pairs: of the evaluation set.
-        leaked_pairs: training rows whose pair is a pair of the evaluation set.
-        sentences: different ones of the evaluation set.
-        seen_sentences: those of them that are in the training table.
-        examples: some of the leaked pairs, as the training table writes them.
+        leaked_pairs: training rows whose pair is in the evaluation set.
+        sentences: distinct sentences of the evaluation set.
+        seen_sentences: those that are also in the training table.
+        examples: some of the leaked pairs, as in the training table.
     """
 
     pairs: int
@@ -40,13 +40,13 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found.
+    """The result of `check`.
 
     Attributes:
         rows: of the training table.
-        duplicates: rows whose texts stand in an earlier row.
+        duplicates: rows whose texts are those of an earlier row.
         examples: some of the duplicates.
-        overlaps: evaluation set -> what it shares with the table.
+        overlaps: evaluation set -> its overlap with the table.
     """
 
     rows: int
@@ -75,22 +75,21 @@ class Report:
 
 
 def normalized(text: str) -> str:
-    """What makes two texts count as equal: NFKC, case folding, white space collapsed."""
+    """The form in which texts are compared: NFKC, case-folded, white space collapsed."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     return " ".join(text.casefold().split())
 
 
 def check(table: Table, evaluations: Mapping[str, Pairs], fields: Sequence[str] = _PAIR) -> Report:
-    """Count duplicates of a table, and what it shares with evaluation sets.
+    """Count the duplicates of a table and its overlap with evaluation sets.
 
-    Texts are compared `normalized`, pairs without regard to their order.
+    Texts are compared `normalized`, pairs regardless of their order.
 
     Args:
-        table: of training.
+        table: the training data.
         evaluations: name -> pairs of sentences.
-        fields: the columns of the table's texts; the first two are the pair, a single sentence is none and
-            cannot leak as one.
+        fields: the text columns of the table; the first two are the pair. Single sentences cannot leak as pairs.
     """
     seen: set[int] = set()
     sentences: set[int] = set()
@@ -115,7 +114,7 @@ def check(table: Table, evaluations: Mapping[str, Pairs], fields: Sequence[str] 
 
 
 def _hashes(table: Table, fields: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    # 64-bit hashes in place of texts: among a million texts a chance collision has a probability of 3e-8.
+    # 64-bit hashes instead of texts: a collision among a million texts has a probability of 3e-8.
     known: dict[str, int] = {}
 
     def of(text: str) -> int:

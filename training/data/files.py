@@ -1,4 +1,4 @@
-"""Raw rows of the files that training and evaluation read.
+"""Reads rows of training and evaluation files.
 
 Files are UTF-8, plain or gzipped: ``.tsv`` (header row, no quoting), ``.csv`` (RFC 4180), ``.jsonl``,
 ``.txt`` (a sentence a line, the column ``text``), and ``.parquet``.
@@ -23,12 +23,12 @@ Rows = tuple[list[str], str, Iterator[tuple[int, Sequence[Any]]]]
 
 
 def file_rows(path: Path) -> Rows:
-    """The rows of a file, read when they are asked for.
+    """The rows of a file, read lazily.
 
     Raises:
-        ValueError: of an unknown kind, or damaged; the file, and the line where there is one, are named. While
-            the rows are read, too.
-        FileNotFoundError: there is no such file.
+        ValueError: the format is unknown, or the file is damaged (also while the rows are read); names the file and,
+            if known, the line.
+        FileNotFoundError: the file does not exist.
         ImportError: `pyarrow` is needed and missing.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -68,7 +68,7 @@ def named_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[s
     """(``file:line``, the fields of ``columns``) of each row of a table.
 
     Raises:
-        ValueError: a column is missing; and as `file_rows`, which see.
+        ValueError: a column is missing, or as for `file_rows`.
     """
     header, origin, rows = file_rows(path)
     for name in columns:
@@ -86,7 +86,7 @@ def _whole(
         if len(row) != len(header):
             raise ValueError(
                 f"{origin}:{number}: {len(row)} columns where the header has {len(header)}; repair the row "
-                "(.tsv knows no quoting: a text holds neither tabs nor line breaks)"
+                "(.tsv has no quoting: texts contain neither tabs nor line breaks)"
             )
         yield number, row
 

@@ -1,6 +1,6 @@
-"""Sources of a recipe, read into columns.
+"""Reads the data sources of recipes into columns.
 
-A source is files as `embedkit.training.data.files` reads them, or a data set of the `datasets` package.
+A source is one or several files (see `embedkit.training.data.files`) or a data set of the `datasets` package.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _KEYS = (
 
 
 class Table:
-    """Columns of equal length: texts as a list of str, labels as int64, scores as float64. Never changes.
+    """Columns of equal length: texts as a list of str, labels as int64, scores as float64. Immutable.
 
     Attributes:
         labels: names of the classes in the order of their ids; empty if ``label`` is a number.
     """
 
     def __init__(self, columns: Mapping[str, Column], labels: Sequence[str] = ()) -> None:
-        """Take the columns as they are.
+        """Wrap columns.
 
         Raises:
-            ValueError: they differ in length.
+            ValueError: their lengths differ.
         """
         sizes = {name: len(column) for name, column in columns.items()}
         if len(set(sizes.values())) > 1:
@@ -85,15 +85,15 @@ class Table:
         """A column of texts.
 
         Raises:
-            TypeError: it holds numbers.
+            TypeError: it contains numbers.
         """
         column = self[name]
         if not isinstance(column, list):
-            raise TypeError(f"the column {name!r} holds numbers, not texts")
+            raise TypeError(f"the column {name!r} contains numbers, not texts")
         return column
 
     def select(self, indices: npt.ArrayLike) -> Table:
-        """The rows of these indices, in their order."""
+        """The rows at these indices, in order."""
         rows = np.asarray(indices, np.int64)
         chosen = rows.tolist()
         return Table(
@@ -116,7 +116,7 @@ class _Spec:
     max_score: float
 
     def fields(self, header: Sequence[str], origin: str) -> dict[str, str]:
-        """Our field -> column of the file; every column that is needed is there."""
+        """Field -> column of the file; checks that every column exists."""
         fields = self.columns if self.columns is not None else {name: name for name in header}
         for name in (*fields.values(), *self.where):
             if name not in header:
@@ -134,17 +134,17 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
         spec: of a recipe:
             ``path``: a file or a list of files, relative to `root`; or ``dataset``, a name of the `datasets`
             package with ``config`` and ``split``.
-            ``columns``: our field -> column of the file; without it all columns under their own names.
-            ``where``: column -> value or list of values; rows with any other value are left out.
+            ``columns``: field -> column of the file; by default all columns under their own names.
+            ``where``: column -> value or list of values; rows with other values are skipped.
             ``labels``: names of the classes in the order of their ids, for the field ``label``; without it
-            ``label`` and ``score`` are numbers, within ``min_score`` and ``max_score``.
-            ``limit``: that many rows, drawn with ``seed`` (0); fewer if there are fewer.
+            ``label`` and ``score`` are numbers between ``min_score`` and ``max_score``.
+            ``limit``: maximum number of rows, drawn with ``seed`` (0).
             ``balanced_fraction``: of these, a fraction with equally many rows of each of the ``labels``, drawn with
             ``seed``, see `embedkit.training.data.sampler.balanced_fraction`.
-        root: None: the environment variable EMBEDKIT_DATA, else the current directory.
+        root: None for the environment variable EMBEDKIT_DATA, else the current directory.
 
     Returns:
-        All other fields are texts: non-empty and valid Unicode.
+        The table; fields other than ``label`` and ``score`` are texts, non-empty and valid Unicode.
 
     Raises:
         ValueError: the specification or a row is wrong; the message names the file, the line and the remedy.
@@ -179,15 +179,15 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
 
 
 def root_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Where relative paths of data start: ``given``, else the variable EMBEDKIT_DATA, else the current directory."""
+    """The folder of relative data paths: ``given``, else the variable EMBEDKIT_DATA, else the current directory."""
     return Path(given if given is not None else os.environ.get("EMBEDKIT_DATA", "."))
 
 
 def check_source(spec: Mapping[str, Any]) -> None:
-    """Check what can be known of a source before it is read.
+    """Check a source without reading it.
 
     Raises:
-        ValueError: a key is not known (the nearest is named), or a value has the wrong type.
+        ValueError: a key is unknown (a similar one is suggested), or a value has the wrong type.
     """
     _checked(spec)
 

@@ -1,9 +1,8 @@
-"""The order of the batches: shuffled, bucketed by length, from one task or several, the same on every run.
+"""The order of batches: shuffled, bucketed by length, from one or several tasks, deterministic.
 
-A sampler is a plain iterable of lists of indices, so that it serves as ``batch_sampler`` of a torch
-DataLoader. What it yields depends on the seed, the epoch and the data's lengths alone: a run resumes exactly
-by setting the epoch and leaving out the batches that it has seen, and the global batches do not depend on the
-number of processes.
+A sampler is a plain iterable of lists of indices, for the ``batch_sampler`` of a torch DataLoader. Its batches
+depend only on the seed, the epoch and the lengths of the data: a run resumes exactly by setting the epoch and
+skipping the batches it has seen, and the global batches do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -24,32 +23,31 @@ __all__ = [
 Schedule = Literal["sequential", "round_robin", "proportional", "annealed"]
 Indices = npt.NDArray[np.int64]
 
-_MEGABATCH = 50
-_ORDER = 1 << 20  # stream of random numbers for the order of tasks; those of the tasks are their numbers
+_MEGABATCH = 50  # batches whose texts are sorted together
+_ORDER = 1 << 20  # random stream for the order of tasks; the streams of the tasks are their numbers
 
 
 class TaskSampler:
-    """Batches of texts of similar length, so that little of a batch is padding, each from one task alone.
+    """Batches of texts of similar length, to save padding, each from a single task.
 
-    A pass over a task is shuffled, cut into megabatches of ``megabatch * batch_size`` indices, each sorted by
-    length and cut into batches; then the batches are shuffled.
+    A pass over a task is shuffled, cut into megabatches of 50 batches, each sorted by length and cut into batches;
+    then the batches are shuffled.
 
-    With several processes each global batch is split into contiguous equal shares, one per process. So that
-    the shares of a partial batch are equal too, up to ``world_size - 1`` random indices are left out of such
-    a pass.
+    With several processes, each global batch is split into equal contiguous shares, one per process. To make
+    the shares of a partial batch equal, too, up to ``world_size - 1`` random indices are dropped in such a pass.
 
-    A schedule says how many batches of each task an epoch has (its quota) and in which order they come:
+    A schedule determines how many batches of each task an epoch has (its quota) and their order:
 
     * ``sequential``: all batches of the first task, then all of the second, …
     * ``round_robin``: one batch of each task in turn. An epoch ends when the largest task has been seen once;
-      smaller ones start over.
+      smaller ones are repeated.
     * ``proportional``: in random order, tasks in proportion to their number of batches.
     * ``annealed``: in random order, by `annealed_probabilities` of the numbers of batches (Stickland & Murray
-      2019): at first in proportion, towards the last epoch nearly evenly.
+      2019): proportional at first, nearly uniform in the last epoch.
 
-    Quotas are the expected counts rounded, not a draw: the same mean without the variance. A task goes on in
-    the next epoch where it stopped, and is shuffled anew whenever it starts over, so that all its indices are
-    seen equally often, give or take one.
+    Quotas are rounded expected counts, not random draws: the same mean without the variance. A task continues in
+    the next epoch where it stopped, and is reshuffled whenever it starts over, so that all its indices are seen
+    equally often, plus or minus one.
     """
 
     def __init__(
@@ -60,9 +58,7 @@ class TaskSampler:
         schedule: Schedule,
         *,
         epochs: int = 1,
-        steps_per_epoch: int | None = None,
         seed: int = 0,
-        megabatch: int = _MEGABATCH,
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -71,27 +67,23 @@ class TaskSampler:
 
         Args:
             lengths: (n,), tokens of each example of all tasks.
-            tasks: name -> indices of its examples: a range, or what `balanced_fraction` drew.
+            tasks: name -> indices of its examples: a range, or the result of `balanced_fraction`.
             batch_size: of the global batch, over all processes.
             schedule: see the class.
-            epochs: of the run, over which ``annealed`` anneals; later ones are like the last.
-            steps_per_epoch: batches of an epoch; None: as many as all tasks have (``round_robin``: the number
-                of tasks times the batches of the largest). ``sequential`` takes no other number.
+            epochs: over which ``annealed`` anneals; later epochs are like the last.
             seed: of the order.
-            megabatch: batches that are sorted together; 1 leaves the order random.
-            drop_last: leave out the partial batch of a task; which indices it would hold is random.
+            drop_last: leave out the partial batch of a task; its indices are random.
             rank: number of this process.
             world_size: number of processes.
 
         Raises:
-            ValueError: a number is out of range, `batch_size` is no multiple of `world_size`, a task has no
-                batch or an index beyond the lengths, or the schedule is unknown.
+            ValueError: a number is out of range, `batch_size` is not a multiple of `world_size`, a task has no
+                batch or an index out of range, or the schedule is unknown.
         """
         self._plan = _Plan(
             lengths,
             batch_size,
             seed=seed,
-            megabatch=megabatch,
             drop_last=drop_last,
             rank=rank,
             world_size=world_size,
@@ -108,18 +100,12 @@ class TaskSampler:
             self._plan.check(f"the task {name!r}", indices)
         self._sizes = np.array([self._plan.batches(indices) for indices in self._tasks])
         total = int(self._sizes.sum())
-        if schedule == "sequential" and steps_per_epoch not in (None, total):
-            raise ValueError(
-                f"steps_per_epoch={steps_per_epoch}: a sequential epoch is all {total} batches; leave it out"
-            )
-        if steps_per_epoch is None:
-            rounds = len(self._sizes) * int(self._sizes.max())
-            steps_per_epoch = rounds if schedule == "round_robin" else total
-        self.steps_per_epoch = _positive("steps_per_epoch", steps_per_epoch)
+        rounds = len(self._sizes) * int(self._sizes.max())
+        self.steps_per_epoch = rounds if schedule == "round_robin" else total
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch (from 0) that the next iteration yields."""
+        """Set the epoch (from 0) of the next iteration."""
         self.epoch = _not_negative("epoch", epoch)
 
     def __len__(self) -> int:
@@ -131,7 +117,7 @@ class TaskSampler:
         return dict(zip(self.names, self._quotas(epoch).tolist(), strict=True))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of the epoch: of each, this process's share."""
+        """This process's share of each batch of the epoch."""
         epoch = self.epoch
         quotas = self._quotas(epoch)
         streams = [
@@ -145,8 +131,7 @@ class TaskSampler:
         if self.schedule == "sequential":
             return self._sizes
         if self.schedule == "round_robin":
-            turns, extra = divmod(self.steps_per_epoch, len(self._sizes))
-            return turns + (np.arange(len(self._sizes)) < extra)
+            return np.full(len(self._sizes), self._sizes.max())
         if self.schedule == "proportional":
             probabilities = self._sizes / self._sizes.sum()
         else:
@@ -161,7 +146,7 @@ class TaskSampler:
         return order if self.schedule == "sequential" else self._plan.random(_ORDER, epoch).permutation(order)
 
     def _stream(self, task: int, position: int) -> Iterator[Indices]:
-        """The endless batches of a task, from one on."""
+        """The endless batches of a task, starting at a position."""
         number, skipped = divmod(position, int(self._sizes[task]))
         while True:
             yield from self._plan.pass_over(self._tasks[task], task, number)[skipped:]
@@ -185,7 +170,7 @@ def annealed_probabilities(sizes: npt.ArrayLike, epoch: int, epochs: int) -> npt
 
 
 def balanced_fraction(labels: npt.ArrayLike, fraction: float, *, seed: int = 0) -> Indices:
-    """Draw a fraction of a task with equally many examples of each label; the draw is fixed by the seed.
+    """Draw a fraction of a task with equally many examples of each label; deterministic for a seed.
 
     Args:
         labels: (n,), the class of each example.
@@ -219,7 +204,7 @@ def balanced_fraction(labels: npt.ArrayLike, fraction: float, *, seed: int = 0) 
 
 
 class _Plan:
-    """How indices become batches, the same for one task and for several."""
+    """How the indices of a task become batches."""
 
     def __init__(
         self,
@@ -227,7 +212,6 @@ class _Plan:
         batch_size: int,
         *,
         seed: int,
-        megabatch: int,
         drop_last: bool,
         rank: int,
         world_size: int,
@@ -237,7 +221,6 @@ class _Plan:
             raise ValueError(f"lengths is of shape {self.lengths.shape}; give one number for each example")
         self.batch_size = _positive("batch_size", batch_size)
         self._seed = _not_negative("seed", seed)
-        self._megabatch = _positive("megabatch", megabatch)
         self._drop_last = drop_last
         self._world_size = _positive("world_size", world_size)
         self._rank = _not_negative("rank", rank)
@@ -245,7 +228,7 @@ class _Plan:
             raise ValueError(f"rank={rank}: with world_size={world_size} ranks end at {world_size - 1}")
         if batch_size % world_size:
             raise ValueError(
-                f"batch_size={batch_size} is the global batch and no multiple of the {world_size} processes; "
+                f"batch_size={batch_size} is the global batch size and not a multiple of the {world_size} processes; "
                 f"give {-(-batch_size // world_size) * world_size}"
             )
 
@@ -272,14 +255,13 @@ class _Plan:
     def pass_over(self, indices: Indices, task: int, number: int) -> list[Indices]:
         """All batches of one pass over a task."""
         random = self.random(task, number)
-        # What is left out is cut off here, before sorting: else it would be the longest texts.
+        # Dropped indices are cut off here, before sorting: otherwise they would be the longest texts.
         shuffled = indices[random.permutation(len(indices))[: self._used(indices)]]
         batches: list[Indices] = []
-        span = self._megabatch * self.batch_size
+        span = _MEGABATCH * self.batch_size
         for start in range(0, len(shuffled), span):
             block = shuffled[start : start + span]
-            if self._megabatch > 1:
-                block = block[np.argsort(-self.lengths[block], kind="stable")]
+            block = block[np.argsort(-self.lengths[block], kind="stable")]
             batches += [block[at : at + self.batch_size] for at in range(0, len(block), self.batch_size)]
         return [batches[i] for i in random.permutation(len(batches))]
 

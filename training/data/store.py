@@ -1,4 +1,4 @@
-"""Texts tokenized once, held as one flat array of ids: what every epoch of a training run reads."""
+"""The texts of a training run, tokenized once into one flat array of ids."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class TextStore:
 
     Attributes:
         index: text -> row.
-        rows: (n,) int32, the row of each text that was given, repetitions included.
+        rows: (n,) int32, the row of each given text, including repetitions.
         lengths: (distinct,) int32, tokens of each row with special tokens, after truncation.
-        max_length: most tokens of a row or a pair, special tokens included.
-        truncated: distinct texts that are longer than `max_length` and lost tokens.
-        prefix_ids: put before the content of a text ([CLS]).
-        suffix_ids: put behind it ([SEP]).
+        max_length: maximum number of tokens in a row or a pair, special tokens included.
+        truncated: distinct texts that are longer than `max_length` and were cut.
+        prefix_ids: added before the content of a text ([CLS]).
+        suffix_ids: added after it ([SEP]).
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class TextStore:
         """Tokenize each distinct text once.
 
         Args:
-            tokenizer_folder: holds tokenizer.json or vocab.txt. WordPiece runs in embedkit's core, any other
+            tokenizer_folder: contains tokenizer.json or vocab.txt. WordPiece runs in embedkit's core, any other
                 tokenizer in the `tokenizers` package.
             texts: in any order, with repetitions.
-            max_length: tokens kept of a text, special tokens included; the end that the tokenizer's
-                ``truncation_side`` names is cut.
+            max_length: maximum number of tokens in a text, special tokens included; longer texts are cut at the
+                tokenizer's ``truncation_side``.
 
         Raises:
-            FileNotFoundError: the folder holds no tokenizer.
+            FileNotFoundError: the folder has no tokenizer.
             TypeError: a text is not str.
-            ValueError: the tokenizer is damaged, a text holds a lone surrogate, or `max_length` leaves no
+            ValueError: the tokenizer is damaged, a text contains a lone surrogate, or `max_length` leaves no
                 room for text.
         """
         self._folder = Path(tokenizer_folder)
@@ -94,7 +94,7 @@ class TextStore:
 
     @cached_property
     def template(self) -> PairTemplate:
-        """How the tokenizer puts two texts together.
+        """How the tokenizer joins two texts.
 
         Raises:
             ValueError: it has no template for two texts, or `max_length` leaves no room for them.
@@ -102,8 +102,8 @@ class TextStore:
         template = read_pair_template(self._folder, self._tokenizer)
         if template.special_tokens < self._special:  # then rows are cut shorter than a pair could take
             raise ValueError(
-                f"{self._folder}: the tokenizer puts {self._special} special tokens around one text and only "
-                f"{template.special_tokens} around two; pairs of such a tokenizer are not supported"
+                f"{self._folder}: the tokenizer adds {self._special} special tokens to one text and only "
+                f"{template.special_tokens} to two; its pairs are not supported"
             )
         self._check_room(template.special_tokens, 2, "a pair of texts")
         return template
@@ -111,8 +111,8 @@ class TextStore:
     def pair_ids(self, first: int, second: int) -> tuple[Ids, Ids]:
         """Two rows as one input of a cross-encoder: ids and token types, each (tokens,).
 
-        They are those of ``tokenizer(a, b, truncation="longest_first", max_length=max_length)`` in
-        transformers. A model without token types (MPNet, RoBERTa) takes only the ids.
+        As ``tokenizer(a, b, truncation="longest_first", max_length=max_length)`` in transformers. Models without
+        token types (MPNet, RoBERTa) take only the ids.
         """
         template = self.template
         kept = fit_pair(
@@ -148,7 +148,7 @@ class TextStore:
             )
 
     def _tokenize(self, texts: list[str]) -> tuple[Ids, npt.NDArray[np.int64]]:
-        """The flat ids with special tokens, truncated, and each text's tokens of content before that."""
+        """The flat ids with special tokens, truncated, and each text's content tokens before truncation."""
         room = self.max_length - self._special
         content = np.empty(len(texts), np.int64)
         parts: list[Ids] = []

@@ -1,4 +1,4 @@
-"""How good an encoder's vectors are: STS in two languages, retrieval, and minimal pairs.
+"""Evaluation of an encoder's vectors: STS in two languages, retrieval, and minimal pairs.
 
 Every function takes an object with ``encode(list[str])``: an `embedkit.Encoder`, a ``SentenceTransformer``,
 or anything else that turns texts into vectors. Spearman's correlation needs scipy (extra ``train``).

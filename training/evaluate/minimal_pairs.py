@@ -1,9 +1,8 @@
-"""Negation and colour: is a reworded sentence nearer than a near-identical one that means something else?
+"""Negation and color: is a paraphrase nearer than an almost identical sentence with another meaning?
 
 Each item of ``minimal_pairs.tsv``, written for this project in English and Chinese, has an anchor, a
-paraphrase that keeps its meaning in other words, and a changed sentence that repeats its words but negates it
-or swaps a colour.
-An encoder that counts words prefers the changed sentence; one that knows the meaning prefers the paraphrase.
+paraphrase with other words, and a changed sentence with the same words that negates the anchor or swaps a color.
+An encoder that counts words prefers the changed sentence; one that captures the meaning prefers the paraphrase.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class MinimalPairsResult:
 
 
 def minimal_pairs(encoder: TextEncoder) -> MinimalPairsResult:
-    """Score ``encoder`` on the items that the package carries.
+    """Score ``encoder`` on the built-in items.
 
     Raises:
         ValueError: a vector is unusable; the model and the text are named.

@@ -1,4 +1,4 @@
-"""Scored pairs: Spearman's rank correlation of the cosine with people's scores or labels."""
+"""Scored pairs: Spearman's rank correlation of the cosine with human scores or labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Pair", "PairSet", "SetScore", "StsResult", "score_pairs", "spearman"
 
 
 class Pair(NamedTuple):
-    """Two texts and how alike people find them (a score), or whether they call them the same (0 or 1)."""
+    """Two texts and a human similarity score, or a label of 0 or 1 for the same meaning."""
 
     left: str
     right: str
@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairSet:
-    """The pairs behind one column of a result, and where they come from."""
+    """The pairs of one column of a result, and their source."""
 
     pairs: Sequence[Pair]
     source: str  # table: task or source, split
@@ -48,7 +48,7 @@ class StsResult:
 
     @property
     def average(self) -> float:
-        """The mean over the sets, each counted once whatever its size."""
+        """The unweighted mean over the sets."""
         return fmean(score.spearman for score in self.sets.values())
 
 
@@ -56,8 +56,7 @@ def spearman(predicted: npt.ArrayLike, gold: npt.ArrayLike) -> float:
     """Spearman's rank correlation, from -1 to 1; equal values share the mean of their ranks.
 
     Raises:
-        ValueError: a side is not finite, has fewer than two values, or only one distinct value, so that it
-            orders nothing.
+        ValueError: a side is not finite, has fewer than two values, or only one distinct value.
         ImportError: scipy is not installed.
     """
     try:
@@ -77,7 +76,7 @@ def spearman(predicted: npt.ArrayLike, gold: npt.ArrayLike) -> float:
 
 
 def score_pairs(encoder: TextEncoder, sets: Mapping[str, PairSet]) -> StsResult:
-    """Score the cosines of ``encoder`` on each set; a text that stands in several sets is encoded once.
+    """Score the cosines of ``encoder`` on each set; a text in several sets is encoded once.
 
     Raises:
         ValueError: a vector is unusable (see `encode_distinct`), or a set cannot be ranked (it is named).

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 K = 10
-_BLOCK = 256  # queries whose similarities to the whole corpus are held at once
+_BLOCK = 256  # queries whose similarities to the whole corpus are in memory at once
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def retrieval(encoder: TextEncoder, data: Data = None) -> dict[str, RetrievalRes
 
 
 def retrieval_pairs(data: Data = None) -> dict[str, list[tuple[str, str]]]:
-    """What training data must not hold: Cranfield's queries, each beside itself, and Quora's pairs.
+    """Pairs that training data must not contain: Cranfield's queries, each paired with itself, and Quora's pairs.
 
     Arguments and errors are those of `cranfield` and `quora_duplicates`.
     """
@@ -63,27 +63,27 @@ def _quora(data: Data) -> tuple[Path, Iterator[Row]]:
 def cranfield(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
     """The 225 queries of the Cranfield collection among its 1,400 abstracts.
 
-    Queries are encoded with ``encode_query`` and abstracts with ``encode_document`` where the encoder has
-    them, so that a model gets the prompts it was trained with; else with ``encode``.
+    Queries are encoded with ``encode_query`` and abstracts with ``encode_document`` if the encoder has them, so
+    that a model gets its prompts; otherwise with ``encode``.
 
     Args:
-        encoder: gives the vectors; similarity is their cosine.
-        data: folder with ``retrieval/{docs,queries,qrels}.tsv.gz``; None for what ``EMBEDKIT_DATA`` names.
+        encoder: similarity is the cosine of its vectors.
+        data: folder with ``retrieval/{docs,queries,qrels}.tsv.gz``; None for ``EMBEDKIT_DATA``.
 
     Raises:
-        FileNotFoundError: the folder or a table is not there.
+        FileNotFoundError: the folder or a table does not exist.
         ValueError: a row is malformed or names an unknown query or document, or a vector is unusable.
     """
     folder = data_folder(data) / "retrieval"
     documents: dict[str, str] = {}
     for row in read_table(folder / "docs.tsv.gz", ("doc_id", "text")):
         if row["doc_id"] in documents:
-            raise ValueError(f"{row.origin}: the doc_id {row['doc_id']!r} is there twice")
+            raise ValueError(f"{row.origin}: the doc_id {row['doc_id']!r} occurs twice")
         documents[row["doc_id"]] = row["text"]  # the text begins with the title; two documents are blank
     queries: dict[str, str] = {}
     for row in read_table(folder / "queries.tsv.gz", ("query_id", "text")):
         if row["query_id"] in queries:
-            raise ValueError(f"{row.origin}: the query_id {row['query_id']!r} is there twice")
+            raise ValueError(f"{row.origin}: the query_id {row['query_id']!r} occurs twice")
         queries[row["query_id"]] = row.text("text")
     gains = _gains(folder / "qrels.tsv.gz", list(queries), list(documents))
     query_vectors = encode_distinct(encoder, queries.values(), getattr(encoder, "encode_query", None))
@@ -94,14 +94,14 @@ def cranfield(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
 def quora_duplicates(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
     """Find the duplicates of a question among all other questions.
 
-    The corpus is every distinct question of the dev and test splits. A query is each question that stands
-    first in a pair of duplicates; relevant is every question that a pair calls its duplicate, in either
-    order, and the query itself is left out of its ranking. Pairs are not chained, so an unlabelled duplicate
-    counts as wrong. The split "train" is left out: it repeats questions in a lower-cased, tokenized form.
+    The corpus is all distinct questions of the dev and test splits. Queries are the first questions of duplicate
+    pairs; relevant are all questions labelled as duplicates of the query, in either order, and the query itself is
+    excluded from its ranking. Duplicates are not transitive here, so an unlabelled duplicate counts as wrong. The
+    split "train" is excluded: it repeats questions in a lower-cased, tokenized form.
 
     Args:
-        encoder: gives the vectors by ``encode``, queries and corpus alike; similarity is their cosine.
-        data: folder with ``quora/quora_pairs.tsv.gz``; None for what ``EMBEDKIT_DATA`` names.
+        encoder: encodes queries and corpus with ``encode``; similarity is the cosine.
+        data: folder with ``quora/quora_pairs.tsv.gz``; None for ``EMBEDKIT_DATA``.
 
     Raises:
         FileNotFoundError, ValueError: as for `cranfield`.
@@ -131,15 +131,15 @@ def rank_quality(
 ) -> RetrievalResult:
     """nDCG@10 and MRR@10 of exact search by dot product.
 
-    DCG@10 = sum over ranks i of gain_i / log2(i + 1), as trec_eval has it; nDCG divides by that of the best
+    DCG@10 = sum over ranks i of gain_i / log2(i + 1), as in trec_eval; nDCG divides by the DCG of the ideal
     ranking. MRR@10 is the mean of 1 / rank of the first relevant document, 0 below rank 10.
 
     Args:
         queries: (q, dim) unit vectors.
         documents: (n, dim) unit vectors.
-        gains: for each query, row of a relevant document -> gain above 0. A query without one is left out of
-            the means, as trec_eval does.
-        exclude: for each query, the row of the document that is not ranked for it.
+        gains: for each query, row of a relevant document -> gain above 0. Queries without one are excluded from
+            the means, as in trec_eval.
+        exclude: for each query, the row of a document to exclude from its ranking.
     """
     discounts = 1 / np.log2(np.arange(2, K + 2))
     ndcg, reciprocal = [], []
@@ -162,7 +162,7 @@ def rank_quality(
 
 
 def _top(similarity: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """(q, at most 10): the documents of each row, the most similar first, equals in their order."""
+    """(q, at most 10): the documents of each row, the most similar first, ties in order."""
     k = min(K, similarity.shape[1])
     best = np.sort(np.argpartition(-similarity, k - 1, axis=1)[:, :k], axis=1)
     order = np.argsort(-np.take_along_axis(similarity, best, axis=1), axis=1, kind="stable")

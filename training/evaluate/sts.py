@@ -1,12 +1,11 @@
 """Semantic textual similarity, English (STS12-16, STS-B, SICK-R) and Chinese.
 
 STS12-16 are scored in the setting "all" of SimCSE (Gao et al. 2021, appendix B): the pairs of all subsets
-of a year are concatenated and get one Spearman correlation. The mean over subsets, which SentEval also
-reports, is another figure. The seven columns and their mean are those of HPD's Table 1 (Zhao et al. 2022).
+of a year are concatenated and scored with one Spearman correlation. The mean over subsets, which SentEval also
+reports, is a different metric. The seven columns and their mean are those of HPD's Table 1 (Zhao et al. 2022).
 
 The Chinese columns are those of the table in Su Jianlin's post on RoFormer-Sim-FT: Spearman's correlation of
-the cosine with the label, also where the label is 0 or 1. Which split stands behind a column is said by
-`SetScore.source`.
+the cosine with the label, also for labels 0 and 1. `SetScore.source` names the split of a column.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ __all__ = ["chinese", "chinese_sets", "sts", "sts_dev", "sts_dev_sets", "sts_set
 
 
 class _Wanted(NamedTuple):
-    """Which rows of a table make a column, and how many there must be."""
+    """The rows of a table that make up a column, and their expected number."""
 
     name: str  # in the table's column "task" or "source"
     split: str
     pairs: int
 
 
-# The counts are SentEval's. The pairs are those in original casing, which reproduce the published figures;
-# the lower-cased, tokenized form that SentEval feeds is not what a cased model would get in use.
+# The counts are SentEval's. The pairs have the original casing, which reproduces the published figures, not the
+# lower-cased, tokenized form of SentEval, which cased models would not see in use.
 _STS = {
     "STS12": _Wanted("STS12", "test", 3108),
     "STS13": _Wanted("STS13", "test", 1500),
@@ -43,8 +42,8 @@ _STS = {
 }
 _STS_DEV = {"STS-B dev": _Wanted("STSB", "dev", 1500)}
 
-# Of ATEC itself the data has training pairs only. AFQMC was drawn from ATEC: wherever a pair of its dev split
-# is among them (1,682 of 4,316), the label is the same. Whoever trains on ATEC leaves those pairs out.
+# For ATEC, the data has training pairs only. AFQMC was drawn from ATEC: if a pair of its dev split is among them
+# (1,682 of 4,316), the label is the same. When training on ATEC, exclude those pairs.
 _CHINESE_PAIRS = {
     "ATEC": _Wanted("AFQMC", "dev", 4316),
     "BQ": _Wanted("BQ", "test", 10000),
@@ -58,19 +57,19 @@ def sts(encoder: TextEncoder, data: Data = None) -> StsResult:
     """The seven test sets STS12, STS13, STS14, STS15, STS16, STS-B and SICK-R.
 
     Args:
-        encoder: gives the vectors; similarity is their cosine.
-        data: folder with ``sts_en/sts_en.tsv.gz``; None for what ``EMBEDKIT_DATA`` names.
+        encoder: similarity is the cosine of its vectors.
+        data: folder with ``sts_en/sts_en.tsv.gz``; None for ``EMBEDKIT_DATA``.
 
     Raises:
-        FileNotFoundError: the folder or the table is not there.
-        ValueError: a row is malformed, a set has another count than the published one, or a vector is
+        FileNotFoundError: the folder or the table does not exist.
+        ValueError: a row is malformed, the size of a set differs from the published one, or a vector is
             unusable.
     """
     return score_pairs(encoder, sts_sets(data))
 
 
 def sts_dev(encoder: TextEncoder, data: Data = None) -> float:
-    """Spearman's correlation × 100 on STS-B dev: what selects a model, so that the test sets stay unseen.
+    """Spearman's correlation × 100 on STS-B dev, for model selection without the test sets.
 
     Arguments and errors are those of `sts`.
     """
@@ -81,9 +80,9 @@ def chinese(encoder: TextEncoder, data: Data = None) -> StsResult:
     """ATEC, BQ, LCQMC, PAWS-X and STS-B in Chinese: test splits, for ATEC the dev split of AFQMC.
 
     Args:
-        encoder: gives the vectors; similarity is their cosine.
-        data: folder with ``zh/zh_pairs.tsv.gz`` and ``zh/zh_sts.tsv.gz``; None for what ``EMBEDKIT_DATA``
-            names.
+        encoder: similarity is the cosine of its vectors.
+        data: folder with ``zh/zh_pairs.tsv.gz`` and ``zh/zh_sts.tsv.gz``; None for
+            ``EMBEDKIT_DATA``.
 
     Raises:
         FileNotFoundError, ValueError: as for `sts`.
@@ -127,13 +126,13 @@ def _sets(
     columns: tuple[str, str, str],
     score: Callable[[Row], float],
 ) -> dict[str, PairSet]:
-    """Read the rows of ``wanted``, in the order of the file: the subsets of a year end up in one list.
+    """Read the rows of ``wanted``, in the order of the file; the subsets of a year form one list.
 
     Args:
         path: the table.
         wanted: column of the result -> its rows.
-        name: the column of the table that `_Wanted.name` stands in; the split is in "split".
-        columns: those of the two texts and of the score.
+        name: the column of the table with `_Wanted.name`; the split is in "split".
+        columns: of the two texts and the score.
         score: reads the score of a row.
     """
     found: dict[str, list[Pair]] = {column: [] for column in wanted}
@@ -146,7 +145,7 @@ def _sets(
         if len(found[column]) != one.pairs:
             raise ValueError(
                 f"{path}: {len(found[column])} pairs of {one.name} {one.split}, expected {one.pairs}; "
-                "a figure from other pairs would not be comparable"
+                "scores on other pairs would not be comparable"
             )
     return {
         column: PairSet(found[column], f"{path.parent.name}/{path.name}: {one.name} {one.split}")

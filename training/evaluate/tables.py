@@ -13,7 +13,7 @@ __all__ = ["DATA_VARIABLE", "Data", "Row", "data_folder", "read_table"]
 Data = str | os.PathLike[str] | None
 DATA_VARIABLE = "EMBEDKIT_DATA"
 _EXPECTED = (
-    "a folder that holds sts_en/sts_en.tsv.gz, zh/zh_pairs.tsv.gz, zh/zh_sts.tsv.gz, "
+    "a folder with sts_en/sts_en.tsv.gz, zh/zh_pairs.tsv.gz, zh/zh_sts.tsv.gz, "
     "retrieval/{docs,queries,qrels}.tsv.gz and quora/quora_pairs.tsv.gz, or those that the evaluation reads"
 )
 
@@ -22,7 +22,7 @@ class Row(dict[str, str]):
     """A row of a table: column -> field.
 
     Attributes:
-        origin: where it stands, as ``file:line``.
+        origin: ``file:line``.
     """
 
     def __init__(self, columns: Sequence[str], fields: Sequence[str], origin: str) -> None:
@@ -56,11 +56,11 @@ class Row(dict[str, str]):
 
 
 def data_folder(data: Data = None) -> Path:
-    """The folder of evaluation data: ``data``, else what the environment variable ``EMBEDKIT_DATA`` names.
+    """The folder of evaluation data: ``data``, else the environment variable ``EMBEDKIT_DATA``.
 
     Raises:
         ValueError: neither is given.
-        FileNotFoundError: it is no folder.
+        FileNotFoundError: it is not a folder.
     """
     given = data if data is not None else os.environ.get(DATA_VARIABLE)
     if not given:
@@ -68,7 +68,7 @@ def data_folder(data: Data = None) -> Path:
     folder = Path(given)
     if not folder.is_dir():
         origin = "the data folder" if data is not None else DATA_VARIABLE
-        raise FileNotFoundError(f"{origin} {os.fspath(given)!r} is no folder; give {_EXPECTED}")
+        raise FileNotFoundError(f"{origin} {os.fspath(given)!r} is not a folder; give {_EXPECTED}")
     return folder
 
 
@@ -77,13 +77,12 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
     Args:
         path: ``.tsv`` or ``.tsv.gz``, UTF-8.
-        columns: those that are read; the table may have more.
+        columns: the columns to read; the table may have others.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ValueError: a column is missing, a row has more or fewer fields than the header, or the file is
-            damaged.
-            The file, and the line where there is one, are named.
+            damaged; names the file and, if known, the line.
     """
     for origin, fields in named_rows(path, columns):
         yield Row(columns, fields, origin)

@@ -1,4 +1,4 @@
-"""Texts to unit vectors: each distinct text is encoded once, and what comes back is checked."""
+"""Texts to unit vectors: each distinct text is encoded once, and the vectors are checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TextEncoder(Protocol):
     """Anything that turns texts into vectors."""
 
     def encode(self, sentences: list[str], /) -> Any:
-        """The vectors of ``sentences``: (n, dim), a numpy array or what ``numpy.asarray`` takes."""
+        """The vectors of ``sentences``: (n, dim), a numpy array or convertible by ``numpy.asarray``."""
         ...
 
 
@@ -28,7 +28,7 @@ class Vectors:
     """
 
     def __init__(self, row: dict[str, int], unit: npt.NDArray[np.float32]) -> None:
-        """Keep both."""
+        """Wrap both."""
         self.row = row
         self.unit = unit
 
@@ -37,7 +37,7 @@ class Vectors:
         return self.unit[[self.row[text] for text in texts]]
 
     def cosines(self, left: Sequence[str], right: Sequence[str]) -> npt.NDArray[np.float64]:
-        """(n,): the cosine of each pair, added in double precision so that rounding orders nothing."""
+        """(n,): the cosine of each pair, summed in double precision so that rounding does not affect the order."""
         cosines: npt.NDArray[np.float64] = np.einsum(
             "ij,ij->i", self.of(left), self.of(right), dtype=np.float64
         )
@@ -50,13 +50,13 @@ def encode_distinct(
     """Encode every distinct text once, all in one call.
 
     Args:
-        encoder: gives the vectors, and the name in messages.
+        encoder: named in messages.
         texts: may repeat.
-        encode: the method of ``encoder`` that is called; None for ``encode``.
+        encode: the method of ``encoder`` to call; None for ``encode``.
 
     Raises:
-        ValueError: the encoder gave another shape than (n, dim), a vector with NaN or infinity, or one
-            that is zero and has no direction. The model, the index of the text and the text are named.
+        ValueError: the encoder returned another shape than (n, dim), or a vector that is zero or contains NaN or
+            infinity; names the model, the index of the text and the text.
     """
     row = {text: index for index, text in enumerate(dict.fromkeys(texts))}
     distinct = list(row)

@@ -1,4 +1,4 @@
-"""What is learned: one file an objective, each opening with its equation and source."""
+"""Training objectives: one file per objective, each starting with its equation and source."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ __all__ = ["OBJECTIVES", "objective_class"]
 OBJECTIVES: dict[str, str] = {
     "cross_encoder": "cross_encoder:CrossEncoder",
     "dvbert": "dvbert:DvBert",
-    "linear_map": "linear_map:LinearMapped",
     "minbert": "minbert:MinBert",
     "hpd": "hpd:Hpd",
-    "refit": "refit:Refit",
     "roformer_sim": "roformer_sim:RoformerSim",
     "roformer_sim_ft": "roformer_sim_ft:RoformerSimFt",
     "sbert": "sbert:Sbert",
@@ -25,7 +23,7 @@ OBJECTIVES: dict[str, str] = {
 
 
 def objective_class(name: str) -> type[Objective]:
-    """The class of an objective, imported when it is asked for."""
+    """The class of an objective, imported on demand."""
     from importlib import import_module
 
     module, _, kind = OBJECTIVES[name].partition(":")

@@ -1,4 +1,4 @@
-"""What every objective is: a model with heads, told what a batch holds and how it is scored."""
+"""The base class of objectives: a model with heads, the content of a batch, the loss and the scores."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ __all__ = [
     "Arrays",
     "Batch",
     "Objective",
+    "accuracy",
+    "check_choice",
     "check_classes",
     "check_labels",
     "check_matryoshka",
@@ -38,22 +40,21 @@ Batch = dict[str, Tensor]
 
 
 class Objective(nn.Module):
-    """A sentence encoder, what is put on top of it to train it, and the loss.
+    """A sentence encoder, the heads that train it, and the loss.
 
     A subclass sets `Options` (a frozen dataclass: the keys of a recipe's ``objective`` section) and `fields`, and
     implements `forward`; the other methods have useful defaults.
 
     Attributes:
-        fields: the text columns of an example, in the order in which a batch holds them; `fields_of` where tasks
-            differ.
-        drop_last: whether a partial last batch is left out (contrastive losses depend on the batch's size).
-        encoder: the model that is trained and written: a `SentenceModel`, or another module with its
-            ``tokenizer_folder``, ``autocast`` and ``save``.
+        fields: the text columns of an example, in the order of a batch; override `fields_of` if tasks differ.
+        drop_last: whether to drop a partial last batch (contrastive losses depend on the batch size).
+        encoder: the model to train and write: a `SentenceModel`, or another module with ``tokenizer_folder``,
+            ``autocast`` and ``save``.
         options: an instance of `Options`.
-        pipeline_tag, usage: what the model card says of the model: the Hub's name for what it does, and an
-            example in which ``{path}`` stands for the folder.
+        pipeline_tag, usage: for the model card: the Hub's name of the task, and an example in which ``{path}`` is
+            the folder.
         tasks: the names of the recipe's tasks; a batch's ``task`` is an index into them.
-        progress: how much of the training is done, 0 to 1; set by the trainer before each step.
+        progress: of the training, 0 to 1; set by the trainer before each step.
         mini_batch_size: texts encoded at once, see `encode`; None for all.
     """
 
@@ -67,7 +68,7 @@ class Objective(nn.Module):
     )
 
     def __init__(self, encoder: Any, options: Any, tables: Mapping[str, Table]) -> None:
-        """``tables`` are the training data by task: a head may need the number of their classes."""
+        """``tables`` are the training data by task; heads may depend on their classes."""
         super().__init__()
         self.encoder = encoder
         self.options = options
@@ -77,12 +78,12 @@ class Objective(nn.Module):
 
     @classmethod
     def load_encoder(cls, model: ModelOptions, options: Any, tables: Mapping[str, Table]) -> Any:
-        """The model that is trained; ``options`` and ``tables`` as in the constructor."""
+        """Load the model to train; ``options`` and ``tables`` as in the constructor."""
         del options, tables
         return SentenceModel.load(model)
 
     def fields_of(self, task: str, table: Table) -> tuple[str, ...]:
-        """The text columns of the examples in a table of a task, training or dev data."""
+        """The text columns of a task's table, of training or dev data."""
         del task, table
         return self.fields
 
@@ -90,8 +91,8 @@ class Objective(nn.Module):
         """Refuse training or dev data whose labels the objective cannot learn or score.
 
         Args:
-            where: the key of the recipe at which they stand.
-            task: their name.
+            where: the recipe key of the data.
+            task: name of the task.
             table: the data.
 
         Raises:
@@ -100,28 +101,30 @@ class Objective(nn.Module):
 
     @classmethod
     def expand(cls, options: Any, tables: Mapping[str, Table], root: Path, cache: Path) -> dict[str, Table]:
-        """The training data with what the objective adds to them before anything is tokenized (augmentation).
+        """Add to the training data before anything is tokenized (augmentation).
 
         Args:
             options: an instance of `Options`.
             tables: the training data by task, as read.
-            root: where relative paths start.
+            root: folder to which paths are relative.
             cache: as in `prepare`.
         """
         del options, root, cache
         return dict(tables)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """What a batch of ``task`` holds besides its texts: arrays with one row an example.
+        """The content of a batch of ``task`` besides its texts: arrays with one row per example.
 
         Args:
-            cache: a folder for what is costly to compute (teachers); it outlives the run.
+            task: name of the task.
+            table: its data.
+            cache: a folder for costly results (of teachers), which outlives the run.
         """
         del task, cache
         return {"label": table["label"]} if "label" in table.names else {}
 
     def prepared(self) -> None:
-        """All data are prepared: give back what only that needed (teachers)."""
+        """Called when all data are prepared: free what is no longer needed (teachers)."""
 
     def collate(self, store: TextStore, texts: npt.NDArray[np.int64], arrays: Arrays) -> Batch:
         """A batch from ``texts (batch, fields)``, rows of ``store``, and the examples' rows of the arrays.
@@ -134,8 +137,8 @@ class Objective(nn.Module):
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
-        """The batch's ``loss`` (a mean over its examples), and what `score` is computed from: (batch, ...) each."""
-        raise ValueError("this objective trains nothing: set training.epochs=0, and leave out evaluation.dev")
+        """The ``loss`` (a mean over the batch), and the inputs of `score`, (batch, ...) each."""
+        raise NotImplementedError
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Dev scores (x 100) of a task from the outputs and arrays of all its examples."""
@@ -143,16 +146,16 @@ class Objective(nn.Module):
         return {}
 
     def summary(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """Dev scores over all tasks, from those of the single ones as they are logged (``nli_accuracy``)."""
+        """Dev scores over all tasks, from the logged ones of each task (``nli_accuracy``)."""
         del scores
         return {}
 
     def encode(self, input_ids: Tensor, cu_seqlens: Tensor, count: int | None = None) -> Tensor:
         """Vectors (fields, batch, dimension) of a packed batch.
 
-        With `mini_batch_size` the texts are encoded in pieces whose activations are computed again in the backward
-        pass, so that memory is that of one piece while the loss sees all vectors: GradCache (Gao et al. 2021,
-        "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup"), here as activation
+        With `mini_batch_size`, the texts are encoded in chunks whose activations are recomputed in the backward
+        pass, so that the memory is that of one chunk while the loss sees all vectors: GradCache (Gao et al. 2021,
+        "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup"), implemented as activation
         checkpointing with the vectors as the only boundary. Dropout draws the same masks again.
         """
         count = len(self.fields) if count is None else count
@@ -176,31 +179,47 @@ class Objective(nn.Module):
         self.encoder.save(folder)
 
 
-def check_matryoshka(dimensions: Sequence[int], width: int | None = None) -> None:
-    """Check the option ``matryoshka``: dimensions to which vectors of ``width``, where it is known, can be truncated.
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise ValueError if the value of the option ``objective.NAME`` is not one of ``known``."""
+    if value not in known:
+        raise ValueError(f"objective.{name} {value!r} is not known; known are {'; '.join(known)}")
+
+
+def accuracy(logits: npt.NDArray[Any], label: npt.NDArray[Any]) -> float:
+    """Share (x 100) of ``logits (n, classes)`` whose highest is that of ``label (n,)``."""
+    return 100 * float((logits.argmax(1) == label).mean())
+
+
+def check_matryoshka(
+    dimensions: Sequence[int], width: int | None = None, *, section: str = "objective"
+) -> None:
+    """Check the option ``matryoshka``: dimensions to which vectors of ``width``, if known, can be truncated.
 
     Raises:
         ValueError: one is not positive, or not below ``width``.
     """
     if min(dimensions, default=1) < 1:
-        raise ValueError(f"objective.matryoshka must hold positive dimensions, not {dimensions}")
+        raise ValueError(f"{section}.matryoshka must contain positive dimensions, not {dimensions}")
     if width is not None and max(dimensions, default=0) >= width:
-        raise ValueError(f"objective.matryoshka {dimensions}: give less than the {width} of the vectors")
+        raise ValueError(
+            f"{section}.matryoshka {dimensions}: the dimensions must be less than the {width} of the vectors"
+        )
 
 
 def sample_texts(texts: Iterable[str], most: int) -> list[str]:
-    """The distinct texts, or ``most`` of them; the same for the same texts."""
+    """The distinct texts, or ``most`` of them, drawn without replacement; deterministic."""
     distinct = list(dict.fromkeys(texts))
     return random.Random(0).sample(distinct, most) if len(distinct) > most else distinct
 
 
 def gather(x: Tensor) -> Tensor:
-    """``x (batch, ...)`` of all processes, (processes * batch, ...), with gradients; itself for a single one.
+    """``x (batch, ...)`` of all processes, (processes * batch, ...), with gradients; ``x`` itself for one process.
 
-    In inference mode it is itself, too: each process scores the dev sets alone. `first_row` is where its rows start.
+    In inference mode it is also ``x`` itself: each process scores the dev sets alone. `first_row` is the offset of
+    the process' own rows.
 
-    A loss that is a mean over the process' own rows against these, or over all of these, has, averaged over the
-    processes, the gradient of the same loss in one process.
+    If a loss is a mean over the process' own rows against the gathered ones, or over all gathered ones, its gradient
+    averaged over the processes is that of the same loss in one process.
     """
     if _alone():
         return x
@@ -209,7 +228,7 @@ def gather(x: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """torch.distributed.nn's all_gather, but that under gloo gives wrong gradients if they come in another layout."""
+    """Replaces torch.distributed.nn's all_gather, whose gradients under gloo are wrong for other memory layouts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -221,7 +240,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Each process' loss depends on these rows: the sum of what all say of them."""
+        """Sum the gradients of all processes, since each process' loss depends on these rows."""
         whole = gradient.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(whole)
         first = first_row(ctx.rows)
@@ -229,7 +248,7 @@ class _Gather(torch.autograd.Function):
 
 
 def first_row(count: int) -> int:
-    """The row in `gather` of the first of this process' ``count`` rows."""
+    """The row in `gather` at which this process' ``count`` rows start."""
     return 0 if _alone() else torch.distributed.get_rank() * count
 
 
@@ -239,20 +258,20 @@ def _alone() -> bool:
 
 
 def spearman(a: Sequence[float] | npt.NDArray[Any], b: Sequence[float] | npt.NDArray[Any]) -> float:
-    """Spearman's rank correlation x 100 of a model's values ``a`` with ``b``; 0 where all of ``a`` are the same.
+    """Spearman's rank correlation x 100 of a model's values ``a`` with ``b``; 0 if all of ``a`` are equal.
 
     Raises:
-        ValueError: a value is not finite, or ``b`` has no order.
+        ValueError: a value is not finite, or all of ``b`` are equal.
     """
     predicted = np.asarray(a)
     return 0.0 if len(predicted) and (predicted == predicted[0]).all() else 100 * correlation(predicted, b)
 
 
 def class_names(tables: Mapping[str, Table]) -> tuple[str, ...]:
-    """The classes that all tasks of a classification have.
+    """The classes of a classification, the same for all tasks.
 
     Raises:
-        ValueError: a task names none, or the tasks differ.
+        ValueError: a task has no classes, or the tasks differ.
     """
     first, *others = tables.items()
     for task, table in tables.items():
@@ -271,7 +290,7 @@ def class_names(tables: Mapping[str, Table]) -> tuple[str, ...]:
 
 
 def check_classes(where: str, table: Table, classes: Sequence[str]) -> None:
-    """Refuse a table whose classes are not those of a classifier, in its order; the last ones may be missing.
+    """Refuse a table whose classes are not those of the classifier in its order; the last ones may be missing.
 
     Raises:
         ValueError: names the key and the remedy.
@@ -285,7 +304,7 @@ def check_classes(where: str, table: Table, classes: Sequence[str]) -> None:
 
 
 def check_scores(where: str, table: Table, max_score: float) -> None:
-    """Refuse a table without scores in the field ``label``, or with scores below 0 or above the highest.
+    """Refuse a table without scores in the field ``label``, or with scores below 0 or above ``max_score``.
 
     Raises:
         ValueError: names the key and the remedy.
@@ -296,9 +315,9 @@ def check_scores(where: str, table: Table, max_score: float) -> None:
         )
     low, top = float(table["label"].min()), float(table["label"].max())
     if low < 0:
-        raise ValueError(f"{where} has the score {low:g}, and scores start at 0; set {where}.min_score")
+        raise ValueError(f"{where} has the score {low:g}, but scores start at 0; set {where}.min_score")
     if top > max_score:
-        raise ValueError(f"{where} has the score {top:g}, and objective.max_score is {max_score:g}")
+        raise ValueError(f"{where} has the score {top:g}, but objective.max_score is {max_score:g}")
 
 
 def check_labels(where: str, table: Table, loss: str, classes: Sequence[str], max_score: float) -> None:
@@ -310,7 +329,7 @@ def check_labels(where: str, table: Table, loss: str, classes: Sequence[str], ma
 
 
 def to_tensors(arrays: Arrays) -> Batch:
-    """Arrays of a batch as tensors: floats as fp32, integers as int64."""
+    """The arrays of a batch as tensors: floats as fp32, integers as int64."""
     return {
         name: torch.from_numpy(
             np.array(rows, np.float32 if np.issubdtype(rows.dtype, np.floating) else np.int64)

@@ -1,19 +1,17 @@
-"""Cross-encoders: the teachers of DvBERT (Cheng 2021, arXiv:2104.08741, section 3.1), and models of their own.
+"""Cross-encoders: the teachers of DvBERT (Cheng 2021, arXiv:2104.08741, section 3.1), also useful by themselves.
 
-Both sentences are read as one input by the tokenizer's own pair template, ``[CLS] Q [SEP] T [SEP]`` for BERT, and a
-classifier on the [CLS] vector h (in transformers behind the model's own pooler) gives
+Both sentences are one input in the tokenizer's pair template, ``[CLS] Q [SEP] T [SEP]`` for BERT, with a classifier on
+the [CLS] vector h (in transformers after the model's own pooler):
 
     classification  q = softmax(W h),  cross-entropy
     regression      q = sigmoid(w h),  -(t log q + (1 - t) log(1 - q)),  t = y / max_score
 
-The regression's loss is least where q is the mean of t, as for a squared error, but its gradient q - t does not
-vanish where the sigmoid is flat. Both q are in the range of the targets that a student learns, 0 to 1.
+The regression loss is minimal if q is the mean of t, as for a squared error, but its gradient q - t does not vanish
+where the sigmoid is flat. Both q are in the range of a student's targets, 0 to 1.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -26,11 +24,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...model_folder.json_file import present, read_json, write_json
+from ...model_folder.saving import copy_tokenizer
 from .. import packed
 from ..data.readers import Table
 from ..data.store import TextStore
-from ..model import TOKENIZER_FILES, ModelOptions, load_backbone, pack, quiet, transformer_folder
-from .base import Arrays, Batch, Objective, check_labels, class_names, spearman, to_tensors
+from ..model import ModelOptions, by_length, inference, load_backbone, pack, quiet, transformer_folder
+from .base import (
+    Arrays,
+    Batch,
+    Objective,
+    accuracy,
+    check_choice,
+    check_labels,
+    class_names,
+    spearman,
+    to_tensors,
+)
 
 __all__ = ["CrossEncoder", "CrossEncoderOptions", "PairClassifier"]
 
@@ -40,17 +50,17 @@ class PairClassifier(nn.Module):
 
     Attributes:
         backbone: the transformers model, its classifier included.
-        tokenizer_folder: where the tokenizer's files are.
+        tokenizer_folder: the folder of the tokenizer's files.
         autocast: type of the products in mixed precision, None for fp32; the logits are always fp32.
     """
 
     def __init__(self, options: ModelOptions, folder: Path, backbone: Any) -> None:
-        """Wrap a loaded model; `load` is the usual way here."""
+        """Wrap a loaded model; usually called by `load`."""
         super().__init__()
         if options.projection is not None or options.normalize:
             raise ValueError(
-                "model.projection and model.normalize shape sentence vectors, and a cross-encoder has none; "
-                "leave them out"
+                "model.projection and model.normalize shape sentence vectors, but a cross-encoder has none; "
+                "remove them"
             )
         self.options = options
         self.tokenizer_folder = folder
@@ -58,7 +68,7 @@ class PairClassifier(nn.Module):
         if options.freeze_embeddings:
             backbone.base_model.embeddings.requires_grad_(False)
         self.autocast: torch.dtype | None = None
-        # MPNet and RoBERTa know no token types
+        # MPNet and RoBERTa have no token types
         self._typed = (
             "token_type_ids" in signature(backbone.forward).parameters
             and getattr(backbone.config, "type_vocab_size", 0) > 1
@@ -66,21 +76,19 @@ class PairClassifier(nn.Module):
 
     @classmethod
     def load(cls, options: ModelOptions, labels: Sequence[str] | None = None) -> PairClassifier:
-        """Load a trained cross-encoder, or put a new classifier on a backbone.
+        """Load a trained cross-encoder, or add a new classifier to a backbone.
 
         Args:
-            options: the ``model`` section of a recipe; ``pooling`` has no meaning here.
-            labels: names of the classes, one for a regression; None for those that the folder was trained on.
+            options: the ``model`` section of a recipe; ``pooling`` is unused.
+            labels: names of the classes, one for a regression; None for those of the trained folder.
 
         Raises:
-            FileNotFoundError: the folder is not there.
-            ValueError: the options do not fit a cross-encoder, or the folder holds none and ``labels`` is None.
+            FileNotFoundError: the folder does not exist.
+            ValueError: the options do not fit a cross-encoder, or ``labels`` is None and the folder contains none.
         """
         folder = transformer_folder(options.path)
         if labels is None:
-            architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
-                "architectures"
-            )
+            architectures = read_json(folder / "config.json").get("architectures")
             if not any(name.endswith("ForSequenceClassification") for name in architectures or ()):
                 raise ValueError(
                     f"{folder} holds {', '.join(architectures or ['no model'])} and no trained cross-encoder; "
@@ -118,49 +126,39 @@ class PairClassifier(nn.Module):
     def predict(
         self, texts1: Sequence[str], texts2: Sequence[str], batch_tokens: int = 4096
     ) -> npt.NDArray[np.float32]:
-        """What the classifier says of pairs, in their order, without dropout.
+        """The classifier's predictions for pairs, in order, without dropout.
 
         Returns:
             (n, classes) probabilities; of a regression (n, 1), 0 to 1.
         """
         if len(texts1) != len(texts2):
-            raise ValueError(f"{len(texts1)} first texts and {len(texts2)} second ones are no pairs")
+            raise ValueError(f"{len(texts1)} first texts and {len(texts2)} second texts cannot be paired")
         store = TextStore(self.tokenizer_folder, [*texts1, *texts2], self.options.max_length)
         pairs = store.rows.reshape(2, -1).T
         lengths = store.pair_lengths(pairs[:, 0], pairs[:, 1])
-        order = np.argsort(lengths, kind="stable")
-        cuts = np.flatnonzero(np.diff(np.cumsum(lengths[order]) // batch_tokens)) + 1
         found = np.empty((len(pairs), len(self.labels)), np.float32)
-        was_training, device = self.training, next(self.parameters()).device
-        self.eval()
-        try:
-            with torch.inference_mode():
-                for rows in np.split(order, cuts):
-                    if len(rows):
-                        batch = pack_pairs(store, pairs[rows])
-                        logits = self(**{name: value.to(device) for name, value in batch.items()})
-                        found[rows] = probabilities(logits).cpu().numpy()
-        finally:
-            self.train(was_training)
+        with inference(self) as device:
+            for rows in by_length(lengths, batch_tokens):
+                batch = pack_pairs(store, pairs[rows])
+                logits = self(**{name: value.to(device) for name, value in batch.items()})
+                found[rows] = probabilities(logits).cpu().numpy()
         return found
 
     def save(self, folder: Path) -> None:
         """Write a folder that ``sentence_transformers.CrossEncoder`` and transformers load.
 
-        ``folder`` must exist; files in it are replaced. A reader cuts pairs at the ``max_length`` of the training.
+        ``folder`` must exist; files in it are replaced. Readers truncate pairs to the ``max_length`` of the training.
         """
         with quiet():
             self.backbone.save_pretrained(folder)
-        for name in TOKENIZER_FILES:
-            if (self.tokenizer_folder / name).is_file():
-                shutil.copyfile(self.tokenizer_folder / name, folder / name)
+        copy_tokenizer(self.tokenizer_folder, folder)
         path = folder / "tokenizer_config.json"
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = read_json(path) if present(path) else {}
         settings["model_max_length"] = self.options.max_length
-        # a tokenizer of the generic class would leave the token types out
+        # a tokenizer of the generic class would omit the token types
         types = ["token_type_ids"] if self._typed else []
         settings["model_input_names"] = ["input_ids", *types, "attention_mask"]
-        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(path, settings)
 
 
 def pack_pairs(store: TextStore, pairs: npt.NDArray[np.integer[Any]]) -> Batch:
@@ -193,16 +191,13 @@ class CrossEncoderOptions:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.loss not in ("classification", "regression"):
-            raise ValueError(
-                f"objective.loss {self.loss!r} is not known; known are classification, regression"
-            )
+        check_choice("loss", self.loss, ("classification", "regression"))
         if self.max_score <= 0:
             raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
 
 
 class CrossEncoder(Objective):
-    """Classification or regression of pairs that are read together."""
+    """Classification or regression of pairs that are one input."""
 
     Options: ClassVar[type[Any]] = CrossEncoderOptions
     options: CrossEncoderOptions
@@ -244,5 +239,5 @@ class CrossEncoder(Objective):
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Accuracy, or Spearman's rank correlation."""
         if self.options.loss == "classification":
-            return {"accuracy": 100 * float((outputs["logits"].argmax(1) == arrays["label"]).mean())}
+            return {"accuracy": accuracy(outputs["logits"], arrays["label"])}
         return {"spearman": spearman(outputs["score"], arrays["label"])}

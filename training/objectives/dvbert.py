@@ -1,21 +1,21 @@
 """DvBERT (Cheng 2021, "Dual-View Distilled BERT for Sentence Embedding", arXiv:2104.08741, section 3).
 
-A siamese student learns from K frozen cross-encoders, which see both sentences at once (`cross_encoder`). With u and v
-the student's vectors, y the label (one-hot), q_k what teacher k says of the pair, and progress λ from 0 to 1 linearly
-over the training:
+A siamese student learns from K frozen cross-encoders, which read both sentences at once (`cross_encoder`). With u and
+v the student's vectors, y the label (one-hot), q_k the output of teacher k, and the progress λ, linear from 0 to 1 over
+the training:
 
     p = softmax(W [u, v, |u - v|])
     teacher annealing   sum_k KL(λ y + (1 - λ) q_k || p)
     fixed weights       α sum_k KL(q_k || p) + (1 - α) CE(y, p)          (figure 3)
 
-On scored pairs (STS-B, the second stage) the cosine takes the classifier's place, with y and q_k scaled to 0..1. The
-paper gives no formula for it; as we read its section 3.2, the squared error takes the divergence's place:
+On scored pairs (STS-B, the second stage) the cosine replaces the classifier, with y and q_k scaled to 0..1. The paper
+gives no formula for it; as we read its section 3.2, the squared error replaces the divergence:
 
     teacher annealing   sum_k (cos(u, v) - (λ y + (1 - λ) q_k))^2
     fixed weights       α sum_k (cos(u, v) - q_k)^2 + (1 - α) (cos(u, v) - y)^2
 
-Sums over teachers, as in the paper, so that K teachers weigh K times as much. Without a teacher what is left is SBERT:
-CE(y, p), and (cos(u, v) - y)^2.
+These are sums over teachers, as in the paper, so that K teachers have K times the weight. Without teachers, this is
+SBERT: CE(y, p), and (cos(u, v) - y)^2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_labels, class_names, spearman
+from .base import Arrays, Objective, accuracy, check_choice, check_labels, class_names, spearman
 from .sbert import CONCATENATIONS, feature_size, features
 from .teachers import teacher_outputs
 
@@ -47,7 +47,7 @@ class DvBertOptions:
         teachers: folders of trained cross-encoders (recipes ``cross-encoder-nli``, ``cross-encoder-stsb``).
         alpha: fixed weight of the teachers, 0 to 1; None for teacher annealing.
         loss: ``classification``, or ``regression`` for scored pairs.
-        concatenation: classification: what the classifier sees.
+        concatenation: classification: the input of the classifier.
         max_score: regression: the score that means cosine 1; 0 means cosine 0.
     """
 
@@ -59,22 +59,15 @@ class DvBertOptions:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.loss not in ("classification", "regression"):
-            raise ValueError(
-                f"objective.loss {self.loss!r} is not known; known are classification, regression"
-            )
-        if self.concatenation not in CONCATENATIONS:
-            known = "; ".join(CONCATENATIONS)
-            raise ValueError(
-                f"objective.concatenation {self.concatenation!r} is not known; known are {known}"
-            )
+        check_choice("loss", self.loss, ("classification", "regression"))
+        check_choice("concatenation", self.concatenation, CONCATENATIONS)
         if self.max_score <= 0:
             raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
         if self.alpha is not None:
             if not 0 <= self.alpha <= 1:
                 raise ValueError(f"objective.alpha must be from 0 to 1, not {self.alpha}")
             if not self.teachers:
-                raise ValueError("objective.alpha weighs teachers, and objective.teachers names none")
+                raise ValueError("objective.alpha weighs teachers, but objective.teachers is empty")
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
@@ -96,15 +89,15 @@ def distillation_loss(
     alpha: float | None,
     regression: bool,
 ) -> Tensor:
-    """The losses (n,) of this file's head.
+    """The losses (n,) of examples.
 
     Args:
         output: (n, classes) logits, or (n, 1) cosines.
         target: (n, classes) one-hot labels, or (n, 1) scores in 0..1.
-        teachers: (n, K, classes) or (n, K, 1): what the K teachers say.
-        progress: λ; without meaning where ``alpha`` is given.
+        teachers: (n, K, classes) or (n, K, 1), the outputs of the K teachers.
+        progress: λ; unused with ``alpha``.
         alpha: fixed weight of the teachers, or None for teacher annealing.
-        regression: squared errors in place of divergences.
+        regression: squared errors instead of divergences.
     """
     distance = squared_error if regression else divergence
     if not teachers.shape[1]:
@@ -125,7 +118,7 @@ class DvBert(Objective):
     encoder: SentenceModel
 
     def __init__(self, encoder: SentenceModel, options: DvBertOptions, tables: Mapping[str, Table]) -> None:
-        """The classifier is made for the classes of the tasks."""
+        """Create the classifier for the classes of the tasks."""
         super().__init__(encoder, options, tables)
         self._training_tables = list(tables.values())
         self._classes: tuple[str, ...] = ()
@@ -139,7 +132,7 @@ class DvBert(Objective):
         check_labels(where, table, self.options.loss, self._classes, self.options.max_score)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The labels; of training data also what the teachers say: ``teachers (n, K, classes)``."""
+        """The labels and, for training data, the teachers' outputs: ``teachers (n, K, classes)``."""
         arrays = super().prepare(task, table, cache)
         if self.options.teachers and any(table is own for own in self._training_tables):
             length = self.encoder.options.max_length
@@ -150,7 +143,7 @@ class DvBert(Objective):
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
-        """See `Objective.forward`; dev data carry no teachers, and their loss is that without them."""
+        """See `Objective.forward`; dev data have no teachers in their loss."""
         u, v = self.encode(input_ids, cu_seqlens)
         label = targets["label"]
         if self.options.loss == "classification":
@@ -173,5 +166,5 @@ class DvBert(Objective):
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Accuracy, or Spearman's rank correlation."""
         if self.options.loss == "classification":
-            return {"accuracy": 100 * float((outputs["logits"].argmax(1) == arrays["label"]).mean())}
+            return {"accuracy": accuracy(outputs["logits"], arrays["label"])}
         return {"spearman": spearman(outputs["cosine"], arrays["label"])}

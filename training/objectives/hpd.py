@@ -1,16 +1,15 @@
 """HPD, homomorphic projective distillation (Zhao et al. 2022, arXiv:2203.07687, equation 2 and Algorithm 1).
 
 The student h_s = W_s^T e + b (a small encoder and a projection) learns the teacher's projected vectors
-h_t = W_t^T (e_t - mean), of which `embedkit.training.teacher` tells:
+h_t = W_t^T (e_t - mean), see `embedkit.training.teacher`:
 
     loss = 1/N sum_i ||h_s,i - h_t,i||^2        the sum over the d components, as in equation 2
     loss = 1/(N d) sum_i ||h_s,i - h_t,i||^2    as in the released code (``reduction: mean``)
 
-The paper's projection is linear, that of the released models ends with a tanh:
-``model.projection.activation``.
+The paper's projection is linear; that of the released models ends with a tanh (``model.projection.activation``).
 
-Our own addition, ``similarity``: the student also learns how similar the teacher finds the texts of a batch, and most
-of all those of one example (a premise and its hypotheses), which random sentences tell it little of.
+Our own addition, ``similarity``: the student also learns the teacher's similarities of the texts in a batch, above all
+of those in one example (a premise and its hypotheses), about which random sentences teach little.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from ..data.readers import Table
 from ..linear_map import fit
 from ..model import SentenceModel
 from ..teacher import STORAGES, TeacherOptions, Teachers
-from .base import Arrays, Objective, check_matryoshka, gather, sample_texts
+from .base import Arrays, Objective, check_choice, check_matryoshka, gather, sample_texts
 
 __all__ = ["Augmentation", "Hpd", "HpdOptions", "projective_loss", "similarity_loss"]
 
 _GROUP = ("text", "near", "far")  # the fields of a mined example
-_START_SAMPLES = 20_000  # sentences whose principal components the projection starts from
+_START_SAMPLES = 20_000  # sentences for the principal components from which the projection starts
 
 
 def projective_loss(student: Tensor, teacher: Tensor, reduction: str) -> Tensor:
@@ -64,12 +63,12 @@ def similarity_loss(student: Tensor, teacher: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Copies of the training sentences, which get teacher vectors of their own.
+    """Augmented copies of the training sentences, with their own teacher vectors.
 
     Attributes:
-        wordnet: share of the replaceable words of which a copy has WordNet synonyms; 0 for no such copies.
-        wordnet_folder: where WordNet's tables are, below the data folder.
-        paraphrases: a file of paraphrases (back-translations), below the data folder, or None.
+        wordnet: share of the replaceable words to replace by WordNet synonyms; 0 for no such copies.
+        wordnet_folder: folder of WordNet's tables in the data folder.
+        paraphrases: a file of paraphrases (back-translations) in the data folder, or None.
         seed: of the choice of words.
     """
 
@@ -89,19 +88,19 @@ class HpdOptions:
     """Options of `Hpd`.
 
     Attributes:
-        teachers: whose vectors are learned. Several: their vectors one after another, our own addition.
+        teachers: whose vectors are learned. With several, the vectors are concatenated (our own addition).
         pca_samples: sentences on which the projection is fitted; 40,000 in the released code.
         center: whether the teacher's mean is subtracted; not so in the released code.
         reduction: ``sum`` over the components (the paper) or ``mean`` (the released code).
         augment: copies of the sentences, or None.
-        mine: each single text becomes an example of three, with two of its neighbours (`embedkit.training.mine`).
+        mine: extend each single text to an example of three with two of its neighbors (`embedkit.training.mine`).
         storage: type of the teacher's vectors on disk, ``float16`` or ``float32``.
-        pca_start: start the student's projection from the principal components of its own vectors, our own
-            addition; else it starts at random.
+        pca_start: start the student's projection from the principal components of its own vectors (our own
+            addition); otherwise it starts at random.
         similarity: weight of `similarity_loss`.
-        projective: weight of the projective loss; 0 with ``similarity`` leaves the student its own directions.
+        projective: weight of the projective loss; 0 with ``similarity`` lets the student choose its directions.
         teacher_dimension: d of h_t, None for the student's; another needs ``projective: 0``.
-        matryoshka: dimensions to which the vectors can be truncated: the mean of `similarity_loss` over them and all.
+        matryoshka: dimensions to which the vectors can be truncated: `similarity_loss` is the mean over them and all.
     """
 
     teachers: list[TeacherOptions]
@@ -123,8 +122,7 @@ class HpdOptions:
             raise ValueError("objective.teachers is empty; name a model: [{path: FOLDER}]")
         if self.pca_samples < 2:
             raise ValueError(f"objective.pca_samples must be 2 or more, not {self.pca_samples}")
-        if self.reduction not in ("sum", "mean"):
-            raise ValueError(f"objective.reduction {self.reduction!r} is not known; known are sum, mean")
+        check_choice("reduction", self.reduction, ("sum", "mean"))
         if min(self.similarity, self.projective) < 0 or not self.similarity + self.projective:
             raise ValueError(
                 f"objective.similarity {self.similarity} and objective.projective {self.projective} must not be "
@@ -135,16 +133,13 @@ class HpdOptions:
         if self.projective and self.teacher_dimension is not None:
             raise ValueError("objective.teacher_dimension needs objective.projective to be 0")
         check_matryoshka(self.matryoshka)
-        if self.storage not in STORAGES:
-            raise ValueError(
-                f"objective.storage {self.storage!r} is not known; known are {', '.join(STORAGES)}"
-            )
+        check_choice("storage", self.storage, STORAGES)
 
 
 class Hpd(Objective):
-    """A small encoder with a projection learns a large one's vectors.
+    """A small encoder with a projection learns the vectors of a large one.
 
-    An example is a ``text``; where a task has no such column, all of its columns are texts that are related.
+    An example is a ``text``; if a task has no such column, all of its columns are related texts.
     """
 
     Options: ClassVar[type[Any]] = HpdOptions
@@ -152,7 +147,7 @@ class Hpd(Objective):
     options: HpdOptions
 
     def __init__(self, encoder: SentenceModel, options: HpdOptions, tables: Mapping[str, Table]) -> None:
-        """``tables`` are what the teacher's projection is fitted on."""
+        """The teacher's projection is fitted on ``tables``."""
         super().__init__(encoder, options, tables)
         if encoder.options.normalize and options.projective:
             raise ValueError(
@@ -175,13 +170,13 @@ class Hpd(Objective):
     def expand(
         cls, options: HpdOptions, tables: Mapping[str, Table], root: Path, cache: Path
     ) -> dict[str, Table]:
-        """Tasks of single texts get the augmented copies, then each text its neighbours."""
+        """Add augmented copies to tasks of single texts, then neighbors to each text."""
         expanded = dict(tables)
         single = [task for task, table in tables.items() if _fields_of(table) == ("text",)]
         if (options.augment is not None or options.mine) and not single:
             raise ValueError(
-                "objective.augment and objective.mine are for single texts, and no task has a column text; leave "
-                "them out, or name it in data.TASK.columns"
+                "objective.augment and objective.mine are for single texts, but no task has a column text; remove "
+                "them, or name the column in data.TASK.columns"
             )
         if options.augment is not None:
             for task in single:
@@ -220,7 +215,7 @@ class Hpd(Objective):
         model.project_by(fit(model.bare().encode(texts), model.dimension, center=False))
 
     def prepared(self) -> None:
-        """The teachers' memory is given back."""
+        """Free the teachers' memory."""
         if self._teachers is not None:
             self._teachers.close()
 
@@ -237,15 +232,16 @@ class Hpd(Objective):
             loss = self.options.projective * projective_loss(ours, theirs, self.options.reduction)
         if self.options.similarity:
             widths = (*self.options.matryoshka, vectors.shape[-1])
-            # of all processes' texts: each has the whole loss, and the mean of their gradients is that of one process
+            # over all processes: each computes the whole loss; the mean of their gradients is that of one process
             student, known = (gather(x.transpose(0, 1)).transpose(0, 1) for x in (vectors, by_field))
             losses = [similarity_loss(student[..., :width], known) for width in widths]
             loss = loss + self.options.similarity * torch.stack(losses).mean()
         return {"loss": loss, "vectors": vectors.transpose(0, 1).reshape(*teacher.shape[:-1], -1)}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """How much of the teacher's variance the student explains (R^2), in per cent; nothing without
-        a projective loss.
+        """The share of the teacher's variance that the student explains (R^2), in percent.
+
+        Empty without a projective loss.
         """
         if not self.options.projective:
             return {}
@@ -258,11 +254,11 @@ class Hpd(Objective):
 def _fields_of(table: Table) -> tuple[str, ...]:
     if "text" in table.names and table.names != _GROUP:
         return ("text",)
-    return tuple(name for name in table.names if isinstance(table[name], list))  # a label is no text
+    return tuple(name for name in table.names if isinstance(table[name], list))  # a label is not a text
 
 
 def _with_copies(texts: list[str], options: Augmentation, root: Path) -> list[str]:
-    """The texts, then their copies; a copy that is a training sentence already is left out."""
+    """The texts, then their copies, without copies that are training sentences already."""
     known = set(texts)
     copies: list[str] = []
     if options.wordnet:

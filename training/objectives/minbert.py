@@ -13,9 +13,9 @@ With u and v the vectors of the sentences, y the label and T the highest score (
                                  splits y between its two neighbours, t_⌊y⌋ = ⌊y⌋ + 1 - y and t_⌊y⌋₊₁ = y - ⌊y⌋, and
                                  s = Σ_j j q_j (Tai, Socher & Manning 2015, arXiv:1503.00075, section 4.2)
 
-Which of its formulas a report of the project means by "hinge" and "cross-entropy" is our reading. Dropout falls on
-the vectors that a linear layer sees, not under a cosine or a dot product, which would no longer be those of the
-vectors. Tasks follow each other as ``training.schedule`` says: ``sequential`` in the report.
+The meaning of "hinge" and "cross-entropy" in a report of the project is our reading. Dropout is applied to the input
+of linear layers, not before a cosine or a dot product, which would no longer be those of the vectors. The order of
+tasks is ``training.schedule``: ``sequential`` in the report.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_classes, check_scores
+from .base import Arrays, Objective, check_choice, check_classes, check_scores
 from .sbert import CONCATENATIONS, feature_size, features
 
 __all__ = ["STS_LOSSES", "TASKS", "MinBert", "MinBertOptions", "score_classes", "sts_loss"]
@@ -46,11 +46,11 @@ class MinBertOptions:
     """Options of `MinBert`.
 
     Attributes:
-        paraphrase: what the paraphrase head sees: ``u.v``, ``u,v,u*v``, ``u,v,|u-v|`` or another of SBERT's.
+        paraphrase: the input of the paraphrase head: ``u.v``, ``u,v,u*v``, ``u,v,|u-v|`` or another of SBERT's.
         sts_loss: ``mse``, ``l1``, ``hinge`` or ``cross_entropy``.
-        sts_similarity: ``cosine``, or ``u.v`` for the baseline's dot product with a linear layer; without meaning for
+        sts_similarity: ``cosine``, or ``u.v`` for the baseline's dot product with a linear layer; unused for
             ``cross_entropy``.
-        hinge_margin: distance of a score that costs nothing, for ``hinge``.
+        hinge_margin: distance of a score without loss, for ``hinge``.
         max_score: the highest STS score, a whole number.
         dropout: of the vectors before a linear head.
     """
@@ -69,10 +69,7 @@ class MinBertOptions:
             ("sts_loss", STS_LOSSES),
             ("sts_similarity", ("cosine", "u.v")),
         ):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"objective.{name} {getattr(self, name)!r} is not known; known are {'; '.join(known)}"
-                )
+            check_choice(name, getattr(self, name), known)
         if self.hinge_margin < 0:
             raise ValueError(f"objective.hinge_margin must be from 0, not {self.hinge_margin}")
         if self.max_score < 1:
@@ -126,7 +123,7 @@ class MinBert(Objective):
                 self.sts = nn.Linear(1, 1)
 
     def fields_of(self, task: str, table: Table) -> tuple[str, ...]:
-        """Sentiment is that of one sentence."""
+        """One text for sentiment, two for the other tasks."""
         return ("text1",) if task == "sentiment" else self.fields
 
     def check(self, where: str, task: str, table: Table) -> None:
@@ -175,7 +172,7 @@ class MinBert(Objective):
         return {"loss": sts_loss(score, label, options.sts_loss, options.hinge_margin).mean(), "score": score}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """Accuracies, and Pearson's correlation; 0 where all scores are the same."""
+        """Accuracies, and Pearson's correlation; 0 if all scores are equal."""
         label = arrays["label"]
         if task == "sts":
             constant = np.ptp(outputs["score"]) == 0 or np.ptp(label) == 0
@@ -184,5 +181,5 @@ class MinBert(Objective):
         return {"accuracy": 100 * float((found == label).mean())}
 
     def summary(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """The mean of all tasks' scores, the project's figure of merit."""
+        """The mean of all tasks' scores, the metric of the project."""
         return {"mean": float(np.mean(list(scores.values())))} if scores else {}

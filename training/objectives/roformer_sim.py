@@ -7,9 +7,9 @@ With x_i the 2n vectors at [CLS] of a batch of n pairs, scaled to length 1, and 
               - mean_i log( exp(s x_i.x_j(i)) / sum_{k != i} exp(s x_i.x_k) ),   s = 20
     stage 2   -mean log p(target token | ...) + 100 mean_{i,k} (x_i.x_k - t_i.t_k)^2,   t the teacher's vectors
 
-The first mean is over the tokens of all targets. In training, half of the texts (not the targets) are noised as for
-MLM, and the targets stay clean (BART): of 15 % of their tokens 80 % become [MASK], 10 % a random token, 10 % stay. The
-released code draws words of a word segmenter; here tokens are drawn, which for Chinese are characters.
+The first mean is over the tokens of all targets. In training, half of the texts (not the targets) are noised as in
+MLM, while the targets stay clean (BART): of 15 % of the tokens, 80 % become [MASK], 10 % a random token, and 10 % stay.
+The released code draws words from a word segmenter; here tokens are drawn, which for Chinese are characters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from .base import Arrays, Batch, Objective, first_row, gather, spearman, to_tens
 
 __all__ = ["RoformerSim", "RoformerSimOptions", "contrastive_loss", "noised", "similarity_distillation"]
 
-_REPLACED, _RANDOM = 0.8, 0.1  # of the noised tokens: become [MASK], become any token; the rest stays
+_REPLACED, _RANDOM = (
+    0.8,
+    0.1,
+)  # shares of the noised tokens that become [MASK] or a random token; the rest stays
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class RoformerSimOptions:
     Attributes:
         scale: of the cosines in the similarity loss (the inverse of a temperature).
         noised_texts: share of the texts that are noised in training.
-        noise: share of the tokens of those that are masked, replaced or predicted as they are.
+        noise: share of their tokens that are masked, replaced or kept for prediction.
         teacher: folder or Hub name of the model whose similarities are distilled (stage 2); None for stage 1.
         distillation_weight: of the mean squared difference of similarities.
     """
@@ -67,7 +70,7 @@ class RoformerSimOptions:
 
 
 class RoformerSim(Objective):
-    """Generation and similarity, learned at once."""
+    """Generation and similarity, learned together."""
 
     Options: ClassVar[type[Any]] = RoformerSimOptions
     drop_last: ClassVar[bool] = True
@@ -75,7 +78,7 @@ class RoformerSim(Objective):
     encoder: UnilmModel
 
     def __init__(self, encoder: UnilmModel, options: RoformerSimOptions, tables: Mapping[str, Table]) -> None:
-        """The head is the model's own."""
+        """Wrap a model with its own head."""
         super().__init__(encoder, options, tables)
         self._mask_id = _mask_id(encoder.tokenizer_folder) if options.noised_texts and options.noise else 0
 
@@ -86,7 +89,7 @@ class RoformerSim(Objective):
         return UnilmModel.load(model)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The label or score, if there is one, for dev scores; with a teacher its vectors (n, 2, dimension)."""
+        """The label or score, if any, for dev scores; with a teacher its vectors (n, 2, dimension)."""
         arrays: Arrays = {name: table[name] for name in ("label", "score") if name in table.names}
         if self.options.teacher is not None and task in self.tasks:
             arrays["teacher"] = _pair_vectors(
@@ -126,7 +129,7 @@ class RoformerSim(Objective):
         vectors, nll = self._sequences(input_ids, cu_seqlens, prefix)
         unit = functional.normalize(vectors, dim=-1)
         count = cu_seqlens.diff() - prefix
-        # a mean over the tokens of all processes, as one process with the whole batch would take it
+        # a mean over the tokens of all processes, as in one process with the whole batch
         counts = gather(count)
         share = counts.sum() * len(count) / len(counts)
         loss = nll.sum() / share
@@ -166,7 +169,7 @@ class RoformerSim(Objective):
         return torch.cat(vectors), torch.cat(losses)
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """Spearman x 100 of the cosine, and the perplexity a token of the pairs that are paraphrases (label 1)."""
+        """Spearman x 100 of the cosine, and the perplexity per token of the paraphrases (label 1)."""
         scores: dict[str, float] = {}
         gold = arrays.get("label", arrays.get("score"))
         if gold is not None and len(np.unique(gold)) > 1:
@@ -211,12 +214,12 @@ def noised(
     mask_id: int,
     vocab_size: int,
 ) -> Tensor:
-    """``input_ids`` with noise in some of the prefixes, [CLS] and [SEP] apart; drawn as dropout is.
+    """Add noise to some of the prefixes in ``input_ids``, except [CLS] and [SEP]; random as dropout is.
 
     Args:
-        input_ids, cu_seqlens, prefix: as `UnilmModel.sequences` takes them.
-        texts: share of the prefixes that get noise.
-        rate: share of their tokens that are drawn.
+        input_ids, cu_seqlens, prefix: as for `UnilmModel.sequences`.
+        texts: share of the prefixes to noise.
+        rate: share of their tokens to noise.
         mask_id: of [MASK].
         vocab_size: random tokens are drawn from 1 up to it: not [PAD].
     """
@@ -235,7 +238,7 @@ def noised(
 def _pair_vectors(
     teacher: str, first: Sequence[str], second: Sequence[str], cache: Path
 ) -> npt.NDArray[np.float32]:
-    """The teacher's vectors (n, 2, dimension) of n pairs; kept in ``cache``, each text encoded once."""
+    """The teacher's vectors (n, 2, dimension) of n pairs, cached; each text is encoded once."""
     with Encoder(teacher) as encoder:
         store = VectorStore.of(encoder, cache, "float32")
         store.add([*first, *second], encoder)

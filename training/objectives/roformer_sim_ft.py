@@ -7,9 +7,9 @@ With u and v the vectors of the two sentences,
     cosine-minus    t (cos(u, v) - 1)^2 + (1 - t) (cos(u, v) + 1)^2
     cosine-margin   t max(0.9 - cos(u, v), 0) + (1 - t) max(cos(u, v) - 0.1, 0)
 
-The three cosine losses are the controls that the post found to be worse. For them t is 1 for yes and for an
-entailment, else 0. Scored pairs are yes above a threshold. The released code draws the examples of a batch from the two
-kinds of data in turn; here batches come in turn: ``training.schedule: round_robin`` with as many tasks of either kind.
+The three cosine losses are the controls, which the post found to be worse. For them t is 1 for yes and for
+entailment, else 0. Scored pairs count as yes above a threshold. The released code alternates the two kinds of data
+within a batch; here batches alternate: ``training.schedule: round_robin`` with equally many tasks of either kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.nn import functional
 from ..data.readers import Table
 from ..model import ModelOptions, SentenceModel, transformer_folder
 from ..unilm import load_pooler
-from .base import Arrays, Objective, spearman
+from .base import Arrays, Objective, accuracy, check_choice, spearman
 from .sbert import features
 
 __all__ = ["LOSSES", "NLI", "RoformerSimFt", "RoformerSimFtOptions", "cosine_loss", "masked_logits"]
@@ -38,7 +38,7 @@ NLI = ("contradiction", "entailment", "neutral")
 
 _YES_NO = 2
 _CONCATENATION = "u,v,|u-v|"
-_HIGH, _LOW = 0.9, 0.1  # cosines beyond which the margin form is content
+_HIGH, _LOW = 0.9, 0.1  # cosines beyond which the margin loss is 0
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,13 @@ class RoformerSimFtOptions:
     threshold: float = 2.5
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ValueError(f"objective.loss {self.loss!r} is not known; known are {', '.join(LOSSES)}")
+        check_choice("loss", self.loss, LOSSES)
 
 
 class RoformerSimFt(Objective):
     """A siamese encoder with one head for both kinds of labels.
 
-    A task is of the kind that its columns say: a ``score`` is thresholded, a ``label`` with three classes is NLI, with
+    The columns determine the kind of a task: a ``score`` is thresholded, a ``label`` with three classes is NLI, with
     two it is yes/no.
     """
 
@@ -82,14 +81,14 @@ class RoformerSimFt(Objective):
     def load_encoder(
         cls, model: ModelOptions, options: RoformerSimFtOptions, tables: Mapping[str, Table]
     ) -> SentenceModel:
-        """As for others; a published checkpoint's linear layer on [CLS] becomes the projection."""
+        """Load the model; a published checkpoint's linear layer on [CLS] becomes the projection."""
         encoder = SentenceModel.load(model)
         if not model.random:
             load_pooler(encoder, transformer_folder(model.path))
         return encoder
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """``label``: 0 no, 1 yes, then the classes of `NLI`; ``gold``: what the cosine is compared with."""
+        """``label``: 0 no, 1 yes, then the classes of `NLI`; ``gold``: the reference for the cosine."""
         del cache
         if "score" in table.names:
             scores = np.asarray(table["score"], np.float64)
@@ -117,12 +116,12 @@ class RoformerSimFt(Objective):
         """Spearman x 100 of the cosine with the label or score (NLI: entailment or not), and the head's accuracy."""
         scores = {"spearman": spearman(outputs["cosine"], arrays["gold"])}
         if "logits" in outputs:
-            scores["accuracy"] = 100 * float((outputs["logits"].argmax(1) == arrays["label"]).mean())
+            scores["accuracy"] = accuracy(outputs["logits"], arrays["label"])
         return scores
 
 
 def masked_logits(logits: Tensor, nli: Tensor) -> Tensor:
-    """``logits (batch, 5)``, -inf where a class is not of the example's kind; ``nli (batch,)`` says which it is."""
+    """``logits (batch, 5)``, with -inf for classes of the other kind; ``nli (batch,)`` is the kind of each example."""
     of_nli = torch.arange(logits.shape[1], device=logits.device) >= _YES_NO
     return logits.masked_fill(of_nli != nli[:, None], float("-inf"))
 
@@ -145,7 +144,7 @@ def cosine_loss(cosine: Tensor, same: Tensor, kind: str) -> Tensor:
 
 
 def _is_nli(task: str, table: Table) -> bool:
-    """Whether a task has the classes of `NLI`; one with a score or two classes is yes/no.
+    """Whether a task has the classes of `NLI`; with a score or two classes it is yes/no.
 
     Raises:
         ValueError: it is neither.

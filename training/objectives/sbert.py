@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_labels, class_names, spearman
+from .base import Arrays, Objective, accuracy, check_choice, check_labels, class_names, spearman
 
 __all__ = ["CONCATENATIONS", "Sbert", "SbertOptions", "features"]
 
@@ -36,7 +36,7 @@ CONCATENATIONS = (
 
 
 def features(u: Tensor, v: Tensor, concatenation: str) -> Tensor:
-    """What the classifier sees of a pair: (batch, parts * dimension), or (batch, 1) for the dot product ``u.v``."""
+    """The classifier's input for a pair: (batch, parts * dimension), or (batch, 1) for the dot product ``u.v``."""
     parts = []
     for name in concatenation.split(","):
         if name in ("u", "v"):
@@ -60,7 +60,7 @@ class SbertOptions:
 
     Attributes:
         loss: ``classification``, ``regression`` or ``triplet``.
-        concatenation: what the classifier sees.
+        concatenation: the input of the classifier.
         max_score: regression: the score that means cosine 1; 0 means cosine 0.
         margin: of the triplet loss.
     """
@@ -71,15 +71,8 @@ class SbertOptions:
     margin: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.loss not in ("classification", "regression", "triplet"):
-            raise ValueError(
-                f"objective.loss {self.loss!r} is not known; known are classification, regression, triplet"
-            )
-        if self.concatenation not in CONCATENATIONS:
-            known = "; ".join(CONCATENATIONS)
-            raise ValueError(
-                f"objective.concatenation {self.concatenation!r} is not known; known are {known}"
-            )
+        check_choice("loss", self.loss, ("classification", "regression", "triplet"))
+        check_choice("concatenation", self.concatenation, CONCATENATIONS)
 
 
 class Sbert(Objective):
@@ -90,7 +83,7 @@ class Sbert(Objective):
     encoder: SentenceModel
 
     def __init__(self, encoder: SentenceModel, options: SbertOptions, tables: Mapping[str, Table]) -> None:
-        """The classifier is made for the classes of the tasks."""
+        """Create the classifier for the classes of the tasks."""
         super().__init__(encoder, options, tables)
         if options.loss == "triplet":
             self.fields = ("anchor", "positive", "negative")
@@ -122,9 +115,9 @@ class Sbert(Objective):
         return {"loss": functional.relu(distance + self.options.margin).mean(), "distance": distance}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """Accuracy, Spearman, or the share of triplets in order."""
+        """Accuracy, Spearman, or the share of correctly ordered triplets."""
         if self.options.loss == "classification":
-            return {"accuracy": 100 * float((outputs["logits"].argmax(1) == arrays["label"]).mean())}
+            return {"accuracy": accuracy(outputs["logits"], arrays["label"])}
         if self.options.loss == "regression":
             return {"spearman": spearman(outputs["cosine"], arrays["label"])}
         return {"accuracy": 100 * float((outputs["distance"] < 0).mean())}

@@ -4,12 +4,12 @@ With cosine similarity sim, temperature t, a batch of N anchors h, positives h+ 
 
     loss_i = -log( e^(sim(h_i, h+_i) / t) / sum_j (e^(sim(h_i, h+_j) / t) + e^(sim(h_i, h-_j) / t)) )
 
-over j = 1..N; without hard negatives the second term is left out. With several processes j runs over the
-batches of all of them. HPD's baseline "Projection-d" is this objective with a linear layer behind the pooling
+over j = 1..N; without hard negatives the second term is omitted. With several processes, j runs over the batches of
+all processes. HPD's baseline "Projection-d" is this objective with a linear layer after the pooling
 (``model.projection``).
 
-With ``matryoshka`` the loss is the mean of that of all components and those of the first ones alone, so that vectors
-can be truncated (Kusupati et al. 2022, arXiv:2205.13147, equation 1 with equal weights).
+With ``matryoshka``, the loss is the mean over all components and over leading components alone, so that vectors can be
+truncated (Kusupati et al. 2022, arXiv:2205.13147, equation 1 with equal weights).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
 def contrastive_loss(
     anchors: Tensor, positives: Tensor, negatives: Tensor | None, temperature: float
 ) -> Tensor:
-    """The mean over this process' anchors of the loss above.
+    """The loss above, averaged over this process' anchors.
 
     Args:
         anchors, positives, negatives: (batch, dimension) of this process, of any length.
@@ -68,7 +68,7 @@ class SimCseOptions:
 
 
 class SimCse(Objective):
-    """In-batch negatives, and a hard negative for each pair."""
+    """In-batch negatives and optional hard negatives."""
 
     Options: ClassVar[type[Any]] = SimCseOptions
     drop_last: ClassVar[bool] = True
@@ -94,7 +94,7 @@ class SimCse(Objective):
         return {"loss": torch.stack(losses).mean(), "cosine": cosine.t()}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """The share of triplets whose positive is nearer than the hard negative; nothing without these."""
+        """The share of triplets whose positive is nearer than the hard negative; empty without hard negatives."""
         if not self.options.hard_negatives:
             return {}
         return {"accuracy": 100 * float((outputs["cosine"][:, 0] > outputs["cosine"][:, 1]).mean())}

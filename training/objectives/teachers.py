@@ -1,4 +1,4 @@
-"""What frozen cross-encoders say of a run's training pairs, computed once and kept."""
+"""Outputs of frozen cross-encoders for a run's training pairs, computed once and cached."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ import torch
 
 from ... import CrossEncoder
 from ...model_folder.cross_encoder_folder import open_cross_encoder
+from ...model_folder.tokenizer_files import TOKENIZER_FILES
 from ..data.readers import Table
-from ..model import TOKENIZER_FILES, ModelOptions, transformer_folder
+from ..model import ModelOptions, transformer_folder
+from ..whole_file import write_array
 from .cross_encoder import PairClassifier, probabilities
 
 __all__ = ["teacher_outputs"]
 
 _LOG = logging.getLogger("embedkit")
-_CHUNK = 4096  # pairs in a file: what a stopped run loses at most
+_CHUNK = 4096  # pairs per file: the most that a stopped run loses
 
 
 def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> npt.NDArray[np.float32]:
     """`PairClassifier.predict` of a teacher for ``text1`` and ``text2`` of a table: (n, classes).
 
-    The compiled core runs the teacher where it can, torch any other.
+    The compiled core runs the teacher if it can, otherwise torch.
 
-    The outputs lie in a folder of ``cache`` whose name hashes the teacher's files, ``max_length`` and the texts, as
-    one file for 4,096 pairs, so that a stopped run goes on and other runs find them. Each process begins at a
-    random file and takes over what is there, so that those of a distributed run, or of a table, share the work.
+    The outputs are in a folder of ``cache`` whose name hashes the teacher's files, ``max_length`` and the texts, with
+    one file per 4,096 pairs, so that a stopped run can be resumed and other runs find them. Each process starts at a
+    random file and skips existing ones, so that the processes of a distributed run or of a table share the work.
 
     Raises:
-        FileNotFoundError: the teacher is not there.
-        ValueError: it is no cross-encoder, or was trained on other classes than the table's.
+        FileNotFoundError: the teacher does not exist.
+        ValueError: it is not a cross-encoder, or was trained on other classes than the table's.
     """
     first, second = table.texts("text1"), table.texts("text2")
     folder = cache / f"teacher-{_key(transformer_folder(path), first, second, max_length)}"
@@ -50,7 +52,7 @@ def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> np
         for number in [*range(ahead, len(files)), *range(ahead)]:
             if not files[number].is_file():
                 part = slice(starts[number], starts[number] + _CHUNK)
-                _write_whole(files[number], teacher.predict(first[part], second[part]))
+                write_array(files[number], teacher.predict(first[part], second[part]))
                 _LOG.info("%s: %s of %s pairs", path, f"{min(part.stop, len(first)):,}", f"{len(first):,}")
     return np.concatenate([np.load(file) for file in files])
 
@@ -63,7 +65,7 @@ class _Teacher(Protocol):
 
 
 class _CoreTeacher:
-    """A teacher on embedkit's compiled core, which is faster than torch on a processor."""
+    """A teacher on embedkit's compiled core, which is faster than torch on a CPU."""
 
     def __init__(self, folder: Path, max_length: int) -> None:
         self._model = CrossEncoder(
@@ -94,20 +96,20 @@ def _load(path: str, table: Table, max_length: int) -> _Teacher:
     expected, found = list(table.labels) or ["score"], list(teacher.labels)
     if found != expected and (table.labels or len(found) > 1):
         raise ValueError(
-            f"the teacher {path} was trained on the classes {', '.join(found)}, and the data have "
-            f"{', '.join(expected)}; give a teacher of the same classes in the same order"
+            f"the teacher {path} was trained on the classes {', '.join(found)}, but the data have "
+            f"{', '.join(expected)}; use a teacher with the same classes in the same order"
         )
     return teacher
 
 
 def _runs_in_core(folder: Path) -> bool:
-    """Whether the core runs this teacher as `PairClassifier` does: any other is torch's, its errors included."""
+    """Whether the core runs this teacher as `PairClassifier` does; otherwise torch runs it, or raises the error."""
     try:
         opened = open_cross_encoder(folder)
     except ValueError as error:
         _LOG.info("torch runs the teacher %s: %s", folder, error)
         return False
-    # PairClassifier gives a model that has token types those of the template, whatever the tokenizer's settings say.
+    # PairClassifier always passes the template's token types to a model that has them.
     return opened.token_types or int(opened.model.config.get("type_vocab_size", 0)) <= 1
 
 
@@ -123,10 +125,3 @@ def _key(folder: Path, first: Sequence[str], second: Sequence[str], max_length: 
             encoded = text.encode()
             digest.update(f"{len(encoded)} ".encode() + encoded)
     return digest.hexdigest()[:24]
-
-
-def _write_whole(path: Path, rows: npt.NDArray[np.float32]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with part.open("wb") as file:
-        np.save(file, rows)
-    part.replace(path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+__all__ = ["TEMPORARY_SUFFIX", "fsync", "write_atomically"]
+
 TEMPORARY_SUFFIX = ".tmp"
 
 
 def fsync(path: Path) -> None:
-    """Make the content of a file, or the names in a folder, survive a power cut."""
+    """Make the content of a file, or the entries of a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -18,7 +20,7 @@ def fsync(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``path`` so that a reader finds the former content or the new one, whole."""
+    """Write ``path`` so that a reader finds either the old or the new content, complete."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         with temporary.open("wb") as file:

@@ -1,7 +1,7 @@
-"""Which strings of Faiss' index factory embedkit takes.
+"""Which strings of the Faiss index factory embedkit accepts.
 
-Faiss itself accepts numbers that crash, hang or fill the memory (``HNSW1``, ``PQ16x0``, ``NSG0``), so a
-string is checked before Faiss sees it.
+Faiss itself accepts numbers that make it crash, hang or fill the memory (``HNSW1``, ``PQ16x0``, ``NSG0``), so
+strings are checked first.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _GRAMMAR = re.compile(
     r"HNSW(?P<hnsw>\d+)(?:[,_](?:Flat|SQ8))?|" + _CODE.format("") + ")"
     r"(?:,(?:RFlat|Refine\((?:Flat|SQ8)\)))?"
 )
-# What a number means, its least and its greatest value; None is the dimension of the vectors.
+# What a number means, its minimum and maximum; None is the dimension of the vectors.
 _BOUNDS: dict[str, tuple[str, int, int | None]] = {
     "dimensions": ("dimensions after the transform", 1, None),
     "opq": ("subvectors of OPQ", 1, None),
     "opq_dimensions": ("dimensions after OPQ", 1, None),
     "nlist": ("lists of IVF", 1, 1 << 24),
-    "coarse": ("neighbours of HNSW", 2, 256),
-    "hnsw": ("neighbours of HNSW", 2, 256),
+    "coarse": ("neighbors of HNSW", 2, 256),
+    "hnsw": ("neighbors of HNSW", 2, 256),
     "m": ("subvectors of PQ", 1, None),
     "bits": ("bits of PQ", 1, 8),
     "ivf_m": ("subvectors of PQ", 1, None),
@@ -38,8 +38,8 @@ def check_factory(factory: str, dimension: int) -> None:
     match = _GRAMMAR.fullmatch(factory)
     if match is None:
         raise ValueError(
-            f"the factory {factory[:80]!r} is not known; use 'auto', 'Flat', 'IVF1024,Flat', 'HNSW32', "
-            "'IVF1024,PQ48' or the like: an optional PCA, RR or OPQ, then IVF<lists> or HNSW<neighbours>, "
+            f"unknown factory {factory[:80]!r}; use 'auto', 'Flat', 'IVF1024,Flat', 'HNSW32', "
+            "'IVF1024,PQ48' or the like: an optional PCA, RR or OPQ, then IVF<lists> or HNSW<neighbors>, "
             "then Flat, SQ4, SQ6, SQ8, SQfp16, PQ<subvectors>[x<bits>][fs|fsr] or RaBitQ, then an optional RFlat"
         )
     for name, (meaning, least, most) in _BOUNDS.items():
@@ -47,6 +47,5 @@ def check_factory(factory: str, dimension: int) -> None:
         greatest = dimension if most is None else most
         if text is not None and not (len(text) < 10 and least <= int(text) <= greatest):
             raise ValueError(
-                f"the factory {factory[:80]!r} asks for {text[:20]} {meaning}; "
-                f"give from {least} to {greatest}"
+                f"the factory {factory[:80]!r} has {text[:20]} {meaning}, expected {least} to {greatest}"
             )

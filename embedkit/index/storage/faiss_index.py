@@ -1,4 +1,4 @@
-"""Faiss: the import, the choice of factory, search parameters, and its files."""
+"""Faiss: its import, factory strings, search parameters and files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,33 @@ from ..errors import BuildError, IndexDamagedError
 from .factory import check_factory
 from .search_parameters import SearchParameters
 
+__all__ = [
+    "AUTO",
+    "AUTO_IVF_ROWS",
+    "MIN_POINTS_PER_LIST",
+    "Float32Array",
+    "Int64Array",
+    "SelectorError",
+    "auto_nlist",
+    "create_index",
+    "default_nprobe",
+    "faiss_parameters",
+    "faiss_threads",
+    "import_faiss",
+    "inverted_lists",
+    "is_exact",
+    "ivf_of",
+    "read_index",
+    "resolve_factory",
+    "short",
+    "write_index",
+]
+
 AUTO = "auto"
 AUTO_IVF_ROWS = 20_000
-"""``auto`` builds an exact (Flat) index below this number of vectors and an inverted file from here on."""
+"""``auto`` is an exact (Flat) index below this number of vectors, and an inverted file from it on."""
 
-MIN_POINTS_PER_LIST = 39  # below, Faiss warns on stderr that the clusters are poorly trained
+MIN_POINTS_PER_LIST = 39  # below that, Faiss warns on stderr of poorly trained clusters
 _MAX_NLIST = 65_536
 
 Float32Array = npt.NDArray[np.float32]
@@ -27,11 +49,11 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class SelectorError(Exception):
-    """A Faiss index cannot restrict its search to some rows."""
+    """A Faiss index cannot restrict a search to given rows."""
 
 
 def import_faiss() -> Any:
-    """Import Faiss, or raise `ImportError` naming the extra that brings it."""
+    """Import Faiss, or raise `ImportError` naming the extra that installs it."""
     try:
         import faiss
     except ImportError as error:
@@ -43,10 +65,10 @@ def import_faiss() -> Any:
 
 @contextlib.contextmanager
 def faiss_threads(count: int | None, queries: int | None = None) -> Iterator[None]:
-    """Let Faiss use ``count`` threads inside, ``None``: its default. (OpenMP keeps it per calling thread.)
+    """Let Faiss use ``count`` threads inside; ``None``: its default. (OpenMP keeps the number per calling thread.)
 
-    For ``queries`` there are at most as many threads: OpenMP's spin on for a while after their work, on the cores
-    that encode the next query (a text encoded after a search of one by two threads took 2.9 ms instead of 1.1).
+    At most as many threads are used as there are ``queries``: OpenMP's threads keep spinning after their work, on
+    the cores that encode the next query (encoding a text after a search with two threads took 2.9 ms, not 1.1).
     """
     faiss = import_faiss()
     before = faiss.omp_get_max_threads()
@@ -64,10 +86,10 @@ def faiss_threads(count: int | None, queries: int | None = None) -> Iterator[Non
 
 
 def resolve_factory(factory: str, rows: int) -> str:
-    """The Faiss factory string for ``rows`` vectors: ``factory`` itself, or what ``auto`` stands for.
+    """The Faiss factory string for ``rows`` vectors: ``factory`` itself, or what ``auto`` means.
 
-    From `AUTO_IVF_ROWS` on, ``auto`` is ``IVF{nlist},Flat`` with nlist ≈ 4·√rows, at least 39 vectors a list,
-    at most 65,536 lists.
+    From `AUTO_IVF_ROWS` on, ``auto`` is ``IVF{nlist},Flat`` with nlist ≈ 4·√rows, but at least 39 vectors per list
+    and at most 65,536 lists.
     """
     if factory != AUTO:
         return factory
@@ -83,10 +105,10 @@ def auto_nlist(rows: int) -> int:
 
 
 def default_nprobe(nlist: int) -> int:
-    """Lists that a search visits unless told otherwise: a sixteenth of them, but at least 8.
+    """Lists that a search visits by default: a sixteenth of them, but at least 8.
 
     recall@10 (all-MiniLM-L6-v2) is 0.987 for 83,222 questions and 0.957 for 500,000 mixed sentences, whose nearest
-    neighbours are far; √nlist lists would give 0.975 and 0.856.
+    neighbors are far away; √nlist lists would give 0.975 and 0.856.
     """
     return min(nlist, max(8, nlist // 16))
 
@@ -95,7 +117,7 @@ def create_index(factory: str, dimension: int) -> Any:
     """An empty Faiss index for inner product over ``dimension`` columns.
 
     Raises:
-        ValueError: ``factory`` is not one that embedkit takes, or Faiss refuses it for this dimension.
+        ValueError: embedkit does not accept ``factory``, or Faiss does not for this dimension.
     """
     check_factory(factory, dimension)
     faiss = import_faiss()
@@ -172,16 +194,16 @@ def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = N
 
 
 def _types(*names: str) -> tuple[Any, ...]:
-    """Those classes of Faiss that the installed one has."""
+    """The Faiss classes ``names``, as far as the installed version has them."""
     faiss = import_faiss()
     return tuple(getattr(faiss, name) for name in names if hasattr(faiss, name))
 
 
 def write_index(index: Any, path: Path) -> None:
-    """Write ``index`` to ``path``; `BuildError` or ``OSError`` if the disk does not take it."""
+    """Write ``index`` to ``path``; `BuildError` or ``OSError`` if the disk is full, say."""
     faiss = import_faiss()
     try:
-        # Faiss only prints it when the last buffer of its own file cannot be written. Closing ours raises.
+        # if the last buffer of its own file cannot be written, Faiss only prints it; closing our file raises
         with path.open("xb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
     except RuntimeError as error:
@@ -189,15 +211,15 @@ def write_index(index: Any, path: Path) -> None:
 
 
 def read_index(path: Path, *, rows: int, dimension: int) -> Any:
-    """Map an inner-product index that must hold (rows, dimension), else `IndexDamagedError`.
+    """Map an inner-product index of (rows, dimension); `IndexDamagedError` if it is anything else.
 
-    Codes stay in the file and are read when searched; where Faiss cannot map them, they are read here.
+    Codes stay in the file until they are searched; kinds that Faiss cannot map are read here.
     """
     faiss = import_faiss()
     flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
     try:
         index = faiss.read_index(str(path), flags)
-    except (RuntimeError, MemoryError) as error:  # a damaged length may ask for any amount of memory
+    except (RuntimeError, MemoryError) as error:  # a damaged length may demand any amount of memory
         raise IndexDamagedError(
             f"{path}: Faiss cannot read it ({short(error)}); build the index again"
         ) from None
@@ -205,13 +227,13 @@ def read_index(path: Path, *, rows: int, dimension: int) -> Any:
     if found != (rows, dimension, faiss.METRIC_INNER_PRODUCT):
         raise IndexDamagedError(
             f"{path}: holds {index.ntotal} vectors of {index.d} dimensions (metric {index.metric_type}), "
-            f"and the manifest says {rows} of {dimension}, inner product; build the index again"
+            f"but the manifest says {rows} of {dimension}, inner product; build the index again"
         )
     return index
 
 
 def is_exact(index: Any) -> bool:
-    """Whether ``index`` holds the vectors unchanged, so that its scores are exact and they can be had back."""
+    """Whether ``index`` stores the vectors unchanged, so that scores are exact and vectors can be read back."""
     faiss = import_faiss()
     if isinstance(index, faiss.IndexRefine):
         return is_exact(faiss.downcast_index(index.refine_index))

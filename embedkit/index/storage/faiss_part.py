@@ -1,4 +1,4 @@
-"""One Faiss index of a segment, and the ways to search some of its rows."""
+"""One Faiss index of a segment, and how to search only some of its rows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from .manifest import PartEntry
 from .raw import MISSING
 from .search_parameters import SearchParameters
 
-EXACT_ROWS = 20_000
-"""Up to this many rows that a filter leaves in a part are compared one by one."""
+__all__ = ["Allowed", "Bits", "FaissPart", "bits_of", "count_bits", "is_set", "rows_of"]
 
-_MOST_FETCHED = 16_384  # candidates asked of an index that cannot leave out rows, before all are compared
+EXACT_ROWS = 20_000
+"""If a filter leaves at most this many rows of a part, they are compared one by one."""
+
+_MOST_FETCHED = 16_384  # most candidates fetched from an index that cannot filter, before all are compared
 
 Bits = npt.NDArray[np.uint8]
 """A bitmap over rows: bit ``row % 8`` of byte ``row // 8``."""
 Exact = Callable[[Float32Array, int, Int64Array], tuple[Float32Array, Int64Array]]
-"""Compares (n, dimension) queries with given rows of the part, and returns the best k."""
+"""Compares queries (n, dimension) with the given rows of a part, and returns the best k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,10 @@ class Allowed:
     """The rows that a search may find.
 
     Attributes:
-        bits: which.
-        count: how many.
-        filtered: a condition chose them, so that k of them must be found if there are k; else only deleted
-            rows are left out.
+        bits: the rows.
+        count: the number of rows.
+        filtered: a condition selected them, so k of them must be found if there are k; otherwise only deleted
+            rows are excluded.
     """
 
     bits: Bits
@@ -53,7 +55,17 @@ class Allowed:
 
 
 class FaissPart:
-    """A Faiss index, opened for searching. Thread-safe."""
+    """A Faiss index, opened for searching. Thread-safe.
+
+    Attributes:
+        entry: its entry in the manifest.
+        rows: the number of vectors.
+        index: the Faiss object.
+        exact: its scores are exact.
+        nlist: inverted lists; ``None`` if it has none.
+        nprobe: its default.
+        ef: its default; ``None`` if it is not HNSW.
+    """
 
     def __init__(self, path: Path, entry: PartEntry, dimension: int) -> None:
         """Map the file at ``path`` (`IndexDamagedError` if Faiss cannot)."""
@@ -70,7 +82,7 @@ class FaissPart:
         self._without_selector: dict[SearchParameters, Any] = {}
 
     def to_gpu(self, resources: Any) -> None:
-        """Search on the GPU from now on; Faiss refuses kinds that it cannot move.
+        """Search on the GPU from now on.
 
         Raises:
             ValueError: Faiss cannot search such an index on a GPU.
@@ -80,7 +92,7 @@ class FaissPart:
             self.index = faiss.index_cpu_to_gpu(resources, 0, self.index)
         except RuntimeError:
             raise ValueError(
-                f"Faiss cannot search {self.entry.factory} on a GPU; leave device at 'cpu', or build the index "
+                f"Faiss cannot search {self.entry.factory} on a GPU; use device='cpu', or build the index "
                 "as Flat or IVF"
             ) from None
         self._takes_selectors = False
@@ -94,7 +106,7 @@ class FaissPart:
         parameters: SearchParameters,
         exact: Exact,
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where none is."""
+        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where fewer were found."""
         k = min(k, self.rows)
         if allowed is None:
             return self._search(vectors, k, parameters)
@@ -111,7 +123,7 @@ class FaissPart:
                 self._takes_selectors = False
         if not self._takes_selectors:
             scores, rows = self._overfetch(vectors, k, parameters, allowed)
-        # An inverted file finds fewer than k when the lists visited hold fewer; a filter must not cause that.
+        # An inverted file finds fewer than k if the lists visited hold fewer; a filter must not be the reason.
         if allowed.filtered or self.nlist is None:
             short = np.flatnonzero(rows[:, -1] < 0)
             if len(short):
@@ -146,7 +158,7 @@ class FaissPart:
     def _overfetch(
         self, vectors: Float32Array, k: int, parameters: SearchParameters, allowed: Allowed
     ) -> tuple[Float32Array, Int64Array]:
-        """Ask for more, leave out what is not allowed, and ask for more again where too little is left."""
+        """Fetch more than ``k``, drop what is not allowed, and fetch still more where too few are left."""
         scores = np.full((len(vectors), k), MISSING, np.float32)
         rows = np.full((len(vectors), k), -1, np.int64)
         open_ = np.arange(len(vectors))

@@ -1,4 +1,4 @@
-"""A whole generation of an index, opened for reading: its manifest and the segments listed there."""
+"""A generation of an index, opened for reading: its manifest and segments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from .search_parameters import SearchParameters
 from .segment import Segment
 from .words import match_expression
 
+__all__ = ["Chosen", "Generation", "open_generation"]
+
 Chosen = list[Bits]
-"""For each segment the bitmap of rows that fulfil a condition and are not deleted."""
+"""A bitmap per segment of the rows that match a condition and are not deleted."""
 
 _CONDITIONS_KEPT = 8
 _RESCORED_WHERE_MIXED = 4
@@ -48,8 +50,8 @@ class Generation:
         self._starts = np.cumsum([0, *(segment.entry.rows for segment in segments)])
         self._chosen: OrderedDict[str, Chosen] = OrderedDict()
         self._lock = threading.Lock()
-        # Scores of codes and of vectors cannot be compared: where a segment has the ones and another the
-        # others, the hits of the first are scored again.
+        # Scores of codes and of vectors cannot be compared: if some segments have the former and others the
+        # latter, the hits of the former are scored again.
         self._mixed = len({segment.exact for segment in segments}) > 1
         only = segments[0] if len(segments) == 1 else None
         whole = only is not None and only.dead is None and len(only.parts) == 1
@@ -84,7 +86,7 @@ class Generation:
         )
 
     def choose(self, where: str) -> Chosen:
-        """The rows that fulfil the condition ``where`` (`ValueError` if it is none); remembers a few."""
+        """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
         with self._lock:
             known = self._chosen.get(where)
             if known is not None:
@@ -104,7 +106,7 @@ class Generation:
     def search(
         self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where none is."""
+        """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where fewer were found."""
         only = self._only
         if only is not None and chosen is None and (parameters.rescore is None or only.exact):
             return only.parts[0].search(vectors, k, None, parameters, _no_exact)
@@ -134,12 +136,12 @@ class Generation:
         return [row for _, row in sorted(found)[:limit]]
 
     def id(self, row: int) -> str:
-        """The id of ``row``; ``IndexError`` if there is no such row."""
+        """The id of ``row``; ``IndexError`` if it does not exist."""
         number, local = self._locate(row)
         return self.segments[number].ids[local]
 
     def ids(self, rows: Int64Array) -> list[str]:
-        """The ids of ``rows``; ``IndexError`` if there is no such row."""
+        """The ids of ``rows``; ``IndexError`` if one does not exist."""
         if len(rows) and (rows.min() < 0 or rows.max() >= self.rows):
             self._locate(int(rows.min() if rows.min() < 0 else rows.max()))
         if len(self.segments) == 1:
@@ -152,7 +154,7 @@ class Generation:
         return list(result)
 
     def find(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Segment number and row in it of those ``ids`` that are in the index."""
+        """The segment number and the row in it of those ``ids`` that are in the index."""
         wanted = list(ids)
         found: dict[str, tuple[int, int]] = {}
         for number, segment in enumerate(self.segments):
@@ -160,7 +162,7 @@ class Generation:
         return found
 
     def fetch(self, rows: Int64Array) -> dict[int, StoredDocument]:
-        """The documents of all ``rows`` but -1, by row, with one query to each segment concerned."""
+        """The documents of all ``rows`` but -1, by row, with one query per segment."""
         wanted: dict[int, list[int]] = {}
         for row in np.unique(rows[rows >= 0]).tolist():
             number, local = self._locate(row)
@@ -172,7 +174,7 @@ class Generation:
         }
 
     def vectors(self, rows: Int64Array) -> Float32Array:
-        """The vectors of ``rows``, as they are kept: (n, dimension)."""
+        """The stored vectors of ``rows``: (n, dimension)."""
         result = np.empty((len(rows), self.manifest.dimension), np.float32)
         owners = np.searchsorted(self._starts, rows, side="right") - 1
         for number, segment in enumerate(self.segments):
@@ -182,7 +184,7 @@ class Generation:
         return result
 
     def living_rows(self) -> Int64Array:
-        """All rows that are not deleted, in their order."""
+        """All rows that are not deleted, in order."""
         flags = np.ones(self.rows, np.bool_)
         for segment, start in zip(self.segments, self._starts.tolist(), strict=False):
             if segment.dead is not None:
@@ -212,7 +214,7 @@ def _membership(bits: Bits) -> Callable[[int], int]:
 
 
 def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generation:
-    """Open the live generation of the index at ``root``, if ``accept`` raises nothing about its manifest.
+    """Open the live generation of the index at ``root``, unless ``accept`` raises for its manifest.
 
     Raises:
         IndexNotFoundError: no finished index is there.
@@ -225,7 +227,7 @@ def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generatio
             accept(manifest)
             return Generation(manifest, _open_segments(root, manifest))
         except (FileNotFoundError, IndexDamagedError) as error:
-            # a writer may have replaced the generation since its name was read: then open the new one
+            # a writer may have replaced the generation since its name was read; then open the new one
             if current_name(root) != name:
                 continue
             if isinstance(error, FileNotFoundError):

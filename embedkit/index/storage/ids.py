@@ -1,8 +1,7 @@
-"""The ids of a segment in a mapped file: "which id has row 17" without SQLite.
+"""The ids of a segment in a memory-mapped file: maps a row to its id without SQLite.
 
-Little endian: the magic number (8 bytes), the number of ids and the position of the offset table (u64 each),
-the ids in UTF-8 one after the other, zeros up to a multiple of 8, then ``rows + 1`` offsets (u64) into the
-ids.
+Little endian: the magic number (8 bytes), the number of ids and the position of the offset table (u64 each), the
+concatenated ids in UTF-8, zeros up to a multiple of 8, then ``rows + 1`` offsets (u64) into the ids.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import IndexDamagedError
+
+__all__ = ["Ids", "write_ids"]
 
 _MAGIC = b"EKKEYS\x00\x01"
 _HEADER = struct.Struct("<8sQQ")
@@ -66,7 +67,7 @@ class Ids:
         if magic != _MAGIC:
             raise self._damaged("not an ids file")
         if count != rows:
-            raise self._damaged(f"holds {count} ids where the manifest says {rows}")
+            raise self._damaged(f"holds {count} ids, but the manifest says {rows}")
         if table + 8 * (rows + 1) != size:
             raise self._damaged("the offset table does not fit the file")
         self._offsets = np.frombuffer(self._map, "<u8", rows + 1, table)
@@ -77,11 +78,11 @@ class Ids:
         return IndexDamagedError(f"{self._path}: {reason}; build the index again")
 
     def empty_rows(self) -> npt.NDArray[np.int64]:
-        """The rows without an id: they were replaced before the segment was finished."""
+        """The rows without an id, which were replaced before the segment was finished."""
         return np.flatnonzero(np.diff(self._offsets) == 0)
 
     def many(self, rows: npt.NDArray[np.int64]) -> list[str]:
-        """The ids of ``rows``; many are gathered, decoded and cut as one, so that each costs 0.1 µs."""
+        """The ids of ``rows``; many are gathered and decoded at once, 0.1 µs each."""
         if len(rows) <= _FEW:
             pairs = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True)
             last = self._table - _HEADER.size
@@ -93,7 +94,7 @@ class Ids:
         lengths = self._offsets[rows + 1].astype(np.int64) - begins
         inside = begins.min() >= 0 and lengths.min() >= 0
         if not inside or (begins + lengths).max() > self._table - _HEADER.size:
-            return [self[row] for row in rows.tolist()]  # names the one that is wrong
+            return [self[row] for row in rows.tolist()]  # names the wrong one
         ends = np.cumsum(lengths)
         starts = ends - lengths
         places = np.arange(ends[-1]) + np.repeat(begins - starts + _HEADER.size, lengths)

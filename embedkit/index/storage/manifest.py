@@ -1,4 +1,4 @@
-"""The manifest of one generation of an index: what it holds, how it was made, and its files' checksums."""
+"""The manifest of a generation of an index: its content, how it was built, and the checksums of its files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class PartEntry:
-    """One Faiss index of a segment: its file, the number of its vectors, and its factory string."""
+    """One Faiss index of a segment: its file, its number of vectors, and its factory string."""
 
     file: str
     rows: int  # a multiple of 8 in all parts but the last, so that bitmaps are cut between bytes
@@ -63,13 +63,13 @@ class SegmentEntry:
 
     Attributes:
         name: of its folder under ``segments/``.
-        rows: documents written, deleted ones counted.
+        rows: documents written, including deleted ones.
         parts: its Faiss indexes; the first holds the first rows, and so on.
-        raw: how the vectors themselves are kept in ``vectors.raw``: as float32, as a byte a dimension and a
-            scale a row, or not (where the Faiss index holds them unchanged).
+        raw: how ``vectors.raw`` stores the vectors: as float32, as int8 with a scale per row, or not at all (if
+            the Faiss index stores them unchanged).
         keywords: ``documents.sqlite`` has a full-text index.
         files: the files in the folder.
-        tombstones: which rows are deleted; ``None`` for none.
+        tombstones: the deleted rows; ``None`` if there are none.
     """
 
     name: str
@@ -88,7 +88,7 @@ class SegmentEntry:
 
 @dataclass(frozen=True)
 class EncoderEntry:
-    """The encoder and the numerics that made the vectors."""
+    """The encoder that computed the vectors, and its precision."""
 
     model: str
     fingerprint: str
@@ -102,11 +102,11 @@ class Manifest:
 
     Attributes:
         created: UTC, ISO 8601.
-        documents: those that are not deleted.
-        factory: what was asked for ("auto" stays "auto"); each part says what it is.
-        kept: how vectors are kept beside codes that lose some of them: "fp32" or "int8".
-        nprobe, ef, rescore: what a search takes that does not say otherwise; ``None``: as Faiss has it.
-        tuning: what the automatic choice of parameters measured, if it was asked for.
+        documents: the number of documents, without deleted ones.
+        factory: as given ("auto" stays "auto"); each part has its own.
+        kept: how vectors are stored beside lossy codes: "fp32" or "int8".
+        nprobe, ef, rescore: the default search parameters; ``None``: those of the Faiss index.
+        tuning: the measurements of an automatic choice of parameters, if there was one.
     """
 
     generation: int

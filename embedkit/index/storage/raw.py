@@ -1,8 +1,8 @@
-"""The vectors of a segment themselves: for exact scores, for filters that leave few rows, and for compaction.
+"""The original vectors of a segment: for exact scores, for filters that leave few rows, and for compaction.
 
-A Faiss index that holds its vectors unchanged (Flat, HNSW and inverted files over Flat, RFlat) gives them
-back. Beside any other lies ``vectors.raw``, little endian: float32 (rows, dimension), or int8 of that shape
-and then one float32 a row, whose product with the integers is the vector.
+A Faiss index that stores vectors unchanged (Flat, RFlat, and HNSW and inverted files over Flat) returns them. Any
+other is accompanied by ``vectors.raw``, little endian: float32 (rows, dimension), or int8 of that shape followed by
+one float32 scale per row, whose product with the integers is the vector.
 """
 
 from __future__ import annotations
@@ -19,12 +19,25 @@ from .faiss_index import Float32Array, Int64Array, import_faiss, ivf_of
 from .manifest import Raw
 from .spool import Spool
 
+__all__ = [
+    "MISSING",
+    "FaissVectors",
+    "RawFile",
+    "RawVectors",
+    "best",
+    "exact_search",
+    "quantize",
+    "raw_size",
+    "rescore",
+    "write_raw",
+]
+
 
 class RawVectors(Protocol):
-    """Gives vectors back."""
+    """Returns the vectors of rows."""
 
     def gather(self, rows: Int64Array) -> Float32Array:
-        """The vectors of ``rows`` (each one of the segment's): (n, dimension)."""
+        """The vectors of ``rows`` of the segment: (n, dimension)."""
 
 
 class RawFile:
@@ -49,10 +62,10 @@ class RawFile:
 
 
 class FaissVectors:
-    """Vectors out of the Faiss indexes of a segment's parts."""
+    """Vectors read back from the Faiss indexes of a segment."""
 
     def __init__(self, indexes: Sequence[Any], starts: Sequence[int], dimension: int) -> None:
-        """``starts``: the first row of each index, and the number of rows."""
+        """``starts``: the first row of each index, and the total number of rows."""
         self._indexes = indexes
         self._starts = np.asarray(starts)
         self._dimension = dimension
@@ -60,8 +73,8 @@ class FaissVectors:
         self._ready = False
 
     def gather(self, rows: Int64Array) -> Float32Array:
-        """See `RawVectors`; what an index has lost of its vectors stays lost."""
-        with self._lock:  # the map from rows to places in the lists is made once, by one thread
+        """See `RawVectors`; an index that quantizes returns approximations."""
+        with self._lock:  # the map from rows to positions in the lists is built once, by one thread
             if not self._ready:
                 for index in self._indexes:
                     ivf = ivf_of(index)
@@ -78,12 +91,12 @@ class FaissVectors:
 
 
 def write_raw(spool: Spool, path: Path, kind: Raw) -> None:
-    """Turn ``spool`` into ``vectors.raw`` at ``path``; the spool's file is kept."""
+    """Write ``spool`` to ``vectors.raw`` at ``path``; the spool's file is kept."""
     path.unlink(missing_ok=True)
     if kind == "fp32":
         try:
             path.hardlink_to(spool.path)
-        except OSError:  # not every file system has links
+        except OSError:  # not every file system supports links
             shutil.copyfile(spool.path, path)
         return
     scales = []
@@ -96,7 +109,7 @@ def write_raw(spool: Spool, path: Path, kind: Raw) -> None:
 
 
 def quantize(vectors: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
-    """int8 (n, dimension) and float32 (n,) whose product is nearest to ``vectors``."""
+    """int8 (n, dimension) and scales float32 (n,), whose product approximates ``vectors``."""
     scales = np.maximum(np.abs(vectors).max(axis=1), np.finfo(np.float32).tiny) / np.float32(127)
     return np.rint(vectors / scales[:, None]).astype(np.int8), scales.astype(np.float32)
 
@@ -107,7 +120,7 @@ def raw_size(kind: Raw, rows: int, dimension: int) -> int:
 
 
 def best(scores: Float32Array, rows: Int64Array, k: int) -> tuple[Float32Array, Int64Array]:
-    """The ``k`` best columns of each line of ``scores`` and ``rows`` (n, m), best first; ties as they come."""
+    """The ``k`` best columns of each line of ``scores`` and ``rows`` (n, m), best first; ties in order."""
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
@@ -135,7 +148,7 @@ def exact_search(
 def rescore(
     vectors: Float32Array, rows: Int64Array, k: int, raw: RawVectors
 ) -> tuple[Float32Array, Int64Array]:
-    """Order candidates ``rows`` (n, m), -1 for none, by their vectors, and keep the best ``k``."""
+    """Rank candidates ``rows`` (n, m), -1 for none, by their vectors, and keep the best ``k``."""
     scores = np.full(rows.shape, MISSING, np.float32)
     step = max(1, (1 << 22) // max(1, rows.shape[1] * vectors.shape[1]))  # 16 MiB of candidates at once
     for begin in range(0, len(rows), step):
@@ -147,4 +160,4 @@ def rescore(
 
 
 MISSING = np.float32(-3.4028235e38)
-"""The score that Faiss gives where it found too few."""
+"""The score that Faiss returns for a missing hit."""

@@ -22,8 +22,8 @@ class Segment:
     """A finished segment, opened for reading. Thread-safe.
 
     Attributes:
-        exact: all its Faiss indexes score exactly.
-        dead: the bitmap of deleted rows, ``None`` where there are none.
+        exact: the scores of all its Faiss indexes are exact.
+        dead: the bitmap of deleted rows; ``None`` if there are none.
     """
 
     def __init__(self, root: Path, folder: Path, entry: SegmentEntry, *, dimension: int) -> None:
@@ -69,18 +69,18 @@ class Segment:
         return None if self.dead is None else self._alive
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
-        """The rows of those ``ids`` that this segment holds and that are not deleted."""
+        """The rows of those ``ids`` that this segment holds, without deleted ones."""
         return {document_id: row for document_id, row in self.documents.find(ids).items() if self.alive(row)}
 
     def search(
         self, vectors: Float32Array, k: int, chosen: Bits | None, parameters: SearchParameters
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best for each of ``vectors``, both (n, ≤ k); row -1 where none is.
+        """Scores and rows of the best for each of ``vectors``, both (n, ≤ k); row -1 where fewer were found.
 
         Args:
             vectors: (n, dimension).
-            k: most hits a query.
-            chosen: rows that a condition has chosen, deleted ones left out; ``None``: no condition.
+            k: most hits per query.
+            chosen: rows that match a condition, without deleted ones; ``None``: no condition.
             parameters: how hard to search.
         """
         if len(self.parts) == 1:
@@ -120,7 +120,7 @@ class Segment:
         return scores, np.where(rows < 0, -1, rows - start)
 
     def scan(self, block: int = 2048) -> Iterator[tuple[list[StoredDocument], Float32Array]]:
-        """Documents and vectors (n, dimension) of the rows that are not deleted, in their order."""
+        """Documents and vectors (n, dimension) of the rows that are not deleted, in blocks in order."""
         documents: list[StoredDocument] = []
         rows: list[int] = []
         for row, document in self.documents.scan(block):
@@ -135,7 +135,7 @@ class Segment:
             yield documents, self.raw.gather(np.array(rows))
 
     def verify(self) -> None:
-        """Hash every file, and compare ids and documents; `IndexDamagedError` names what does not fit."""
+        """Hash every file, and compare ids and documents; `IndexDamagedError` names a mismatch."""
         for name, file in self.entry.files.items():
             if hash_file(self.folder / name).sha256 != file.sha256:
                 raise _altered(self.folder / name)
@@ -149,13 +149,12 @@ class Segment:
         for row, document in self.documents.scan():
             if row >= self.entry.rows or self.ids[row] != document.id:
                 raise IndexDamagedError(
-                    f"{path}: row {row} has the id {document.id!r}, and the ids differ; build the index again"
+                    f"{path}: row {row} has the id {document.id!r}, but the ids file has another; build the index again"
                 )
             found += self.alive(row)
         if found != self.entry.documents:
             raise IndexDamagedError(
-                f"{path}: holds {found} of {self.entry.documents} documents: rows are missing; "
-                "build the index again"
+                f"{path}: rows are missing: {found} of {self.entry.documents} documents found; build the index again"
             )
 
     def close(self) -> None:
@@ -167,7 +166,7 @@ def _check_size(path: Path, expected: int) -> None:
     size = path.stat().st_size
     if size != expected:
         raise IndexDamagedError(
-            f"{path}: {size} bytes, and the manifest says {expected}; build the index again"
+            f"{path}: {size} bytes, but the manifest says {expected}; build the index again"
         )
 
 

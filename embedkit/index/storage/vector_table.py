@@ -1,4 +1,4 @@
-"""Documents with their vectors as an Arrow table: what exports and shards are written as, and other stores load."""
+"""Documents with their vectors as an Arrow table: the format of exports and of shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class VectorTable:
     """
 
     def __init__(self, dimension: int, *, lines: bool = False) -> None:
-        """For vectors of ``dimension`` float32; with ``lines`` there is a column of that name, of line numbers."""
+        """For float32 vectors of ``dimension``; with ``lines`` there is a column ``line`` of line numbers, too."""
         pyarrow = import_pyarrow("writing .parquet")
         self._pyarrow = pyarrow
         fields = [
@@ -47,7 +47,7 @@ class VectorTable:
         """A table of ``documents`` with ids and their ``vectors`` (n, dimension)."""
         pyarrow = self._pyarrow
         flat = pyarrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
-        # escaped to ASCII, so that a lone surrogate gets as far as the check that names its document
+        # escaped to ASCII, so that a lone surrogate reaches the check that names its document
         metadata = [json.dumps(dict(one.metadata)) if one.metadata else None for one in documents]
         columns = [
             pyarrow.array([document.id for document in documents], pyarrow.string()),
@@ -61,10 +61,10 @@ class VectorTable:
 
 
 def write_parquet(file: Path | Any, schema: Any) -> Any:
-    """A `pyarrow.parquet.ParquetWriter` for tables of a `VectorTable`'s ``schema``."""
+    """A `pyarrow.parquet.ParquetWriter` for tables with the ``schema`` of a `VectorTable`."""
     from pyarrow.parquet import ParquetWriter
 
-    # The numbers of vectors do not repeat: a dictionary would only cost time. Texts do.
+    # vectors do not repeat, so a dictionary would only cost time; texts compress well
     compression = {name: "zstd" for name in ("id", "text", "metadata")}
     if "line" in schema.names:
         compression["line"] = "zstd"

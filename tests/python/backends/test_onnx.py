@@ -129,7 +129,7 @@ def test_life(folder: Path, texts: list[str]) -> None:
     with ThreadPoolExecutor(4) as pool:
         for result in pool.map(lambda _: encoder.encode(texts), range(8)):
             assert np.abs(result - vectors).max() <= 1e-6
-    with pytest.raises(ValueError, match="an encoder of an ONNX graph is not saved: copy its folder"):
+    with pytest.raises(ValueError, match="an encoder with the ONNX backend cannot be saved; copy its folder"):
         encoder.save(folder.parent / "copy")
     encoder.close()
     with pytest.raises(ValueError, match="closed"):
@@ -237,9 +237,13 @@ def test_buffers_do_not_grow_with_the_texts(folder: Path) -> None:
         ({"precision": "int8"}, ValueError, "precision='int8': .*model.onnx is fp32"),
         ({"precision": "bf16"}, ValueError, "precision='bf16' is not known"),
         ({"onnx_file": 3}, TypeError, "onnx_file must be a str"),
-        ({"onnx_file": "../model.onnx"}, ValueError, "leaves the model folder"),
-        ({"onnx_file": "/model.onnx"}, ValueError, "leaves the model folder"),
-        ({"onnx_file": "model_O9.onnx"}, FileNotFoundError, "has no such graph; it has 'onnx/model.onnx'"),
+        ({"onnx_file": "../model.onnx"}, ValueError, "leads out of the model folder"),
+        ({"onnx_file": "/model.onnx"}, ValueError, "leads out of the model folder"),
+        (
+            {"onnx_file": "model_O9.onnx"},
+            FileNotFoundError,
+            "does not have this graph; it has 'onnx/model.onnx'",
+        ),
     ],
 )
 def test_bad_arguments(folder: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -322,9 +326,9 @@ def _flat_output(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_rename_input, "the graph takes 'pixel_values', which embedkit does not know"),
+        (_rename_input, "the graph has the input 'pixel_values', which is not known"),
         (_fix_axes, "export the model with dynamic axes"),
-        (_flat_output, "the graph gives shape, neither vectors of tokens"),
+        (_flat_output, "the outputs of the graph are shape, neither token embeddings"),
     ],
 )
 def test_graphs_that_are_no_sentence_encoder(
@@ -340,7 +344,7 @@ def test_graphs_that_are_no_sentence_encoder(
 def test_truncated_graphs(folder: Path, size: int, capfd: pytest.CaptureFixture[str]) -> None:
     path = folder / "onnx" / "model.onnx"
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=r"model\.onnx: .*(again|neither|takes no)"):
+    with pytest.raises(ValueError, match=r"model\.onnx: .*(again|neither|has no)"):
         Encoder(folder, backend="onnx")
     assert capfd.readouterr() == ("", "")
 

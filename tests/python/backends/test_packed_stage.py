@@ -144,7 +144,7 @@ def test_out_of_memory_halves_the_budget(make_model: Make, texts: list[str]) -> 
         warnings.simplefilter("error")
         np.testing.assert_allclose(encoder.encode(texts[:50]), result[:50], rtol=0, atol=1e-5)
     model.fail = lambda tokens: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
-    with pytest.raises(MemoryError, match=r"no memory for a batch of 112 tokens; end what else"):
+    with pytest.raises(MemoryError, match=r"no memory for a batch of 112 tokens; stop other users"):
         encoder.encode(texts)
     model.fail = None
     np.testing.assert_allclose(encoder.encode(texts), result, rtol=0, atol=1e-5)

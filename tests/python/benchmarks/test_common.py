@@ -1,30 +1,29 @@
-"""What the benchmarks share: a wrong percentile or a repeated text would make every figure wrong."""
+"""The code shared by the benchmarks: a wrong percentile or a repeated text would make every figure wrong."""
 
 import gzip
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+Modules = tuple[ModuleType, ModuleType, ModuleType]  # common, shapes, peers.base
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def modules() -> Modules:
     import common
     import shapes
     from peers import base
 
-    yield common, shapes, base
-    for name in [m for m in sys.modules if m in ("common", "shapes") or m.split(".")[0] == "peers"]:
-        del sys.modules[name]
+    return common, shapes, base
 
 
-def test_texts_are_distinct_and_in_order(modules, tmp_path: Path) -> None:
+def test_texts_are_distinct_and_in_order(modules: Modules, tmp_path: Path) -> None:
     common, *_ = modules
     (tmp_path / "a.txt").write_text("one\ntwo\n\none\nthree\n", encoding="utf-8")
     with gzip.open(tmp_path / "b.tsv.gz", "wt", encoding="utf-8") as file:
@@ -36,7 +35,7 @@ def test_texts_are_distinct_and_in_order(modules, tmp_path: Path) -> None:
     assert common.read_texts([tmp_path / "a.txt"], limit=2) == ["one", "two"]
 
 
-def test_a_missing_column_is_named_with_those_there_are(modules, tmp_path: Path) -> None:
+def test_a_missing_column_is_named_with_those_there_are(modules: Modules, tmp_path: Path) -> None:
     common, *_ = modules
     (tmp_path / "a.csv").write_text("id,body\n1,x\n", encoding="utf-8")
     with pytest.raises(SystemExit, match=r"no column 'text'; it has id, body"):
@@ -44,13 +43,13 @@ def test_a_missing_column_is_named_with_those_there_are(modules, tmp_path: Path)
 
 
 @pytest.mark.parametrize("percent", [1, 50, 95, 99, 100])
-def test_percentile_is_nearest_rank(modules, percent: float) -> None:
+def test_percentile_is_nearest_rank(modules: Modules, percent: float) -> None:
     common, *_ = modules
     values = np.random.default_rng(0).standard_normal(137).tolist()
     assert common.percentile(values, percent) == np.percentile(values, percent, method="inverted_cdf")
 
 
-def test_alternate_turns_the_order_round(modules) -> None:
+def test_alternate_turns_the_order_round(modules: Modules) -> None:
     common, *_ = modules
     calls: list[str] = []
     runs = {name: (lambda n=name: calls.append(n) or float(len(calls))) for name in "ab"}
@@ -58,7 +57,7 @@ def test_alternate_turns_the_order_round(modules) -> None:
     assert calls == ["a", "b", "b", "a"]
 
 
-def test_histogram_counts_every_text_once(modules) -> None:
+def test_histogram_counts_every_text_once(modules: Modules) -> None:
     common, *_ = modules
     lengths = [1, 8, 9, 16, 17, 600]
     histogram = common.length_histogram(lengths)
@@ -66,13 +65,13 @@ def test_histogram_counts_every_text_once(modules) -> None:
     assert (histogram["texts"], histogram["tokens"], histogram["max"]) == (6, sum(lengths), 600)
 
 
-def test_table_is_rectangular(modules) -> None:
+def test_table_is_rectangular(modules: Modules) -> None:
     common, *_ = modules
     lines = common.table(["", "b"], [["long name", 1], ["x", 22]]).splitlines()
     assert len({len(line) for line in lines}) == 1
 
 
-def test_operations_of_a_token(modules, tmp_path: Path) -> None:
+def test_operations_of_a_token(modules: Modules, tmp_path: Path) -> None:
     _, shapes, _ = modules
     config = {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -81,7 +80,7 @@ def test_operations_of_a_token(modules, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["mean", "cls"])
 def test_a_random_shape_is_a_folder_that_transformers_loads_in_full(
-    modules, tmp_path: Path, mode: str
+    modules: Modules, tmp_path: Path, mode: str
 ) -> None:
     transformers = pytest.importorskip("transformers")
     _, shapes, base = modules
@@ -95,7 +94,7 @@ def test_a_random_shape_is_a_folder_that_transformers_loads_in_full(
     assert base.max_length(folder) == 16
 
 
-def test_a_shape_that_lacks_a_part_is_refused(modules, tmp_path: Path) -> None:
+def test_a_shape_that_lacks_a_part_is_refused(modules: Modules, tmp_path: Path) -> None:
     _, shapes, _ = modules
     with pytest.raises(SystemExit, match="give each of"):
         shapes.build("layers=2", tokenizer_of=tmp_path, folder=tmp_path)

@@ -1,9 +1,8 @@
-"""The GPU benchmarks where there is no GPU: what they compute from what they measure, and a dry run."""
+"""The GPU benchmarks without a GPU: what they compute from measurements, and a dry run."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,16 +11,6 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield
-    for name in [
-        m for m in sys.modules if m in ("common", "gpu", "lengths", "shapes", "hpd") or m[:5] == "peers"
-    ]:
-        del sys.modules[name]
 
 
 @pytest.fixture

@@ -1,24 +1,21 @@
-"""The protocol of `benchmarks/retrieval.py`: who asks, what is stored, and the figures of merit."""
+"""The protocol of `benchmarks/retrieval.py`: queries, stored questions, and metrics."""
 
 import gzip
-import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+Modules = tuple[ModuleType, ModuleType]  # retrieval, retrieval_data
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def modules() -> Modules:
     import retrieval
     import retrieval_data
 
-    yield retrieval, retrieval_data
-    for name in ("common", "retrieval", "retrieval_data"):
-        sys.modules.pop(name, None)
+    return retrieval, retrieval_data
 
 
 PAIRS = [
@@ -30,7 +27,7 @@ PAIRS = [
 ]
 
 
-def test_who_asks_what_is_stored_and_what_counts(modules) -> None:
+def test_who_asks_what_is_stored_and_what_counts(modules: Modules) -> None:
     _, data = modules
     found = data.question_pairs(iter(PAIRS), stored=7)
     assert found.stored[:5] == [
@@ -50,13 +47,13 @@ def test_who_asks_what_is_stored_and_what_counts(modules) -> None:
     assert len(data.question_pairs(iter(PAIRS), stored=0).stored) == 5
 
 
-def test_the_query_itself_is_no_answer(modules) -> None:
+def test_the_query_itself_is_no_answer(modules: Modules) -> None:
     retrieval, _ = modules
     found = np.array([[4, 2, 7], [1, -1, -1]])
     assert retrieval.ranked(found, np.array([4, -1]), 2) == [[2, 7], [1]]
 
 
-def test_figures_of_merit_are_those_of_their_definitions(modules) -> None:
+def test_figures_of_merit_are_those_of_their_definitions(modules: Modules) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     retrieval, _ = modules
     random = np.random.default_rng(0)
@@ -70,7 +67,7 @@ def test_figures_of_merit_are_those_of_their_definitions(modules) -> None:
     assert retrieval.recall([[5, 3], [1, 2]], [{3: 1.0, 8: 1.0}, {1: 1.0}], 2) == pytest.approx(0.75)
 
 
-def test_pairs_are_read_with_the_quoting_of_their_file(modules, tmp_path: Path) -> None:
+def test_pairs_are_read_with_the_quoting_of_their_file(modules: Modules, tmp_path: Path) -> None:
     _, data = modules
     with gzip.open(tmp_path / "own.tsv.gz", "wt", encoding="utf-8") as file:
         file.write('text1\ttext2\tlabel\nWhat is "x?\tWhy?\t1\n')
@@ -105,7 +102,9 @@ class Counting:
         return np.array([[len(text), 1.0] for text in texts], np.float32)
 
 
-def test_vectors_are_encoded_once_and_what_was_cut_off_is_encoded_again(modules, tmp_path: Path) -> None:
+def test_vectors_are_encoded_once_and_what_was_cut_off_is_encoded_again(
+    modules: Modules, tmp_path: Path
+) -> None:
     _, data = modules
     encoder, texts = Counting(), ["a", "bb", "ccc"]
     expected = [[1, 1], [2, 1], [3, 1]]
@@ -121,7 +120,7 @@ def test_vectors_are_encoded_once_and_what_was_cut_off_is_encoded_again(modules,
     assert encoder.texts == 8
 
 
-def test_truncated_vectors_have_norm_one(modules) -> None:
+def test_truncated_vectors_have_norm_one(modules: Modules) -> None:
     _, data = modules
     vectors = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
     short = data.truncated(vectors, 3)

@@ -1,7 +1,6 @@
 """The core's stage clocks, and the table and plot of `benchmarks/throughput.py --profile`."""
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,13 +42,10 @@ def test_stages_cover_the_call(precision: str, threads: int, make_model: Callabl
         assert (stages["quantize"] > 0) == (precision == "int8")
 
 
-def test_the_report(make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report(make_model: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     import stages
 
-    for name in ("stages", "common"):  # other tests load theirs anew
-        del sys.modules[name]
     options = argparse.Namespace(threads=1, rounds=2, model=make_model())
     result = stages.run(options, options.model, TEXTS)
     text = stages.show(result)

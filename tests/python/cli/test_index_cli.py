@@ -174,7 +174,7 @@ def test_skipped_lines_are_reported_and_counted(capsys):
         (["build", "empty.txt", "-o", "new"], "no documents to index: the input is empty"),
         (["build", "a.txt", "-o", "index"], "index: an index exists there; pass --overwrite"),
         (["build", "a.txt", "-o", "."], "the folder holds other things"),
-        (["build", "a.txt", "-o", "new", "--factory", "bogus"], "the factory 'bogus' is not known"),
+        (["build", "a.txt", "-o", "new", "--factory", "bogus"], "unknown factory 'bogus'"),
         (
             ["build", "a.txt", "-o", "new", "--model", "missing"],
             "the model cannot be loaded: missing: no such",

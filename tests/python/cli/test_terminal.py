@@ -16,7 +16,7 @@ from embedkit.cli.terminal import cut, display_width, printable, table
         ("नमस्ते", 4),
     ],
 )
-def test_widths(text, width):
+def test_widths(text: str, width: int) -> None:
     assert display_width(text) == width
 
 
@@ -33,15 +33,15 @@ def test_widths(text, width):
         ("e\u0301e\u0301e\u0301", 2, "e\u0301…"),
     ],
 )
-def test_cutting(text, columns, expected):
+def test_cutting(text: str, columns: int, expected: str) -> None:
     assert cut(text, columns) == expected
 
 
-def test_printable_text_is_one_line():
+def test_printable_text_is_one_line() -> None:
     assert printable("a\nb\t c\x1b[0m\u202e\ud800\x7fé") == "a b c\ufffd[0m\ufffd\ufffd\ufffdé"
 
 
-def test_columns_are_aligned_by_display_width():
+def test_columns_are_aligned_by_display_width() -> None:
     rows = [("1", "0.5", "日本", "text"), ("10", "-0.25", "a", "other " * 20)]
     lines = table(("rank", "score", "id", "text"), rows, 40)
     assert lines == [

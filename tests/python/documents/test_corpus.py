@@ -7,7 +7,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def test_the_corpus_is_what_the_script_writes():
+def test_the_corpus_is_what_the_script_writes() -> None:
     script = runpy.run_path(str(EXAMPLES / "make_corpus.py"))
     documents = [json.loads(line) for line in (EXAMPLES / "corpus.jsonl").read_text("utf-8").splitlines()]
     assert list(script["corpus"]()) == documents

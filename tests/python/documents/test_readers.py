@@ -1,3 +1,7 @@
+"""Reading documents from files of every format, and what is said about malformed ones."""
+
+from __future__ import annotations
+
 import csv
 import datetime
 import gzip
@@ -5,20 +9,24 @@ import json
 import os
 import random
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from fake_encoder import FakeEncoder
 
 from embedkit.documents import InputError, sources
 from embedkit.documents.readers import Corpus
 from embedkit.index import Index
 
 
-def read(path, **options):
+def read(path: Path, **options: Any) -> list[tuple[Any, ...]]:
     return [(document.id, document.text, document.metadata) for document in Corpus([path], **options)]
 
 
-def write(tmp_path, name, content):
+def write(tmp_path: Path, name: str, content: str | bytes) -> Path:
     path = tmp_path / name
     if isinstance(content, str):
         content = content.encode("utf-8")
@@ -50,7 +58,9 @@ CONTENTS = {
 @pytest.mark.parametrize("format", CONTENTS)
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("bom", ["", "\ufeff"])
-def test_each_format_round_trips_through_an_index(tmp_path, encoder, format, ending, bom):
+def test_each_format_round_trips_through_an_index(
+    tmp_path: Path, encoder: FakeEncoder, format: str, ending: str, bom: str
+) -> None:
     content, expected = CONTENTS[format]
     path = write(tmp_path, f"x.{format}{ending}", bom + content)
     if format == "tsv":
@@ -66,7 +76,7 @@ def test_each_format_round_trips_through_an_index(tmp_path, encoder, format, end
     }
 
 
-def test_blank_texts_are_counted(tmp_path):
+def test_blank_texts_are_counted(tmp_path: Path) -> None:
     corpus = Corpus(
         [
             write(tmp_path, "a.txt", "\n \nx\n"),
@@ -78,7 +88,7 @@ def test_blank_texts_are_counted(tmp_path):
     assert corpus.blank == 6
 
 
-def test_positions_add_up_to_the_total(tmp_path):
+def test_positions_add_up_to_the_total(tmp_path: Path) -> None:
     paths = [
         write(tmp_path, "a.txt", "one\n" * 1000),
         write(tmp_path, "b.txt.gz", "two\n" * 1000),
@@ -91,7 +101,7 @@ def test_positions_add_up_to_the_total(tmp_path):
     assert positions[-1] == corpus.total_bytes == sum(path.stat().st_size for path in paths)
 
 
-def test_fields_can_be_named(tmp_path):
+def test_fields_can_be_named(tmp_path: Path) -> None:
     path = write(tmp_path, "x.jsonl", '{"title": "t", "key": "k", "text": 1}')
     assert read(path, text_field="title", id_field="key") == [("k", "t", {"text": 1})]
     path = write(tmp_path, "x.csv", "title,key,id\nt,k,i")
@@ -99,7 +109,9 @@ def test_fields_can_be_named(tmp_path):
     assert read(path, text_field="id") == [("x.csv:2", "i", {"title": "t", "key": "k"})]
 
 
-def test_files_of_one_name_get_keys_with_their_folder(tmp_path, monkeypatch):
+def test_files_of_one_name_get_keys_with_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in "ab":
         os.mkdir(folder)
@@ -107,14 +119,14 @@ def test_files_of_one_name_get_keys_with_their_folder(tmp_path, monkeypatch):
     assert [document.id for document in Corpus(["a/x.txt", "b/x.txt"])] == ["a/x.txt:1", "b/x.txt:1"]
 
 
-def test_a_format_can_be_forced(tmp_path):
+def test_a_format_can_be_forced(tmp_path: Path) -> None:
     path = write(tmp_path, "data.bin", '{"text": "x"}')
     assert read(path, format="jsonl") == [("data.bin:1", "x", {})]
     path = write(tmp_path, "data.gz", "plain")
     assert read(path, format="txt") == [("data.gz:1", "plain", None)]
 
 
-def test_a_very_long_line(tmp_path):
+def test_a_very_long_line(tmp_path: Path) -> None:
     text = "a long line " * 500_000
     assert read(write(tmp_path, "x.txt", text))[0][1] == text
     assert read(write(tmp_path, "x.csv", f'text\n"{text}"'))[0][1] == text
@@ -180,7 +192,9 @@ LAST = {"jsonl": b'{"id": "last", "text": "y"}', "txt": b"y", "csv": b'last,"y",
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_line_stops_or_is_skipped_and_counted(tmp_path, encoder, name):
+def test_a_malformed_line_stops_or_is_skipped_and_counted(
+    tmp_path: Path, encoder: FakeEncoder, name: str
+) -> None:
     format, line, message = MALFORMED[name]
     path = write(tmp_path, f"x.{format}", b"\n".join((FIRST[format], line, LAST[format], b"")))
     with pytest.raises(InputError, match=f"^{path}:{message}"):
@@ -194,7 +208,7 @@ def test_a_malformed_line_stops_or_is_skipped_and_counted(tmp_path, encoder, nam
     assert len(problems) == 1
 
 
-def test_csv_reads_what_the_standard_library_writes(tmp_path):
+def test_csv_reads_what_the_standard_library_writes(tmp_path: Path) -> None:
     choose = random.Random(0)
     rows = [["text", "a", "b"]] + [
         ["x" + "".join(choose.choices('ab ,"\n;é日\t', k=choose.randrange(12))) for _ in range(3)]
@@ -207,7 +221,7 @@ def test_csv_reads_what_the_standard_library_writes(tmp_path):
         assert [[text, *metadata.values()] for _, text, metadata in read(path)] == rows[1:]
 
 
-def test_an_unclosed_quote_names_its_row(tmp_path):
+def test_an_unclosed_quote_names_its_row(tmp_path: Path) -> None:
     path = write(tmp_path, "x.csv", 'text\nfine\n"open\nto the\nend')
     with pytest.raises(InputError, match=rf"{path}:3: a quoted field that opens in this row never closes"):
         read(path)
@@ -215,7 +229,7 @@ def test_an_unclosed_quote_names_its_row(tmp_path):
 
 
 @pytest.mark.parametrize("format", ["txt", "csv"])
-def test_a_line_without_end_is_refused(tmp_path, monkeypatch, format):
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
     monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 1000)
     path = write(tmp_path, f"x.{format}", "text\n" + "x" * 5000 + "\nlast\n")
     with pytest.raises(InputError, match=f"{path}:2: the line is longer than"):
@@ -223,7 +237,7 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch, format):
     assert [text for _, text, _ in read(path, on_error="skip")][-1] == "last"
 
 
-def test_a_quoted_record_without_end_is_refused(tmp_path, monkeypatch):
+def test_a_quoted_record_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 1000)
     path = write(tmp_path, "x.csv", 'text\n"' + "x\n" * 1500 + "last\n")
     with pytest.raises(InputError, match=f"{path}:2: a quoted field does not close within"):
@@ -243,13 +257,13 @@ def test_a_quoted_record_without_end_is_refused(tmp_path, monkeypatch):
         (b'"text\nx\n', "x.csv:1: a quoted field that opens in this row never closes"),
     ],
 )
-def test_a_bad_header_cannot_be_skipped(tmp_path, content, message):
+def test_a_bad_header_cannot_be_skipped(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = write(tmp_path, "x.csv", content)
     with pytest.raises(InputError, match=message):
         read(path, on_error="skip")
 
 
-def test_a_named_id_must_be_there(tmp_path):
+def test_a_named_id_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"no column 'key' \(the columns are: text\); name it with --id-field"
     ):
@@ -258,7 +272,7 @@ def test_a_named_id_must_be_there(tmp_path):
         read(write(tmp_path, "x.jsonl", '{"text": "x", "id": "i"}'), id_field="key")
 
 
-def test_utf16_is_recognized(tmp_path):
+def test_utf16_is_recognized(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the file looks like UTF-16: convert it"):
         read(write(tmp_path, "x.txt", "text\n".encode("utf-16")))
 
@@ -266,14 +280,14 @@ def test_utf16_is_recognized(tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-9], lambda data: b"plain", lambda data: data[:30] + b"\0" * 9]
 )
-def test_damaged_gzip_stops_always(tmp_path, damage):
+def test_damaged_gzip_stops_always(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "x.txt.gz"
     path.write_bytes(damage(gzip.compress(b"some lines\nof text\n" * 50)))
     with pytest.raises(InputError, match=rf"{path}:\d+: the gzip data is damaged"):
         read(path, on_error="skip")
 
 
-def test_unusable_inputs_are_named_before_anything_is_read(tmp_path):
+def test_unusable_inputs_are_named_before_anything_is_read(tmp_path: Path) -> None:
     text = write(tmp_path, "a.txt", "x")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"none.txt: cannot be read: No such file"):
@@ -295,14 +309,14 @@ def test_unusable_inputs_are_named_before_anything_is_read(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_input(tmp_path):
+def test_an_unreadable_input(tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", "x")
     path.chmod(0)
     with pytest.raises(InputError, match=r"a.txt: cannot be read: Permission denied"):
         Corpus([path])
 
 
-def test_a_named_pipe_is_read(tmp_path):
+def test_a_named_pipe_is_read(tmp_path: Path) -> None:
     import threading
 
     path = tmp_path / "pipe.txt"
@@ -315,14 +329,14 @@ def test_a_named_pipe_is_read(tmp_path):
     writer.join()
 
 
-def write_parquet(path, columns):
+def write_parquet(path: Path, columns: dict[str, Any]) -> Path:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table(columns), path, row_group_size=3)
     return path
 
 
-def test_parquet(tmp_path):
+def test_parquet(tmp_path: Path) -> None:
     day = datetime.date(2024, 2, 29)
     columns = {
         "id": ["a", "b", "c", "d", "e"],
@@ -350,7 +364,7 @@ def test_parquet(tmp_path):
         read(path)
 
 
-def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path):
+def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path: Path) -> None:
     vectors = [[1.0, 2.0], [3.0, 4.5]]
     path = write_parquet(tmp_path / "x.parquet", {"text": ["a", "b"], "vector": vectors})
     assert [document.vector.tolist() for document in Corpus([path], vector_field="vector")] == vectors
@@ -370,7 +384,7 @@ def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path):
         read(table, vector_field="v")
 
 
-def test_vectors_of_a_npy_file(tmp_path, monkeypatch):
+def test_vectors_of_a_npy_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedkit.documents.readers._VECTORS_AT_ONCE", 4)
     array = np.random.default_rng(0).standard_normal((11, 3)).astype(np.float16)
     np.save(tmp_path / "x.npy", array)
@@ -402,7 +416,7 @@ def test_vectors_of_a_npy_file(tmp_path, monkeypatch):
             Corpus([path], vectors=tmp_path / name)
 
 
-def test_zstd(tmp_path):
+def test_zstd(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     content = "".join(f"line {n}\n" for n in range(1000)).encode()
     packed = pyarrow.compress(content, codec="zstd", asbytes=True)
@@ -420,7 +434,7 @@ def test_zstd(tmp_path):
         list(Corpus([path]))
 
 
-def test_folders_and_patterns(tmp_path, monkeypatch):
+def test_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("d/b.txt", "d/a.jsonl", "d/sub/c.csv.gz", "d/.hidden.txt", "d/notes.pdf"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -437,7 +451,7 @@ def test_folders_and_patterns(tmp_path, monkeypatch):
         Corpus(["d", "d/b.txt"])
 
 
-def test_what_needs_pyarrow_names_the_extra(tmp_path, monkeypatch):
+def test_what_needs_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("x.parquet", "x.txt.zst"):
         (tmp_path / name).write_bytes(b"")
         monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -273,7 +273,7 @@ def test_an_error_of_the_stream_passes_through(encoder: Encoder) -> None:
 
 
 def test_encode_iter_checks_when_called(encoder: Encoder) -> None:
-    with pytest.raises(TypeError, match="not one str"):
+    with pytest.raises(TypeError, match="not a str"):
         encoder.encode_iter("text")
     with pytest.raises(ValueError, match="block_size must be a positive integer"):
         encoder.encode_iter([], block_size=0)
@@ -301,7 +301,7 @@ def test_closed_encoder(make_model: Make) -> None:
         lambda: encoder.save("folder"),
         lambda: encoder.get_embedding_dimension(),
     ):
-        with pytest.raises(ValueError, match="this Encoder is closed; make a new one"):
+        with pytest.raises(ValueError, match="this Encoder is closed; open a new one"):
             use()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,16 @@ def test_it_is_whole(encoder: Encoder) -> None:
     assert encoder.verify() == report["fingerprint"]
     assert {"LICENSE", "NOTICE", "README.md"} <= {path.name for path in BUILTIN.iterdir()}
     assert sum(path.stat().st_size for path in BUILTIN.rglob("*") if path.is_file()) <= 24_000_000
+
+
+def test_saving_it_changes_no_byte(encoder: Encoder, tmp_path: Path) -> None:
+    """A writer that changes a file's form or the fingerprint makes every index of the model unusable."""
+    assert encoder.fingerprint == "b351152a2d9e5a2c4c20a3568657db9a269c928e633355aad478a86c00aac2de"
+    encoder.save(tmp_path / "saved")
+    names = {path.relative_to(BUILTIN) for path in BUILTIN.rglob("*") if path.is_file()}
+    assert names == {p.relative_to(tmp_path / "saved") for p in tmp_path.rglob("*") if p.is_file()}
+    for name in names:
+        assert (tmp_path / "saved" / name).read_bytes() == (BUILTIN / name).read_bytes(), name
 
 
 def test_int8_embeddings_need_no_ranges_of_the_caller(encoder: Encoder) -> None:

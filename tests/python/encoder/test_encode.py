@@ -26,7 +26,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def assert_same_vectors(result: np.ndarray, expected: np.ndarray) -> None:
-    """DESIGN section 4: cosine >= 0.999999 and differences <= 2e-6 after normalization."""
+    """Cosine >= 0.999999 and differences <= 2e-6 after normalization."""
     assert result.shape == expected.shape and result.dtype == np.float32
     a, b = unit(result), unit(expected)
     assert (a * b).sum(axis=-1).min() >= 0.999999

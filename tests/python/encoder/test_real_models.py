@@ -72,7 +72,7 @@ def test_folder_is_small(int8_folder: Path) -> None:
 
 
 def test_sts(real_model: Path, int8_folder: Path, shared_data: Path) -> None:
-    """DESIGN section 4: Spearman's correlation on the test pairs of STS-B, in points."""
+    """Spearman's correlation on the test pairs of STS-B, in points."""
     stats = pytest.importorskip("scipy.stats")
     with gzip.open(shared_data / "sts_en" / "sts_en.tsv.gz", "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))

@@ -14,7 +14,7 @@ from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit import Encoder, paraphrase_mining, semantic_search
 
-pytest.importorskip("faiss", reason="faiss is not installed: it finds the neighbours")
+pytest.importorskip("faiss", reason="faiss is not installed: it finds the neighbors")
 
 
 class Given:
@@ -92,8 +92,8 @@ def test_a_pair_counts_once_and_the_best_are_kept(
     scores = small.astype(np.float64) @ small.T.astype(np.float64)
     pairs = set()
     for i in range(len(small)):
-        neighbours = [j for j in np.argsort(-scores[i]).tolist() if j != i][:k]
-        pairs |= {(min(i, j), max(i, j)) for j in neighbours}
+        neighbors = [j for j in np.argsort(-scores[i]).tolist() if j != i][:k]
+        pairs |= {(min(i, j), max(i, j)) for j in neighbors}
     expected = sorted(pairs, key=lambda pair: -scores[pair])[:most]
     assert [(i, j) for _, i, j in found] == expected
     np.testing.assert_allclose([p[0] for p in found], [scores[pair] for pair in expected], rtol=1e-5)
@@ -118,7 +118,7 @@ def test_an_index_finds_nearly_all_pairs_of_many_sentences() -> None:
 def test_an_index_that_cannot_be_built_is_said() -> None:
     with pytest.raises(ValueError, match="cannot build 'IVF20,Flat' from 4 vectors"):
         mine(np.eye(4), factory="IVF20,Flat")
-    with pytest.raises(ValueError, match="factory 'Nothing' is not known"):
+    with pytest.raises(ValueError, match="unknown factory 'Nothing'"):
         mine(np.eye(4), factory="Nothing")
 
 
@@ -133,7 +133,7 @@ def test_small_inputs() -> None:
     ("options", "message"),
     [
         ({"top_k": 0}, "top_k must be a positive integer"),
-        ({"score_function": max}, "known are 'cosine' and 'dot'"),
+        ({"score_function": max}, "use 'cosine' or 'dot'"),
         ({"corpus": np.ones((2, 4))}, "3 dimensions and corpus_embeddings 4"),
         ({"corpus": np.ones((2, 3, 1))}, r"corpus_embeddings: the shape is \(2, 3, 1\)"),
         ({"corpus": [[1, 2, 3], [1, np.nan, 3]]}, "corpus_embeddings: row 1 holds NaN"),

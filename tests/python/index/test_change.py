@@ -286,7 +286,7 @@ def test_damaged_tombstones_are_named(index, encoder):
     (bits,) = (index.path / "tombstones").iterdir()
     content = bits.read_bytes()
     bits.write_bytes(content[:-1])
-    with pytest.raises(IndexDamagedError, match=r"\.bits: 62 bytes, and the manifest says 63"):
+    with pytest.raises(IndexDamagedError, match=r"\.bits: 62 bytes, but the manifest says 63"):
         Index.open(index.path)
     bits.write_bytes(bytes(len(content)))
     with pytest.raises(IndexDamagedError, match="does not mark 1 rows as deleted"):

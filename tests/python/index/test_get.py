@@ -1,10 +1,15 @@
 """`Index.get`: documents by their ids, whatever has happened to the index."""
 
-from embedkit import Index
-from embedkit.index import Document
+from __future__ import annotations
+
+from pathlib import Path
+
+from fake_encoder import FakeEncoder
+
+from embedkit.index import Document, Index
 
 
-def test_documents_come_in_the_order_of_the_ids(tmp_path, encoder):
+def test_documents_come_in_the_order_of_the_ids(tmp_path: Path, encoder: FakeEncoder) -> None:
     documents = [Document(f"text {i}", f"id{i}", {"number": i}) for i in range(5)]
     with Index.build(tmp_path / "index", documents, encoder) as index:
         index.add([Document("added", "new")])

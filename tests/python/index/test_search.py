@@ -5,6 +5,9 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -29,7 +32,7 @@ FIELDS = [
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory):
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
     documents = [Document(f"text {n}", f"k{n}", fields) for n, fields in enumerate(FIELDS)]
     with Index.build(tmp_path_factory.mktemp("where") / "index", documents, FakeEncoder()) as index:
         yield index
@@ -66,7 +69,7 @@ def index(tmp_path_factory):
         ("missing = 1", ""),
     ],
 )
-def test_conditions(index, where, found):
+def test_conditions(index: Index, where: str, found: str) -> None:
     assert sorted(hit.id for hit in index.search("text", k=10, where=where)[0]) == [f"k{n}" for n in found]
 
 
@@ -102,13 +105,15 @@ def test_conditions(index, where, found):
         "(" * 2000 + "1" + ")" * 2000,
     ],
 )
-def test_what_is_no_condition_is_refused(index, where):
+def test_what_is_no_condition_is_refused(index: Index, where: str) -> None:
     with pytest.raises(ValueError, match="condition"):
         index.search("text", where=where)
     assert len(index.search("text", k=10)[0]) == 6
 
 
-def test_the_connection_reads_nothing_but_documents_for_a_condition(index, monkeypatch):
+def test_the_connection_reads_nothing_but_documents_for_a_condition(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = index.generation.segments[0].documents
     monkeypatch.setattr("embedkit.index.storage.document_store.compile_where", lambda where: where)
     for sql in ("1) UNION SELECT sql FROM sqlite_schema WHERE (1", "row IN (SELECT rowid FROM keywords)"):
@@ -116,14 +121,14 @@ def test_the_connection_reads_nothing_but_documents_for_a_condition(index, monke
             reader.select(sql)
 
 
-def test_a_condition_names_the_place():
+def test_a_condition_names_the_place() -> None:
     with pytest.raises(ValueError, match=r"invalid condition 'lang = \$', character 8: unexpected '\$'"):
         compile_where("lang = $")
     with pytest.raises(ValueError, match="unknown function exec; available functions: abs"):
         compile_where("exec(1)")
 
 
-def corpus(rows=3000, dimension=24):
+def corpus(rows: int = 3000, dimension: int = 24) -> tuple[np.ndarray, list[Document]]:
     vectors = np.random.default_rng(1).standard_normal((rows, dimension)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     documents = [
@@ -134,7 +139,7 @@ def corpus(rows=3000, dimension=24):
 
 @pytest.mark.parametrize("kept", ["fp32", "int8"])
 @pytest.mark.parametrize("factory", ["IVF16,PQ12x4fs", "SQ4", "IVF16,RaBitQ"])
-def test_rescoring_gives_the_scores_of_the_vectors(tmp_path, kept, factory):
+def test_rescoring_gives_the_scores_of_the_vectors(tmp_path: Path, kept: str, factory: str) -> None:
     vectors, documents = corpus()
     encoder = FakeEncoder(truncate_dim=24)
     nprobe = 16 if "IVF" in factory else None
@@ -161,7 +166,7 @@ def test_rescoring_gives_the_scores_of_the_vectors(tmp_path, kept, factory):
         assert (rows % 50 == 7).all()
 
 
-def test_kept_int8_vectors_are_within_half_a_step():
+def test_kept_int8_vectors_are_within_half_a_step() -> None:
     vectors = np.random.default_rng(0).standard_normal((50, 30)).astype(np.float32)
     vectors[3] = 0
     codes, scales = quantize(vectors)
@@ -171,7 +176,7 @@ def test_kept_int8_vectors_are_within_half_a_step():
     assert (codes[3] == 0).all()
 
 
-def test_few_added_exact_vectors_do_not_outrank_codes_by_their_kind(tmp_path):
+def test_few_added_exact_vectors_do_not_outrank_codes_by_their_kind(tmp_path: Path) -> None:
     """PQ underestimates products: hits of an exact segment must not come first because of that."""
     vectors, documents = corpus()
     encoder = FakeEncoder(truncate_dim=24)
@@ -183,7 +188,7 @@ def test_few_added_exact_vectors_do_not_outrank_codes_by_their_kind(tmp_path):
         assert (rows[:, 0] == np.arange(50)).mean() >= 0.96
 
 
-def test_reciprocal_rank_fusion():
+def test_reciprocal_rank_fusion() -> None:
     assert fuse(([7, 8, 9], [9, 7]), 3) == [
         (7, pytest.approx(1 / 61 + 1 / 62)),
         (9, pytest.approx(1 / 63 + 1 / 61)),
@@ -196,7 +201,7 @@ def test_reciprocal_rank_fusion():
     assert match_expression("?!") is None
 
 
-def test_hybrid_finds_rare_words_and_keeps_filters(tmp_path):
+def test_hybrid_finds_rare_words_and_keeps_filters(tmp_path: Path) -> None:
     documents = [Document(f"common text number {n}", f"k{n}", {"n": n}) for n in range(400)]
     documents[250] = Document("the zyzzyva beetle", "rare", {"n": 250})
     encoder = FakeEncoder()
@@ -221,7 +226,7 @@ def test_hybrid_finds_rare_words_and_keeps_filters(tmp_path):
             index.search(np.ones((1, 32)), hybrid=True)
 
 
-def test_bm25_is_that_of_sqlite(tmp_path, encoder):
+def test_bm25_is_that_of_sqlite(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = ["apple banana", "apple apple cherry", "banana", "date", "apple date date banana"]
     with Index.build(tmp_path / "index", texts, encoder) as index:
         found = index.generation.segments[0].documents.keywords('"apple" OR "date"', 10, None)
@@ -234,9 +239,9 @@ def test_bm25_is_that_of_sqlite(tmp_path, encoder):
     assert found == expected
 
 
-def test_a_stream_of_queries_overlaps_its_stages(tmp_path):
+def test_a_stream_of_queries_overlaps_its_stages(tmp_path: Path) -> None:
     class Slow(FakeEncoder):
-        def encode_query(self, sentences, **options):
+        def encode_query(self, sentences: list[str], **options: Any) -> np.ndarray:
             time.sleep(0.05)
             return super().encode_document(sentences, **options)
 
@@ -246,7 +251,7 @@ def test_a_stream_of_queries_overlaps_its_stages(tmp_path):
         blocks = [texts[at : at + 20] for at in range(0, 200, 20)]
         expected = [index.search(block, k=3) for block in blocks]
 
-        def reading():
+        def reading() -> Iterator[list[str]]:
             for block in blocks:
                 time.sleep(0.05)
                 yield block
@@ -268,7 +273,7 @@ def test_a_stream_of_queries_overlaps_its_stages(tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name == "embedkit-prefetch"]
 
 
-def test_an_abandoned_stream_stops_its_threads(tmp_path, encoder):
+def test_an_abandoned_stream_stops_its_threads(tmp_path: Path, encoder: FakeEncoder) -> None:
     with Index.build(tmp_path / "index", ["a", "b"], encoder) as index:
         stream = index.search_stream((["a"] for _ in iter(int, 1)), 1)
         next(stream)
@@ -279,7 +284,7 @@ def test_an_abandoned_stream_stops_its_threads(tmp_path, encoder):
             assert time.monotonic() < deadline
 
 
-def test_ef_is_for_hnsw(tmp_path, encoder):
+def test_ef_is_for_hnsw(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = [f"text {n} of {n % 13}" for n in range(500)]
     with Index.build(tmp_path / "index", texts, encoder, factory="HNSW8") as index:
         assert index.info()["ef"] == 64
@@ -295,7 +300,7 @@ def test_ef_is_for_hnsw(tmp_path, encoder):
             index.search("x", rescore=-1)
 
 
-def test_keys_of_many_rows(tmp_path, encoder):
+def test_keys_of_many_rows(tmp_path: Path, encoder: FakeEncoder) -> None:
     keys = [f"{'schlüssel' if n == 70 else 'key'} {n * 7}" for n in range(200)]
     documents = [Document(f"text {n}", key) for n, key in enumerate(keys)]
     with Index.build(tmp_path / "index", documents[:150], encoder) as index:
@@ -310,7 +315,7 @@ def test_keys_of_many_rows(tmp_path, encoder):
                 index.ids(wrong)
 
 
-def test_bitmaps():
+def test_bitmaps() -> None:
     rows = np.array([0, 3, 8, 17])
     bits = bits_of(rows, 18)
     assert rows_of(bits).tolist() == rows.tolist()
@@ -318,7 +323,9 @@ def test_bitmaps():
     assert is_set(bits, np.array([0, 1, 8, 17])).tolist() == [True, False, True, True]
 
 
-def test_cuda_is_refused_without_a_faiss_for_it(tmp_path, encoder, monkeypatch):
+def test_cuda_is_refused_without_a_faiss_for_it(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Index.build(tmp_path / "index", ["a"], encoder).close()
     monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
     with pytest.raises(
@@ -334,7 +341,9 @@ def test_cuda_is_refused_without_a_faiss_for_it(tmp_path, encoder, monkeypatch):
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF8,Flat"])
-def test_cuda_uses_what_faiss_moves_there(tmp_path, monkeypatch, factory):
+def test_cuda_uses_what_faiss_moves_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
+) -> None:
     """Stands in for a GPU: an index that takes no selector, as those of faiss-gpu."""
     vectors, documents = corpus(600)
     encoder = FakeEncoder(truncate_dim=24)
@@ -342,14 +351,14 @@ def test_cuda_uses_what_faiss_moves_there(tmp_path, monkeypatch, factory):
     moved = []
 
     class OnGpu:
-        def __init__(self, index):
+        def __init__(self, index: Any) -> None:
             self.index = index
 
-        def search(self, queries, k, *, params=None):
+        def search(self, queries: np.ndarray, k: int, *, params: Any = None) -> Any:
             assert params is None or params.sel is None
             return self.index.search(queries, k, params=params)
 
-    def move(resources, device, index):
+    def move(resources: object, device: int, index: Any) -> OnGpu:
         moved.append(device)
         return OnGpu(index)
 
@@ -369,7 +378,7 @@ def test_cuda_uses_what_faiss_moves_there(tmp_path, monkeypatch, factory):
         assert (rows % 2 == 1).all()
 
 
-def test_another_model_is_refused_or_forced_with_a_warning(tmp_path):
+def test_another_model_is_refused_or_forced_with_a_warning(tmp_path: Path) -> None:
     Index.build(tmp_path / "index", ["a cat", "a dog"], FakeEncoder()).close()
     other = FakeEncoder("other")
     with pytest.raises(ModelMismatchError, match=f"{FakeEncoder().fingerprint}.*{other.fingerprint}"):

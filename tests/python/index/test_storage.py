@@ -258,7 +258,7 @@ def set_file(manifest, field, value):
         (lambda m: m.update(dimension=True), "field 'dimension'"),
         (lambda m: m.update(dimension=-1), "field 'dimension' is out of range"),
         (lambda m: m.update(dimension=10**30), "field 'dimension' is out of range"),
-        (lambda m: m.update(dimension=33), "where|and the manifest says 3 of 33"),
+        (lambda m: m.update(dimension=33), "where|but the manifest says 3 of 33"),
         (lambda m: m.update(metric="l2"), "unknown metric 'l2'"),
         (lambda m: m.update(documents=4), "do not add up"),
         (lambda m: m.update(generation=7), "says it is generation 7"),
@@ -270,7 +270,7 @@ def set_file(manifest, field, value):
         (lambda m: m["segments"][0].update(name="/etc"), "segment name '/etc' is not allowed"),
         (lambda m: m["segments"][0].update(name="gone"), "missing, though the index lists it"),
         (lambda m: m["segments"][0]["files"].update({"../x": {}}), "must list exactly"),
-        (lambda m: set_file(m, "size", 1), "bytes, and the manifest says 1; build the index again"),
+        (lambda m: set_file(m, "size", 1), "bytes, but the manifest says 1; build the index again"),
         (lambda m: set_file(m, "sha256", "zz"), "not 64 hexadecimal digits"),
     ],
 )
@@ -293,7 +293,7 @@ def test_damaged_files_are_named(root, encoder, name):
     path = segment_file(root, name)
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    with pytest.raises(IndexDamagedError, match=f"{name}: {len(content) - 1} bytes, and the manifest says"):
+    with pytest.raises(IndexDamagedError, match=f"{name}: {len(content) - 1} bytes, but the manifest says"):
         Index.open(root)
     flipped = bytearray(content)
     flipped[-1] ^= 1

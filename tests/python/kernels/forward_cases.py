@@ -1,4 +1,4 @@
-"""The cases of test_forward.py: run by it in a process of their own."""
+"""Cases of `forward`, run by test_cases.py in a process of their own."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_text_alone_and_no_texts(models: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"texts": [[50]]}, "the model knows 0 to 49"),
+        ({"texts": [[50]]}, "the vocabulary has 0 to 49"),
         ({"texts": [[-1]]}, "token ids from -1"),
         ({"texts": [[1] * 129]}, "longer than the model's 128 positions"),
         ({"texts": [[1, 2]], "tokens": 1}, "1 texts of 2 tokens do not fit 1 sequences of 1 tokens"),

@@ -1,4 +1,4 @@
-"""The cases of test_layernorm.py: run by it in a process of their own."""
+"""Cases of `layernorm`, run by test_cases.py in a process of their own."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def test_equal_rows_slices_and_no_tokens() -> None:
         ({"word": torch.zeros(4, 8, dtype=torch.float64)}, "word must be float32"),
         ({"input_ids": torch.zeros(2, 2, dtype=torch.int32)}, r"input_ids must be \(tokens,\)"),
         ({"input_ids": torch.zeros(2)}, "input_ids must be int32 or int64"),
-        ({"positions": None}, "Give both or none"),
+        ({"positions": None}, "pass both or neither"),
         ({"positions": torch.zeros(3, dtype=torch.int32)}, r"positions must be int32 or int64 \(2,\)"),
-        ({"type": None}, "Give type as well"),
+        ({"type": None}, "pass type as well"),
         ({"position": torch.zeros(4, 7)}, r"position must be \(rows, 8\)"),
         ({"weight": torch.zeros(7)}, r"weight must be \(8,\)"),
         ({"eps": -1.0}, "eps must be"),
@@ -126,5 +126,5 @@ def test_bad_residuals_are_named() -> None:
     with pytest.raises(ValueError, match=r"x_bias must be \(8,\)"):
         residual_layernorm(x, x, row, row, 1e-12, row[:3])
     wide = torch.zeros(1, 8193, device=DEVICE)
-    with pytest.raises(ValueError, match="kernel takes 1 to 8192"):
+    with pytest.raises(ValueError, match="kernel supports 1 to 8192"):
         residual_layernorm(wide, wide, wide[0], wide[0], 1e-12)

@@ -1,4 +1,4 @@
-"""The cases of test_quantized_linear.py: run by it in a process of their own."""
+"""Cases of `quantized_linear`, run by test_cases.py in a process of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GELU kernel: its arithmetic without a GPU, its machine code for several GPUs."""
+"""The machine code of the GELU kernel for several GPUs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,7 @@ triton = pytest.importorskip("triton")
 
 from embedkit.kernels import bias_gelu_triton as kernels
 from embedkit.kernels.blocks import blocks
-from triton_harness import INTERPRETED, check_usage, compiled, run_cases
-
-CASES = Path(__file__).with_name("bias_gelu_cases.py")
-
-
-def test_interpreted() -> None:
-    run_cases(CASES, **INTERPRETED)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu() -> None:
-    run_cases(CASES, TRITON_INTERPRET="0")
+from triton_harness import check_usage, compiled
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90])

@@ -1,8 +1,6 @@
-"""The forward pass for GPUs: without one under Triton's interpreter, and on one."""
+"""Positions and position biases of the forward pass for GPUs."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,19 +10,6 @@ pytest.importorskip("triton")
 pytest.importorskip("transformers")
 
 from embedkit.kernels.forward import relative_bias, token_positions
-from triton_harness import INTERPRETED, run_cases
-
-CASES = Path(__file__).with_name("forward_cases.py")
-
-
-def test_interpreted() -> None:
-    run_cases(CASES, **INTERPRETED)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu() -> None:
-    run_cases(CASES, TRITON_INTERPRET="0")
 
 
 def test_positions_skip_the_padding() -> None:

@@ -1,4 +1,4 @@
-"""The pooling kernel: its arithmetic without a GPU, its machine code for several GPUs, and both on a GPU."""
+"""The machine code of the pooling kernel for several GPUs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,7 @@ triton = pytest.importorskip("triton")
 from embedkit.kernels import pool_project_normalize as host
 from embedkit.kernels import pool_project_normalize_triton as kernels
 from embedkit.kernels.launch import warps
-from triton_harness import DTYPES, INTERPRETED, check_usage, compiled, run_cases
-
-CASES = Path(__file__).with_name("pool_project_normalize_cases.py")
-
-
-def test_interpreted() -> None:
-    run_cases(CASES, **INTERPRETED)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu() -> None:
-    run_cases(CASES, TRITON_INTERPRET="0")
-
+from triton_harness import DTYPES, check_usage, compiled
 
 # H, D, dtype, layout, pooling, output, save: the common models, the widest rows, the widest projections.
 FORWARD = [
@@ -54,17 +41,8 @@ def test_forward_compiles_without_a_spill(
     size, dimension, dtype, layout, pooling, output, save = case
     project = dimension is not None
     weight = torch.empty(dimension, size, dtype=DTYPES[dtype]).T if project else None
-    constants = host._options(
-        size,
-        dimension or size,
-        weight,
-        layout,
-        pooling,
-        "tanh" if project else "identity",
-        True,
-        output,
-        capability,
-    )
+    settings = host._Settings(layout, 0, pooling, "tanh" if project else "identity", True, output)
+    constants = host._options(settings, size, dimension or size, weight, capability)
     constants |= {"STRIDE_TOKEN": size, "BIAS": project, "SAVE": save}
     types = {"hidden_ptr": f"*{dtype}", "texts": "i32", "padded": "i32", "out_ptr": "*fp32"}
     types |= {"mask_ptr": "*i64"} if layout == "mask" else {"bounds_ptr": "*i32"}

@@ -1,4 +1,4 @@
-"""The 8-bit products: their arithmetic without a GPU, their machine code for several GPUs."""
+"""The machine code of the 8-bit products for several GPUs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,7 @@ from embedkit.kernels import quantized_linear as host
 from embedkit.kernels.blocks import _TABLE as table
 from embedkit.kernels.blocks import blocks, override
 from embedkit.kernels.layernorm import row_blocks
-from triton_harness import INTERPRETED, check_usage, compiled, run_cases
-
-CASES = Path(__file__).with_name("quantized_linear_cases.py")
-
-
-def test_interpreted() -> None:
-    run_cases(CASES, **INTERPRETED)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu() -> None:
-    run_cases(CASES, TRITON_INTERPRET="0")
-
+from triton_harness import check_usage, compiled
 
 # The first tensor cores for e4m3 are those of sm_89.
 TARGETS = [("int8", 80), ("int8", 86), ("int8", 89), ("int8", 90), ("fp8", 89), ("fp8", 90)]

@@ -1,4 +1,4 @@
-"""The attention kernel: its arithmetic without a GPU, its machine code for several GPUs, and its tiles."""
+"""The attention kernel: its machine code for several GPUs, and its tiles."""
 
 from __future__ import annotations
 
@@ -16,20 +16,7 @@ triton = pytest.importorskip("triton")
 from embedkit.kernels import varlen_attention as host
 from embedkit.kernels import varlen_attention_triton as kernels
 from embedkit.kernels.attention_tiles import HEADER, attention_tiles, max_attention_tiles
-from triton_harness import DTYPES, INTERPRETED, check_usage, compiled, run_cases
-
-CASES = Path(__file__).with_name("varlen_attention_cases.py")
-
-
-def test_interpreted() -> None:
-    run_cases(CASES, **INTERPRETED)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu() -> None:
-    run_cases(CASES, TRITON_INTERPRET="0")
-
+from triton_harness import DTYPES, check_usage, compiled
 
 # Head size, heads, type, positions, tokens a tile: MiniLM, MPNet, RoFormer, TinyBERT (26), the narrowest, the widest.
 SHAPES = [
@@ -100,7 +87,7 @@ def test_the_bound_of_tiles_is_reached_by_the_worst_lengths() -> None:
     lengths = [1, *[17, 1] * 50]
     needed = len(attention_tiles(lengths, 16))
     assert needed == 151 <= max_attention_tiles(sum(lengths), 16)
-    with pytest.raises(ValueError, match="has 151 tiles, room is for 150"):
+    with pytest.raises(ValueError, match="has 151 tiles, and there is room for 150"):
         attention_tiles(lengths, 16, tiles=150)
 
 

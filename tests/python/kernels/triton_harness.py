@@ -1,8 +1,8 @@
 """What the tests of all Triton kernels share: inputs, processes for the interpreter, compiling without a GPU.
 
-A kernel has two test files. ``NAME_cases.py`` calls it and compares with a reference; ``test_NAME.py`` runs
-these cases in a process of its own, under Triton's interpreter and on a GPU where there is one, and compiles
-the kernel for GPUs that are not there.
+``NAME_cases.py`` calls a kernel and compares it with a reference in double precision. ``test_cases.py`` runs all
+such files in processes of their own, under Triton's interpreter and, if there is one, on a GPU. ``test_NAME.py``
+compiles the kernel for GPUs that this machine need not have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cases of test_varlen_attention.py: run by it in a process of their own."""
+"""Cases of `varlen_attention`, run by test_cases.py in a process of their own."""
 
 from __future__ import annotations
 
@@ -119,15 +119,15 @@ def test_no_tokens() -> None:
         ({"key": torch.zeros(4, 1, 8)}, r"key is torch.float32 \(4, 1, 8\), query"),
         ({"value": torch.zeros(4, 2, 8).half()}, "value is torch.float16"),
         ({"key": torch.zeros(4, 8, 2).mT}, "head of key are not adjacent"),
-        (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 130)), "kernel takes 1 to 128"),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 130)), "kernel supports 1 to 128"),
         (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 8).double()), "query must be float32"),
         ({"cu_seqlens": torch.zeros(2)}, "cu_seqlens must be int32 or int64"),
         ({"bias": torch.zeros(2, 8)}, r"bias must be float32 \(2, 2 max_distance - 1\)"),
         ({"bias": torch.zeros(2, 5)}, "bias reaches sequences of 3 tokens, max_seqlen is 4"),
         ({"rotary": (torch.zeros(4, 3), torch.zeros(4, 4))}, "rotary cos must be float32"),
         ({"rotary": (torch.zeros(4, 4), torch.zeros(3, 4))}, "max_seqlen = 4 rows, not 3"),
-        ({"rotary_value": True}, "Give rotary as well"),
-        ({"tile_map": torch.zeros(1, 7, dtype=torch.int32)}, "as attention_tiles gives it"),
+        ({"rotary_value": True}, "pass rotary as well"),
+        ({"tile_map": torch.zeros(1, 7, dtype=torch.int32)}, "as returned by attention_tiles"),
         ({"key": torch.zeros(4, 2, 8, device="meta")}, "key is on meta"),
     ],
 )

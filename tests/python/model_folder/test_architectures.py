@@ -172,7 +172,7 @@ def test_positions_before_the_first_are_not_for_texts(kind: str, folders: dict[s
     ("positions", "message"),
     [
         (2, "padding_idx is 1 and leaves none of 2 positions"),
-        (3, "max_position_embeddings in config.json is 3, 2 of which are no text's"),
+        (3, "max_position_embeddings in config.json is 3, 2 of them unused by texts"),
     ],
 )
 def test_too_few_positions(positions: int, message: str, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Pat
     folder = Path(shutil.copytree(folders["roformer"], tmp_path / "copy"))
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "RoFormerTokenizer"}))
-    with pytest.raises(ValueError, match="RoFormerTokenizer cuts Chinese words with jieba"):
+    with pytest.raises(ValueError, match="RoFormerTokenizer segments Chinese words with jieba"):
         Encoder(folder)
 
 
@@ -202,7 +202,7 @@ def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Pat
         ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64.*only 32"),
         ("mpnet", {"relative_attention_num_buckets": None}, "relative_attention_num_buckets"),
         ("mpnet", {"max_position_embeddings": 2}, "position_embeddings.weight' has the shape"),
-        ("roberta", {"pad_token_id": 0}, "pad_token_id is 0; embedkit runs only 1"),
+        ("roberta", {"pad_token_id": 0}, "pad_token_id is 0; embedkit supports only 1"),
         ("roberta", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("roformer", {"rotary_value": "yes"}, "rotary_value must be true or false"),
         ("roformer", {"embedding_size": 0}, "embedding_size must be an integer from 1"),
@@ -210,7 +210,7 @@ def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Pat
         ("roformer", {"is_decoder": True}, "is_decoder is True"),
         ("roformer", {"num_attention_heads": 8}, "a head of 5 features has no pairs to rotate"),
         ("roformer-projected", {"max_position_embeddings": 10**7}, "max_position_embeddings must be"),
-        ("distilbert", {"n_heads": 3}, "dim 40 is no multiple of n_heads 3"),
+        ("distilbert", {"n_heads": 3}, "dim 40 is not a multiple of n_heads 3"),
         ("distilbert", {"hidden_dim": "many"}, "hidden_dim must be an integer"),
         ("distilbert", {"activation": "swish"}, "activation 'swish' is not known"),
     ],

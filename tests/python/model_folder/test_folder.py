@@ -124,13 +124,13 @@ def test_dense_activations(folder: Path, name: str | None, activation: str) -> N
     [
         ("config.json", {"model_type": "llama"}, "model_type 'llama' is not known; known are bert"),
         ("config.json", {"model_type": None}, "model_type None is not known"),
-        ("config.json", {"position_embedding_type": "relative_key"}, "runs only 'absolute'"),
+        ("config.json", {"position_embedding_type": "relative_key"}, "supports only 'absolute'"),
         ("config.json", {"is_decoder": True}, "is_decoder is True"),
         ("config.json", {"hidden_act": "swish"}, "hidden_act 'swish' is not known; known are gelu"),
         ("config.json", {"hidden_size": "32"}, "hidden_size must be an integer"),
         ("config.json", {"hidden_size": None}, "hidden_size must be an integer"),
         ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer from 1 to 1000"),
-        ("config.json", {"num_attention_heads": 5}, "hidden_size 32 is no multiple"),
+        ("config.json", {"num_attention_heads": 5}, "hidden_size 32 is not a multiple"),
         ("config.json", {"layer_norm_eps": "x"}, "layer_norm_eps must be a number"),
         (
             "1_Pooling/config.json",
@@ -141,14 +141,14 @@ def test_dense_activations(folder: Path, name: str | None, activation: str) -> N
         (
             "1_Pooling/config.json",
             {"embedding_dimension": 33},
-            "takes 33 dimensions, the transformer gives 32",
+            "takes 33 dimensions, the transformer has 32",
         ),
         ("1_Pooling/config.json", {"include_prompt": "no"}, "include_prompt must be true or false"),
         ("2_Dense/config.json", {"activation_function": "os.system"}, "'os.system' is not known; known are"),
-        ("2_Dense/config.json", {"in_features": 31}, "in_features is 31, the module before it gives 32"),
+        ("2_Dense/config.json", {"in_features": 31}, "in_features is 31, the module before it has 32"),
         ("2_Dense/config.json", {"out_features": 0}, "must be positive integers"),
         ("2_Dense/config.json", {"bias": 1}, "bias must be true or false"),
-        ("2_Dense/config.json", {"use_residual": True}, "use_residual is not known"),
+        ("2_Dense/config.json", {"use_residual": True}, "use_residual is not supported"),
         ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "runs 'sentence_embedding'"),
         ("3_Normalize/config.json", {"module_output_name": "x"}, "runs 'sentence_embedding'"),
         ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length must be a positive integer"),
@@ -242,10 +242,12 @@ def test_missing_folders_and_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="is a file, not a model folder"):
         open_folder(tmp_path / "file")
     shutil.rmtree(folder / "1_Pooling")
-    with pytest.raises(FileNotFoundError, match=r"1_Pooling.config\.json is missing: .* not whole"):
+    with pytest.raises(FileNotFoundError, match=r"1_Pooling.config\.json is missing: .* incomplete"):
         open_folder(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json is missing: .* is no model folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"config\.json is missing: .* is not a complete model folder"
+    ):
         open_folder(folder)
 
 

@@ -216,7 +216,7 @@ def test_shard_names_that_no_file_has(folder: Path, shard: str) -> None:
                     "special_tokens": {"a": {"id": "a", "ids": [1] * 1001, "tokens": ["a"] * 1001}},
                 }
             },
-            "puts 1001 special tokens around each text, max_position_embeddings in config.json is 64",
+            "adds 1001 special tokens to each text, max_position_embeddings in config.json is 64",
         ),
     ],
 )

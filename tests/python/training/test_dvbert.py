@@ -178,7 +178,7 @@ def test_a_teacher_of_other_classes_is_refused(
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match=r"objective\.alpha must be"):
         DvBertOptions(teachers=["a"], alpha=1.5)
-    with pytest.raises(ValueError, match="names none"):
+    with pytest.raises(ValueError, match=r"objective\.teachers is empty"):
         DvBertOptions(alpha=0.5)
     with pytest.raises(ValueError, match="triplet"):
         DvBertOptions(loss="triplet")

@@ -182,7 +182,7 @@ def test_a_cut_file_and_quotation_marks(tmp_path: Path) -> None:
 
 def test_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(evaluate.DATA_VARIABLE, raising=False)
-    with pytest.raises(ValueError, match=r"set EMBEDKIT_DATA to a folder that holds sts_en/sts_en\.tsv\.gz"):
+    with pytest.raises(ValueError, match=r"set EMBEDKIT_DATA to a folder with sts_en/sts_en\.tsv\.gz"):
         evaluate.data_folder()
     with pytest.raises(FileNotFoundError, match="nothing"):
         evaluate.data_folder(tmp_path / "nothing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("torch")
 
 from embedkit.training.linear_map import LinearMap, fit
-from embedkit.training.whitening import append_projection, project_model
+from embedkit.training.postprocess.linear_map import MapStep, append_map, fit_map
 
 from embedkit import Encoder
 
@@ -73,11 +73,11 @@ def test_folder_holds_the_map(
     reference: Callable[[Path], Any],
     texts: list[str],
     tmp_path: Path,
-    method: str,
+    method: Literal["whitening", "pca"],
 ) -> None:
     """After a Dense as HPD writes it, too; sentence-transformers gives the same vectors."""
     source = make_model(dense=[(16, "Tanh", True)])
-    fitted = project_model(str(source), texts, 6, tmp_path / "model", method=method)
+    fitted = fit_map(str(source), texts, tmp_path / "model", MapStep(6, method))
     encoder = Encoder(tmp_path / "model")
     before = reference(source).encode(texts).astype(np.float64)
     want = before @ fitted.weight + fitted.bias
@@ -90,18 +90,18 @@ def test_folder_holds_the_map(
 
 def test_a_plain_transformers_folder(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
     source = make_model().parent / "raw"
-    project_model(str(source), texts, 4, tmp_path / "model")
+    fit_map(str(source), texts, tmp_path / "model", MapStep(4))
     assert Encoder(tmp_path / "model").encode(texts[:3]).shape == (3, 4)
 
 
 def test_refusals_leave_nothing_behind(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
     output = tmp_path / "model"
     with Encoder(make_model()) as encoder, pytest.raises(ValueError, match="takes 5 dimensions"):
-        append_projection(encoder, LinearMap(np.zeros((5, 2), np.float32), np.zeros(5, np.float32)), output)
+        append_map(encoder, LinearMap(np.zeros((5, 2), np.float32), np.zeros(5, np.float32)), output)
     with pytest.raises(ValueError, match="from 1 to 32"):
-        project_model(str(make_model()), texts, 33, output)
+        fit_map(str(make_model()), texts, output, MapStep(33))
     assert not list(tmp_path.iterdir())
     output.mkdir()
     (output / "mine").write_text("")
     with pytest.raises(FileExistsError, match="not empty"):
-        project_model(str(make_model()), texts, 4, output)
+        fit_map(str(make_model()), texts, output, MapStep(4))

@@ -73,6 +73,29 @@ def test_the_folder_loads_with_equal_vectors(
     assert np.array_equal(again.encode(texts[:120], batch_tokens=500), vectors)  # the projection, too
 
 
+@pytest.mark.parametrize("prompts", [{"query": "query: ", "passage": "passage: "}, {}])
+def test_the_backbones_prompts_are_kept(
+    prompts: dict[str, str], make_model: Callable[..., Path], texts: list[str], tmp_path: Path
+) -> None:
+    """As E5 has them: two prompts, none of them the default."""
+    source = make_model(prompts=prompts, similarity_fn_name="dot", include_prompt=False)
+    model = load(source, projection=Projection(12), normalize=True)
+    folder = saved(model, tmp_path / "model")
+    reader = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    encoder = Encoder(folder, threads=1)
+    for one in (reader, encoder):
+        assert {name: text for name, text in one.prompts.items() if text} == prompts
+        assert one.default_prompt_name is None
+        assert one.similarity_fn_name == "dot"
+    check_everywhere(model, folder, texts[:20])  # training adds no prompt
+    for name in prompts:
+        expected = reader.encode(texts[:20], prompt_name=name, show_progress_bar=False)
+        np.testing.assert_allclose(encoder.encode(texts[:20], prompt_name=name), expected, atol=2e-6)
+        assert not np.allclose(expected, model.encode(texts[:20]), atol=1e-3)
+    random = load(source, random=True)
+    assert Encoder(saved(random, tmp_path / "random")).similarity_fn_name == "cosine"
+
+
 def test_training_goes_on_after_saving(make_model: Callable[..., Path], tmp_path: Path) -> None:
     model = load(make_model())
     before = model.encode(["the weather", "is lovely today"])
@@ -120,7 +143,7 @@ def test_random_models_follow_the_configuration(
     assert model.backbone.encoder.layer[0].intermediate.dense.out_features == 40
     check_everywhere(model, saved(model, tmp_path / "model"), texts[:20])
     assert np.array_equal(model.encode(texts[:5]), same.encode(texts[:5]))
-    with pytest.raises(ValueError, match="'num_layers' is no key"):
+    with pytest.raises(ValueError, match="'num_layers' is not a key"):
         load(make_model(), config={"num_layers": 3})
     with pytest.raises(ValueError, match="num_hidden_layers"):
         load(make_model(), random=True, layers=1)

@@ -106,14 +106,15 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
         (["model.normalize=1"], "model.normalize must be true or false, not 1"),
         (["model.layers=[a]"], r"model.layers\[0\] must be an integer, not 'a'"),
         (["model.path=[]"], r"model.path must be a string, not \[\]"),
-        (["model=5"], "model must hold keys, not 5"),
-        (["training=null"], "training must hold keys, not None"),
-        (["data={}"], "data names no task"),
-        (["data.nli=file.tsv"], "data.nli must hold keys, not 'file.tsv'"),
+        (["model=5"], "model must be a mapping, not 5"),
+        (["training=null"], "training must be a mapping, not None"),
+        (["data={}"], "data has no task"),
+        (["data.nli=file.tsv"], "data.nli must be a mapping, not 'file.tsv'"),
         (["evaluation.test=[st]"], "evaluation.test 'st' is not known; did you mean 'sts'"),
-        (["evaluation.select=nli"], "evaluation.select names a dev score, and there is none"),
-        (["training.seed"], "'training.seed' is no override; write section.key=value"),
-        (["=3"], "'=3' is no override"),
+        (["evaluation.select=nli"], "evaluation.select names a dev score, but there is none"),
+        (["postprocess={name: refit}"], "either an objective, which is trained, or a postprocess step"),
+        (["training.seed"], "'training.seed' is not an override; write section.key=value"),
+        (["=3"], "'=3' is not an override"),
         (["model.path=[a"], "the value is not valid YAML"),
         (["model.path=!!python/object/apply:os.getcwd []"], "the value is not valid YAML"),
     ],
@@ -169,3 +170,19 @@ def test_a_recipe_is_found_by_path_or_name(file: Path, tmp_path: Path) -> None:
 def test_sources_are_checked_with_the_recipe(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_recipe(find_recipe("sbert"), [override])
+
+
+def test_a_postprocess_step_is_not_trained(tmp_path: Path) -> None:
+    content = {name: value for name, value in CONTENT.items() if name != "objective"}
+    content["postprocess"] = {"name": "linear_map", "dimension": 8}
+    recipe = recipe_of(content, "mine", "mine")
+    assert recipe.training.epochs == 0 and "objective" not in recipe.resolved()
+    for section, options, message in (
+        ("training", {"epochs": 1}, "trains nothing: leave out training.epochs"),
+        ("training", {"max_steps": 5}, "trains nothing"),
+        ("evaluation", {"dev": {"nli": {"path": "dev.tsv"}}}, "use sts_dev or test"),
+        ("postprocess", {"name": "linearmap"}, "did you mean 'linear_map'"),
+        ("postprocess", {"name": "linear_map", "dimension": 8, "samples": 1}, "postprocess.samples"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recipe_of({**content, section: options}, "mine", "mine")

@@ -21,7 +21,7 @@ pytest.importorskip("sklearn")
 yaml = pytest.importorskip("yaml")
 
 from embedkit.training import cli, vocabulary
-from embedkit.training.objectives import refit
+from embedkit.training.postprocess import refit
 from embedkit.training.recipe import find_recipe, list_recipes
 
 from embedkit import Encoder
@@ -197,9 +197,9 @@ class Workshop:
         file = self._root / f"{recipe}.yaml"
         file.write_text(yaml.safe_dump(content), encoding="utf-8")
         overrides = [f"training.eval_steps={_STEPS}", "training.logging_steps=1", "training.batch_size=8"]
-        if content["training"].get("epochs", 1):  # else nothing is trained
+        if "postprocess" not in content:
             overrides.append(f"training.max_steps={_STEPS}")
-        if "mini_batch_size" in content["training"]:
+        if "mini_batch_size" in content.get("training", {}):
             overrides.append("training.mini_batch_size=4")
         command = [str(file), *overrides, "--data", str(self._root / "data"), "--output", str(output)]
         assert cli.main([*command, "--cache", str(self._root / "cache"), "--quiet"]) == 0
@@ -257,8 +257,7 @@ def test_three_steps(recipe: str, workshop: Workshop) -> None:
     output = workshop.run(recipe)
     result = json.loads((output / "result.json").read_text())
     content = yaml.safe_load(find_recipe(recipe).read_text(encoding="utf-8"))
-    trained = content["training"].get("epochs", 1) > 0
-    assert result["steps"] == (_STEPS if trained else 0)
+    assert result["steps"] == (0 if "postprocess" in content else _STEPS)
     assert (output / "model" / "README.md").is_file()
     assert (output / "curve.png").is_file()
     evaluation = content["evaluation"]
@@ -267,8 +266,9 @@ def test_three_steps(recipe: str, workshop: Workshop) -> None:
     assert evaluation.get("select") is None or evaluation["select"] in result["dev"]
     assert set(result["test"]) == set(evaluation.get("test", []))
     assert all(np.isfinite(score) for scores in result["test"].values() for score in scores.values())
-    if content["objective"]["name"] != "cross_encoder":
-        dimension = content["model"].get("projection", content["objective"]).get("dimension")
+    what = content.get("postprocess") or content["objective"]
+    if what["name"] != "cross_encoder":
+        dimension = content["model"].get("projection", what).get("dimension")
         with Encoder(output / "model") as encoder:
             vectors = encoder.encode(["the weather today", "北京天"])
         assert np.isfinite(vectors).all()

@@ -1,4 +1,4 @@
-"""The projection that keeps cosines, and the objective that fits it."""
+"""The projection that keeps cosines, and the post-processing step that fits it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ pytest.importorskip("faiss")
 pytest.importorskip("sklearn")
 
 from embedkit.training import linear_map
-from embedkit.training.data.readers import Table
 from embedkit.training.model import ModelOptions, Projection, SentenceModel
-from embedkit.training.objectives import refit
-from embedkit.training.objectives.refit import Refit, RefitOptions
+from embedkit.training.postprocess import refit
+from embedkit.training.postprocess.refit import Refit
 
 from embedkit import Encoder
 
@@ -70,16 +69,12 @@ def test_small_samples_and_wrong_dimensions_are_refused() -> None:
         refit.fit_similarities(vectors, 9)
 
 
-def load(options: RefitOptions, model: ModelOptions, texts: list[str]) -> Any:
-    return Refit.load_encoder(model, options, {"t": Table({"text": texts})})
-
-
 def test_the_projection_is_fitted_on_pooled_vectors(
     make_model: MakeModel, texts: list[str], tmp_path: Path
 ) -> None:
     texts = list(dict.fromkeys(texts))
     model = ModelOptions(str(make_model()), projection=Projection(8), normalize=True, max_length=32)
-    encoder = load(RefitOptions(matryoshka=[4]), model, texts)
+    encoder: Any = Refit(matryoshka=[4]).apply(model, texts)
     bare = SentenceModel.load(ModelOptions(model.path, max_length=32)).encode(texts)
     (tmp_path / "model").mkdir()
     encoder.save(tmp_path / "model")
@@ -93,9 +88,9 @@ def test_the_projection_is_fitted_on_pooled_vectors(
 def test_bad_options(make_model: MakeModel, texts: list[str]) -> None:
     path = str(make_model())
     with pytest.raises(ValueError, match=r"set model\.projection"):
-        load(RefitOptions(), ModelOptions(path), texts)
+        Refit().apply(ModelOptions(path), texts)
     model = ModelOptions(path, projection=Projection(8), max_length=32)
-    with pytest.raises(ValueError, match="less than the 8"):
-        load(RefitOptions(matryoshka=[8]), model, texts)
+    with pytest.raises(ValueError, match=r"postprocess\.matryoshka .* less than the 8"):
+        Refit(matryoshka=[8]).apply(model, texts)
     with pytest.raises(ValueError, match="too few"):
-        load(RefitOptions(), model, texts[:5])
+        Refit().apply(model, texts[:5])

@@ -72,7 +72,7 @@ def test_the_trainings_of_a_table(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"titel": "x"}, "table key 'titel' is not known; did you mean 'title'"),
-        ({"columns": None}, "table.columns must hold keys"),
+        ({"columns": None}, "table.columns must be a mapping"),
         ({"plot": "dve"}, "plot 'dve' is none of the columns dev, STS-B"),
         ({"set": ["training.max_step=2"]}, "training key 'max_step'"),
         ({"runs": {"a": {"recipe": "sbret"}}}, "recipe 'sbret' is not known; did you mean 'sbert'"),
@@ -143,7 +143,9 @@ def test_a_finished_run_of_other_settings_is_no_result(tmp_path: Path) -> None:
     table = load_table(write(tmp_path / "table.yaml"))
     finish(tmp_path, specs(table, tmp_path)[1], 60.0)
     other = load_table(write(tmp_path / "table.yaml", set=["training.max_steps=3"]))
-    with pytest.raises(ValueError, match=r"plain-1 holds a run with other settings \(training.max_steps\)"):
+    with pytest.raises(
+        ValueError, match=r"plain-1 contains a run with other settings \(training.max_steps\)"
+    ):
         collect(other, tmp_path, {})
 
 

@@ -134,7 +134,7 @@ def test_sample_is_drawn_from_distinct_texts(make_model: MakeModel, texts: list[
 
 def test_too_many_dimensions(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
     teachers = Teachers([TeacherOptions(str(make_model()))], tmp_path)
-    with pytest.raises(ValueError, match="the teachers have 32 dimensions, and 33 of them are to be learned"):
+    with pytest.raises(ValueError, match="the teachers have 32 dimensions, fewer than the 33 to learn"):
         teachers.fit(texts, 33)
 
 

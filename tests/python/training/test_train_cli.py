@@ -141,8 +141,8 @@ def test_ctrl_c_and_the_same_command_again(
         patch.setattr(callbacks.Progress, "on_step_begin", on_step_begin)
         assert cli.main(command) == 130
     last = capfd.readouterr().err.splitlines()[-1]
-    assert last == "embedkit-train: stopped; the same command goes on from the last checkpoint"
+    assert last == "embedkit-train: stopped; the same command resumes from the last checkpoint"
     assert cli.main(command) == 0
     shown = capfd.readouterr()
-    assert "goes on from step 2" in shown.err
+    assert "resuming from step 2" in shown.err
     assert ": 3 steps, " in shown.out

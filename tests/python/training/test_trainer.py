@@ -21,7 +21,7 @@ pytest.importorskip("tensorboard")
 yaml = pytest.importorskip("yaml")
 
 import in_batch  # noqa: F401  # registers its objective
-from embedkit.training import trainer
+from embedkit.training import run_folder, trainer
 from embedkit.training.data.readers import read
 from embedkit.training.model import ModelOptions, SentenceModel
 from embedkit.training.objectives import objective_class
@@ -140,14 +140,9 @@ def test_the_best_is_kept(content: dict[str, Any], tmp_path: Path, monkeypatch: 
 
 def test_the_last_step_is_evaluated(content: dict[str, Any], tmp_path: Path) -> None:
     history: list[Any] = []
-    original = trainer._Run.write_model
-
-    def write_model(run: Any, result: Any, log: list[dict[str, Any]]) -> None:
-        history.extend(log)
-        original(run, result, log)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer._Run, "write_model", write_model)
+        patch.setattr(run_folder, "write_curve", lambda path, recipe, log: history.extend(log))
         result = train(make(content, max_steps=7, eval_steps=3, logging_steps=5), tmp_path / "run")
     assert [entry["step"] for entry in history if "eval_nli_accuracy" in entry] == [0, 3, 6, 7]
     # logged every 5 steps, and before each checkpoint
@@ -263,7 +258,7 @@ def test_a_run_stopped_after_its_last_step_is_finished(content: dict[str, Any], 
         content["evaluation"]["select"] = select
         output, recipe = tmp_path / f"run-{select}", make(content, eval_steps=4)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(trainer, "write_card", stop)
+            patch.setattr(run_folder, "write_card", stop)
             train(recipe, output)
         result = train(recipe, output)
         assert result["steps"] == 12

@@ -1,0 +1,98 @@
+"""Which engine runs a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..arguments import check_backend, check_devices, check_precision, check_threads
+from ..model_folder.folder import open_folder
+from .core_engine import CoreEngine
+from .engine import Engine
+
+if TYPE_CHECKING:
+    from .onnx_engine import OnnxOptions
+    from .onnx_session import Provider
+
+__all__ = ["OpenOptions", "open_engine"]
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How a model folder is opened; checked as far as possible without the folder, and picklable.
+
+    Attributes:
+        threads: for encoding on a CPU, for tokenization on other devices.
+        devices: ``("cpu",)``, or the names of CUDA devices.
+        precision: a precision of the device, or ``"auto"``.
+        onnx: how to run an ONNX graph; None for embedkit's own backends.
+    """
+
+    threads: int
+    devices: tuple[str, ...] = ("cpu",)
+    precision: str = "auto"
+    onnx: OnnxOptions | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        device: str | Sequence[str] | None,
+        precision: str,
+        threads: int | None,
+        backend: str,
+        providers: Sequence[Provider] | None,
+        onnx_file: str | None,
+    ) -> OpenOptions:
+        """Check the arguments of `Encoder`.
+
+        Raises:
+            ImportError: a package that the device or the backend needs is not installed.
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is unknown or unavailable on this machine.
+        """
+        count = default_threads(threads)
+        if check_backend(backend, providers=providers, onnx_file=onnx_file) == "onnx":
+            from .onnx_engine import OnnxOptions
+
+            onnx, name = OnnxOptions.checked(device, precision, count, providers, onnx_file)
+            return cls(count, (name,), precision, onnx)
+        devices = check_devices("auto" if device is None else device)
+        if devices != ("cpu",):
+            from .cuda_engine import check_cuda
+
+            devices = check_cuda(devices)
+        return cls(count, devices, precision)
+
+    @property
+    def graph(self) -> str | None:
+        """The ONNX file that a download must include; None where no graph is run."""
+        return None if self.onnx is None else self.onnx.onnx_file or "model.onnx"
+
+
+def default_threads(threads: Any) -> int:
+    """The number of threads, by default what the CPU affinity and quota of the process allow."""
+    return _core.default_threads() if threads is None else check_threads(threads)
+
+
+def open_engine(path: Path, options: OpenOptions) -> Engine:
+    """Load the tokenizer and the weights of a model folder.
+
+    Raises:
+        FileNotFoundError: the folder or one of its files is missing.
+        ValueError: a file is broken, or the folder does not have the precision.
+    """
+    if options.onnx is not None:
+        from .onnx_engine import OnnxEngine
+
+        return OnnxEngine(path, options.onnx)
+    folder = open_folder(path)
+    precision = check_precision(options.precision, folder, options.devices[0])
+    if options.devices == ("cpu",):
+        return CoreEngine(folder, precision)
+    from .cuda_engine import CudaEngine
+
+    return CudaEngine(folder, options.devices, precision)

@@ -1,0 +1,112 @@
+"""Whitening (Su et al. 2021, arXiv:2103.15316) and PCA of a trained model's vectors: fitted, not trained.
+
+    whitening   h = W^T (e - mean),  W = U sqrt(L^-1), U and L eigenvectors and eigenvalues of the covariance
+    pca         h = U^T (e - mean)
+
+The control of every method that learns small vectors. The map becomes the last module of the model folder, a Dense
+layer without an activation whose bias is -W^T mean, so that `embedkit.Encoder` and sentence-transformers load it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copytree
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ... import Encoder
+from ...model_folder.saving import DenseWeights, append_dense, check_new_folder, new_folder
+from ..linear_map import LinearMap, fit, sample_distinct
+from ..model import ModelOptions
+
+__all__ = ["MapStep", "append_map", "fit_map"]
+
+
+@dataclass(frozen=True)
+class MapStep:
+    """A linear map after a model.
+
+    Attributes:
+        dimension: of the new vectors.
+        method: ``whitening`` or ``pca``.
+        samples: maximum number of sentences on which the map is fitted.
+    """
+
+    dimension: int
+    method: Literal["whitening", "pca"] = "whitening"
+    samples: int = 100_000
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.samples < 2:
+            raise ValueError(f"postprocess.samples must be 2 or more, not {self.samples}")
+
+    def apply(self, model: ModelOptions, texts: Sequence[str]) -> MappedModel:
+        """Fit the map on the vectors of ``texts``; see `Step.apply`."""
+        if model != ModelOptions(path=model.path):
+            raise ValueError("postprocess linear_map takes a model folder as it is; set only model.path")
+        return MappedModel(model.path, texts, self)
+
+
+class MappedModel:
+    """A model folder with a map after it, in a temporary folder."""
+
+    def __init__(self, model: str, texts: Sequence[str], step: MapStep) -> None:
+        """Fit the map; see `fit_map`."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="embedkit-")
+        self._folder = Path(self._scratch.name) / "model"
+        fit_map(model, texts, self._folder, step)
+        self._encoder = Encoder(self._folder, threads=torch.get_num_threads())
+
+    def encode(self, sentences: Sequence[str]) -> Any:
+        """See `Result.encode`."""
+        return self._encoder.encode(list(sentences))
+
+    def save(self, folder: Path) -> None:
+        """See `Result.save`."""
+        copytree(self._folder, folder, dirs_exist_ok=True)
+
+
+def fit_map(model: str, texts: Sequence[str], output: Path, step: MapStep) -> LinearMap:
+    """Fit a map on the vectors of texts and write the model with it.
+
+    Args:
+        model: folder or Hub name of an fp32 model.
+        texts: sentences of the model's domain; duplicates count once.
+        output: the new folder; must not exist or be empty. It appears complete or not at all.
+        step: the map.
+
+    Raises:
+        FileExistsError: ``output`` is not empty.
+        FileNotFoundError, ValueError: the model is missing, or an argument does not fit it.
+    """
+    with Encoder(model) as encoder:
+        check_new_folder(output)
+        fitted = fit(encoder.encode(sample_distinct(texts, step.samples)), step.dimension, step.method)
+        append_map(encoder, fitted, output)
+    return fitted
+
+
+def append_map(encoder: Encoder, linear_map: LinearMap, output: Path) -> None:
+    """Write the encoder's model with ``linear_map`` as its last module.
+
+    Raises:
+        FileExistsError: ``output`` is not empty.
+        ValueError: the map's input is not the encoder's vectors, or the encoder's weights are int8.
+    """
+    width = linear_map.weight.shape[0]
+    if width != encoder.get_embedding_dimension():
+        raise ValueError(
+            f"the map takes {width} dimensions, the model has {encoder.get_embedding_dimension()}; "
+            "fit it on this model's vectors"
+        )
+    if encoder.truncate_dim is not None:
+        raise ValueError("the model truncates its vectors (truncate_dim); open it with all dimensions")
+    with new_folder(output) as work:
+        encoder.save(work, precision="fp32")
+        append_dense(work, DenseWeights(np.ascontiguousarray(linear_map.weight.T), linear_map.bias))
