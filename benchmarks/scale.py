@@ -36,30 +36,23 @@ def measure(texts: list[str], folder: Path) -> dict[str, Any]:
 
     from embedkit import Encoder
     from embedkit.index import Document, Index
-    from embedkit.index.encoder import describe_encoder
-    from embedkit.integrations import ray_index, ray_plan
+    from embedkit.integrations import ray_actor, ray_index, ray_plan
     from embedkit.integrations.ray_encoder import Description
-    from embedkit.integrations.ray_shards import SETTINGS, Shard, ShardStore
+    from embedkit.integrations.ray_shards import JobHeader, Shard, ShardStore
 
     encoder = Encoder(threads=1)
-    entry, dimension = describe_encoder(encoder), encoder.get_embedding_dimension()
-    description = {
-        "model": entry.model,
-        "fingerprint": entry.fingerprint,
-        "precision": entry.precision,
-        "prompts": dict(encoder.prompts),
-        "dimension": dimension,
-    }
+    description = Description.of(encoder)
+    dimension = description.dimension
     source = folder / "texts.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     store = ShardStore(str(folder / "shards"), "benchmark")
-    store.begin(dict.fromkeys(SETTINGS, ""), restart=True)
+    store.begin(JobHeader("", "", "", "", dimension, "cosine", []), restart=True)
     (file,) = ray_plan.files([source])
     begin = time.process_time()
     pieces = ray_plan.pieces_of(file, ENCODED)
     plan = time.process_time() - begin
 
-    job = ray_index.Job(
+    job = ray_actor.Job(
         None,
         {"threads": 1},
         description,
@@ -70,7 +63,7 @@ def measure(texts: list[str], folder: Path) -> dict[str, Any]:
         id_field=None,
         skip=False,
     )
-    actor = ray_index.EncodePieces(job)
+    actor = ray_actor.EncodePieces(job)
     encoder.encode(texts[:1000])
     alone, acted = [], []
     for _ in range(3):
@@ -105,7 +98,7 @@ def measure(texts: list[str], folder: Path) -> dict[str, Any]:
         before = now
 
     documents_of = ray_index.Documents(store, pieces, shards, "stop")
-    with Index.build(folder / "index", documents_of, Description(description), progress=note) as index:
+    with Index.build(folder / "index", documents_of, description, progress=note) as index:
         steps["finish"] = time.process_time() - before
         info = index.info()
     sizes = {path.name: path.stat().st_size for path in (folder / "index" / "segments").glob("*/*")}

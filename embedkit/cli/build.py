@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..documents.readers import FORMATS, Corpus
-from ..index import Index, IndexExistsError, InputError
-from ..index.build.build import resumable_rows
+from ..index import BuildSettings, Index, IndexExistsError, InputError
 from ..index.build.estimate import Estimate, estimate
+from ..index.build.resume import resumable_rows
 from ..index.storage.faiss_index import import_faiss
 from ..index.storage.manifest import METRICS
 from . import ray_engine
@@ -29,7 +29,7 @@ from .common import (
     show,
     size,
 )
-from .outcome import Skipped, check_choice, explained, index_options, show_choice
+from .outcome import Skipped, build_settings, check_choice, explained, show_choice
 from .terminal import ProgressBar, printable
 from .tune import add_plot, add_target
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 _SAMPLE = 2000
 
-_BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents stream, so a
+_BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents are streamed, so a
 corpus may be larger than memory. Blank texts are skipped and counted. The index appears when it is complete, or
-not at all; a build that was stopped goes on where it was when the same command is given again."""
-_ADD_DESCRIPTION = """Encode the texts of all inputs and add them to an index, in the time and space that they
-take, whatever is there. Resumes as build does."""
+not at all. To resume a build that was stopped, run the same command again."""
+_ADD_DESCRIPTION = """Encode the texts of all inputs and add them to an index. Time and space depend on the new texts
+only, not on the size of the index. Resumes as build does."""
 
 
 def add_commands(commands: Any) -> None:
@@ -53,13 +53,11 @@ def add_commands(commands: Any) -> None:
     )
     build.set_defaults(run=_build, more="inputs")
     _add_inputs(build)
-    build.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
-    build.add_argument("--overwrite", action="store_true", help="replace the index that is there")
+    build.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write to")
+    build.add_argument("--overwrite", action="store_true", help="replace an existing index")
     build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
     build.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
-    build.add_argument(
-        "--device", default="cpu", help="where texts are encoded: cpu (default), cuda, cuda:1, …"
-    )
+    build.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")
     build.add_argument(
         "--factory",
         default="auto",
@@ -68,8 +66,8 @@ def add_commands(commands: Any) -> None:
     add_target(
         build,
         None,
-        "with --factory auto: build the fastest kind of index whose recall@10, measured, reaches R (0.95, say) "
-        "within --max-memory",
+        "with --factory auto: measure several kinds of index, and build the fastest whose recall@10 reaches R "
+        "(e.g. 0.95) within --max-memory",
     )
     add_plot(build)
     build.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
@@ -77,18 +75,18 @@ def add_commands(commands: Any) -> None:
         "--keep",
         choices=("fp32", "int8"),
         default="fp32",
-        help="how vectors are kept beside quantized codes, to re-rank, filter and compact (default: fp32)",
+        help="how to keep the vectors of a quantized index for re-ranking, filters and compaction (default: fp32)",
     )
     ray_engine.add_options(build)
     for name, text in (
         ("add", "encode texts and add them to an index"),
-        ("upsert", "add texts, or replace those that have the same ids"),
+        ("upsert", "add texts, replacing those with the same ids"),
     ):
         command = commands.add_parser(name, help=text, description=_ADD_DESCRIPTION)
         command.set_defaults(run=_add, more="inputs", change=name)
         command.add_argument("index", metavar="INDEX", help="index folder")
         _add_inputs(command)
-        command.add_argument("--model", metavar="M", help="where the index' model is now, if it was moved")
+        command.add_argument("--model", metavar="M", help="the index' model, if it was moved")
 
 
 def _add_inputs(command: argparse.ArgumentParser) -> None:
@@ -96,26 +94,27 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help=".txt, .jsonl, .csv or .tsv, also with .gz or .zst; .parquet; a folder or a pattern of such files; "
-        "- is standard input",
+        help=".txt, .jsonl, .csv or .tsv, optionally .gz or .zst; .parquet; a folder or a pattern of such files; "
+        "- for standard input",
     )
     command.add_argument(
-        "--format", choices=FORMATS, help="format of every input (default: by name; txt for -)"
+        "--format", choices=FORMATS, help="format of all inputs (default: by file name; txt for -)"
     )
-    command.add_argument("--text-field", default="text", metavar="F", help="field or column to index (text)")
+    command.add_argument(
+        "--text-field", default="text", metavar="F", help="field or column to index (default: text)"
+    )
     command.add_argument(
         "--id-field",
         metavar="F",
-        help="field or column of ids (default: id where there is one, else file:line)",
+        help="field or column of ids (default: id if there is one, else file:line)",
     )
+    command.add_argument("--vector-field", metavar="F", help="field or column of precomputed vectors")
+    command.add_argument("--vectors", metavar="FILE.npy", help="precomputed vectors, one per document")
     command.add_argument(
-        "--vector-field", metavar="F", help="field or column of vectors that were computed before"
-    )
-    command.add_argument(
-        "--vectors", metavar="FILE.npy", help="vectors that were computed before, one for each document"
-    )
-    command.add_argument(
-        "--on-error", choices=("stop", "skip"), default="stop", help="at a malformed line (default: stop)"
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="what to do at a malformed line (default: stop)",
     )
     command.add_argument(
         "--restart", action="store_true", help="discard what an interrupted command has encoded"
@@ -125,7 +124,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
 
 
 class _Input:
-    """The documents that the options name, and what became of the malformed ones."""
+    """The documents named by the options, and the malformed ones among them."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._skipped = Skipped(arguments.on_error)
@@ -145,25 +144,25 @@ class _Input:
             on_error=on_error,
         )
 
-    def estimate(self, encoder: TextEncoder, factory: str, max_memory: int) -> Estimate | None:
-        """What the documents will take, from the first ones; ``None`` for what can be read only once."""
+    def estimate(self, encoder: TextEncoder, settings: BuildSettings) -> Estimate | None:
+        """What the build will take, from the first documents; ``None`` if the input can be read only once."""
         total = self.corpus.total_bytes
         if not total:
             return None
         corpus = self._corpus("skip" if self.on_error != "stop" else "stop")
         try:
             sample = list(islice(corpus, _SAMPLE))
-        except InputError:  # the build says it, and keeps what comes before
+        except InputError:  # the build reports it, and keeps what comes before
             return None
         if not sample:
             return None
         documents = len(sample)
         if documents == _SAMPLE:
             documents = max(documents, round(documents * total / max(1, sample[-1].position)))
-        return estimate(sample, documents, encoder, factory=factory, max_memory=max_memory)
+        return estimate(sample, documents, encoder, settings)
 
     def left_out(self) -> str:
-        """What was skipped, for the last line."""
+        """Counts of what was skipped, for the last line."""
         return self._skipped.left_out(self.corpus.blank)
 
 
@@ -188,8 +187,8 @@ def _what_is_left(path: str) -> str:
     if rows == 0:
         return f"nothing was written to {path}"
     return (
-        f"{plural(rows, 'document')} of {path} are encoded; the same command goes on from there "
-        "(with --restart it begins anew)"
+        f"{plural(rows, 'document')} of {path} are encoded; run the same command again to resume, or with "
+        "--restart to start over"
     )
 
 
@@ -203,23 +202,17 @@ def _build(arguments: argparse.Namespace) -> int:
     resumed = 0 if arguments.restart else resumable_rows(Path(path))
     if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
         raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
-    import_faiss()  # before the model is loaded: what is missing should be said at once
+    import_faiss()  # before the model is loaded: if it is missing, say so at once
     encoder = load_encoder(arguments.model, arguments.precision, arguments.threads, arguments.device)
     begin = time.perf_counter()
 
     with explained(lambda: _what_is_left(path)):
-        _announce(source.estimate(encoder, arguments.factory, arguments.max_memory), path)
+        settings = build_settings(arguments, source.on_error)
+        _announce(source.estimate(encoder, settings), path)
         _say_resumed(resumed)
         with (
             ProgressBar(source.corpus.total_bytes) as bar,
-            Index.build(
-                path,
-                source.corpus,
-                encoder,
-                **index_options(arguments),
-                on_error=source.on_error,
-                progress=bar.update,
-            ) as index,
+            Index.build_with(path, source.corpus, encoder, settings, bar.update) as index,
         ):
             info = index.info()
         show_choice(arguments, info)
@@ -234,7 +227,7 @@ def _build(arguments: argparse.Namespace) -> int:
 
 def _say_resumed(rows: int) -> None:
     if rows:
-        show(f"resuming: {plural(rows, 'document')} are encoded already")
+        show(f"resuming: {plural(rows, 'document')} already encoded")
 
 
 def _add(arguments: argparse.Namespace) -> int:
@@ -247,8 +240,8 @@ def _add(arguments: argparse.Namespace) -> int:
         Index.open(path, arguments.model, threads=arguments.threads) as index,
     ):
         load_index_encoder(index)
-        expected = source.estimate(index.encoder, index.generation.manifest.factory, arguments.max_memory)
-        _announce(expected, path)
+        settings = BuildSettings(index.generation.manifest.factory, max_memory=arguments.max_memory)
+        _announce(source.estimate(index.encoder, settings), path)
         _say_resumed(0 if arguments.restart else resumable_rows(Path(path)))
         write = index.add if arguments.change == "add" else index.upsert
         with ProgressBar(source.corpus.total_bytes) as bar:
@@ -259,7 +252,7 @@ def _add(arguments: argparse.Namespace) -> int:
                 on_error=source.on_error,
                 progress=bar.update,
             )
-        replaced = f", {written.replaced:,} of them in place of former ones" if written.replaced else ""
+        replaced = f", {written.replaced:,} of them replacing earlier ones" if written.replaced else ""
         show(
             f"{printable(path)}: {plural(written.documents, 'document')} added{replaced} in "
             f"{time.perf_counter() - begin:.1f} s{source.left_out()}; {len(index):,} in all"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_threads
 from ..index import Index, ModelMismatchError
+from ..index.build.memory import DEFAULT_MAX_MEMORY
 from .terminal import printable
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class CommandError(Exception):
     """Ends the command with a message and an exit code."""
 
     def __init__(self, code: int, message: str) -> None:
-        """``code``: of the process; ``message``: for stderr."""
+        """``code``: exit code of the process; ``message``: for stderr."""
         super().__init__(message)
         self.code = code
 
@@ -40,7 +41,7 @@ def integer(check: Callable[[Any], int]) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         value: int | str = text
-        with contextlib.suppress(ValueError):  # then the check says what is wrong with the text
+        with contextlib.suppress(ValueError):  # then the check reports what is wrong with the text
             value = int(text)
         try:
             return check(value)
@@ -54,14 +55,17 @@ def byte_size(text: str) -> int:
     """A type for argparse: ``2GB``, ``512MiB``, or bytes."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; give one such as 2GB, 512MB or 1.5GiB")
+        raise argparse.ArgumentTypeError(f"{text!r}: invalid size; expected e.g. 2GB, 512MB or 1.5GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def add_threads(command: argparse.ArgumentParser) -> None:
     """Add ``--threads``."""
     command.add_argument(
-        "--threads", type=integer(check_threads), metavar="N", help="threads (default: all processors)"
+        "--threads",
+        type=integer(check_threads),
+        metavar="N",
+        help="number of threads (default: all processors)",
     )
 
 
@@ -70,14 +74,14 @@ def add_max_memory(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--max-memory",
         type=byte_size,
-        default=2 << 30,
+        default=DEFAULT_MAX_MEMORY,
         metavar="SIZE",
-        help="memory that the process may take, such as 512MB (default: 2GiB)",
+        help="memory limit of the process, e.g. 512MB (default: 2GiB)",
     )
 
 
 def load_encoder(model: str | None, precision: str, threads: int | None, device: str = "cpu") -> Encoder:
-    """The encoder that the options name."""
+    """The encoder named by the options."""
     from .. import Encoder
 
     try:
@@ -87,28 +91,28 @@ def load_encoder(model: str | None, precision: str, threads: int | None, device:
 
 
 def load_index_encoder(index: Index) -> None:
-    """Load the model that an index names, now rather than in the middle of the work."""
+    """Load the model named in an index, before the work starts rather than in the middle of it."""
     try:
         index.encoder  # noqa: B018 (loads the model)
     except (ValueError, FileNotFoundError) as error:
         if isinstance(error, ModelMismatchError):
             raise
-        hint = "; if it was moved, say where with --model" if isinstance(error, FileNotFoundError) else ""
+        hint = "; if it was moved, give its path with --model" if isinstance(error, FileNotFoundError) else ""
         raise CommandError(EXIT_FAILED, f"the index' model cannot be loaded: {error}{hint}") from error
 
 
 def show(line: str) -> None:
-    """Print ``line``, with ? for what stdout's encoding lacks."""
+    """Print ``line``, with ? for characters that stdout cannot encode."""
     encoding = sys.stdout.encoding or "utf-8"
     print(line.encode(encoding, "replace").decode(encoding))
 
 
-def complain(message: str) -> None:
-    """Print ``message`` to stderr."""
+def complain(message: str, program: str = "embedkit-index") -> None:
+    """Print ``message`` of ``program`` to stderr."""
     # Ids, paths and JSON excerpts in messages come from files: none of it may steer the terminal.
     text = printable(message)
     with contextlib.suppress(OSError):
-        print(f"embedkit-index: {text}", file=sys.stderr)
+        print(f"{program}: {text}", file=sys.stderr)
 
 
 def print_json(value: dict[str, Any], indent: int | None = None) -> None:
@@ -120,7 +124,7 @@ def print_json(value: dict[str, Any], indent: int | None = None) -> None:
 
 
 def size(value: float) -> str:
-    """Bytes for people."""
+    """``value`` bytes in a readable unit."""
     for unit in ("B", "kB", "MB"):
         if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
@@ -129,12 +133,12 @@ def size(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """``seconds`` in a readable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def plural(count: int, what: str) -> str:
-    """``count`` and ``what``, in the plural unless it is one."""
+    """``count`` and ``what``, which gets an s unless it is one."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""``embedkit-index``: from the arguments to a command, and from what happens to an exit code."""
+"""``embedkit-index``: runs the command given by the arguments, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ examples:
 
 exit codes:
   0  done
-  1  failed while running: disk full, damaged index, another model, another writer, …
-  2  wrong usage or input: no such file, a malformed line, an index that exists, …
-  130  stopped by Ctrl-C
+  1  failed while running: disk full, damaged index, wrong model, another writer, …
+  2  wrong usage or input: no such file, malformed line, index already exists, …
+  130  interrupted by Ctrl-C
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-index`` with ``argv`` (default: the process' arguments) and return its exit code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who called, as by >&-
+        if getattr(sys, name) is None:  # closed by the caller, as by >&-
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
         arguments = _parse(argv)
-    except SystemExit as stop:  # argparse has printed help or what is wrong
+    except SystemExit as stop:  # argparse has printed help or an error
         return int(stop.code or 0)
     try:
         with warnings.catch_warnings():
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    # argparse ends a list of positionals at the first option; what comes after it belongs to the list too.
+    # argparse ends a list of positionals at the first option; what follows belongs to the list, too.
     more = getattr(arguments, "more", None)
     if rest and (more is None or any(word.startswith("-") and word != "-" for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -83,7 +83,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="embedkit-index",
-        description="Build an index of texts, and find the ones that mean the same as a query.",
+        description="Build an index of texts, and find those closest in meaning to a query.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,21 +1,20 @@
-"""``embedkit-model``: what is done with model folders."""
+"""``embedkit-model``: convert, export and list models."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from .. import __version__
+from .common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, complain
 from .terminal import printable
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+__all__ = ["main"]
+
+_complain = partial(complain, program="embedkit-model")
 
 _EPILOG = """\
 examples:
@@ -24,7 +23,7 @@ examples:
   embedkit-model export sentence-transformers/all-mpnet-base-v2 mpnet-onnx --format onnx
   embedkit-model list
 
-exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 130 stopped by Ctrl-C
+exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 130 interrupted by Ctrl-C
 """
 
 _CONVERT = """Write a model folder in another precision. fp32 folders are compatible with sentence-transformers in both
@@ -39,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-model`` with ``argv`` (default: the process' arguments) and return its exit code."""
     try:
         arguments = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed help or what is wrong
+    except SystemExit as stop:  # argparse has printed help or an error
         return int(stop.code or 0)
     try:
         with warnings.catch_warnings():
@@ -138,8 +137,3 @@ def _list(arguments: argparse.Namespace) -> int:
     header = ("dimension", "MB", "model", "tokens", "language", "license", "scores")
     print("\n".join(table(header, rows, None)))
     return EXIT_OK
-
-
-def _complain(message: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"embedkit-model: {printable(message)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What every way to build an index has in common: its options, what it leaves out, and what it says at the end."""
+"""What both engines of ``build`` share: settings, malformed lines, error messages and the last lines."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..documents.errors import OnError
-from ..index import BuildError, IndexExistsError, InputError, ModelMismatchError
+from ..index import BuildError, BuildSettings, IndexExistsError, InputError, ModelMismatchError
 from ..index.auto.plot import check_plot, plot_choice
 from ..index.auto.result import table_of
 from .common import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, complain, plural, show
+
+__all__ = ["Skipped", "build_settings", "check_choice", "explained", "show_choice"]
 
 _REPORTED_LINES = 20  # malformed lines shown one by one; further ones are only counted
 
 
 class Skipped:
-    """Malformed lines, told and counted.
+    """Malformed lines, reported and counted.
 
     Attributes:
-        on_error: what ``--on-error`` says, for `Index.build`.
+        on_error: for `Index.build`, as ``--on-error`` says.
     """
 
     def __init__(self, on_error: str) -> None:
@@ -36,20 +38,20 @@ class Skipped:
             complain("further malformed lines are only counted")
 
     def left_out(self, blank: int) -> str:
-        """These and the ``blank`` texts, for the last line."""
+        """Counts of these and of the ``blank`` texts, for the last line."""
         counts = ((blank, "blank text"), (self._count, "malformed line"))
         return "".join(f", {plural(count, what)} skipped" for count, what in counts if count)
 
 
 @contextlib.contextmanager
 def explained(left: Callable[[], str], resumes: str = "") -> Iterator[None]:
-    """Say of whatever stops the work what is ``left``, and after Ctrl-C how it ``resumes``."""
+    """Add to an error what is ``left`` on disk, and after Ctrl-C how the work ``resumes``."""
     try:
         yield
     except KeyboardInterrupt:
         raise CommandError(EXIT_INTERRUPTED, f"interrupted: {left()}{resumes}") from None
     except InputError as error:
-        hint = "" if not error.skippable else " (--on-error skip leaves malformed lines out)"
+        hint = "" if not error.skippable else " (--on-error skip leaves out malformed lines)"
         raise CommandError(EXIT_USAGE, f"{error}{hint}; {left()}") from None
     except (ModelMismatchError, IndexExistsError, BuildError):
         raise
@@ -58,11 +60,11 @@ def explained(left: Callable[[], str], resumes: str = "") -> Iterator[None]:
 
 
 def check_choice(arguments: argparse.Namespace) -> None:
-    """Refuse a ``--plot`` that could not be drawn, before any work."""
+    """Refuse a ``--plot`` that could not be drawn, before doing any work."""
     if arguments.plot is None:
         return
     if arguments.target_recall is None:
-        raise CommandError(EXIT_USAGE, "--plot draws what --target-recall measures: give both")
+        raise CommandError(EXIT_USAGE, "--plot draws what --target-recall measures: it needs both options")
     try:
         check_plot(arguments.plot)
     except ValueError as error:
@@ -70,8 +72,8 @@ def check_choice(arguments: argparse.Namespace) -> None:
 
 
 def show_choice(arguments: argparse.Namespace, info: dict[str, Any]) -> None:
-    """Print and draw what ``--target-recall`` chose from."""
-    # a resumed build whose vectors were indexed before, without a target, has no table
+    """Print and draw the candidates that ``--target-recall`` measured."""
+    # a resumed build may have finished its segment earlier, without a target: then there is no table
     if arguments.target_recall is not None and info["tuning"] is not None:
         for line in table_of(info["tuning"]):
             show(line)
@@ -79,15 +81,16 @@ def show_choice(arguments: argparse.Namespace, info: dict[str, Any]) -> None:
             plot_choice(arguments.plot, info["tuning"])
 
 
-def index_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of build that `Index.build` has, too."""
-    return {
-        "factory": arguments.factory,
-        "metric": arguments.metric,
-        "kept": arguments.keep,
-        "target_recall": arguments.target_recall,
-        "overwrite": arguments.overwrite,
-        "restart": arguments.restart,
-        "max_memory": arguments.max_memory,
-        "threads": arguments.threads,
-    }
+def build_settings(arguments: argparse.Namespace, on_error: OnError) -> BuildSettings:
+    """What the options of build say; `ValueError` if one is invalid."""
+    return BuildSettings(
+        factory=arguments.factory,
+        metric=arguments.metric,
+        kept=arguments.keep,
+        target_recall=arguments.target_recall,
+        overwrite=arguments.overwrite,
+        restart=arguments.restart,
+        max_memory=arguments.max_memory,
+        threads=arguments.threads,
+        on_error=on_error,
+    )

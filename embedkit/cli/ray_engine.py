@@ -1,4 +1,4 @@
-"""``embedkit-index build --engine ray``: the texts are encoded on a cluster."""
+"""``embedkit-index build --engine ray``: encode the texts on a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from ..arguments import check_positive
 from ..index import Index
 from .common import EXIT_OK, EXIT_USAGE, CommandError, integer, plural, show, size
-from .outcome import Skipped, explained, index_options, show_choice
+from .outcome import Skipped, build_settings, explained, show_choice
 from .terminal import ProgressBar, printable
 
 _OF_RAY = ("address", "shards", "encoders", "encoder_threads", "shard_rows")
@@ -17,7 +17,7 @@ _NOT_OF_RAY = {"format": "--format", "vector_field": "--vector-field", "vectors"
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Add ``--engine`` and what goes with it."""
+    """Add ``--engine`` and the options of Ray."""
     command.add_argument(
         "--engine",
         choices=("local", "ray"),
@@ -28,50 +28,53 @@ def add_options(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--address",
         metavar="A",
-        help="of the cluster, such as auto (default: RAY_ADDRESS, or this machine alone)",
+        help="address of the cluster, e.g. auto (default: RAY_ADDRESS, or this machine alone)",
     )
     group.add_argument(
         "--shards",
         metavar="URL",
-        help="where vectors go as parquet files, and stay: a folder that all machines share, or s3://… "
+        help="where to keep the vectors as parquet files: a folder that all machines share, or s3://… "
         "(default: INDEX.shards, until the index is complete)",
     )
     count = integer(partial(check_positive, "the number"))
     group.add_argument(
-        "--encoders", type=count, metavar="N", help="encoders at once (default: as many as have room)"
+        "--encoders",
+        type=count,
+        metavar="N",
+        help="number of encoders (default: as many as there is room for)",
     )
     group.add_argument(
-        "--encoder-threads", type=count, metavar="N", help="threads of each encoder (default: up to 4)"
+        "--encoder-threads", type=count, metavar="N", help="threads per encoder (default: up to 4)"
     )
     group.add_argument(
-        "--shard-rows", type=count, metavar="N", help="lines or rows of a shard (default: 16384)"
+        "--shard-rows", type=count, metavar="N", help="lines or rows per shard (default: 16384)"
     )
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not go with the engine."""
+    """Refuse options that do not apply to the engine."""
     if arguments.engine == "local":
         for name in _OF_RAY:
             if getattr(arguments, name) is not None:
-                raise CommandError(EXIT_USAGE, f"--{name.replace('_', '-')} goes with --engine ray")
+                raise CommandError(EXIT_USAGE, f"--{name.replace('_', '-')} needs --engine ray")
         return
     for name, option in _NOT_OF_RAY.items():
         if getattr(arguments, name) is not None:
             raise CommandError(
-                EXIT_USAGE, f"{option} goes without --engine ray, which encodes .jsonl and .parquet"
+                EXIT_USAGE, f"{option} does not go with --engine ray, which encodes .jsonl and .parquet"
             )
 
 
 def build(arguments: argparse.Namespace) -> int:
-    """Build the index that the options name."""
-    from ..integrations.ray_index import SHARD_ROWS, build_index
+    """Build the index that the options describe."""
+    from ..integrations.ray_index import SHARD_ROWS, Cluster, build_index
 
     path = arguments.output
     begin = time.perf_counter()
     skipped = Skipped(arguments.on_error)
-    left = f"the shards that are finished stay in {arguments.shards or f'{path}.shards'}"
+    left = f"finished shards are kept in {arguments.shards or f'{path}.shards'}"
     with (
-        explained(lambda: left, ", and the same command goes on from there"),
+        explained(lambda: left, ", and the same command resumes from there"),
         ProgressBar(None) as bar,
     ):
         built = build_index(
@@ -79,15 +82,16 @@ def build(arguments: argparse.Namespace) -> int:
             arguments.inputs,
             arguments.model,
             {"precision": arguments.precision, "device": arguments.device},
-            address=arguments.address,
-            shards=arguments.shards,
-            encoders=arguments.encoders,
-            encoder_threads=arguments.encoder_threads,
-            shard_rows=arguments.shard_rows or SHARD_ROWS,
+            cluster=Cluster(
+                arguments.address,
+                arguments.shards,
+                arguments.encoders,
+                arguments.encoder_threads,
+                arguments.shard_rows or SHARD_ROWS,
+            ),
+            settings=build_settings(arguments, skipped.on_error),
             text_field=arguments.text_field,
             id_field=arguments.id_field,
-            **index_options(arguments),
-            on_error=skipped.on_error,
             progress=bar.update,
         )
     seconds = time.perf_counter() - begin

@@ -2,8 +2,7 @@
 
 from ..documents import Document, InputError
 from .auto.tune import Tuned
-from .build.build import Written
-from .build.ingest import Progress
+from .build.settings import BuildSettings, Progress, Written
 from .encoder import TextEncoder
 from .errors import (
     BuildError,
@@ -22,6 +21,7 @@ from .storage.generation import Generation
 
 __all__ = [
     "BuildError",
+    "BuildSettings",
     "Document",
     "Generation",
     "Hit",

@@ -1,9 +1,9 @@
-"""`Index`: a folder of vectors and documents, opened for searching, and changed."""
+"""`Index`: a folder of vectors and documents, to build, search and change."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from ..documents.errors import OnError
 from .auto.tune import Tuned, tune
 from .build import build as building
 from .build import change, transfer
-from .build.build import Written
-from .build.ingest import Progress
 from .build.memory import DEFAULT_MAX_MEMORY
+from .build.settings import BuildSettings, Mode, Report, Written
 from .encoder import TextEncoder, check_encoder
 from .search.device import check_device
 from .search.prepared import check_search_parameters
@@ -29,15 +28,15 @@ from .storage.generation import open_generation
 from .storage.manifest import Manifest, Metric, Raw
 from .storage.search_parameters import SearchParameters
 
-Report = Callable[[Progress], None]
+__all__ = ["Index"]
 
 
 class Index(Searcher):
     """An index of texts in a folder.
 
-    A search sees one whole generation of it, that of the opening or of the last change made or `refresh` called
-    here, whatever other processes write meanwhile. Searching is thread-safe. Vectors are mapped where Faiss can;
-    texts stay on disk and are read for hits only.
+    A search sees one complete generation of it: the one opened, or that of the last change or `refresh` made through
+    this object, whatever other processes write meanwhile. Searching is thread-safe. Vectors are memory-mapped if
+    Faiss can; texts stay on disk and are read for hits only.
 
     Examples:
         >>> index = Index.build("cities", ["Paris is in France.", "Rome is in Italy."], encoder)
@@ -59,20 +58,20 @@ class Index(Searcher):
 
         Args:
             path: the index folder.
-            encoder: encodes queries. ``None``: the model that the index names, loaded when the first text is
-                searched; a path or name: where that model is now. An `embedkit.Encoder` is needed only where
-                its settings are not the model's own (prompts, max_length); it must have the fingerprint and
-                the dimension of the one that built the index.
+            encoder: encodes queries. ``None``: the model named in the index, loaded when the first text is
+                searched; a path or name: where that model is now. An `embedkit.Encoder` is needed only if its
+                settings differ from the model's own (prompts, max_length); it must have the fingerprint and the
+                dimension of the one that built the index.
             threads: threads of Faiss (and of an encoder loaded here); ``None``: all.
             device: "cpu", or "cuda" to search with faiss-gpu, and to encode there if the encoder is loaded here.
-            force: take an encoder of another fingerprint, with a warning.
+            force: accept an encoder with another fingerprint, with a warning.
 
         Raises:
-            IndexNotFoundError: no finished index is there.
-            IndexDamagedError: a file is missing, has the wrong size, or cannot be read. (`verify` also
+            IndexNotFoundError: there is no finished index.
+            IndexDamagedError: a file is missing, has the wrong size, or cannot be read. (`verify` also checks the
                 hashes.)
             ModelMismatchError: ``encoder`` is another model.
-            ImportError: Faiss is not installed, or for "cuda" not for a GPU.
+            ImportError: Faiss is not installed, or for "cuda" without GPU support.
         """
         if threads is not None:
             check_threads(threads)
@@ -105,77 +104,76 @@ class Index(Searcher):
     ) -> Index:
         """Encode ``documents`` and write an index of them to the folder ``path``, then open it.
 
-        Documents stream. What is encoded is noted on disk: a build that ended early, by Ctrl-C, a full disk or
-        `kill -9`, goes on where it was when it is called again with the same documents. Where the Faiss index
-        of all vectors would not fit ``max_memory``, an inverted file is merged on disk from shards, and any
-        other index is made in parts that are searched as one.
+        Documents stream. What is encoded is recorded on disk: a build that was stopped by Ctrl-C, a full disk or
+        `kill -9` resumes where it was when it is called again with the same documents. If the Faiss index of all
+        vectors would not fit ``max_memory``, an inverted file is merged on disk from shards, and any other index is
+        made in parts that are searched as one.
 
         Args:
-            path: a new or empty folder, or with ``overwrite`` an index, whose former generation stays
-                readable until the new one is complete.
+            path: a new or empty folder, or with ``overwrite`` an index, which stays readable until the new one is
+                complete.
             documents: texts (their ids are "0", "1", …) or `Document` objects.
-            encoder: makes the vectors.
-            factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents,
-                and from there an inverted file ``IVF{4·√n},Flat`` of which a search visits a sixteenth.
+            encoder: computes the vectors.
+            factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents, and
+                from there an inverted file ``IVF{4·√n},Flat``, of which a search visits a sixteenth.
             metric: "cosine" (vectors are normalized) or "dot".
-            kept: how the vectors are kept beside codes that lose some of them, for re-ranking, filters and
+            kept: if the Faiss index quantizes the vectors, how they are also kept for re-ranking, filters and
                 compaction: "fp32" or "int8".
-            target_recall: for the factory ``auto``: kinds of index are built of a sample and measured, and the
-                fastest whose recall@10 reaches this within ``max_memory`` is built (`embedkit.index.auto`).
-                The table of what was measured is stored in the index: ``info()["tuning"]``.
+            target_recall: for the factory ``auto``: several kinds of index are built from a sample and measured,
+                and the fastest whose recall@10 reaches this within ``max_memory`` is built
+                (`embedkit.index.auto`). The measurements are stored in the index: ``info()["tuning"]``.
             overwrite: replace an existing index.
-            restart: discard what an interrupted build has left.
-            max_memory: bytes that the process may take in all.
+            restart: discard what an interrupted build has encoded.
+            max_memory: bytes of memory that the process may take in all.
             threads: threads of Faiss; ``None``: all.
-            on_error: "stop" raises at the first document that cannot be used, "skip" leaves it out, a
-                callable is called with the `InputError` and the document is left out if it returns.
+            on_error: "stop" raises at the first document that cannot be used, "skip" leaves it out, a callable is
+                called with the `InputError`, and the document is left out if it returns.
             progress: called after each step, on the caller's thread.
 
         Raises:
-            InputError: a document cannot be used (not a string, a NUL, a lone surrogate, an id used twice,
-                metadata that is not JSON), or there is none at all.
-            IndexExistsError: ``path`` holds an index, or something else.
-            BuildError: the disk is full, the encoder returned NaN, the memory is too little, or Faiss cannot
-                build ``factory`` from so few vectors. The index that was there is not touched.
-            ResumeError: an interrupted build is there, of other documents or with other settings.
+            InputError: a document cannot be used (not a string, a NUL, a lone surrogate, a duplicate id, metadata
+                that is not JSON), or there are none.
+            IndexExistsError: ``path`` contains an index, or something else.
+            BuildError: the disk is full, the encoder returned NaN, there is too little memory, or too few vectors
+                to build ``factory``. An index that was there is not touched.
+            ResumeError: there is an interrupted build of other documents or with other settings.
             BlockingIOError: another process is writing to the index; names it.
-            ValueError: ``factory`` or ``metric`` is unknown.
+            ValueError: ``factory``, ``metric`` or another setting is invalid.
             ImportError: Faiss is not installed.
         """
-        root = Path(path)
-        building.build(
-            root,
-            documents,
-            encoder,
-            mode="build",
-            factory=factory,
-            metric=metric,
-            kept=kept,
-            target_recall=target_recall,
-            overwrite=overwrite,
-            restart=restart,
-            max_memory=max_memory,
-            threads=threads,
-            on_error=on_error,
-            progress=progress,
-            read_ahead=_may_read_ahead(documents),
+        settings = BuildSettings(
+            factory, metric, kept, target_recall, overwrite, restart, max_memory, threads, on_error
         )
-        index = cls.open(root, encoder, threads=threads)
-        tuning = index.generation.manifest.tuning
-        if target_recall is not None and tuning is not None and tuning["sample_rows"] < tuning["rows"]:
-            index.tune(target_recall)  # what was chosen on a sample is measured on the whole
+        return cls.build_with(path, documents, encoder, settings, progress)
+
+    @classmethod
+    def build_with(
+        cls,
+        path: PathLike,
+        documents: Iterable[str | Document],
+        encoder: TextEncoder,
+        settings: BuildSettings,
+        progress: Report | None = None,
+    ) -> Index:
+        """`build`, with all ``settings`` in one object."""
+        root = Path(path)
+        building.build(root, documents, encoder, mode="build", settings=settings, report=progress)
+        index = cls.open(root, encoder, threads=settings.threads)
+        target, tuning = settings.target_recall, index.generation.manifest.tuning
+        if target is not None and tuning is not None and tuning["sample_rows"] < tuning["rows"]:
+            index.tune(target)  # chosen on a sample, so measured on the whole
         return index
 
     @classmethod
     def merge(cls, path: PathLike, indexes: Sequence[PathLike]) -> Index:
-        """Make a new index at ``path`` of the documents of several, without encoding; opened.
+        """Merge several indexes into a new one at ``path``, without encoding, and open it.
 
-        The files are shared with theirs (hard links) or copied. `compact` makes one segment of them.
+        Their files are hard-linked, or copied. `compact` makes one segment of them.
 
         Raises:
-            ModelMismatchError: they are of different models, dimensions, metrics or precisions.
-            InputError: an id is in two of them.
-            IndexExistsError: ``path`` holds an index, or something else.
+            ModelMismatchError: their models, dimensions, metrics or precisions differ.
+            InputError: two of them contain the same id.
+            IndexExistsError: ``path`` contains an index, or something else.
         """
         change.merge(Path(path), [Path(source) for source in indexes])
         return cls.open(path)
@@ -190,18 +188,17 @@ class Index(Searcher):
         *,
         metric: Metric = "cosine",
     ) -> Index:
-        """Make a new index at ``path`` of a Faiss file whose vectors ``encoder`` has made; opened.
+        """Make a new index at ``path`` of a Faiss file with vectors of ``encoder``, and open it.
 
         Args:
             path: a new or empty folder.
             file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' ids.
-            encoder: the model of the vectors.
-            documents: in the order of the vectors, or with the ids of the file as ids; ``None``: without
-                texts.
+            encoder: computed the vectors.
+            documents: in the order of the vectors, or with the file's ids; ``None``: no texts.
             metric: "cosine" if the vectors are normalized, else "dot".
 
         Raises:
-            InputError: the file cannot be used, or the documents do not fit it.
+            InputError: the file cannot be used, or does not match the documents.
         """
         transfer.import_faiss_file(Path(path), Path(file), encoder, documents, metric=metric)
         return cls.open(path, encoder)
@@ -209,21 +206,20 @@ class Index(Searcher):
     def export_faiss(
         self, file: PathLike, *, max_memory: int = DEFAULT_MAX_MEMORY, progress: Report | None = None
     ) -> int:
-        """Write the live documents' vectors to ``file``, as Faiss does, and their ids beside it.
+        """Write the live documents' vectors to ``file`` in Faiss' format; returns the number of rows.
 
-        ``file.ids.jsonl`` holds the id of each row, a JSON string a line. Returns the number of rows.
+        ``file.ids.jsonl`` gets the id of each row, one JSON string a line.
         """
-        return transfer.export_faiss_file(
-            self.path, Path(file), max_memory=max_memory, threads=self._threads, progress=progress
-        )
+        settings = BuildSettings(max_memory=max_memory, threads=self._threads)
+        return transfer.export_faiss_file(self.path, Path(file), settings, progress)
 
     def export_parquet(self, file: PathLike, *, progress: Report | None = None) -> int:
-        """Write the live documents with their vectors to ``file``, which vector databases load; returns their number.
+        """Write the live documents with their vectors to ``file``, for vector databases; returns their number.
 
-        Columns: ``id``, ``text``, ``metadata`` (a JSON object, or null) and ``vector``, a list of fixed length of
-        float32: the vectors as they are kept, normalized if the metric is cosine. Needs ``embedkit[parquet]``.
+        Columns: ``id``, ``text``, ``metadata`` (a JSON object, or null) and ``vector``, a fixed-size list of float32:
+        the vectors as they are kept, normalized if the metric is cosine. Needs ``embedkit[parquet]``.
         """
-        return transfer.export_parquet_file(self.path, Path(file), progress=progress)
+        return transfer.export_parquet_file(self.path, Path(file), progress)
 
     def add(
         self,
@@ -234,7 +230,7 @@ class Index(Searcher):
         on_error: OnError = "stop",
         progress: Report | None = None,
     ) -> Written:
-        """Encode ``documents`` and add them: writes as much as they are, whatever the index holds.
+        """Encode ``documents`` and add them; time and space depend on them only, not on the size of the index.
 
         They need ids that are not in the index. Interruption and errors are as for `build`.
 
@@ -242,17 +238,13 @@ class Index(Searcher):
             How many were added.
 
         Raises:
-            InputError: a document cannot be used, or its id is in the index.
-            ModelMismatchError: the encoder is another model; ``force`` does not change that.
+            InputError: a document cannot be used, or its id is already in the index.
+            ModelMismatchError: the encoder is another model, even with ``force``.
         """
-        return self._write(
-            "add",
-            documents,
-            restart=restart,
-            max_memory=max_memory,
-            on_error=on_error,
-            progress=progress,
+        settings = BuildSettings(
+            restart=restart, max_memory=max_memory, threads=self._threads, on_error=on_error
         )
+        return self._write("add", documents, settings, progress)
 
     def upsert(
         self,
@@ -263,27 +255,23 @@ class Index(Searcher):
         on_error: OnError = "stop",
         progress: Report | None = None,
     ) -> Written:
-        """As `add`, but a document replaces the one that has its id; of several the last one stays."""
-        return self._write(
-            "upsert",
-            documents,
-            restart=restart,
-            max_memory=max_memory,
-            on_error=on_error,
-            progress=progress,
+        """`add`, but a document replaces the one with the same id; of several given, the last one stays."""
+        settings = BuildSettings(
+            restart=restart, max_memory=max_memory, threads=self._threads, on_error=on_error
         )
+        return self._write("upsert", documents, settings, progress)
 
     def delete(
         self, ids: Iterable[str] | None = None, *, where: str | None = None, missing_ok: bool = False
     ) -> int:
-        """Delete the documents with ``ids``, or those that fulfil the condition ``where``.
+        """Delete the documents with ``ids``, or those that match the condition ``where``.
 
         Returns:
             How many were deleted.
 
         Raises:
-            InputError: there is no document with one of ``ids``, unless ``missing_ok``; nothing was deleted.
-            ValueError: the condition is not understood, or not one of the two is given.
+            InputError: one of ``ids`` is not in the index, unless ``missing_ok``; nothing was deleted.
+            ValueError: the condition is invalid, or not exactly one of the two is given.
         """
         count = change.delete(self.path, ids, where, missing_ok=missing_ok)
         self.refresh()
@@ -304,11 +292,10 @@ class Index(Searcher):
             progress: called after each step.
 
         Returns:
-            Whether there was something to fold.
+            Whether there was anything to fold.
         """
-        folded = change.compact(
-            self.path, factory=factory, max_memory=max_memory, threads=self._threads, progress=progress
-        )
+        settings = BuildSettings(max_memory=max_memory, threads=self._threads)
+        folded = change.compact(self.path, factory, settings, progress)
         self.refresh()
         return folded
 
@@ -320,7 +307,7 @@ class Index(Searcher):
         rescore: int | None = None,
         tuning: dict[str, Any] | None = None,
     ) -> None:
-        """Store in the index what a search takes that does not say otherwise; ``tuning``: how it was chosen."""
+        """Store the index' default search parameters; ``tuning``: the measurements they were chosen from."""
         parameters = SearchParameters(nprobe, ef, rescore)
         check_search_parameters(self._open_generation(), parameters)
         change.set_search_defaults(self.path, parameters, tuning)
@@ -329,19 +316,19 @@ class Index(Searcher):
     def tune(
         self, target_recall: float = 0.95, queries: Queries | None = None, *, store: bool = True
     ) -> Tuned | None:
-        """Measure the least nprobe or ef that reaches ``target_recall``, and make it the index' own.
+        """Find the least nprobe or ef that reaches ``target_recall``, and make it the index' default.
 
         Args:
             target_recall: recall@10 against exact search.
-            queries: texts or vectors (n, dimension) such as users ask; ``None``: up to 1,000 stored vectors,
+            queries: typical queries, as texts or vectors (n, dimension); ``None``: up to 1,000 stored vectors,
                 each left out of its own hits.
-            store: keep it in the index; else only tell.
+            store: store it in the index; else only measure.
 
         Returns:
-            What was measured; ``None`` where every vector is compared, so that there is nothing to tune.
+            What was measured; ``None`` if every vector is compared, so that there is nothing to tune.
 
         Raises:
-            ValueError: ``target_recall`` is out of range, or there is no document or no query.
+            ValueError: ``target_recall`` is out of range, or there are no documents or no queries.
         """
         generation = self._open_generation()
         if not (generation.nlist or generation.ef):
@@ -355,7 +342,7 @@ class Index(Searcher):
             )
             vectors = query_vectors(given, generation.manifest)
             if not len(vectors):
-                raise ValueError("there is no query to tune the index with")
+                raise ValueError("there are no queries to tune the index with")
         tuned = tune(generation, target_recall, vectors)
         if store:
             manifest = generation.manifest
@@ -369,45 +356,22 @@ class Index(Searcher):
         return tuned
 
     def verify(self, sample: int = 0) -> dict[str, Any]:
-        """Hash every file, compare ids and counts, and encode ``sample`` documents again.
+        """Check every file's hash, compare ids and counts, and encode ``sample`` documents again.
 
         Returns:
-            What was looked at: ``files``, ``documents``, ``encoded`` and the least cosine, ``agreement``.
+            What was checked: ``files``, ``documents``, ``encoded`` and the lowest cosine, ``agreement``.
 
         Raises:
-            IndexDamagedError: names the first file or document that does not fit.
+            IndexDamagedError: names the first file or document that does not match.
         """
         generation = self._open_generation()
         return verify(generation, self.encoder if sample else None, sample)
 
     def _write(
-        self,
-        mode: building.Mode,
-        documents: Iterable[Document],
-        *,
-        restart: bool,
-        max_memory: int,
-        on_error: OnError,
-        progress: Report | None,
+        self, mode: Mode, documents: Iterable[Document], settings: BuildSettings, progress: Report | None
     ) -> Written:
         written = building.build(
-            self.path,
-            documents,
-            self.encoder,
-            mode=mode,
-            restart=restart,
-            max_memory=max_memory,
-            threads=self._threads,
-            on_error=on_error,
-            progress=progress,
-            read_ahead=_may_read_ahead(documents),
+            self.path, documents, self.encoder, mode=mode, settings=settings, report=progress
         )
         self.refresh()
         return written
-
-
-def _may_read_ahead(documents: Iterable[object]) -> bool:
-    from ..documents.readers import Corpus
-
-    # A generator of the caller's may be tied to its thread (a database cursor), these are not.
-    return isinstance(documents, (list, tuple, Corpus))

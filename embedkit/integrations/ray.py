@@ -1,6 +1,6 @@
-"""Ray: texts of a `ray.data.Dataset` to vectors, on every machine of a cluster.
+"""Ray: encode the texts of a `ray.data.Dataset` on every machine of a cluster.
 
-What ``embedkit-index build --engine ray`` does with it is in `ray_index`.
+``embedkit-index build --engine ray`` is in `ray_index`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class EncodeBatches:
     ...     compute=ray.data.ActorPoolStrategy(min_size=1, max_size=16),
     ... )
 
-    Each actor opens one encoder, on the GPU that Ray gives it or else with as many threads as CPUs. It keeps nothing
-    between batches, so that Ray may repeat a batch on another actor when one is lost, and the vectors are the same.
-    ``batch_size`` may be large: an encoder cuts batches by their tokens itself, and never pads.
+    Each actor opens one encoder, on the GPU that Ray assigns to it, or else with as many threads as CPUs. It keeps no
+    state between batches, so Ray may repeat a batch on another actor if one is lost, with the same vectors.
+    ``batch_size`` may be large: the encoder makes its own batches by tokens, and never pads.
 
     Args:
-        model: as in `Encoder`: a name, or a folder that every machine of the cluster has; None for the built-in one.
+        model: as in `Encoder`: a name, or a folder that exists on every machine; None for the built-in model.
         options: further arguments of `Encoder`, e.g. ``{"precision": "int8"}``.
-        text_column: where the texts are.
-        vector_column: where the vectors go, float32 (n, dim).
-        kind: ``"document"`` or ``"query"``, for the model's prompt of that name.
+        text_column: column of the texts.
+        vector_column: column of the vectors to add, float32 (n, dim).
+        kind: ``"document"`` or ``"query"``: which of the model's prompts to use.
         normalize_embeddings: scale every vector to length 1.
 
     Attributes:
@@ -73,10 +73,10 @@ class EncodeBatches:
         """``batch`` with its column of vectors.
 
         Args:
-            batch: columns as numpy arrays, which is the ``batch_format`` that Ray uses by default.
+            batch: columns as numpy arrays, Ray's default ``batch_format``.
 
         Raises:
-            TypeError: the batch has another format, or a text is none.
+            TypeError: the batch has another format, or a text is not a string.
             ValueError: there is no column of texts.
         """
         if not isinstance(batch, dict):
@@ -95,14 +95,14 @@ class EncodeBatches:
         return {**batch, self._vector_column: vectors.reshape(len(texts), -1) if texts else self._none()}
 
     def _none(self) -> np.ndarray[Any, Any]:
-        """The vectors of no text; several of Ray's operators make empty blocks."""
+        """The vectors of an empty batch, as several of Ray's operators make."""
         return np.empty((0, self.encoder.get_embedding_dimension()), np.float32)
 
 
 def encoder_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `Encoder` for what Ray has given to this task or actor; those in ``options`` outrank it.
+    """Arguments of `Encoder` for the resources that Ray has assigned to this task or actor.
 
-    An encoder takes all processors of its machine unless told otherwise, and Ray only counts them.
+    ``options`` take precedence. By default an encoder uses all processors of its machine, since Ray only counts them.
     """
     if not ray.is_initialized() or (context := ray.get_runtime_context()).get_task_id() is None:
         return dict(options)  # the driver, or no cluster at all

@@ -1,8 +1,9 @@
-"""The encoder that a Ray cluster has, as the machine sees it that makes an index of its vectors."""
+"""The encoder of a Ray cluster, as seen by the machine that makes an index of its vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import ray
@@ -15,12 +16,47 @@ from .ray import encoder_options
 __all__ = ["Description", "describe"]
 
 
-def describe(model: str | None, options: dict[str, Any], resources: Mapping[str, int]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Description:
+    """An encoder of the cluster, as a `embedkit.index.TextEncoder` that encodes nothing.
+
+    Attributes:
+        model, fingerprint, precision, prompts: of the encoder.
+        dimension: columns of a vector.
+    """
+
+    model: str
+    fingerprint: str
+    precision: str
+    prompts: Mapping[str, str]
+    dimension: int
+
+    @classmethod
+    def of(cls, encoder: Encoder) -> Description:
+        """Of an open encoder."""
+        entry = describe_encoder(encoder)
+        dimension = encoder.get_embedding_dimension()
+        return cls(entry.model, entry.fingerprint, entry.precision, dict(encoder.prompts), dimension)
+
+    def get_embedding_dimension(self) -> int:
+        """The number of columns of a vector."""
+        return self.dimension
+
+    def describe(self) -> dict[str, Any]:
+        """``model`` and ``precision``, among others."""
+        return asdict(self)
+
+    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> NoReturn:
+        """Not possible here: all documents come with their vectors."""
+        raise AssertionError(f"{len(sentences)} documents without vectors")
+
+    encode_query = encode_document
+
+
+def describe(model: str | None, options: dict[str, Any], resources: Mapping[str, int]) -> Description:
     """The encoder as a machine of the cluster opens it (this one may have no GPU)."""
     try:
-        description: dict[str, Any] = ray.get(
-            ray.remote(_describe).options(**resources).remote(model, options)
-        )
+        description: Description = ray.get(ray.remote(_describe).options(**resources).remote(model, options))
     except RayTaskError as error:
         if isinstance(error.cause, (ValueError, FileNotFoundError, TypeError)):
             raise ValueError(f"the model cannot be loaded: {error.cause}") from None
@@ -28,46 +64,5 @@ def describe(model: str | None, options: dict[str, Any], resources: Mapping[str,
     return description
 
 
-def _describe(model: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    encoder = Encoder(model, **encoder_options(options))
-    entry = describe_encoder(encoder)
-    return {
-        "model": entry.model,
-        "fingerprint": entry.fingerprint,
-        "precision": entry.precision,
-        "prompts": dict(encoder.prompts),
-        "dimension": encoder.get_embedding_dimension(),
-    }
-
-
-class Description:
-    """An encoder of the cluster's, as far as an index asks for it that encodes nothing."""
-
-    def __init__(self, description: Mapping[str, Any]) -> None:
-        """Of what `_describe` told."""
-        self._description = description
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the model."""
-        return str(self._description["fingerprint"])
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """Prompts by name."""
-        prompts: Mapping[str, str] = self._description["prompts"]
-        return prompts
-
-    def get_embedding_dimension(self) -> int:
-        """The number of columns of a vector."""
-        return int(self._description["dimension"])
-
-    def describe(self) -> dict[str, Any]:
-        """``model`` and ``precision``, among others."""
-        return dict(self._description)
-
-    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> NoReturn:
-        """Not for this one."""
-        raise AssertionError(f"{len(sentences)} documents without vectors")
-
-    encode_query = encode_document
+def _describe(model: str | None, options: dict[str, Any]) -> Description:
+    return Description.of(Encoder(model, **encoder_options(options)))

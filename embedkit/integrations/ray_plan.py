@@ -1,4 +1,4 @@
-"""Which pieces of the input a job on Ray encodes, one shard each."""
+"""How the input of a job on Ray is cut into pieces, one for each shard."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class File:
 
     Attributes:
         path: absolute, or a URL.
-        name: what the ids of its documents begin with.
+        name: prefix of its documents' ids.
         size: bytes.
-        stamp: changes when the file does: its time or, on an object store, its ETag.
+        stamp: changes when the file does: its modification time or, on an object store, its ETag.
     """
 
     path: str
@@ -46,20 +46,20 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive documents of one file; ``span`` is ``None`` for a packed file, which is one piece."""
+    """Consecutive documents of one file; ``span`` is ``None`` for a compressed file, which is one piece."""
 
     file: File
     span: Span | None
 
 
 def files(inputs: Sequence[str | os.PathLike[str]]) -> list[File]:
-    """The files that ``inputs`` name, in order: files, folders and patterns of this machine or URLs of them.
+    """The files named by ``inputs``, in order: files, folders and patterns of this machine, or URLs of them.
 
     Raises:
         InputError: one is missing, given twice, or neither JSON Lines nor parquet.
     """
     if not inputs:
-        raise InputError("", "no input file is given")
+        raise InputError("", "no input files given")
     given: list[str] = []
     for one in inputs:
         item = os.fspath(one)
@@ -82,7 +82,7 @@ def _remote(url: str) -> list[str]:
     else:
         return [url]
     if not found:
-        raise InputError(url, f"no file there that embedkit reads on Ray ({', '.join(READ)})")
+        raise InputError(url, f"no files there that embedkit reads on Ray ({', '.join(READ)})")
     return [fs.unstrip_protocol(name) for name in sorted(found)]
 
 
@@ -105,7 +105,7 @@ def pieces_of(file: File, rows: int) -> list[Piece]:
     """``file`` in pieces of ``rows`` lines or rows, the last of fewer; reads it once, or its parquet footer.
 
     Raises:
-        InputError: it cannot be read, or is no parquet file.
+        InputError: it cannot be read, or is not a parquet file.
     """
     try:
         with open_file(file.path) as opened:
@@ -142,15 +142,15 @@ def _lines(file: IO[bytes], rows: int) -> list[Span]:
 
 
 def source_of(piece: Piece, on_error: OnError) -> Source:
-    """What reads ``piece``, on whichever machine this is."""
+    """A reader of ``piece``, on whichever machine this is."""
     file = piece.file
     return Source(file.path, file.name, None, on_error, span=piece.span, open_file=open_file)
 
 
 def digest(pieces: Sequence[Piece]) -> str:
-    """A name for the input: the same for the same files, cut into the same pieces."""
-    told: list[Any] = [
+    """Identifies the input: the same for the same files, cut into the same pieces."""
+    described: list[Any] = [
         (piece.file.path, piece.file.size, piece.file.stamp, piece.span and piece.span.begin)
         for piece in pieces
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()

@@ -1,14 +1,13 @@
-"""Documents and their vectors in shards: parquet files in a folder on any file system that fsspec knows.
+"""Documents and their vectors in shards: parquet files in a folder on any file system known to fsspec.
 
 ```
 SHARDS/
-  job.json          what the vectors depend on, so that a job goes on only where it is the same
-  shards/000017.parquet   id, text, metadata (JSON), vector, line; and in the file's metadata what was left out
+  job.json                what the vectors depend on: only a job with the same header is resumed
+  shards/000017.parquet   id, text, metadata (JSON), vector, line; what was left out is in the file's metadata
 ```
 
-Shard n holds the documents of piece n of the input, so that the shards in their order are the input in its order. A
-shard is there whole or not at all, and one that is there is not encoded again. Vector databases load the files as
-they are.
+Shard n holds the documents of piece n, so that the shards are in the order of the input. A shard is complete or
+absent, and one that is there is not encoded again. Vector databases load the files as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ..index.errors import IndexDamagedError, ResumeError
 from ..index.storage.faiss_index import Float32Array
 from ..index.storage.vector_table import VectorTable, write_parquet
 
-__all__ = ["SETTINGS", "Rejected", "Shard", "ShardStore", "ShardWriter", "digest_of"]
+__all__ = ["JobHeader", "Rejected", "Shard", "ShardStore", "ShardWriter"]
 
 JOB_FILE = "job.json"
 SHARDS_FOLDER = "shards"
@@ -42,15 +41,32 @@ SHARDS_FOLDER = "shards"
 _VERSION = 1
 _OURS = b"embedkit"
 _READERS = 16  # a footer on an object store is a round trip
-SETTINGS = {  # what a job's header holds, and what messages call it
-    "input": "input",
-    "fingerprint": "model",
-    "precision": "precision",
-    "document_prompt": "document prompt",
-    "dimension": "dimension",
-    "metric": "metric",
-    "fields": "text or id field",
-}
+_NAMES = {"fingerprint": "model", "document_prompt": "document prompt", "fields": "text or id field"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobHeader:
+    """What the shards of a job depend on.
+
+    Attributes:
+        input: digest of the pieces.
+        fingerprint, precision, document_prompt: of the encoder.
+        dimension: columns of a vector.
+        metric: "cosine" or "dot".
+        fields: the text and id field.
+    """
+
+    input: str
+    fingerprint: str
+    precision: str
+    document_prompt: str
+    dimension: int
+    metric: str
+    fields: list[str | None]
+
+    def digest(self) -> str:
+        """The job's name, carried by its shards."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +77,7 @@ class Rejected:
     reason: str
 
     def error(self) -> InputError:
-        """What a build on one machine would have raised."""
+        """The error that a build on one machine would have raised."""
         return InputError(self.origin, self.reason, skippable=True)
 
 
@@ -70,7 +86,7 @@ class Shard:
     """What a finished shard holds.
 
     Attributes:
-        piece: its number.
+        piece: number of the piece.
         rows: documents.
         blank: documents left out because their text is blank.
         rejected: documents left out because they cannot be used.
@@ -92,11 +108,11 @@ class ShardStore:
         self._fs: AbstractFileSystem
         self._fs, self._root = url_to_fs(url)
 
-    def begin(self, header: dict[str, Any], *, restart: bool) -> None:
-        """Begin the job that ``header`` describes, or go on with it.
+    def begin(self, header: JobHeader, *, restart: bool) -> None:
+        """Start the job described by ``header``, or resume it.
 
         Raises:
-            ResumeError: the shards there are of another job; names what differs.
+            ResumeError: the shards there belong to another job; names what differs.
         """
         path = self._path(JOB_FILE)
         if restart:
@@ -106,18 +122,18 @@ class ShardStore:
                 before = json.loads(self._fs.cat_file(path))
             except ValueError:
                 before = {}
-            for name, what in SETTINGS.items():
-                if before.get("job") != _VERSION or before.get(name) != header[name]:
+            for name, value in asdict(header).items():
+                if before.get("job") != _VERSION or before.get(name) != value:
                     raise ResumeError(
-                        f"{self.url}: the shards there were made with another {what}; give what they were made "
-                        "with, name another place (--shards), or discard them with --restart (restart=True)"
+                        f"{self.url}: the shards there were made with another {_NAMES.get(name, name)}; use the same, "
+                        "name another place (--shards), or discard them with --restart (restart=True)"
                     )
             return
         self._fs.makedirs(self._path(SHARDS_FOLDER), exist_ok=True)
-        self._fs.pipe_file(path, json.dumps({"job": _VERSION, **header}, indent=2).encode())
+        self._fs.pipe_file(path, json.dumps({"job": _VERSION, **asdict(header)}, indent=2).encode())
 
     def finished(self, pieces: int) -> dict[int, Shard]:
-        """The shards of this job that are there, by the number of their piece."""
+        """The finished shards of this job, by the number of their piece."""
         folder = self._path(SHARDS_FOLDER)
         self._fs.invalidate_cache(folder)
         there = {posixpath.basename(name) for name in self._fs.ls(folder, detail=False)}
@@ -127,45 +143,45 @@ class ShardStore:
             return {shard.piece: shard for shard in found if shard is not None}
 
     def find(self, piece: int) -> Shard | None:
-        """The shard of ``piece``, if it is there and of this job."""
+        """The shard of ``piece``, if it is there and belongs to this job."""
         try:
             with self._open(piece) as file:
                 return self._shard(parquet.ParquetFile(file))
         except (OSError, pyarrow.ArrowException, ValueError, KeyError):
-            return None  # a machine died while it wrote: the shard is made again
+            return None  # a machine died while writing: the shard is made again
 
     def _shard(self, file: parquet.ParquetFile) -> Shard | None:
-        told = json.loads(file.metadata.metadata[_OURS])
-        if told["job"] != self.job:
+        known = json.loads(file.metadata.metadata[_OURS])
+        if known["job"] != self.job:
             return None
-        rejected = tuple(Rejected(**one) for one in told["rejected"])
-        return Shard(told["piece"], file.metadata.num_rows, told["blank"], rejected)
+        rejected = tuple(Rejected(**one) for one in known["rejected"])
+        return Shard(known["piece"], file.metadata.num_rows, known["blank"], rejected)
 
     def read(self, shard: Shard) -> Iterator[tuple[Document, int]]:
         """The documents of ``shard`` with their vectors, and the line or row that each was on.
 
         Raises:
-            IndexDamagedError: it is not there any more, or damaged.
+            IndexDamagedError: it is missing or damaged.
         """
         path = self._path(SHARDS_FOLDER, _name(shard.piece))
         try:
             with self._open(shard.piece) as file:
                 opened = parquet.ParquetFile(file)
                 if self._shard(opened) != shard:
-                    raise ValueError("it is of another job")
+                    raise ValueError("it belongs to another job")
                 for batch in opened.iter_batches(batch_size=2048):
                     yield from _documents(batch)
         except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
             raise IndexDamagedError(
-                f"{path}: cannot be read here ({error}); --shards must name a place that every machine reaches; "
-                "the same command makes the shards again that are missing"
+                f"{path}: cannot be read here ({error}); --shards must name a place that every machine can reach; "
+                "run the same command again to make missing shards"
             ) from error
 
     @contextlib.contextmanager
     def writer(self, piece: int, dimension: int) -> Iterator[ShardWriter]:
-        """Write the shard of ``piece``, which appears at the end, if nothing was raised."""
+        """Write the shard of ``piece``, which appears at the end unless something is raised."""
         path = self._path(SHARDS_FOLDER, _name(piece))
-        # Two actors may be at the same piece, where one was taken for dead.
+        # Two actors may work on the same piece, if one was taken for dead.
         temporary = self._path(SHARDS_FOLDER, f".{_name(piece)}.{secrets.token_hex(4)}")
         try:
             with self._fs.open(temporary, "wb") as file:
@@ -179,7 +195,7 @@ class ShardStore:
             raise
 
     def sweep(self) -> None:
-        """Remove what actors that were killed had begun to write; for when every shard is there."""
+        """Remove unfinished files of actors that were killed; to be called when every shard is there."""
         folder = self._path(SHARDS_FOLDER)
         self._fs.invalidate_cache(folder)
         for name in self._fs.ls(folder, detail=False):
@@ -194,7 +210,7 @@ class ShardStore:
             if self._fs.exists(path):
                 self._fs.rm(path, recursive=True)
         with contextlib.suppress(OSError):
-            self._fs.rmdir(self._root)  # unless it holds other things
+            self._fs.rmdir(self._root)  # unless it contains other things
 
     def _open(self, piece: int) -> Any:
         return self._fs.open(self._path(SHARDS_FOLDER, _name(piece)), "rb")
@@ -212,7 +228,7 @@ class ShardWriter:
     """
 
     def __init__(self, file: Any, piece: int, job: str, dimension: int) -> None:
-        """Begin the parquet file in ``file``."""
+        """Start the parquet file in ``file``."""
         self.rows = self.blank = 0
         self.rejected: list[Rejected] = []
         self._piece = piece
@@ -227,19 +243,14 @@ class ShardWriter:
 
     def close(self) -> None:
         """Write the end of the file."""
-        told = {
+        metadata = {
             "job": self._job,
             "piece": self._piece,
             "blank": self.blank,
             "rejected": [asdict(one) for one in self.rejected],
         }
-        self._writer.add_key_value_metadata({_OURS: json.dumps(told).encode()})
+        self._writer.add_key_value_metadata({_OURS: json.dumps(metadata).encode()})
         self._writer.close()
-
-
-def digest_of(header: dict[str, Any]) -> str:
-    """The job that ``header`` describes, as a name that its shards carry."""
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _name(piece: int) -> str:

@@ -25,8 +25,9 @@ from ray.cluster_utils import Cluster
 from embedkit import Encoder
 from embedkit.cli import main
 from embedkit.documents.readers import Corpus
-from embedkit.index import Index, InputError
+from embedkit.index import BuildSettings, Index, InputError
 from embedkit.index.errors import IndexExistsError, ResumeError
+from embedkit.integrations import ray_index
 from embedkit.integrations.ray import EncodeBatches
 from embedkit.integrations.ray_index import build_index
 from embedkit.integrations.ray_plan import files, pieces_of, source_of
@@ -208,11 +209,10 @@ def test_the_index_is_that_of_one_machine_though_an_actor_is_killed(
     built = build_index(
         tmp_path / "index",
         inputs,
-        factory="IVF8,Flat",
-        shard_rows=20,
-        encoders=1,
-        encoder_threads=1,
-        shards=f"file://{tmp_path}/shards",
+        cluster=ray_index.Cluster(
+            shards=f"file://{tmp_path}/shards", encoders=1, encoder_threads=1, shard_rows=20
+        ),
+        settings=BuildSettings("IVF8,Flat"),
         progress=kill,
     )
     assert killed and killed[0] < built.documents  # it had work left
@@ -247,7 +247,11 @@ def test_a_restarted_job_leaves_out_finished_shards(
 
     with pytest.raises(StopError):
         build_index(
-            path, inputs, factory="IVF8,Flat", shard_rows=60, encoders=1, encoder_threads=1, progress=stop
+            path,
+            inputs,
+            cluster=ray_index.Cluster(encoders=1, encoder_threads=1, shard_rows=60),
+            settings=BuildSettings("IVF8,Flat"),
+            progress=stop,
         )
     before = {file.name: file.stat().st_mtime_ns for file in shards.glob("*.parquet")}
     assert before
@@ -256,10 +260,11 @@ def test_a_restarted_job_leaves_out_finished_shards(
     damaged.write_bytes(damaged.read_bytes()[:-20])
     left = sum(parquet.read_metadata(shards / name).num_rows for name in sorted(before)[1:])
 
+    pieces = ray_index.Cluster(shard_rows=60)
     with pytest.raises(ResumeError, match="were made with another input"):
-        build_index(path, inputs[:2], shard_rows=60)
+        build_index(path, inputs[:2], cluster=pieces)
     with pytest.raises(ResumeError, match="were made with another metric"):
-        build_index(path, inputs, metric="dot", shard_rows=60)
+        build_index(path, inputs, cluster=pieces, settings=BuildSettings(metric="dot"))
 
     # "encoders" is none of the job's matters
     monkeypatch.chdir(tmp_path)
@@ -323,7 +328,7 @@ def test_what_is_refused_before_anything_is_encoded(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.parquet: the parquet data is damaged"):
         build_index(tmp_path / "index", [tmp_path / "a.parquet"])
     with pytest.raises(ValueError, match="the factory 'IVF0,Flat'"):
-        build_index(tmp_path / "index", [tmp_path / "a.jsonl"], factory="IVF0,Flat")
+        build_index(tmp_path / "index", [tmp_path / "a.jsonl"], settings=BuildSettings("IVF0,Flat"))
     with pytest.raises(ValueError, match="Ray gives each encoder a GPU of its own"):
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], None, {"device": "cuda:1"})
     with pytest.raises(ValueError, match=r"the model cannot be loaded: .*no-model"):

@@ -1,8 +1,8 @@
-"""Vectors to Faiss files, within a bound of memory.
+"""Vectors to Faiss files, within a memory limit.
 
-Where the Faiss index of all vectors fits the bound, it is made in memory and written. Where it does not, an
-inverted file is trained once, filled shard by shard, and its lists are merged on disk; any other index is
-made in parts, each a file of its own over the next rows, which a search treats as one.
+If the Faiss index of all vectors fits the limit, it is made in memory and written. If not, an inverted file is
+trained once, filled shard by shard, and its lists are merged on disk; any other index is made in parts, each a file
+over the next rows, which are searched as one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import io
 import math
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,16 +33,17 @@ from ..storage.faiss_index import (
 from ..storage.manifest import PartEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import BLOCK_ROWS, Spool
+from .memory import faiss_budget
+from .settings import BuildSettings, Progress, Report
 
-StepReport = Callable[[str, int, int], None]
-"""Called with "train" or "add", the rows done and the rows in all."""
+__all__ = ["VECTORS_FILE", "build_parts", "bytes_per_vector"]
 
 VECTORS_FILE = "vectors.faiss"
 DEFAULT_EF = 64
-"""Candidates that a search of HNSW keeps unless told otherwise."""
+"""Candidates that a search of HNSW keeps by default."""
 
 DEFAULT_REFINED = 4
-"""Times k candidates that an index with a refinement compares again unless told otherwise."""
+"""An index with a refinement compares this many times k candidates again by default."""
 
 # A third of the time of 64 points and 10 iterations, and recall@10 of the default search is the same to 0.3 points.
 _POINTS_PER_LIST = 40
@@ -51,11 +51,10 @@ _LIST_ITERATIONS = 5
 _MIN_SAMPLE_ROWS = 65_536  # for codecs without lists (PQ, SQ, OPQ)
 _MAX_SAMPLE_BYTES = 256 << 20
 _SEED = 20240
-_AS_BUILT = SearchParameters()
 
 
 def bytes_per_vector(index: Any) -> float:
-    """Bytes that Faiss takes for each vector while the index is filled, its growing arrays counted."""
+    """Bytes that Faiss takes for each vector while the index is filled, including its growing arrays."""
     faiss = import_faiss()
     if isinstance(index, faiss.IndexPreTransform):
         return bytes_per_vector(faiss.downcast_index(index.index))
@@ -73,38 +72,34 @@ def bytes_per_vector(index: Any) -> float:
 def build_parts(
     spool: Spool,
     folder: Path,
-    factory: str,
-    *,
-    setting: SearchParameters = _AS_BUILT,
-    budget: int,
-    threads: int | None,
-    progress: StepReport,
+    settings: BuildSettings,
+    parameters: SearchParameters,
+    report: Report,
 ) -> tuple[PartEntry, ...]:
     """Write the Faiss files for the vectors in ``spool`` to ``folder``.
 
     Args:
         spool: the vectors, at least one.
-        folder: where to; files of these names are replaced.
-        factory: a Faiss factory string or "auto".
-        setting: how hard the indexes search unless told otherwise, written with them.
-        budget: bytes that Faiss may take, roughly.
-        threads: OpenMP threads, ``None`` for Faiss' default.
-        progress: told of each step.
+        folder: where to write; files with the same names are replaced.
+        settings: ``factory``, ``max_memory`` and ``threads`` are used.
+        parameters: the indexes' default search parameters, written with them.
+        report: called after each step.
 
     Raises:
         BuildError: too few vectors to train on, or Faiss failed.
     """
     rows = spool.rows
-    factory = resolve_factory(factory, rows)
+    budget = faiss_budget(settings.max_memory)
+    factory = resolve_factory(settings.factory, rows)
     index = create_index(factory, spool.dimension)
     need = bytes_per_vector(index) * rows
-    with faiss_threads(threads):
+    with faiss_threads(settings.threads):
         try:
             if need > budget and _has_array_lists(index):
                 path = folder / VECTORS_FILE
-                _train(index, spool, 0, rows, budget=budget, progress=progress)
-                apply(index, setting)
-                _merge_on_disk(index, spool, path, budget, progress)
+                _train(index, spool, 0, rows, budget=budget, report=report)
+                apply(index, parameters)
+                _merge_on_disk(index, spool, path, budget, report)
                 return (PartEntry(VECTORS_FILE, rows, factory),)
             count = math.ceil(need / budget)
             step = math.ceil(rows / count / 8) * 8
@@ -113,9 +108,9 @@ def build_parts(
                 end = min(begin + step, rows)
                 file = VECTORS_FILE if number == 1 else f"vectors-{number:03d}.faiss"
                 index = create_index(factory, spool.dimension)
-                _train(index, spool, begin, end, budget=budget, progress=progress)
-                _fill(index, spool, begin, end, progress)
-                apply(index, setting)
+                _train(index, spool, begin, end, budget=budget, report=report)
+                _fill(index, spool, begin, end, report)
+                apply(index, parameters)
                 (folder / file).unlink(missing_ok=True)
                 write_index(index, folder / file)
                 parts.append(PartEntry(file, end - begin, factory))
@@ -129,13 +124,13 @@ def build_parts(
             ) from None
 
 
-def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, progress: StepReport) -> None:
+def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, report: Report) -> None:
     faiss = import_faiss()
     ivf = ivf_of(index)
     if not index.is_trained:
         wanted = _sample_rows(end - begin, spool.dimension, inverted_lists(index), budget)
         sample = spool.sample(wanted, begin, end, _SEED)
-        progress("train", 0, len(sample))
+        report(Progress("train", 0, len(sample)))
         for quantizer in _quantizers(index):
             quantizer.cp.min_points_per_centroid = 1  # a small sample is the caller's choice: no warning
         if ivf is not None:
@@ -152,7 +147,7 @@ def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, progr
 
 
 def _quantizers(index: Any) -> list[Any]:
-    """What holds clustering parameters in ``index``, which warns on stderr about few points otherwise."""
+    """The parts of ``index`` with clustering parameters, to keep Faiss from warning about few points on stderr."""
     faiss = import_faiss()
     found = []
     if isinstance(index, faiss.IndexRefine):
@@ -171,7 +166,7 @@ def _quantizers(index: Any) -> list[Any]:
 
 
 def _sample_rows(rows: int, dimension: int, nlist: int | None, budget: int) -> int:
-    """How many rows to train on: a bounded sample of all, since a corpus is often sorted."""
+    """How many rows to train on. The sample is drawn from all rows, since a corpus is often sorted."""
     least = MIN_POINTS_PER_LIST * (nlist or 0)
     wanted = max(_MIN_SAMPLE_ROWS, _POINTS_PER_LIST * (nlist or 0))
     wanted = max(least, min(wanted, _MAX_SAMPLE_BYTES // (4 * dimension)))
@@ -179,16 +174,16 @@ def _sample_rows(rows: int, dimension: int, nlist: int | None, budget: int) -> i
     return min(rows, wanted, most)
 
 
-def _fill(index: Any, spool: Spool, begin: int, end: int, progress: StepReport) -> None:
+def _fill(index: Any, spool: Spool, begin: int, end: int, report: Report) -> None:
     faiss = import_faiss()
     if isinstance(index, faiss.IndexFlat):
         # a Flat index reserves its memory in one call, where blocks would make it grow by copying
         index.add(spool.read(begin, end))
-        progress("add", end, spool.rows)
+        report(Progress("add", end, spool.rows))
         return
     for start, block in spool.blocks(begin, end):
         index.add(block)
-        progress("add", start + len(block), spool.rows)
+        report(Progress("add", start + len(block), spool.rows))
 
 
 def _has_array_lists(index: Any) -> bool:
@@ -200,7 +195,7 @@ def _has_array_lists(index: Any) -> bool:
     return isinstance(faiss.downcast_InvertedLists(ivf.invlists), faiss.ArrayInvertedLists)
 
 
-def _merge_on_disk(index: Any, spool: Spool, path: Path, budget: int, progress: StepReport) -> None:
+def _merge_on_disk(index: Any, spool: Spool, path: Path, budget: int, report: Report) -> None:
     """Write the trained inverted file ``index`` with all vectors of ``spool`` to ``path``.
 
     Shards of the rows are added to it and taken out again, list by list; then list after list is written as
@@ -216,7 +211,7 @@ def _merge_on_disk(index: Any, spool: Spool, path: Path, budget: int, progress: 
             end = min(begin + step, spool.rows)
             for start, block in spool.blocks(begin, end):
                 index.add_with_ids(block, np.arange(start, start + len(block), dtype=np.int64))
-                progress("add", start + len(block), spool.rows)
+                report(Progress("add", start + len(block), spool.rows))
             place = path.with_name(f"shard-{number:03d}")
             files.callback(place.unlink, missing_ok=True)
             with place.open("wb") as lists_file:
@@ -230,7 +225,7 @@ def _merge_on_disk(index: Any, spool: Spool, path: Path, budget: int, progress: 
         at = header.getvalue().rfind(lists)
         if at < 0:
             raise BuildError(
-                "the installed Faiss writes inverted lists in another form than embedkit can merge on disk; "
+                "the installed Faiss writes inverted lists in a format that embedkit cannot merge on disk; "
                 "give the build more memory (--max-memory)"
             )
         path.unlink(missing_ok=True)
@@ -245,7 +240,7 @@ def _merge_on_disk(index: Any, spool: Spool, path: Path, budget: int, progress: 
 
 
 class _Shard:
-    """Lists that `_write_lists` wrote: sizes (nlist,), and in the file the codes and ids of each."""
+    """Lists written by `_write_lists`: their sizes (nlist,), and a file with the codes and ids of each."""
 
     def __init__(self, path: Path, sizes: np.ndarray[Any, Any], code_size: int) -> None:
         self.path = path

@@ -1,11 +1,11 @@
-"""Changing an index that is there, without encoding: delete, compact, merge, and what a search takes."""
+"""Changing an existing index without encoding: delete, compact, merge, and set search defaults."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,31 +22,32 @@ from ..storage.generation import Generation, open_generation
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
 from ..storage.manifest import Manifest, SegmentEntry
 from ..storage.search_parameters import SearchParameters
-from ..storage.segment import finish_segment, remove_all_but
-from ..storage.spool import SPOOL_FILE, SpoolWriter
-from .build import bury, dated
-from .ingest import Progress
-from .memory import faiss_budget
+from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
+from .publish import dated, tombstone
+from .segment import finish_segment, remove_all_but
+from .settings import BuildSettings, Progress, Report
+
+__all__ = ["compact", "delete", "merge", "set_search_defaults"]
 
 _AT_ONCE = 4096
 
 
 @contextlib.contextmanager
 def _changing(root: Path) -> Iterator[tuple[Writer, Generation]]:
-    """The right to write the index at ``root``, and its live generation."""
+    """Lock the index at ``root`` for writing, and open its live generation."""
     with Writer(root) as writer, contextlib.closing(open_generation(root, lambda _: None)) as base:
         yield writer, base
 
 
 def delete(root: Path, ids: Iterable[str] | None, where: str | None, *, missing_ok: bool) -> int:
-    """Delete documents, as `Index.delete` says; returns how many."""
+    """Delete documents; see `Index.delete`. Returns how many."""
     if (ids is None) == (where is None):
-        raise ValueError("say which documents to delete, by ids or by a condition (where), one of them")
+        raise ValueError("give either the ids of the documents to delete or a condition (where)")
     with _changing(root) as (writer, base):
         rows = _rows_of_ids(base, ids, missing_ok) if ids is not None else _rows_where(base, where or "")
         count = sum(map(len, rows.values()))
         if count:
-            manifest = base.manifest.with_segments(bury(writer, base, rows))
+            manifest = base.manifest.with_segments(tombstone(writer, base, rows))
             writer.publish(dated(manifest, writer.generation))
         return count
 
@@ -72,16 +73,11 @@ def _rows_of_ids(base: Generation, ids: Iterable[str], missing_ok: bool) -> dict
     return rows
 
 
-def compact(
-    root: Path,
-    *,
-    factory: str | None,
-    max_memory: int,
-    threads: int | None,
-    progress: Callable[[Progress], None] | None,
-) -> bool:
-    """Fold all segments into one without deleted documents; false if there was nothing to fold."""
-    report = progress or (lambda _: None)
+def compact(root: Path, factory: str | None, settings: BuildSettings, report: Report | None = None) -> bool:
+    """Fold all segments into one without deleted documents; false if there was nothing to fold.
+
+    ``factory`` is ``None`` for the index' own; of ``settings``, ``max_memory`` and ``threads`` are used.
+    """
     with _changing(root) as (writer, base):
         manifest = base.manifest
         if factory is not None and factory != faiss_index.AUTO:
@@ -91,9 +87,10 @@ def compact(
         if not base.segments or (whole and current and factory in (None, manifest.factory)):
             return False
         manifest = replace(manifest, factory=manifest.factory if factory is None else factory)
-        if factory is not None:  # they were measured on another kind of index
+        if factory is not None:  # they were measured on a different kind of index
             manifest = replace(manifest, nprobe=None, ef=None, rescore=None, tuning=None)
-        entry = _copy(writer, base, manifest, max_memory=max_memory, threads=threads, report=report)
+        settings = replace(settings, factory=manifest.factory, kept=manifest.kept)
+        entry = _copy(writer, base, manifest, settings, report or (lambda _: None))
         name = entry.name
         writer.publish(
             dated(manifest.with_segments((entry,)), writer.generation), {name: writer.staged(name)}
@@ -102,13 +99,7 @@ def compact(
 
 
 def _copy(
-    writer: Writer,
-    base: Generation,
-    manifest: Manifest,
-    *,
-    max_memory: int,
-    threads: int | None,
-    report: Callable[[Progress], None],
+    writer: Writer, base: Generation, manifest: Manifest, settings: BuildSettings, report: Report
 ) -> SegmentEntry:
     """Write the documents of ``base`` to one new staged segment, with their vectors as they are kept."""
     name = writer.new_name()
@@ -122,26 +113,21 @@ def _copy(
                     documents.add(Document(document.text, document.id, document.metadata))
                 spool.add(vectors)
                 report(Progress("copy", spool.rows, manifest.documents))
-
         entry = finish_segment(
             folder,
             name,
+            Spool(spool.path, spool.rows, manifest.dimension),
             documents.finish,
-            rows=spool.rows,
-            dimension=manifest.dimension,
-            factory=manifest.factory,
-            setting=stored_parameters(manifest.tuning),
-            kept=manifest.kept,
-            budget=faiss_budget(max_memory),
-            threads=threads,
-            progress=lambda stage, done, total: report(Progress(stage, done, total)),
+            settings=settings,
+            parameters=stored_parameters(manifest.tuning),
+            report=report,
         )
     remove_all_but(folder, entry.files)
     return entry
 
 
 def merge(target: Path, sources: Sequence[Path]) -> int:
-    """Make one index of several, as `Index.merge` says; returns the number of its documents."""
+    """Make one index of several; see `Index.merge`. Returns the number of its documents."""
     with contextlib.ExitStack() as stack:
         generations = []
         for source in sources:
@@ -166,7 +152,7 @@ def merge(target: Path, sources: Sequence[Path]) -> int:
                 entry = _adopt(writer, source, segment.entry)
                 entries.append(entry)
                 folders[entry.name] = writer.staged(entry.name)
-        # what was measured on one of them does not hold for all
+        # what was measured on one of the indexes does not hold for all
         manifest = replace(
             first.with_segments(tuple(entries)), nprobe=None, ef=None, rescore=None, tuning=None
         )
@@ -230,7 +216,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def set_search_defaults(root: Path, parameters: SearchParameters, tuning: dict[str, Any] | None) -> None:
-    """Store the parameters of searches that name none, and what they were chosen from."""
+    """Store the default search parameters, and the measurements they were chosen from."""
     with _changing(root) as (writer, base):
         manifest = replace(
             base.manifest,

@@ -1,4 +1,4 @@
-"""What a build will take, from a sample of its documents: told before it begins."""
+"""What a build will take, estimated from a sample of its documents."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from ..encoder import TextEncoder
 from ..storage.faiss_index import create_index, is_exact, resolve_factory
 from .build_parts import bytes_per_vector
 from .memory import resident
+from .settings import BuildSettings
+
+__all__ = ["Estimate", "estimate"]
 
 _ENCODED = 64
 _WARM = 8
-_DOCUMENT_BYTES = 120  # of SQLite's pages and indexes for a document, its texts not counted
-_TEXT_COPIES = 1.6  # the text, and its words in the full-text index
+_DOCUMENT_BYTES = 120  # of SQLite's pages and indexes for a document, without its text
+_TEXT_COPIES = 1.6  # the text and its words in the full-text index
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a build will take, roughly.
+    """Roughly what a build will take.
 
     Attributes:
-        documents: how many.
-        seconds: to encode them.
-        disk: bytes of the index.
-        disk_while_building: bytes at most in between.
-        memory: bytes of the process at most.
+        documents: their number.
+        seconds: of encoding.
+        disk: bytes of the finished index.
+        disk_while_building: most bytes on disk at any time.
+        memory: most bytes of memory of the process.
     """
 
     documents: int
@@ -41,13 +44,11 @@ def estimate(
     sample: Sequence[Document],
     documents: int,
     encoder: TextEncoder,
-    *,
-    factory: str,
-    max_memory: int,
+    settings: BuildSettings,
 ) -> Estimate:
-    """Extrapolate from ``sample`` (not empty) to ``documents``; encodes a few of them to time the encoder."""
+    """Extrapolate from ``sample`` (not empty) to ``documents``; encodes some of it to time the encoder."""
     dimension = encoder.get_embedding_dimension()
-    index = create_index(resolve_factory(factory, documents), dimension)
+    index = create_index(resolve_factory(settings.factory, documents), dimension)
     vector = 4 * dimension
     codes = getattr(index, "code_size", vector) if not is_exact(index) else vector
     stored = codes + (0 if is_exact(index) else vector)
@@ -58,7 +59,7 @@ def estimate(
         seconds=documents * _seconds_of_one(sample, encoder),
         disk=int(documents * row),
         disk_while_building=int(documents * (row + vector)),
-        memory=min(max_memory, int(resident() + documents * bytes_per_vector(index)) + (64 << 20)),
+        memory=min(settings.max_memory, int(resident() + documents * bytes_per_vector(index)) + (64 << 20)),
     )
 
 
@@ -67,7 +68,7 @@ def _seconds_of_one(sample: Sequence[Document], encoder: TextEncoder) -> float:
     texts = [
         document.text
         for document in sample[::step]
-        if document.vector is None and check_text(document.text, "") is None  # the build says what is wrong
+        if document.vector is None and check_text(document.text, "") is None  # the build reports these
     ]
     if not texts:
         return 0.0

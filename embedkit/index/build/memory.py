@@ -1,4 +1,4 @@
-"""How much memory this process takes, and what is left of a bound."""
+"""How much memory the process takes, and what a limit leaves for Faiss."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import sys
 
 from ..errors import BuildError
 
+__all__ = ["DEFAULT_MAX_MEMORY", "faiss_budget", "resident"]
+
 DEFAULT_MAX_MEMORY = 2 << 30
-"""Bytes that a build may take in all, unless told otherwise."""
+"""Bytes that the process may take during a build by default."""
 
 _OTHER = 64 << 20  # SQLite's cache, texts read ahead, blocks of vectors
 _LEAST = 32 << 20
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds now."""
+    """Bytes of memory that the process holds now."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
-        import resource  # the peak so far: the best there is elsewhere
+        import resource  # the peak so far, the best figure on other systems
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
@@ -30,14 +32,14 @@ def faiss_budget(max_memory: int) -> int:
     """Bytes that Faiss may take so that the process stays below ``max_memory``.
 
     Raises:
-        BuildError: the process takes almost as much already.
+        BuildError: the process already takes almost as much.
     """
     used = resident()
     budget = max_memory - used - _OTHER
     if budget < _LEAST:
         raise BuildError(
-            f"a build within {max_memory / 1e6:,.0f} MB is not possible: Python, the model and what is "
-            f"loaded take {used / 1e6:,.0f} MB; give --max-memory (max_memory=) at least "
+            f"a build within {max_memory / 1e6:,.0f} MB is not possible: Python and the model already take "
+            f"{used / 1e6:,.0f} MB; set --max-memory (max_memory=) to at least "
             f"{(used + _OTHER + _LEAST) / 1e6:,.0f} MB"
         )
     return budget

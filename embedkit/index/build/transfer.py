@@ -1,4 +1,4 @@
-"""Raw Faiss files: taken into an index with their ids, and written from one; and parquet files of its content."""
+"""Import and export: Faiss files with their ids, and parquet files of an index' contents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from ..storage.generation import open_generation
 from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
 from ..storage.raw import FaissVectors
+from ..storage.search_parameters import SearchParameters
 from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
-from .build import dated, new_manifest
 from .build_parts import VECTORS_FILE, build_parts
-from .ingest import Progress
-from .memory import faiss_budget
+from .publish import dated, new_manifest
+from .settings import BuildSettings, Progress, Report
+
+__all__ = ["IMPORTED", "export_faiss_file", "export_parquet_file", "import_faiss_file"]
 
 _ROWS_OF_A_GROUP = 8192  # of a parquet file
 
@@ -43,13 +46,14 @@ def import_faiss_file(
     *,
     metric: Metric,
 ) -> int:
-    """Make an index of a Faiss file, as `Index.import_faiss` says; returns the number of its documents."""
+    """Make an index of a Faiss file; see `Index.import_faiss`. Returns the number of its documents."""
+    settings = BuildSettings(metric=metric)
     index, ids = _read(path)
     rows, dimension = int(index.ntotal), int(index.d)
     if dimension != encoder.get_embedding_dimension():
         raise InputError(
             str(path),
-            f"holds vectors of {dimension} dimensions, and the encoder makes {encoder.get_embedding_dimension()}",
+            f"its vectors have {dimension} dimensions, the encoder's have {encoder.get_embedding_dimension()}",
         )
     if metric == "cosine":
         _check_unit(path, index)
@@ -67,14 +71,14 @@ def import_faiss_file(
         files = {file: hash_file(folder / file) for file in (VECTORS_FILE, IDS_FILE, DOCUMENTS_FILE)}
         parts = (PartEntry(VECTORS_FILE, rows, IMPORTED),)
         entry = SegmentEntry(name, rows, parts, "none", keywords, files)
-        # what is added later, and what compaction makes, is of a kind that suits its number
-        manifest = new_manifest(encoder, dimension, "auto", metric, "fp32").with_segments((entry,))
+        # factory "auto": segments added later, and compaction, take the kind of index that suits their size
+        manifest = new_manifest(encoder, settings).with_segments((entry,))
         writer.publish(dated(manifest, writer.generation), {name: folder})
     return rows
 
 
 def _read(path: Path) -> tuple[Any, list[int] | None]:
-    """The Faiss index in the file, and its ids where it has some."""
+    """The Faiss index in the file, and its ids if it has any."""
     faiss = import_faiss()
     if not path.is_file():
         raise InputError(str(path), "no such file")
@@ -94,7 +98,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
             "cosine), so build the Faiss index with METRIC_INNER_PRODUCT",
         )
     if index.ntotal == 0:
-        raise InputError(str(path), "it holds no vector")
+        raise InputError(str(path), "contains no vectors")
     ivf = ivf_of(index)
     if ivf is not None:
         ivf = faiss.downcast_index(ivf)
@@ -102,14 +106,14 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
         # reconstruct_batch of Faiss 1.15 reads beyond its lists there
         raise InputError(
             str(path),
-            f"Faiss cannot give back the vectors of {type(ivf).__name__}, which filters and compaction need; "
+            f"Faiss cannot reconstruct the vectors of {type(ivf).__name__}, which filters and compaction need; "
             "import an index with a refinement (…,RFlat) or of another kind",
         )
     return index, ids
 
 
 def _check_unit(path: Path, index: Any) -> None:
-    """Refuse vectors that are not normalized; looks at some, where the index can give them back."""
+    """Refuse vectors that are not normalized; looks at a sample, if the index keeps them unchanged."""
     if not is_exact(index):
         return
     rows = np.unique(np.linspace(0, index.ntotal - 1, 256).astype(np.int64))
@@ -119,15 +123,15 @@ def _check_unit(path: Path, index: Any) -> None:
         row = wrong[0]
         raise InputError(
             str(path),
-            f"vector {rows[row]} has the length {norms[row]:.4g}, and cosine needs length 1; import it with "
-            "the metric dot, or normalize the vectors",
+            f"vector {rows[row]} has length {norms[row]:.4g}, but cosine needs length 1; normalize the vectors, or "
+            "import them with the metric dot",
         )
 
 
 def _rows(
     path: Path, ids: list[int] | None, rows: int, documents: Iterable[str | Document] | None
 ) -> Iterable[Document]:
-    """The document of each row: by its id where the file has ids and the document an id, else in order."""
+    """The document of each row: by id if both the file and the documents have ids, else in order."""
     wanted = [str(number) for number in (range(rows) if ids is None else ids)]
     if documents is None:
         return [Document("", document_id, origin=str(path)) for document_id in wanted]
@@ -151,25 +155,21 @@ def _rows(
     return [by_id[document_id] for document_id in wanted]
 
 
-def export_faiss_file(
-    root: Path,
-    path: Path,
-    *,
-    max_memory: int,
-    threads: int | None,
-    progress: Callable[[Progress], None] | None,
-) -> int:
-    """Write an index' vectors as a Faiss file, as `Index.export_faiss` says; returns their number."""
+def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: Report | None = None) -> int:
+    """Write an index' vectors as a Faiss file; see `Index.export_faiss`. Returns their number.
+
+    Of ``settings``, ``max_memory`` and ``threads`` are used.
+    """
+    report = report or (lambda _: None)
     ids_path = path.with_name(path.name + ".ids.jsonl")
     for target in (path, ids_path):
         if target.exists():
-            raise IndexExistsError(f"{target}: exists already; name another file")
-    report = progress or (lambda _: None)
+            raise IndexExistsError(f"{target}: already exists; name another file")
     with contextlib.closing(open_generation(root, lambda _: None)) as base:
         manifest = base.manifest
         rows = base.living_rows()
         if len(rows) == 0:
-            raise InputError(str(root), "the index holds no document")
+            raise InputError(str(root), "the index contains no documents")
         only = base.segments[0] if len(base.segments) == 1 else None
         if only is not None and only.dead is None and len(only.parts) == 1:
             shutil.copyfile(only.folder / only.parts[0].entry.file, path)
@@ -185,16 +185,15 @@ def export_faiss_file(
                 parts = build_parts(
                     Spool(spool.path, len(rows), manifest.dimension),
                     work,
-                    manifest.factory,
-                    budget=faiss_budget(max_memory),
-                    threads=threads,
-                    progress=lambda stage, done, total: report(Progress(stage, done, total)),
+                    replace(settings, factory=manifest.factory),
+                    SearchParameters(),
+                    report,
                 )
                 if len(parts) > 1:
                     raise InputError(
                         str(root),
-                        "its Faiss index does not fit the memory allowed, so that it is in several files; "
-                        "give --max-memory more",
+                        "its Faiss index does not fit the memory limit and would be split into several files; "
+                        "raise --max-memory",
                     )
                 read_index(work / VECTORS_FILE, rows=len(rows), dimension=manifest.dimension)
                 (work / VECTORS_FILE).rename(path)
@@ -206,15 +205,15 @@ def export_faiss_file(
         return int(np.size(rows))
 
 
-def export_parquet_file(root: Path, path: Path, *, progress: Callable[[Progress], None] | None) -> int:
-    """Write an index' documents and vectors, as `Index.export_parquet` says; returns their number."""
+def export_parquet_file(root: Path, path: Path, report: Report | None = None) -> int:
+    """Write an index' documents and vectors; see `Index.export_parquet`. Returns their number."""
+    report = report or (lambda _: None)
     if path.exists():
-        raise IndexExistsError(f"{path}: exists already; name another file")
-    report = progress or (lambda _: None)
+        raise IndexExistsError(f"{path}: already exists; name another file")
     with contextlib.closing(open_generation(root, lambda _: None)) as base:
         total = base.manifest.documents
         if total == 0:
-            raise InputError(str(root), "the index holds no document")
+            raise InputError(str(root), "the index contains no documents")
         rows = VectorTable(base.manifest.dimension)
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this export alone
         done = 0

@@ -131,7 +131,7 @@ class DocumentWriter:
                 raise _used_before(document)
             raise ResumeError(
                 f"{document.origin}: the input is not the one that was encoded before the interruption; "
-                "give the same input, or begin anew with --restart (restart=True)"
+                "give the same input, or start over with --restart (restart=True)"
             )
         self.rows += 1
         if not superseded and self._replay is not None:

@@ -1,14 +1,14 @@
-"""``build.journal``: what a build has encoded, so that a killed one goes on instead of starting again.
+"""``build.journal``: what a build has encoded, so that one that was killed is resumed instead of started again.
 
 JSON Lines, appended and fsynced, one object each:
 
-* ``{"journal": 1, "mode": …, …}``: what the vectors depend on. A build goes on only where it is the same.
-* ``{"rows": n}``: the first n documents lie in ``documents.sqlite`` and their vectors in ``vectors.f32``, on
-  disk. A line is written for each shard of some thousand documents.
-* ``{"segment": {…}, "made": {…}}``: the segment is complete; only the manifest that names it may be missing. With
-  what it was made of, so that it stands in for the same documents and settings alone.
+* ``{"journal": 1, "mode": …, …}``: the `Header`. A build is resumed only if it has the same one.
+* ``{"rows": n}``: the first n documents are in ``documents.sqlite`` and their vectors in ``vectors.f32``, on
+  disk. Written for each shard of some thousand documents.
+* ``{"segment": {…}, "made": {…}}``: the segment is complete (`Finished`); only the manifest that names it may be
+  missing.
 
-A last line that a crash has torn counts as not written.
+A last line torn by a crash counts as not written.
 """
 
 from __future__ import annotations
@@ -16,14 +16,61 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .durable import fsync
 from .manifest import SegmentEntry, segment_from_json
 
+__all__ = ["Finished", "Header", "Journal", "Made", "State", "finished_segment", "read_journal"]
+
 _VERSION = 1
+_Record = TypeVar("_Record", "Header", "Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the vectors depend on.
+
+    Attributes:
+        mode: the command: "build", "add" or "upsert".
+        fingerprint, precision, document_prompt: of the encoder.
+        dimension: columns of a vector.
+        metric: "cosine" or "dot".
+    """
+
+    mode: str
+    fingerprint: str
+    precision: str
+    document_prompt: str
+    dimension: int
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a finished segment was made of, beyond its `Header`.
+
+    Attributes:
+        factory: the Faiss factory string asked for.
+        kept: how the vectors are kept.
+        target_recall: recall@10 asked for, if any.
+        input: digest of the documents; empty while it is not known.
+    """
+
+    factory: str
+    kept: str
+    target_recall: float | None
+    input: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A complete segment, and what it was made of."""
+
+    segment: SegmentEntry
+    made: Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +80,23 @@ class State:
     Attributes:
         header: what the vectors depend on.
         rows: documents encoded and on disk.
-        segment: the finished segment, ``None`` while there is none.
-        made: what it was made of: ``input`` (the `InputDigest` of its documents) and settings.
+        finished: the complete segment, ``None`` while there is none.
     """
 
-    header: dict[str, Any]
+    header: Header
     rows: int
-    segment: SegmentEntry | None
-    made: dict[str, Any]
+    finished: Finished | None
 
 
 def read_journal(path: Path) -> State | None:
-    """The state that the journal at ``path`` describes; ``None`` where nothing can be resumed."""
+    """The state that the journal at ``path`` describes; ``None`` if nothing can be resumed."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return None
-    header: dict[str, Any] | None = None
+    header: Header | None = None
     rows = 0
-    segment = None
-    made: dict[str, Any] = {}
+    finished = None
     for line in lines:
         try:
             record = json.loads(line)
@@ -63,32 +107,39 @@ def read_journal(path: Path) -> State | None:
         if header is None:
             if record.get("journal") != _VERSION:
                 break
-            header = record
+            header = _from_json(Header, record)
         elif isinstance(record.get("rows"), int):
             rows = record["rows"]
         elif "segment" in record:
-            segment, made = segment_from_json(path, record["segment"]), dict(record.get("made") or {})
-    return None if header is None or rows == 0 else State(header, rows, segment, made)
+            made = _from_json(Made, record.get("made") or {})
+            finished = Finished(segment_from_json(path, record["segment"]), made)
+    return None if header is None or rows == 0 else State(header, rows, finished)
 
 
-def segment_of(path: Path) -> str | None:
-    """The name of the finished segment that the journal at ``path`` tells of, if it does."""
+def _from_json(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
+    # a field that is missing is None, which equals nothing that a build compares it with
+    values: dict[str, Any] = {field.name: record.get(field.name) for field in fields(kind)}
+    return kind(**values)
+
+
+def finished_segment(path: Path) -> str | None:
+    """The name of the complete segment that the journal at ``path`` names, if any."""
     state = read_journal(path)
-    return state.segment.name if state is not None and state.segment is not None else None
+    return None if state is None or state.finished is None else state.finished.segment.name
 
 
 class Journal:
     """Appends to a journal."""
 
-    def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
-        """Open the journal at ``path``; begin it with ``header``, or go on where ``resume`` says so."""
+    def __init__(self, path: Path, header: Header, *, resume: bool) -> None:
+        """Start the journal at ``path`` with ``header``, or with ``resume`` continue it."""
         if resume:
-            # without the torn line that a crash may have left
+            # drop the line that a crash may have torn
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             self._file = path.open("ab", buffering=0)
             return
         self._file = path.open("wb", buffering=0)
-        self._append({"journal": _VERSION, **header})
+        self._append({"journal": _VERSION, **asdict(header)})
         fsync(path.parent)
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -96,12 +147,12 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def encoded(self, rows: int) -> None:
-        """Note that the first ``rows`` documents and vectors are on disk."""
+        """Record that the first ``rows`` documents and vectors are on disk."""
         self._append({"rows": rows})
 
-    def finished(self, segment: SegmentEntry, made: Mapping[str, Any]) -> None:
-        """Note that the segment is complete, and what it was made of."""
-        self._append({"segment": asdict(segment), "made": dict(made)})
+    def finished(self, finished: Finished) -> None:
+        """Record that the segment is complete."""
+        self._append(asdict(finished))
 
     def close(self) -> None:
         """Close the file."""

@@ -31,7 +31,7 @@ from types import TracebackType
 
 from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
 from .durable import TEMPORARY_SUFFIX, fsync, write_atomically
-from .journal import segment_of
+from .journal import finished_segment
 from .manifest import Manifest, TombstonesEntry, read_manifest
 
 CURRENT_FILE = "CURRENT"
@@ -194,7 +194,7 @@ class Writer:
         """Remove all that neither ``live`` nor a journal mentions. (Readers keep files open that go.)"""
         segments = set() if live is None else {segment.name for segment in live.segments}
         if self.journal.exists():
-            segments |= {BUILDING, segment_of(self.journal) or BUILDING}
+            segments |= {BUILDING, finished_segment(self.journal) or BUILDING}
         tombstones = set()
         if live is not None:
             tombstones = {segment.tombstones.file for segment in live.segments if segment.tombstones}
@@ -261,7 +261,7 @@ class Writer:
     def _forget_finished(self) -> None:
         """Remove the journal of a segment that is live already: once that is deleted, it would come back."""
         with contextlib.suppress(FileNotFoundError, IndexDamagedError):
-            live, finished = self.live(), segment_of(self.journal)
+            live, finished = self.live(), finished_segment(self.journal)
             if live is not None and finished in {segment.name for segment in live.segments}:
                 self.journal.unlink(missing_ok=True)
                 fsync(self.root)

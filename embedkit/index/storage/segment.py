@@ -2,77 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ..build.build_parts import StepReport, build_parts
 from ..errors import IndexDamagedError
 from .document_store import DocumentReader, StoredDocument
-from .faiss_index import Float32Array, Int64Array, is_exact, read_index
+from .faiss_index import Float32Array, Int64Array
 from .faiss_part import Allowed, Bits, FaissPart, count_bits
 from .ids import Ids
 from .layout import TOMBSTONES_FOLDER
-from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, Raw, SegmentEntry, hash_file
-from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore, write_raw
+from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, SegmentEntry, hash_file
+from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore
 from .search_parameters import SearchParameters
-from .spool import SPOOL_FILE, Spool
-
-
-def finish_segment(
-    folder: Path,
-    name: str,
-    finish_documents: Callable[[], bool],
-    *,
-    rows: int,
-    dimension: int,
-    factory: str,
-    setting: SearchParameters,
-    kept: Raw,
-    budget: int,
-    threads: int | None,
-    progress: StepReport,
-) -> SegmentEntry:
-    """Make the segment ``name`` of the spooled vectors and the documents in ``folder``.
-
-    May be repeated after a crash at any point.
-
-    Args:
-        folder: holds ``vectors.f32``, and what ``finish_documents`` works on.
-        name: of the segment.
-        finish_documents: completes ``keys`` and ``documents.sqlite``; says whether there are keywords.
-        rows: of the spool.
-        dimension: columns of the spool.
-        factory: a Faiss factory string or "auto".
-        setting: how hard its Faiss indexes search unless told otherwise.
-        kept: how to keep the vectors where the Faiss index loses some of them.
-        budget: bytes that Faiss may take.
-        threads: of Faiss.
-        progress: told of each step.
-    """
-    spool = Spool(folder / SPOOL_FILE, rows, dimension)
-    parts = build_parts(
-        spool, folder, factory, setting=setting, budget=budget, threads=threads, progress=progress
-    )
-    lossless = all(
-        is_exact(read_index(folder / part.file, rows=part.rows, dimension=dimension)) for part in parts
-    )
-    raw: Raw = "none" if lossless else kept
-    if raw != "none":
-        write_raw(spool, folder / RAW_FILE, raw)
-    keywords = finish_documents()
-    names = [part.file for part in parts] + [IDS_FILE, DOCUMENTS_FILE] + ([RAW_FILE] if raw != "none" else [])
-    files = {file: hash_file(folder / file) for file in names}
-    return SegmentEntry(name, rows, parts, raw, keywords, files)
-
-
-def remove_all_but(folder: Path, names: Iterable[str]) -> None:
-    """Remove what a build has left beside the files ``names``."""
-    wanted = set(names)
-    for path in folder.iterdir():
-        if path.name not in wanted:
-            path.unlink()
 
 
 class Segment:

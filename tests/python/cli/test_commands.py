@@ -50,7 +50,7 @@ def test_add_upsert_delete_compact_verify(index, capsys):
     assert done(capsys, "add", index, write("a.jsonl", 20, 25)).startswith("index: 5 documents added in ")
     assert "the id 'k20' is in the index already" in done(capsys, "add", index, "a.jsonl", code=2)
     line = done(capsys, "upsert", index, write("b.jsonl", 24, 26, "new"))
-    assert line.startswith("index: 2 documents added, 1 of them in place of former ones in ")
+    assert line.startswith("index: 2 documents added, 1 of them replacing earlier ones in ")
     assert line.endswith("; 26 in all")
     assert done(capsys, "delete", index, "k0", "k1") == "index: 2 documents deleted; 24 in all"
     assert "no document with the id 'k0'" in done(capsys, "delete", index, "k0", code=2)
@@ -105,7 +105,7 @@ def test_import_and_export(index, capsys):
     assert done(capsys, "import", "out.faiss", "x.jsonl", "-o", "back") == "back: 20 documents imported"
     with Index.open("back", FakeEncoder()) as back:
         assert back.search("text number 4", k=1)[0][0].id == "k4"
-    assert "exists already" in done(capsys, "export", index, "out.faiss", code=2)
+    assert "already exists" in done(capsys, "export", index, "out.faiss", code=2)
 
 
 def test_export_parquet(index, capsys):
@@ -119,7 +119,7 @@ def test_export_parquet(index, capsys):
     assert table["text"].to_pylist() == [document.text for document in documents]
     assert [json.loads(one) for one in table["metadata"].to_pylist()] == [one.metadata for one in documents]
     np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), vectors)
-    assert "exists already" in done(capsys, "export", index, "out.parquet", code=2)
+    assert "already exists" in done(capsys, "export", index, "out.parquet", code=2)
     # its vectors come back as they were: what has length 1 is not scaled again
     assert main(["build", "out.parquet", "-o", "back", "--vector-field", "vector"]) == 0
     with Index.open("back", FakeEncoder()) as back:
@@ -133,11 +133,11 @@ def test_a_text_that_cannot_be_encoded_is_skipped_by_the_estimate_too(capsys):
 
 
 def test_the_engine_has_options_of_its_own(index, capsys):
-    assert "--shards goes with --engine ray" in done(
+    assert "--shards needs --engine ray" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
     )
     line = done(capsys, "build", "x.jsonl", "-o", "new", "--engine", "ray", "--vectors", "v.npy", code=2)
-    assert "--vectors goes without --engine ray" in line
+    assert "--vectors does not go with --engine ray" in line
 
 
 def test_given_vectors(capsys):
@@ -171,6 +171,6 @@ def test_sizes(text, size):
 
 
 def test_a_size_that_is_none(index, capsys):
-    assert "'many' is no size; give one such as 2GB" in done(
+    assert "'many': invalid size; expected e.g. 2GB" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "many", code=2
     )

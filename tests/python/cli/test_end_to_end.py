@@ -108,7 +108,7 @@ def test_a_model_folder_and_where_it_went(make_model, tmp_path, monkeypatch):
     moved = folder.rename(tmp_path / "moved")
     gone = run("query", tmp_path / "index", "weather")
     assert gone.returncode == 1
-    assert "if it was moved, say where with --model" in gone.stderr
+    assert "if it was moved, give its path with --model" in gone.stderr
     assert run("query", tmp_path / "index", "weather", "--model", moved).returncode == 0
 
 
@@ -140,7 +140,7 @@ def test_ctrl_c_while_encoding(tmp_path):
         assert time.monotonic() - begin < 3
         assert process.returncode == 130
         assert "documents of" in error
-        assert "are encoded; the same command goes on from there" in error
+        assert "are encoded; run the same command again to resume" in error
         assert not (tmp_path / "index" / "CURRENT").exists()
     finally:
         process.kill()

@@ -148,7 +148,7 @@ def test_malformed_lines_stop_by_default(capsys):
     err = capsys.readouterr().err
     assert err == (
         "embedkit-index: x.jsonl:2: not valid JSON: Expecting value at column 1 "
-        "(--on-error skip leaves malformed lines out); nothing was written to index\n"
+        "(--on-error skip leaves out malformed lines); nothing was written to index\n"
     )
     assert not Path("index").exists()
 
@@ -171,7 +171,7 @@ def test_skipped_lines_are_reported_and_counted(capsys):
         (["build", "empty", "-o", "new"], "empty: the folder holds no files that embedkit reads"),
         (["build", "*.none", "-o", "new"], "no file matches the pattern"),
         (["build", "x.pdf", "-o", "new"], "x.pdf: cannot be read|unknown file type"),
-        (["build", "empty.txt", "-o", "new"], "no document to index: the input is empty"),
+        (["build", "empty.txt", "-o", "new"], "no documents to index: the input is empty"),
         (["build", "a.txt", "-o", "index"], "index: an index exists there; pass --overwrite"),
         (["build", "a.txt", "-o", "."], "the folder holds other things"),
         (["build", "a.txt", "-o", "new", "--factory", "bogus"], "unknown factory 'bogus'"),
@@ -223,7 +223,7 @@ def test_a_model_that_is_gone_names_the_option(index, capsys, monkeypatch):
 
     monkeypatch.setattr("embedkit.Encoder", gone)
     assert main(["query", index, "x"]) == 1
-    assert "fake: no such model; if it was moved, say where with --model" in capsys.readouterr().err
+    assert "fake: no such model; if it was moved, give its path with --model" in capsys.readouterr().err
 
 
 def test_a_model_that_is_broken_is_not_said_to_be_moved(index, capsys, monkeypatch):
@@ -345,19 +345,19 @@ def test_ctrl_c_leaves_a_build_that_the_same_command_resumes(capsys):
             re.search(r"interrupted: ([\d,]+) documents of index are encoded", error)[1].replace(",", "")
         )
         assert rows >= 2048
-        assert "the same command goes on from there (with --restart it begins anew)" in error
+        assert "run the same command again to resume, or with --restart to start over" in error
     finally:
         process.kill()
         process.communicate()
     other = run("build", "-", "-o", "index", input=b"something else\n")
     assert (other.returncode, other.stdout) == (
         1,
-        f"resuming: {rows:,} documents are encoded already\n".encode(),
+        f"resuming: {rows:,} documents already encoded\n".encode(),
     )
     assert b"stdin:1: the input is not the one that was encoded before the interruption" in other.stderr
     done = run("build", "-", "-o", "index", input=lines)
     assert done.returncode == 0, done.stderr
-    assert f"resuming: {rows:,} documents are encoded already" in done.stdout.decode()
+    assert f"resuming: {rows:,} documents already encoded" in done.stdout.decode()
     with Index.open("index") as index:
         assert len(index) == 2048 * 3
 

@@ -163,7 +163,7 @@ def test_wrong_changes_change_nothing(index, change, message):
 
 def test_arguments_of_delete(index):
     for arguments in ({}, {"ids": ["k1"], "where": "n = 1"}):
-        with pytest.raises(ValueError, match="by ids or by a condition"):
+        with pytest.raises(ValueError, match="give either the ids of the documents to delete or a condition"):
             index.delete(**arguments)
     with pytest.raises(ValueError, match="condition"):
         index.delete(where="n = ")
@@ -326,7 +326,7 @@ def test_a_faiss_file_comes_in_and_goes_out(tmp_path, encoder, factory):
         keys = [json.loads(line) for line in (tmp_path / "less.faiss.ids.jsonl").read_text().splitlines()]
         assert keys == [f"key {n}" for n in range(400) if n != 7]
         assert faiss.read_index(str(tmp_path / "less.faiss")).ntotal == 399
-        with pytest.raises(IndexExistsError, match=r"out\.faiss: exists already"):
+        with pytest.raises(IndexExistsError, match=r"out\.faiss: already exists"):
             index.export_faiss(tmp_path / "out.faiss")
         index.add([Document("more", "more")])
         assert index.compact()
@@ -369,10 +369,10 @@ def test_faiss_files_that_cannot_be_imported(tmp_path, encoder):
     (tmp_path / "garbage").write_bytes(b"garbage")
     for name, message in (
         ("l2", "its metric is not the inner product"),
-        ("narrow", "holds vectors of 8 dimensions, and the encoder makes 32"),
-        ("long", "has the length 3, and cosine needs length 1; import it with the metric dot"),
-        ("empty", "it holds no vector"),
-        ("fast", "cannot give back the vectors of IndexIVFPQFastScan"),
+        ("narrow", "its vectors have 8 dimensions, the encoder's have 32"),
+        ("long", "has length 3, but cosine needs length 1; normalize the vectors"),
+        ("empty", "contains no vectors"),
+        ("fast", "cannot reconstruct the vectors of IndexIVFPQFastScan"),
         ("garbage", "Faiss cannot read it"),
         ("none", "no such file"),
     ):
@@ -397,16 +397,18 @@ def test_documents_may_bring_their_vectors(tmp_path, encoder):
         odd = encoder.encode_document([f"text {n}" for n in range(1, 300, 2)], normalize_embeddings=True)
         np.testing.assert_allclose(stored[1::2], odd, atol=1e-6)
     for vector, message in (
-        (np.ones(5), r"its vector has the shape \(5,\), and the encoder's have \(32,\)"),
-        (np.full(32, np.nan), "its vector holds NaN or infinity"),
+        (np.ones(5), r"its vector has shape \(5,\); the encoder's have \(32,\)"),
+        (np.full(32, np.nan), "its vector contains NaN or infinity"),
     ):
         with pytest.raises(InputError, match=message):
             Index.build(tmp_path / "bad", [Document("x", "x", vector=vector)], encoder)
 
 
 def test_a_build_that_needs_more_memory_than_one_part_searches_all(tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr("embedkit.index.build.build.faiss_budget", lambda bound: 64 * 32 * 8)
-    with Index.build(tmp_path / "index", documents(0, 500), encoder) as index:
+    with monkeypatch.context() as patch:
+        patch.setattr("embedkit.index.build.build_parts.faiss_budget", lambda bound: 64 * 32 * 8)
+        built = Index.build(tmp_path / "index", documents(0, 500), encoder)
+    with built as index:
         (segment,) = index.generation.segments
         assert [part.rows for part in segment.parts] == [64] * 7 + [52]
         index.delete(where="n % 3 = 0")

@@ -211,7 +211,7 @@ def test_an_unusable_document_stops_or_is_skipped(tmp_path, encoder, document, m
 
 @pytest.mark.parametrize("empty", [[], iter(())])
 def test_an_empty_corpus_is_an_error(tmp_path, encoder, empty):
-    with pytest.raises(InputError, match="no document to index"):
+    with pytest.raises(InputError, match="no documents to index"):
         Index.build(tmp_path / "index", empty, encoder)
     assert not (tmp_path / "index").exists()
 

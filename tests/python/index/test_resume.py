@@ -17,8 +17,8 @@ from fake_encoder import FakeEncoder
 from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit.index import BuildError, Document, Index, InputError, ResumeError
-from embedkit.index.build import ingest
-from embedkit.index.build.build import resumable_rows
+from embedkit.index.build import encode, staging
+from embedkit.index.build.resume import resumable_rows
 from embedkit.index.search import searcher
 from embedkit.index.storage.layout import Writer
 
@@ -31,9 +31,9 @@ import os, signal, sys
 sys.path.insert(0, {str(TESTS)!r})
 from fake_encoder import FakeEncoder
 from embedkit.index import Document, Index
-from embedkit.index.build import ingest
+from embedkit.index.build import encode, staging
 import faiss
-ingest.SHARD_ROWS, ingest._CHUNK_TEXTS = 256, 128
+staging.SHARD_ROWS, encode.CHUNK_TEXTS = 256, 128
 kind, path, last, log = sys.argv[1], sys.argv[2], int(sys.argv[3]), open(sys.argv[4], "a")
 seen = 0
 def hook(event, arguments):
@@ -166,7 +166,7 @@ def test_the_rest_alone_is_encoded(interrupted):
 )
 def test_another_input_is_refused(interrupted, change):
     root, texts = interrupted
-    with pytest.raises(ResumeError, match=r"same input, or begin anew with --restart \(restart=True\)"):
+    with pytest.raises(ResumeError, match=r"same input, or start over with --restart \(restart=True\)"):
         Index.build(root, change(texts), FakeEncoder())
     assert resumable_rows(root) == 2048
     with Index.build(root, change(texts), FakeEncoder(), restart=True) as index:
@@ -294,7 +294,7 @@ def test_a_finished_segment_is_not_taken_for_another_kind(tmp_path, monkeypatch)
 
 
 def test_given_vectors_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr(ingest, "_CHUNK_TEXTS", 4)
+    monkeypatch.setattr(encode, "CHUNK_TEXTS", 4)
     vectors = np.random.default_rng(0).standard_normal((12, 32), np.float32)
 
     def documents(given, stop=None):
@@ -363,7 +363,7 @@ def test_a_journal_that_means_nothing_is_begun_anew(interrupted, content):
 
 
 def test_shards_are_noted_while_the_build_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(ingest, "SHARD_ROWS", 4000)
+    monkeypatch.setattr(staging, "SHARD_ROWS", 4000)
     noted = []
 
     def look(step):
@@ -419,7 +419,7 @@ def test_the_peak_stays_below_the_bound(tmp_path, factory, parts):
 
 
 def test_too_little_memory_says_how_much_is_needed(tmp_path):
-    with pytest.raises(BuildError, match=r"within 1 MB is not possible: .*; give --max-memory .* at least"):
+    with pytest.raises(BuildError, match=r"within 1 MB is not possible: .*; set --max-memory .* to at least"):
         Index.build(tmp_path / "index", ["a"], FakeEncoder(), max_memory=1_000_000)
     assert not (tmp_path / "index").exists()
 

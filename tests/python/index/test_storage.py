@@ -16,7 +16,7 @@ from fake_encoder import FakeEncoder
 from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit.index import BuildError, Document, Index, IndexDamagedError, IndexNotFoundError
-from embedkit.index.build.build import resumable_rows
+from embedkit.index.build.resume import resumable_rows
 from embedkit.index.storage.layout import Writer
 
 TESTS = Path(__file__).parents[1]
@@ -144,7 +144,7 @@ def test_a_full_disk_fails_the_build_and_what_is_encoded_stays(tmp_path, encoder
     assert failed.returncode == 0, failed.stderr
     rows = resumable_rows(root)
     if rows:
-        assert f"{rows:,} documents are encoded, and the same command goes on from there" in failed.stdout
+        assert f"{rows:,} documents are encoded, and the same command resumes from there" in failed.stdout
     else:
         assert f"{root}: the build failed and was undone: " in failed.stdout
         assert root.exists() == existing
@@ -435,7 +435,7 @@ def test_a_full_disk_at_the_last_bytes_of_the_vectors_keeps_the_old_index(tmp_pa
     assert (failed.returncode, failed.stderr) == (0, "")
     assert failed.stdout == (
         f"{root}: the build failed: File too large; 200 documents are encoded, "
-        "and the same command goes on from there\n"
+        "and the same command resumes from there\n"
     )
     with Index.open(root, encoder) as index:
         index.verify()

@@ -1,0 +1,50 @@
+"""Which documents a build takes: ids and given vectors (the text and metadata are checked where they are stored)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...documents.document import Document
+from ...documents.errors import InputError
+from ..storage.faiss_index import Float32Array
+
+__all__ = ["check_new_id", "given_vector", "with_id"]
+
+
+def with_id(item: str | Document, position: int, *, required: bool) -> Document:
+    """``item`` as a document with an id: its own, or else its ``position``, unless an id is ``required``."""
+    document = item if isinstance(item, Document) else Document(item)
+    if document.id is not None:
+        return document
+    origin = document.origin or f"document {position}"
+    if required:
+        raise InputError(origin, "a document that is added needs an id", skippable=True)
+    return replace(document, id=str(position), origin=origin)
+
+
+def check_new_id(document: Document, taken: bool) -> None:
+    """Refuse a document whose id is ``taken``."""
+    if taken:
+        raise InputError(
+            document.origin,
+            f"the id {document.id!r} is in the index already; upsert replaces documents",
+            skippable=True,
+        )
+
+
+def given_vector(document: Document, dimension: int) -> Float32Array | None:
+    """The vector (dimension,) that came with ``document``, if one did; `InputError` if it cannot be used."""
+    if document.vector is None:
+        return None
+    vector = np.asarray(document.vector, np.float32)
+    if vector.shape != (dimension,):
+        raise InputError(
+            document.origin,
+            f"its vector has shape {vector.shape}; the encoder's have ({dimension},)",
+            skippable=True,
+        )
+    if not np.isfinite(vector).all():
+        raise InputError(document.origin, "its vector contains NaN or infinity", skippable=True)
+    return vector

@@ -1,0 +1,111 @@
+"""The last step of a build or change: the manifest of the new generation, with tombstones for what it replaces."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from itertools import islice
+
+import numpy as np
+
+from ..auto.stored import CHOICE_FILE, read_choice
+from ..encoder import TextEncoder, describe_encoder
+from ..errors import ResumeError
+from ..storage.faiss_index import Int64Array
+from ..storage.faiss_part import bits_of
+from ..storage.generation import Generation
+from ..storage.ids import Ids
+from ..storage.layout import Writer
+from ..storage.manifest import IDS_FILE, Manifest, SegmentEntry
+from .segment import remove_all_but
+from .settings import BuildSettings, Mode
+
+__all__ = ["dated", "new_manifest", "publish", "tombstone"]
+
+_IDS_AT_ONCE = 4096
+
+
+def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
+    """The manifest of an index without documents; `dated` completes it."""
+    return Manifest(
+        generation=0,
+        created="",
+        embedkit_version="",
+        documents=0,
+        dimension=encoder.get_embedding_dimension(),
+        metric=settings.metric,
+        factory=settings.factory,
+        kept=settings.kept,
+        encoder=describe_encoder(encoder),
+        segments=(),
+    )
+
+
+def dated(manifest: Manifest, generation: int) -> Manifest:
+    """``manifest`` as the generation that is written now."""
+    return replace(
+        manifest,
+        generation=generation,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        embedkit_version=version("embedkit"),
+    )
+
+
+def publish(
+    writer: Writer, manifest: Manifest, entry: SegmentEntry, base: Generation | None, mode: Mode
+) -> tuple[int, int]:
+    """Make the finished segment live; returns its number of documents, and how many of ``base`` they replace."""
+    folder = writer.building if writer.building.exists() else writer.segments / entry.name
+    if (tuning := read_choice(folder / CHOICE_FILE)) is not None:
+        manifest = replace(manifest, factory=tuning["chosen"]["factory"], tuning=tuning)
+    remove_all_but(folder, entry.files)
+    ids = Ids(folder / IDS_FILE, entry.rows)
+    superseded = ids.empty_rows()  # by a later document of the same input
+    if len(superseded):
+        dead = bits_of(superseded, entry.rows)
+        entry = replace(entry, tombstones=writer.write_tombstones(dead.tobytes(), len(superseded)))
+    segments = manifest.segments
+    replaced = 0
+    if base is not None:
+        rows = _rows_with_ids(base, (ids[row] for row in range(len(ids))), mode)
+        replaced = sum(map(len, rows.values()))
+        segments = tombstone(writer, base, rows)
+    manifest = manifest.with_segments((*segments, entry))
+    writer.publish(dated(manifest, writer.generation), {entry.name: writer.building})
+    return entry.documents, replaced
+
+
+def _rows_with_ids(base: Generation, ids: Iterator[str], mode: Mode) -> dict[int, list[int]]:
+    """Rows of ``base`` with one of ``ids``, by segment number; an error unless they are to be replaced."""
+    rows: dict[int, list[int]] = {}
+    wanted: Iterable[str] = filter(None, ids)
+    while block := list(islice(wanted, _IDS_AT_ONCE)):
+        for document_id, (number, row) in base.find(block).items():
+            if mode == "add":  # added by another command before an interrupted 'add' was resumed
+                raise ResumeError(
+                    f"the id {document_id!r} is already in the index; delete it, or discard the interrupted "
+                    "command with --restart (restart=True)"
+                )
+            rows.setdefault(number, []).append(row)
+    return rows
+
+
+def tombstone(
+    writer: Writer, base: Generation, rows: Mapping[int, Sequence[int] | Int64Array]
+) -> tuple[SegmentEntry, ...]:
+    """The segments of ``base`` with ``rows`` (by segment number) deleted; a segment left empty is dropped."""
+    entries = []
+    for number, segment in enumerate(base.segments):
+        entry = segment.entry
+        if len(rows.get(number, ())):
+            dead = bits_of(np.asarray(rows[number], np.int64), entry.rows)
+            if segment.dead is not None:
+                dead |= segment.dead
+            deleted = int(np.unpackbits(dead).sum())
+            if deleted == entry.rows:
+                continue
+            entry = replace(entry, tombstones=writer.write_tombstones(dead.tobytes(), deleted))
+        entries.append(entry)
+    return tuple(entries)

@@ -1,0 +1,168 @@
+"""What an interrupted build has left, and whether the one that is asked for now may use it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ...documents.document import Document
+from ..errors import BuildError, ResumeError
+from ..storage.durable import fsync
+from ..storage.journal import Header, Made, State, read_journal
+from ..storage.layout import JOURNAL_FILE, Writer
+from ..storage.manifest import Manifest, SegmentEntry
+from .settings import Written
+
+__all__ = [
+    "InputDigest",
+    "check_finished",
+    "check_header",
+    "disk_errors",
+    "forget",
+    "left_behind",
+    "published_before",
+    "resumable_rows",
+    "written_before",
+]
+
+_HEADER_NAMES = {
+    "mode": "command",
+    "fingerprint": "model",
+    "precision": "precision",
+    "document_prompt": "document prompt",
+    "dimension": "dimension",
+    "metric": "metric",
+}
+_MADE_NAMES = {"factory": "factory", "kept": "kind of kept vectors", "target_recall": "target recall"}
+
+
+class InputDigest:
+    """SHA-256 of documents as they pass by: ids, texts, metadata and given vectors."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._hash = hashlib.sha256()
+
+    def watch(self, documents: Iterable[str | Document]) -> Iterator[str | Document]:
+        """Pass ``documents`` on."""
+        for item in documents:
+            document = item if isinstance(item, Document) else Document(item)
+            vector = None if document.vector is None else np.asarray(document.vector)
+            metadata = None if document.metadata is None else dict(document.metadata)
+            fields = (document.id, document.text, metadata, None if vector is None else vector.tobytes())
+            self._hash.update(repr(fields).encode("utf-8", "surrogatepass"))
+            yield item
+
+    def hexdigest(self) -> str:
+        """Of the documents that have passed."""
+        return self._hash.hexdigest()
+
+
+def _digest(documents: Iterable[str | Document]) -> str:
+    digest = InputDigest()
+    for _ in digest.watch(documents):
+        pass
+    return digest.hexdigest()
+
+
+def resumable_rows(root: Path) -> int:
+    """How many documents an interrupted build at ``root`` has encoded; the same command skips these."""
+    state = read_journal(root / JOURNAL_FILE)
+    return 0 if state is None else state.rows
+
+
+def left_behind(writer: Writer, restart: bool) -> State | None:
+    """The state of an interrupted build; if there is none, or at a ``restart``, its files are removed."""
+    state = None if restart else read_journal(writer.journal)
+    if state is None:
+        writer.journal.unlink(missing_ok=True)
+        shutil.rmtree(writer.building, ignore_errors=True)
+    return state
+
+
+def forget(writer: Writer) -> None:
+    """Remove the journal, durably."""
+    writer.journal.unlink(missing_ok=True)
+    fsync(writer.root)
+
+
+def published_before(state: State | None, live: Manifest | None) -> SegmentEntry | None:
+    """The segment of an interrupted build that is live: only its journal was left to be removed."""
+    if state is None or state.finished is None or live is None:
+        return None
+    name = state.finished.segment.name
+    return next((entry for entry in live.segments if entry.name == name), None)
+
+
+def written_before(
+    root: Path, state: State, entry: SegmentEntry, documents: Iterable[str | Document]
+) -> Written:
+    """What a command that was killed after its last step has written, if ``documents`` are its input."""
+    if state.finished is None or _digest(documents) != state.finished.made.input:
+        raise ResumeError(
+            f"{root}: an interrupted '{state.header.mode}' of other documents had finished, and none of these "
+            "documents were added; run the command again"
+        )
+    return Written(entry.documents, 0, state.rows)
+
+
+def check_header(root: Path, state: State | None, header: Header) -> None:
+    """Refuse to resume if the vectors would differ from those encoded already."""
+    for name, label in _HEADER_NAMES.items():
+        if state is None or getattr(state.header, name) == getattr(header, name):
+            continue
+        raise ResumeError(
+            f"{root}: an interrupted '{state.header.mode}' has encoded {state.rows} documents with another "
+            f"{label} ({getattr(state.header, name)}, now {getattr(header, name)}); run that command again, or "
+            "discard them with --restart (restart=True)"
+        )
+
+
+def check_finished(root: Path, state: State, made: Made, documents: Iterable[str | Document]) -> SegmentEntry:
+    """The complete segment that an interrupted build has left, if it is the one to be made now."""
+    assert state.finished is not None
+    before, mode = state.finished.made, state.header.mode
+    for name, label in _MADE_NAMES.items():
+        if getattr(before, name) != getattr(made, name):
+            raise ResumeError(
+                f"{root}: an interrupted '{mode}' had finished with another {label} ({getattr(before, name)}, now "
+                f"{getattr(made, name)}); run that command again, or discard it with --restart (restart=True)"
+            )
+    if _digest(documents) != before.input:
+        raise ResumeError(
+            f"{root}: these are not the documents that an interrupted '{mode}' has encoded; give the same input, "
+            "or start over with --restart (restart=True)"
+        )
+    return state.finished.segment
+
+
+@contextlib.contextmanager
+def disk_errors(root: Path) -> Iterator[None]:
+    """Turn errors of the disk and of Faiss into ones that name the index, and what can be resumed."""
+
+    def failed(reason: object) -> BuildError:
+        rows = resumable_rows(root)
+        if rows:
+            return BuildError(
+                f"{root}: the build failed: {reason}; {rows:,} documents are encoded, and the same command "
+                "resumes from there"
+            )
+        return BuildError(f"{root}: the build failed and was undone: {reason}")
+
+    try:
+        yield
+    except ResumeError:
+        raise
+    except (sqlite3.OperationalError, BuildError) as error:
+        raise failed(error) from error
+    except OSError as error:
+        # embedkit's own errors have messages of their own
+        if error.errno is None or isinstance(error, BlockingIOError):
+            raise
+        raise failed(error.strerror) from error

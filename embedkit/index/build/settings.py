@@ -1,0 +1,90 @@
+"""What a build is told, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ...arguments import check_threads
+from ...documents.errors import OnError
+from ..auto.stored import check_target
+from ..storage.faiss_index import AUTO
+from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw
+from .memory import DEFAULT_MAX_MEMORY
+
+__all__ = ["BuildSettings", "Mode", "Progress", "Report", "Written"]
+
+Mode = Literal["build", "add", "upsert"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """How an index is built or changed; see `embedkit.index.Index.build` for each.
+
+    ``factory``, ``metric``, ``kept``, ``target_recall`` and ``overwrite`` concern a new index only: a command that
+    changes one takes them from its manifest.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    factory: str = AUTO
+    metric: Metric = "cosine"
+    kept: Raw = "fp32"
+    target_recall: float | None = None
+    overwrite: bool = False
+    restart: bool = False
+    max_memory: int = DEFAULT_MAX_MEMORY
+    threads: int | None = None
+    on_error: OnError = "stop"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without vectors."""
+        if self.metric not in METRICS:
+            raise ValueError(f"metric must be 'cosine' or 'dot', not {self.metric!r}")
+        if self.kept not in RAW_KINDS or self.kept == "none":
+            raise ValueError(f"kept must be 'fp32' or 'int8', not {self.kept!r}")
+        if isinstance(self.on_error, str) and self.on_error not in ("stop", "skip"):
+            raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {self.on_error!r}")
+        if self.threads is not None:
+            check_threads(self.threads)
+        if self.target_recall is not None:
+            check_target(self.target_recall, self.factory)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a build is.
+
+    Attributes:
+        stage: "encode", "copy", "choose", "train" or "add".
+        done: documents encoded (including those before an interruption) or copied, candidates measured, or
+            vectors trained on or added.
+        total: out of how many; ``None`` while encoding, when the number of documents is unknown.
+        position: bytes of input consumed by the encoded documents, if they were read from files.
+    """
+
+    stage: str
+    done: int
+    total: int | None
+    position: int = 0
+
+
+Report = Callable[[Progress], None]
+"""Called after each step, on the thread of the build's caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a build, add or upsert wrote.
+
+    Attributes:
+        documents: new documents.
+        replaced: earlier documents replaced by new ones with the same id.
+        resumed: new documents that were encoded before an interruption.
+    """
+
+    documents: int
+    replaced: int
+    resumed: int
