@@ -35,7 +35,7 @@ class Job:
         error: what went wrong instead.
     """
 
-    __slots__ = ("_settled", "began", "error", "items", "key", "left", "next", "result", "tokens")
+    __slots__ = ("_settled", "began", "charge", "error", "items", "key", "left", "next", "result", "tokens")
 
     def __init__(
         self, key: Hashable, items: list[Any], tokens: list[int], settled: Callable[[Job], None]
@@ -49,6 +49,7 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self.began = time.monotonic()
+        self.charge = 0  # tokens that it counts for while it waits
         self._settled = settled
 
     def settle(self) -> None:
@@ -87,6 +88,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._queued_tokens = 0
+        self._charged = 0
         self._closed = False
         self._rate = 20_000.0  # tokens a second, as measured
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -113,7 +115,10 @@ class Batcher:
             if self._closed:
                 raise busy("the server is stopping", 1, 503, "stopping")
             waiting, limits = len(self._waiting), self._limits
-            full = self._queued_tokens + tokens > limits.queue_tokens
+            # A request counts for a quarter of the queue at most, so that a single large one does not keep all
+            # others out.
+            job.charge = min(tokens, limits.queue_tokens // 4)
+            full = self._charged + job.charge > limits.queue_tokens
             if waiting >= limits.queue_requests or (waiting and full):
                 self._metrics.rejected.inc()
                 raise busy(
@@ -122,6 +127,7 @@ class Batcher:
                 )
             self._waiting.append(job)
             self._queued_tokens += tokens
+            self._charged += job.charge
             self._changed.notify()
 
     def withdraw(self, job: Job) -> None:
@@ -130,6 +136,7 @@ class Batcher:
             if job in self._waiting:
                 self._waiting.remove(job)
                 self._queued_tokens -= sum(job.tokens[job.next :])
+                self._charged -= job.charge
 
     async def run(self, key: Hashable, items: list[Any], tokens: list[int], watch: Any = None) -> Any:
         """The rows of ``items``, in their order.
@@ -221,6 +228,8 @@ class Batcher:
         batch: list[Slice] = []
         while waiting and budget > 0:
             job = waiting[0]
+            if batch and job.tokens[job.next] > budget:
+                break  # it is the first of the next batch
             allowed = min(share, budget)
             start = stop = job.next
             end = len(job.items)
@@ -235,6 +244,8 @@ class Batcher:
             batch.append((job, start, stop))
             if stop < end:
                 waiting.append(job)  # behind those that have had nothing yet
+            else:
+                self._charged -= job.charge
         return batch
 
     def _run(self, batch: list[Slice]) -> None:

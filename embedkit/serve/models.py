@@ -183,7 +183,7 @@ class RerankModel:
         self.encoder.close()
 
 
-_M = TypeVar("_M", EmbeddingModel, RerankModel)
+_M = TypeVar("_M", bound=EmbeddingModel | RerankModel)
 
 
 @dataclass

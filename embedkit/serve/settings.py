@@ -15,7 +15,7 @@ class Limits:
         body: bytes of a request's body.
         texts: texts, documents or queries of a request.
         queue_requests: requests that wait for one model.
-        queue_tokens: tokens that wait for one model; a single request may exceed it where nothing else waits.
+        queue_tokens: tokens that wait for one model; of a single request a quarter of it counts at most.
         batch_tokens: tokens of a batch.
         timeout: seconds until a request is answered with 504.
         header_timeout: seconds that a client may take to send the head of a request.
