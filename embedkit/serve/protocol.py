@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -11,6 +12,10 @@ from .metrics import Metrics
 from .settings import Limits
 
 __all__ = ["guarded_protocol"]
+
+# A line for each broken request would let anyone fill the log.
+_logger = logging.getLogger("embedkit.serve.protocol")
+_logger.setLevel(logging.ERROR)
 
 _HEAD = 64 << 10  # bytes of all headers together
 
@@ -23,6 +28,7 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
+            self.logger = _logger
             self._timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
             self._between = True  # no message has begun

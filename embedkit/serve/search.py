@@ -215,7 +215,13 @@ def _check(body: SearchRequest, limits: Limits) -> list[str]:
 
 def _condition(body: SearchRequest) -> str | None:
     """``where`` and ``filter`` as one condition for `Index.search`."""
-    parts = [] if body.where is None or not body.where.strip() else [f"({body.where})"]
+    parts = []
+    if body.where is not None and body.where.strip():
+        if not _balanced(body.where):  # or it could end the parentheses that keep it apart from the filter
+            raise ApiError(
+                400, f"the condition {body.where[:200]!r} has unbalanced parentheses", param="where"
+            )
+        parts.append(f"({body.where})")
     for field, value in (body.filter or {}).items():
         name = '"' + field.replace('"', '""') + '"'
         if value is None:
@@ -226,6 +232,20 @@ def _condition(body: SearchRequest) -> str | None:
         else:
             parts.append(f"{name} = {int(value) if isinstance(value, bool) else value!r}")
     return " and ".join(parts) or None
+
+
+def _balanced(where: str) -> bool:
+    depth, quote = 0, ""
+    for character in where:
+        if quote:
+            quote = "" if character == quote else quote  # a doubled quote closes and opens again
+        elif character in "'\"":
+            quote = character
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+            if depth < 0:
+                return False
+    return depth == 0 and not quote
 
 
 def words_found(query: str, text: str) -> list[str]:

@@ -25,14 +25,14 @@ def vectors(response: httpx.Response) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def test_vectors_under_load_are_bitwise_those_of_encode(server: RunningServer) -> None:
-    texts = texts_of(600, 60)
+    texts = texts_of(400, 30)
     expected = Encoder().encode(texts)
     sizes = [1, 1, 1, 3, 17, 40]
 
     async def client(number: int, http: httpx.AsyncClient) -> int:
         answered = 0
         at = number * 13
-        for turn in range(8):
+        for turn in range(6):
             size = sizes[(number + turn) % len(sizes)]
             chosen = [(at + i) % len(texts) for i in range(size)]
             at += size
@@ -42,18 +42,18 @@ def test_vectors_under_load_are_bitwise_those_of_encode(server: RunningServer) -
         return answered
 
     async def load() -> int:
-        limits = httpx.Limits(max_connections=32)
+        limits = httpx.Limits(max_connections=24)
         async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits, trust_env=False) as http:
-            return sum(await asyncio.gather(*(client(number, http) for number in range(32))))
+            return sum(await asyncio.gather(*(client(number, http) for number in range(24))))
 
     before = server.metric("embedkit_requests_total", route="/v1/embeddings", status="200")
-    assert asyncio.run(load()) == 32 * 8
-    assert server.metric("embedkit_requests_total", route="/v1/embeddings", status="200") == before + 32 * 8
+    assert asyncio.run(load()) == 24 * 6
+    assert server.metric("embedkit_requests_total", route="/v1/embeddings", status="200") == before + 24 * 6
     assert server.metric("embedkit_queue_tokens") == 0
 
 
 def test_a_single_text_does_not_wait_for_ten_thousand(server: RunningServer) -> None:
-    many = texts_of(10_000, 12)
+    many = texts_of(10_000, 6)
 
     async def load() -> tuple[float, float, int]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False) as http:
@@ -118,7 +118,7 @@ def test_a_full_queue_answers_429_and_a_late_request_504(start: Callable[..., Ru
 
 
 def test_memory_does_not_grow(server: RunningServer) -> None:
-    texts = texts_of(200, 40)
+    texts = texts_of(200, 10)
 
     def load(rounds: int) -> None:
         async def client(http: httpx.AsyncClient) -> None:
