@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -112,12 +113,13 @@ def drive(port: int, model: str, load: Load, seconds: float) -> dict[str, Any]:
         ).encode()
         for at in range(0, len(texts) - load.texts + 1, load.texts)
     ]
-    asyncio.run(load_once(port, load, bodies, min(1.0, seconds / 4)))
+    warm, _ = asyncio.run(load_once(port, load, bodies, min(1.0, seconds / 4)))
     begin = time.perf_counter()
     answers, latencies = asyncio.run(load_once(port, load, bodies, seconds))
     took = time.perf_counter() - begin
     return {
         **asdict(load),
+        "answers": warm + answers,
         "requests_per_second": round(answers / took, 1),
         "texts_per_second": round(answers * load.texts / took, 1),
         **{f"p{percent}_ms": round(percentile(latencies, percent) * 1e3, 3) for percent in (50, 95, 99)},
@@ -132,24 +134,40 @@ def alone(model: str | None, seconds: float) -> dict[str, float]:
     found: dict[str, float] = {}
     for words, texts in (("short", sample_texts(512)), ("long", long_texts(128))):
         encoder.encode(texts)
-        rates, single = [], []
+        rates, single, used = [], [], 0.0
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            begin = time.perf_counter()
+            begin, cpu = time.perf_counter(), time.process_time()
             encoder.encode(texts)
+            used += time.process_time() - cpu
             rates.append(len(texts) / (time.perf_counter() - begin))
         for text in texts[:200]:
             begin = time.perf_counter()
             encoder.encode(text)
             single.append(time.perf_counter() - begin)
         found[f"{words}_texts_per_second"] = round(statistics.median(rates), 1)
+        found[f"{words}_cpu_ms_per_text"] = round(used / len(rates) / len(texts) * 1e3, 3)
         found[f"{words}_single_p50_ms"] = round(statistics.median(single) * 1e3, 3)
     return found
 
 
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """Processor seconds of a process: those of its main thread, which runs the event loop, and those of the others."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    main = other = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        seconds = (int(fields[11]) + int(fields[12])) / ticks
+        if task.name == str(pid):
+            main += seconds
+        else:
+            other += seconds
+    return main, other
+
+
 @contextmanager
-def serving(command: list[str], port: int) -> Iterator[None]:
-    """A server process that answers at ``port``."""
+def serving(command: list[str], port: int) -> Iterator[int]:
+    """A server process that answers at ``port``; its id."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         for _ in range(600):
@@ -160,7 +178,7 @@ def serving(command: list[str], port: int) -> Iterator[None]:
                 if process.poll() is not None:
                     raise SystemExit(f"{command[0]} ended with {process.returncode}") from None
                 time.sleep(0.1)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait(30)
@@ -206,8 +224,8 @@ def main() -> None:
     for _ in range(options.runs):
         encoder.append(alone(options.model, options.seconds / 2))
         for name, (command, model) in commands(options.model, options.port).items():
-            with serving(command, options.port):
-                found = [drive_apart(options, load, model) for load in LOADS]
+            with serving(command, options.port) as pid:
+                found = [drive_apart(options, load, model, pid) for load in LOADS]
             runs.setdefault(name, []).append(found)
             for row in found:
                 print(name, row, flush=True)
@@ -224,12 +242,17 @@ def main() -> None:
     write_json(options.output, result)
 
 
-def drive_apart(options: argparse.Namespace, load: Load, model: str) -> dict[str, Any]:
-    """`drive` in a process of its own, so that the client shares no interpreter with anything."""
+def drive_apart(options: argparse.Namespace, load: Load, model: str, pid: int) -> dict[str, Any]:
+    """`drive` in a process of its own, and the processor time that the server's threads took for it."""
+    before = cpu_seconds(pid)
     command = [sys.executable, __file__, "--port", str(options.port), "--seconds", str(options.seconds)]
     command += ["--drive", json.dumps(asdict(load)), model]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
+    after = cpu_seconds(pid)
+    answers = found.pop("answers")
+    for name, begin, end in zip(("event_loop", "other_threads"), before, after, strict=True):
+        found[f"{name}_cpu_ms_per_request"] = round((end - begin) / answers * 1e3, 3)
     return found
 
 

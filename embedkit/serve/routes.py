@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from typing import Any
@@ -29,12 +30,15 @@ async def embeddings(request: Request) -> Response:
     settings = state.settings
     body = await read(request, EmbeddingsRequest, settings.limits)
     async with state.embedders.use(body.model) as (name, model):
-        texts = _texts_of(model, body.input)
-        check_count(len(texts), settings.limits, "input")
+        if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int)):
+            check_count(len(body.input), settings.limits, "input")
+        texts = await _texts_of(model, body.input)
         prompt = prompt_of(model, body.prompt_name, body.input_type)
         form = model.form(prompt, body.dimensions, body.normalize)
         tokens = await model.count(texts, form)
-        check_lengths(model, texts, form, tokens, param="input", truncate=body.truncate, settings=settings)
+        await check_lengths(
+            model, texts, form, tokens, param="input", truncate=body.truncate, settings=settings
+        )
         vectors = await model.embed(texts, form, tokens, hang_up_of(request))
     written = rows_as_base64 if body.encoding_format == "base64" else float_rows
     data = await join_rows(vectors, written, _embedding_item)
@@ -47,16 +51,15 @@ def _embedding_item(index: int, row: bytes) -> bytes:
     return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
 
 
-def _texts_of(model: EmbeddingModel, given: Any) -> list[str]:
+async def _texts_of(model: EmbeddingModel, given: Any) -> list[str]:
     if isinstance(given, str):
         return [given]
     if not given:
         raise ApiError(400, "input is empty; give at least one text", param="input")
     if isinstance(given[0], str):
         return list(given)
-    if isinstance(given[0], int):
-        return model.decoder.texts([given], "input")
-    return model.decoder.texts(given, "input")
+    ids = [given] if isinstance(given[0], int) else given
+    return await asyncio.to_thread(model.decoder.texts, ids, "input")
 
 
 async def embed(request: Request) -> Response:
@@ -69,7 +72,9 @@ async def embed(request: Request) -> Response:
     async with state.embedders.use(body.model) as (_, model):
         form = model.form(body.prompt_name, body.dimensions, body.normalize)
         tokens = await model.count(texts, form)
-        check_lengths(model, texts, form, tokens, param="inputs", truncate=body.truncate, settings=settings)
+        await check_lengths(
+            model, texts, form, tokens, param="inputs", truncate=body.truncate, settings=settings
+        )
         vectors = await model.embed(texts, form, tokens, hang_up_of(request))
     return Response(b"[%b]" % await join_rows(vectors, float_rows), media_type=_JSON)
 

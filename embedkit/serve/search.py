@@ -179,12 +179,7 @@ async def search(request: Request) -> Response:
                     Hit(rank, float(scores[i]), hits[i].id, hits[i].text, hits[i].metadata)
                     for rank, i in enumerate(order, 1)
                 ]
-    data = []
-    for at, hits in enumerate(found):
-        query = queries[at] if queries else ""
-        data.append(
-            {"index": at, "hits": [{**asdict(hit), "words": words_found(query, hit.text)} for hit in hits]}
-        )
+    data = await asyncio.to_thread(_rows, queries, found)
     answer = {
         "object": "list",
         "data": data,
@@ -192,6 +187,16 @@ async def search(request: Request) -> Response:
         "took_ms": round((time.monotonic() - begin) * 1000, 2),
     }
     return Response(dumps(answer), media_type="application/json")
+
+
+def _rows(queries: list[str], found: list[list[Hit]]) -> list[dict[str, Any]]:
+    """The hits of each query as they are sent."""
+    data = []
+    for at, hits in enumerate(found):
+        query = queries[at] if queries else ""
+        shown = [{**asdict(hit), "words": words_found(query, hit.text)} for hit in hits]
+        data.append({"index": at, "hits": shown})
+    return data
 
 
 def _check(body: SearchRequest, limits: Limits) -> list[str]:
