@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -168,7 +169,7 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
 @contextmanager
 def serving(command: list[str], port: int) -> Iterator[int]:
     """A server process that answers at ``port``; its id."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
             try:
@@ -184,7 +185,7 @@ def serving(command: list[str], port: int) -> Iterator[int]:
         process.wait(30)
 
 
-def commands(model: str | None, port: int) -> dict[str, tuple[list[str], str]]:
+def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tuple[list[str], str]]:
     """The servers that are installed: a command, and the name that requests give the model."""
     own = [sys.executable, "-c", _MAIN, "--port", str(port)]
     if model is None:
@@ -194,9 +195,8 @@ def commands(model: str | None, port: int) -> dict[str, tuple[list[str], str]]:
     if find_spec("fastapi") and find_spec("sentence_transformers"):
         peer = Path(__file__).parent / "peers" / "fastapi_server.py"
         found["fastapi + sentence-transformers"] = ([sys.executable, str(peer), model, str(port)], "m")
-    infinity = shutil.which("infinity_emb")
     if infinity:
-        command = [infinity, "v2", "--model-id", model, "--served-model-name", "m", "--port", str(port)]
+        command = [*infinity, "v2", "--model-id", model, "--served-model-name", "m", "--port", str(port)]
         command += ["--host", "127.0.0.1", "--url-prefix", "/v1", "--device", "cpu"]
         found["infinity-emb"] = (command, "m")
     return found
@@ -212,6 +212,12 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=int, default=3, help="alternating runs, of which the median (default: 3)"
     )
+    parser.add_argument(
+        "--infinity",
+        default=shutil.which("infinity_emb") or "",
+        metavar="COMMAND",
+        help="what starts infinity_emb, which needs an environment of its own (transformers below 5)",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "serve.json")
     parser.add_argument("--drive", nargs=2, metavar=("LOAD", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -223,7 +229,9 @@ def main() -> None:
     encoder = []
     for _ in range(options.runs):
         encoder.append(alone(options.model, options.seconds / 2))
-        for name, (command, model) in commands(options.model, options.port).items():
+        for name, (command, model) in commands(
+            options.model, options.port, shlex.split(options.infinity)
+        ).items():
             with serving(command, options.port) as pid:
                 found = [drive_apart(options, load, model, pid) for load in LOADS]
             runs.setdefault(name, []).append(found)
