@@ -18,18 +18,9 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 def test_a_short_run(tmp_path: Path) -> None:
     output = tmp_path / "serve.json"
+    options = ["--seconds", "0.2", "--runs", "1", "--port", "18077", "--output", str(output)]
     subprocess.run(
-        [
-            sys.executable,
-            str(BENCHMARKS / "serve.py"),
-            "--seconds",
-            "0.2",
-            "--runs",
-            "1",
-            "--output",
-            str(output),
-        ]
-        + ["--port", "18077"],
+        [sys.executable, str(BENCHMARKS / "serve.py"), *options],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.DEVNULL,
         check=True,
