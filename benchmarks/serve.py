@@ -73,13 +73,15 @@ async def request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me
     head = await reader.readuntil(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"the server answered {head.splitlines()[0]!r}")
-    size = next(
-        int(line.partition(b":")[2])
-        for line in head.splitlines()
-        if line.lower().startswith(b"content-length")
-    )
+    size = length_of(head)
     await reader.readexactly(size)
     return size
+
+
+def length_of(head: bytes) -> int:
+    """The Content-Length of an answer."""
+    lines = head.lower().splitlines()
+    return next(int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length"))
 
 
 async def load_once(port: int, load: Load, bodies: list[bytes], seconds: float) -> tuple[int, list[float]]:
@@ -124,6 +126,61 @@ def drive(port: int, model: str, load: Load, seconds: float) -> dict[str, Any]:
         "requests_per_second": round(answers / took, 1),
         "texts_per_second": round(answers * load.texts / took, 1),
         **{f"p{percent}_ms": round(percentile(latencies, percent) * 1e3, 3) for percent in (50, 95, 99)},
+    }
+
+
+def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: float) -> dict[str, Any]:
+    """Load of 32 connections for long: answers that are lost, or that differ from the first one, and memory.
+
+    Args:
+        port, pid: of the server.
+        model: its name in requests.
+        expected: texts, and the JSON array of their vectors.
+        seconds: how long.
+    """
+    texts = list(expected)
+    counts = {"sent": 0, "answered": 0, "wrong": 0}
+    resident: list[int] = []
+    end = time.monotonic() + seconds
+
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        at = number
+        while time.monotonic() < end:
+            chosen = [texts[(at + i) % len(texts)] for i in range((1, 1, 1, 8)[at % 4])]
+            at += 37
+            body = json.dumps({"model": model, "input": chosen}).encode()
+            counts["sent"] += 1
+            writer.write(
+                b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            head = await reader.readuntil(b"\r\n\r\n")
+            answer = await reader.readexactly(length_of(head))
+            counts["answered"] += 1
+            right = head.startswith(b"HTTP/1.1 200") and all(
+                b'"index":%d,"embedding":%b}' % (i, expected[text]) in answer for i, text in enumerate(chosen)
+            )
+            counts["wrong"] += not right
+        writer.close()
+
+    async def watch() -> None:
+        while time.monotonic() < end:
+            await asyncio.sleep(min(5, seconds / 4))
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+            resident.append(int(status.partition("VmRSS:")[2].split()[0]))
+
+    async def both() -> None:
+        await asyncio.gather(watch(), *(client(number) for number in range(32)))
+
+    asyncio.run(both())
+    quarter = max(1, len(resident) // 4)
+    return {
+        "seconds": seconds,
+        **counts,
+        "resident_mb_first_quarter": round(statistics.median(resident[:quarter]) / 1e3, 1),
+        "resident_mb_last_quarter": round(statistics.median(resident[-quarter:]) / 1e3, 1),
+        "resident_mb_peak": round(max(resident) / 1e3, 1),
     }
 
 
@@ -219,11 +276,20 @@ def main() -> None:
         help="what starts infinity_emb, which needs an environment of its own (transformers below 5)",
     )
     parser.add_argument("--output", type=Path, default=RESULTS / "serve.json")
+    parser.add_argument(
+        "--soak",
+        type=float,
+        metavar="SECONDS",
+        help="instead: load on embedkit-serve for long, and its memory",
+    )
     parser.add_argument("--drive", nargs=2, metavar=("LOAD", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
         load = Load(**json.loads(options.drive[0]))
         print(json.dumps(drive(options.port, options.drive[1], load, options.seconds)))
+        return
+    if options.soak:
+        write_json(options.output, report("serve-soak", machine=machine_info(), soak=soaked(options)))
         return
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     encoder = []
@@ -248,6 +314,22 @@ def main() -> None:
         servers={name: medians(found) for name, found in runs.items()},
     )
     write_json(options.output, result)
+
+
+def soaked(options: argparse.Namespace) -> dict[str, Any]:
+    """`soak` on a server of its own."""
+    import orjson
+
+    from embedkit import Encoder
+
+    texts = [*sample_texts(400), *long_texts(20)]
+    vectors = Encoder(options.model).encode(texts)
+    rows = [orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) for row in vectors]
+    command, name = commands(options.model, options.port, [])["embedkit-serve"]
+    with serving(command, options.port) as pid:
+        found = soak(options.port, pid, name, dict(zip(texts, rows, strict=True)), options.soak)
+    print(found)
+    return found
 
 
 def drive_apart(options: argparse.Namespace, load: Load, model: str, pid: int) -> dict[str, Any]:

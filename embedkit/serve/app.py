@@ -129,7 +129,7 @@ class _Gate:
         """
         settings = self._state.settings
         host = headers.get("host", "")
-        if settings.hosts and _name(host) not in settings.hosts:
+        if settings.hosts and _name(host.lower()) not in settings.hosts:
             raise ApiError(403, f"the host {host!r} is not served; see --allow-host", code="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and origin not in settings.origins and origin.partition("://")[2] != host:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,8 @@ class Job:
 
     def settle(self) -> None:
         """Tell who waits."""
-        self._settled(self)
+        with suppress(RuntimeError):  # the event loop has ended: nobody waits
+            self._settled(self)
 
     def put(self, start: int, rows: Any) -> None:
         """Keep the results of the items from ``start`` on."""
@@ -218,7 +220,11 @@ class Batcher:
                         return
                     self._changed.wait()
                 batch = self._take()
-            self._run(batch)
+            try:
+                self._run(batch)
+            except Exception as error:  # the thread must outlive it: requests to come depend on it
+                for job, _, _ in batch:
+                    self._fail(job, error)
 
     def _take(self) -> list[Slice]:
         """The next batch: from each waiting job in turn, until the budget is spent. The lock is held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from .settings import Limits
 from .token_ids import TokenDecoder
 
 __all__ = ["EmbeddingModel", "Form", "Pool", "RerankModel", "Served", "weights_bytes"]
+
+logger = logging.getLogger("embedkit.serve")
 
 _IN_LOOP = 50_000  # characters that are tokenized on the event loop: about half a millisecond
 
@@ -281,7 +284,10 @@ class Pool(Generic[_M]):
         try:
             loaded = await asyncio.to_thread(model.load)
         except (OSError, ValueError) as error:
-            raise ApiError(500, f"{model.name} cannot be loaded: {error}", code="model_not_loaded") from error
+            logger.error("%s cannot be loaded: %s", model.name, error)  # its path is not for clients
+            raise ApiError(
+                500, f"{model.name} cannot be loaded; see the server's log", code="model_not_loaded"
+            ) from error
         model.size = loaded.bytes
         try:
             await self._make_room(model.size)  # before the first time its size was not known

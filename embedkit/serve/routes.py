@@ -142,11 +142,13 @@ async def info(request: Request) -> Response:
     state = State.of(request)
     limits = state.settings.limits
     answer: dict[str, Any] = {}
-    model = next((one.loaded for one in state.embedders.models.values() if one.loaded), None)
-    if model is not None:
-        about = model.encoder.describe()
+    served = next((one for one in state.embedders.distinct if one.loaded is not None), None)
+    if served is not None and served.loaded is not None:
+        model = served.loaded
+        about = {**model.encoder.describe(), "model": served.name}
+        del about["path"]
         answer = {
-            "model_id": about["model"],
+            "model_id": served.name,
             "model_sha": about["fingerprint"],
             "model_dtype": about["precision"],
             "model_type": {"embedding": {"pooling": "+".join(about["pooling"])}},
@@ -154,7 +156,6 @@ async def info(request: Request) -> Response:
             "model": about,
             "prompts": model.encoder.prompts,
         }
-        answer["model"].pop("path", None)
     answer |= {
         "max_concurrent_requests": limits.connections,
         "max_batch_tokens": limits.batch_tokens,

@@ -196,6 +196,15 @@ def test_the_deadline_and_a_hang_up_free_the_place(gate: Gate, metrics: Metrics)
     assert [items for _, items in gate.batches] == [["running"]]
 
 
+def test_the_thread_outlives_a_function_that_returns_nonsense(metrics: Metrics) -> None:
+    answers: list[Any] = [None, np.zeros((1, 2), np.float32)]
+    batcher = Batcher(lambda key, items: answers.pop(0), Limits(), ModelMetrics(metrics, "m"))
+    with pytest.raises(TypeError):
+        batcher.run_here("k", ["a"], [1])
+    assert batcher.run_here("k", ["a"], [1]).tolist() == [[0.0, 0.0]]
+    batcher.close()
+
+
 def test_closing_finishes_what_is_queued_and_refuses_more(gate: Gate, metrics: Metrics) -> None:
     batcher = Batcher(gate, Limits(), ModelMetrics(metrics, "m"))
     one, done = job(["a"])

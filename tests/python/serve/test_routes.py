@@ -91,7 +91,7 @@ def test_info_names_what_runs(searching: RunningServer) -> None:
     assert info["max_input_length"] == 256
     assert info["rerankers"] == ["tiny"]
     assert info["index"]["documents"] == 200
-    assert "/" not in str(info["index"])  # no path of the machine
+    assert "/" not in str({**info, "model_type": None})  # no path of the machine
 
 
 def test_health_is_apart_from_liveness(server: RunningServer) -> None:
