@@ -212,15 +212,13 @@ def alone(model: str | None, seconds: float) -> dict[str, float]:
 def cpu_seconds(pid: int) -> tuple[float, float]:
     """Processor seconds of a process: those of its main thread, which runs the event loop, and those of the others."""
     ticks = os.sysconf("SC_CLK_TCK")
-    main = other = 0.0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        fields = (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        seconds = (int(fields[11]) + int(fields[12])) / ticks
-        if task.name == str(pid):
-            main += seconds
-        else:
-            other += seconds
-    return main, other
+
+    def seconds(stat: str) -> float:
+        fields = Path(stat).read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / ticks
+
+    main = seconds(f"/proc/{pid}/task/{pid}/stat")
+    return main, seconds(f"/proc/{pid}/stat") - main  # the whole process, threads that have ended included
 
 
 @contextmanager
@@ -239,7 +237,11 @@ def serving(command: list[str], port: int) -> Iterator[int]:
         yield process.pid
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tuple[list[str], str]]:
