@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from .metrics import ModelMetrics
 from .settings import Limits
 from .token_ids import TokenDecoder
 
-__all__ = ["EmbeddingModel", "Form", "Pool", "RerankModel", "Served", "weights_bytes"]
+__all__ = ["EmbeddingModel", "Form", "Memory", "Pool", "RerankModel", "Served", "weights_bytes"]
 
 logger = logging.getLogger("embedkit.serve")
 
@@ -197,15 +198,53 @@ class Served(Generic[_M]):
     load: Callable[[], _M]
     loaded: _M | None = None
     users: int = 0
-    used: int = 0  # when, in acquisitions of the pool
-    size: int = 0  # bytes, as of the last time it was loaded
+    used: float = 0.0  # when, on the monotonic clock
+    size: int = 0  # about how many bytes it takes; 0: not known before it is loaded
     aliases: list[str] = field(default_factory=list)
+
+
+class Memory:
+    """What the models of all pools may take together."""
+
+    def __init__(self, limit: int | None) -> None:
+        """``limit``: bytes; None: no bound."""
+        self.limit = limit
+        self.lock = asyncio.Lock()
+        self._models: list[Served[Any]] = []
+
+    def watch(self, models: Iterable[Served[Any]]) -> None:
+        """Count these models."""
+        self._models += models
+
+    def fits(self, size: int) -> bool:
+        """Whether a model of this size has room beside those that are loaded."""
+        used = sum(model.size for model in self._models if model.loaded is not None)
+        return self.limit is None or used + size <= self.limit
+
+    async def make_room(self, size: int) -> None:
+        """Close models that nobody uses, the least recently used first, until a model of this size fits.
+
+        Raises:
+            ApiError: 503, those in use fill the memory; 500, the model is larger than all of it.
+        """
+        if self.limit is not None and size > self.limit:
+            raise ApiError(
+                500, f"the model is larger than --max-memory ({size:,} bytes)", code="model_not_loaded"
+            )
+        while not self.fits(size):
+            idle = [model for model in self._models if model.loaded is not None and model.users == 0]
+            if not idle:
+                raise busy("the models in use fill the memory; try again later", 1, 503, "memory_full")
+            oldest = min(idle, key=lambda model: model.used)
+            closing: Any = oldest.loaded
+            oldest.loaded = None
+            await asyncio.to_thread(closing.close)
 
 
 class Pool(Generic[_M]):
     """Models of one kind. Those that do not fit the memory are loaded when they are asked for."""
 
-    def __init__(self, models: Iterable[Served[_M]], max_memory: int | None) -> None:
+    def __init__(self, models: Iterable[Served[_M]], memory: Memory) -> None:
         """The first model is the one of requests that name none.
 
         Raises:
@@ -217,9 +256,8 @@ class Pool(Generic[_M]):
                 if name in self.models:
                     raise ValueError(f"two models are named {name!r}; name one with --model NAME=FOLDER")
                 self.models[name] = one
-        self._max_memory = max_memory
-        self._lock = asyncio.Lock()
-        self._clock = 0
+        self._memory = memory
+        memory.watch(self.distinct)
 
     @property
     def distinct(self) -> list[Served[_M]]:
@@ -247,40 +285,37 @@ class Pool(Generic[_M]):
             ValueError: a model alone is larger than the memory, or its folder is broken.
             FileNotFoundError: a model is not there.
         """
-        total = 0
+        limit = self._memory.limit
         for model in self.distinct:
-            if self._max_memory is not None and total >= self._max_memory:
-                break
-            loaded = model.load()
-            model.size = loaded.bytes
-            if self._max_memory is not None and total + model.size > self._max_memory:
+            loaded = model.load() if self._memory.fits(max(model.size, 1)) else None
+            if loaded is not None:
+                model.size = loaded.bytes
+                if self._memory.fits(model.size):
+                    model.loaded = loaded
+                    continue
                 loaded.close()
-                if model.size > self._max_memory:
-                    raise ValueError(
-                        f"{model.name} takes about {model.size:,} bytes, --max-memory allows {self._max_memory:,}"
-                    )
-                continue
-            model.loaded = loaded
-            total += model.size
+            if limit is not None and model.size > limit:
+                raise ValueError(
+                    f"{model.name} takes about {model.size:,} bytes, --max-memory allows {limit:,}"
+                )
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[tuple[str, _M]]:
         """A model, loaded, and the name it is known by; it stays loaded within the block."""
         model = self.find(name)
-        self._clock += 1
-        model.used = self._clock
+        model.used = time.monotonic()
         model.users += 1
         try:
             loaded = model.loaded
             if loaded is None:
-                async with self._lock:
+                async with self._memory.lock:
                     loaded = model.loaded or await self._load(model)
             yield name or model.name, loaded
         finally:
             model.users -= 1
 
     async def _load(self, model: Served[_M]) -> _M:
-        await self._make_room(model.size)
+        await self._memory.make_room(model.size)
         try:
             loaded = await asyncio.to_thread(model.load)
         except (OSError, ValueError) as error:
@@ -290,31 +325,12 @@ class Pool(Generic[_M]):
             ) from error
         model.size = loaded.bytes
         try:
-            await self._make_room(model.size)  # before the first time its size was not known
+            await self._memory.make_room(model.size)  # before the first time its size was not known
         except ApiError:
             await asyncio.to_thread(loaded.close)
             raise
         model.loaded = loaded
         return loaded
-
-    async def _make_room(self, size: int) -> None:
-        if self._max_memory is None:
-            return
-        if size > self._max_memory:
-            raise ApiError(
-                500, f"the model is larger than --max-memory ({size:,} bytes)", code="model_not_loaded"
-            )
-        while True:
-            loaded = [model for model in self.distinct if model.loaded is not None]
-            if sum(model.size for model in loaded) + size <= self._max_memory:
-                return
-            idle = [model for model in loaded if model.users == 0]
-            if not idle:
-                raise busy("the models in use fill the memory; try again later", 1, 503, "memory_full")
-            oldest = min(idle, key=lambda model: model.used)
-            closing, oldest.loaded = oldest.loaded, None
-            if closing is not None:
-                await asyncio.to_thread(closing.close)
 
     def close(self) -> None:
         """Close what is loaded."""
@@ -326,7 +342,9 @@ class Pool(Generic[_M]):
 
 def weights_bytes(folder: Path, precision: str) -> int:
     """About what a model takes in memory: its weights, a quarter of them where it quantizes float32."""
-    files = [path for path in folder.rglob("*") if path.suffix in (".safetensors", ".bin", ".onnx")]
-    total = sum(path.stat().st_size for path in files if path.is_file())
+    files: list[Path] = []
+    for suffix in (".safetensors", ".bin", ".onnx"):  # the same weights, where a folder holds several of them
+        files = files or [path for path in folder.rglob(f"*{suffix}") if path.is_file()]
+    total = sum(path.stat().st_size for path in files)
     quantized = precision == "int8" and not any(".int8." in path.name for path in files)
     return total // 4 if quantized else total

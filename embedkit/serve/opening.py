@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..cross_encoder import CrossEncoder
 from ..encoder import Encoder
 from .metrics import Metrics, ModelMetrics
-from .models import EmbeddingModel, Pool, RerankModel, Served
+from .models import EmbeddingModel, Memory, Pool, RerankModel, Served, weights_bytes
 from .settings import Settings
 from .state import State
 
@@ -73,6 +73,7 @@ def open_state(options: Options) -> State:
             Served(
                 name[0],
                 partial(_embedder, loads or None, options, ModelMetrics(metrics, name[0])),
+                size=_size(loads, options.precision),
                 aliases=name[1:],
             )
         )
@@ -80,20 +81,29 @@ def open_state(options: Options) -> State:
         model = Path(str(index.info()["model"])).name
         of_index = partial(_wrap, index, settings, ModelMetrics(metrics, model))
         served.append(Served(model, of_index))
-    embedders = Pool(served, options.max_memory)
+    memory = Memory(options.max_memory)
+    embedders = Pool(served, memory)
     rerankers = Pool(
         [
             Served(
-                name[0], partial(_reranker, loads, options, ModelMetrics(metrics, name[0])), aliases=name[1:]
+                name[0],
+                partial(_reranker, loads, options, ModelMetrics(metrics, name[0])),
+                size=_size(loads, options.precision),
+                aliases=name[1:],
             )
             for name, loads in _by_model(options.rerankers)
         ],
-        options.max_memory,
+        memory,
     )
     embedders.load_what_fits()
     rerankers.load_what_fits()
     search = None if index is None else _search(index, embedders, settings, metrics)
     return State(settings, embedders, rerankers, search, metrics)
+
+
+def _size(model: str, precision: str) -> int:
+    """About what a local folder takes in memory; 0 for a model of the Hub."""
+    return weights_bytes(Path(model), precision) if model and Path(model).is_dir() else 0
 
 
 def _by_model(given: Sequence[str]) -> list[tuple[list[str], str]]:
