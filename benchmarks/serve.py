@@ -226,7 +226,7 @@ def serving(command: list[str], port: int) -> Iterator[int]:
     """A server process that answers at ``port``; its id."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(600):
+        for _ in range(1200):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
                 break
@@ -234,6 +234,8 @@ def serving(command: list[str], port: int) -> Iterator[int]:
                 if process.poll() is not None:
                     raise SystemExit(f"{command[0]} ended with {process.returncode}") from None
                 time.sleep(0.1)
+        else:
+            raise SystemExit(f"{command[0]} does not answer at port {port}")
         yield process.pid
     finally:
         process.terminate()
