@@ -233,6 +233,9 @@ def _serve(arguments: argparse.Namespace) -> int:
                 settings=settings,
             )
         )
+        bound.listen(
+            1024
+        )  # who reads the line below can connect: the system keeps connections until they are accepted
         host, port = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         models = ", ".join([*state.embedders.models, *state.rerankers.models])

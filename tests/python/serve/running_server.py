@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,12 +48,6 @@ class RunningServer:
         self.url = found[1]
         self.port = int(found[3])
         self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
-        for _ in range(200):
-            try:
-                if self.client.get("/livez").status_code in (200, 403):
-                    break
-            except httpx.TransportError:
-                time.sleep(0.02)
 
     def errors(self) -> str:
         """What it has written to stderr."""
