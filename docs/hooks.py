@@ -161,7 +161,11 @@ def _score(score: dict[str, float] | None, seeds: int) -> str:
 
 def _help(*command: str) -> str:
     """The ``--help`` of a command."""
-    programs = {"embedkit-index": "embedkit.cli.main", "embedkit-model": "embedkit.cli.model"}
+    programs = {
+        "embedkit-index": "embedkit.cli.main",
+        "embedkit-model": "embedkit.cli.model",
+        "embedkit-serve": "embedkit.cli.serve",
+    }
     module = programs.get(command[0], "embedkit.training.cli")
     script = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(

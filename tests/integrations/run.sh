@@ -16,7 +16,7 @@ export HF_HUB_OFFLINE=1 ANONYMIZED_TELEMETRY=False HAYSTACK_TELEMETRY_ENABLED=Fa
 export RAY_USAGE_STATS_ENABLED=0
 
 if [ $# -eq 0 ]; then
-  set -- sklearn langchain llama-index haystack chroma mteb ray vector-stores
+  set -- sklearn langchain llama-index haystack chroma mteb ray serve-clients vector-stores
 fi
 if [ -z "${WHEEL:-}" ]; then
   python3 -m pip wheel -q --no-deps -w "$work/wheel" "$root"
@@ -34,6 +34,7 @@ for name in "$@"; do
   python=$venvs/$name/bin/python
   [ -x "$python" ] || python3 -m venv "$venvs/$name"
   extra=$name
+  [ "$name" != serve-clients ] || extra=serve
   [ "$name" != vector-stores ] || extra=parquet  # vector stores load exports of an index, without an adapter
   "$python" -m pip install -q --no-compile -c "$root/constraints.txt" "$WHEEL[cpu,$extra]" -r "$requirements"
   "$python" -m pip install -q --no-compile --no-deps --force-reinstall "$WHEEL"

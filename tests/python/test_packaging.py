@@ -98,7 +98,10 @@ def test_built_in_model_is_installed_with_its_license_and_notice() -> None:
 
 def test_command_is_installed() -> None:
     commands = {e.name: e.value for e in metadata.entry_points(group="console_scripts")}
-    assert all(commands[name].startswith("embedkit.") for name in ("embedkit-index", "embedkit-model"))
+    assert all(
+        commands[name].startswith("embedkit.")
+        for name in ("embedkit-index", "embedkit-model", "embedkit-serve")
+    )
 
 
 def test_system_headers_are_included_in_one_file_of_the_core() -> None:

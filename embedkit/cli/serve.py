@@ -1,0 +1,261 @@
+"""``embedkit-serve``: an HTTP server of embeddings, reranking and search."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import __version__
+from ..arguments import check_positive, check_threads
+from .terminal import printable
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_EPILOG = """\
+examples:
+  embedkit-serve                                             # the built-in model on http://127.0.0.1:8080
+  embedkit-serve --model BAAI/bge-small-en-v1.5 --rerank my-cross-encoder --index my-index
+  embedkit-serve --model small=FOLDER --model large=OTHER --max-memory 2GB
+
+Routes: /v1/embeddings, /v1/models, /v1/search, /rerank, /embed, /info, /health, /livez, /metrics; / is a search page
+with --index, /docs describes the API. Keys are also read from EMBEDKIT_API_KEY, separated by commas.
+
+exit codes: 0 stopped by a signal after finishing its requests, 1 failed while running, 2 wrong usage or input
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``embedkit-serve`` with ``argv`` (default: the process' arguments) and return its exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed help or what is wrong
+        return int(stop.code or 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+            return _serve(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except (FileNotFoundError, ValueError) as error:
+        _complain(str(error))
+        return EXIT_USAGE
+    except (ImportError, OSError, RuntimeError) as error:
+        _complain(str(error))
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    from .common import byte_size, integer
+
+    parser = argparse.ArgumentParser(
+        prog="embedkit-serve",
+        description="Serve embeddings, reranking and search over HTTP, with the API of OpenAI, Cohere and Text "
+        "Embeddings Inference.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"embedkit-serve {__version__}")
+    what = parser.add_argument_group("what is served")
+    what.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="[NAME=]MODEL",
+        help="model folder or Hub id, and the name that requests give; repeatable (default: the built-in model)",
+    )
+    what.add_argument(
+        "--rerank", action="append", default=[], metavar="[NAME=]MODEL", help="cross-encoder; repeatable"
+    )
+    what.add_argument("--index", metavar="INDEX", help="index folder, for /v1/search and the search page")
+    what.add_argument(
+        "--precision", choices=("auto", "fp32", "int8"), default="auto", help="of the models (default: auto)"
+    )
+    what.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:1" (default: cpu)')
+    what.add_argument(
+        "--threads", type=integer(check_threads), metavar="N", help="threads of each model (default: all)"
+    )
+    what.add_argument(
+        "--max-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="of all models' weights; models beyond it are loaded when asked for, in place of the least recently "
+        "used (default: no bound)",
+    )
+    what.add_argument(
+        "--on-overflow",
+        choices=("truncate", "error"),
+        default="truncate",
+        help="what happens to texts longer than the model reads (default: truncate)",
+    )
+    where = parser.add_argument_group("who may use it")
+    where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    where.add_argument("--port", type=int, default=8080, help="0 for any free one (default: 8080)")
+    where.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="key that requests must carry; repeatable",
+    )
+    where.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with a key a line, which no process list shows",
+    )
+    where.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web origin whose pages may call it",
+    )
+    where.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name that the Host header may have, * for any (default on loopback without a key: localhost)",
+    )
+    _add_limits(parser)
+    return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    from ..serve.settings import Limits
+    from .common import byte_size, integer
+
+    limits = Limits()
+    group = parser.add_argument_group("limits")
+    group.add_argument(
+        "--max-body",
+        type=byte_size,
+        default=limits.body,
+        metavar="SIZE",
+        help="of a request (default: 16MiB)",
+    )
+    counts = {
+        "texts": ("texts of a request", limits.texts),
+        "queue": ("requests that may wait for a model", limits.queue_requests),
+        "queue-tokens": ("tokens that may wait for a model", limits.queue_tokens),
+        "batch-tokens": ("tokens of a batch", limits.batch_tokens),
+        "connections": ("connections at once", limits.connections),
+    }
+    for name, (meaning, default) in counts.items():
+        group.add_argument(
+            f"--max-{name}",
+            type=integer(lambda value: check_positive("the limit", value)),
+            default=default,
+            metavar="N",
+            help=f"{meaning} (default: {default:,})",
+        )
+    seconds = {
+        "timeout": ("until a request is answered with 504", limits.timeout),
+        "drain": ("for requests to finish after SIGTERM", 30.0),
+        "keep-alive": ("that an idle connection stays open", limits.keep_alive),
+        "header-timeout": ("for a client to send the head of a request", limits.header_timeout),
+        "body-timeout": ("for a client to send a body, or to read an answer", limits.body_timeout),
+    }
+    for name, (meaning, value) in seconds.items():
+        group.add_argument(
+            f"--{name}",
+            type=_seconds,
+            default=value,
+            metavar="SECONDS",
+            help=f"{meaning} (default: {value:g})",
+        )
+    group.add_argument(
+        "--log-level",
+        choices=("error", "warning", "info", "debug"),
+        default="warning",
+        help="(default: warning)",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"invalid number of seconds: {text!r}")
+    return value
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    try:
+        from ..serve.opening import Options, open_state
+        from ..serve.server import LOOPBACK, bind, run
+        from ..serve.settings import Limits, Settings
+    except ImportError as error:
+        raise ImportError(f"{error}: the server needs pip install 'embedkit[serve]'") from error
+    keys = _keys(arguments)
+    hosts = tuple(arguments.allow_host)
+    if not hosts and not keys and arguments.host in LOOPBACK:
+        hosts = ("localhost", "127.0.0.1", "[::1]")
+    settings = Settings(
+        limits=Limits(
+            body=arguments.max_body,
+            texts=arguments.max_texts,
+            queue_requests=arguments.max_queue,
+            queue_tokens=arguments.max_queue_tokens,
+            batch_tokens=arguments.max_batch_tokens,
+            timeout=arguments.timeout,
+            header_timeout=arguments.header_timeout,
+            body_timeout=arguments.body_timeout,
+            keep_alive=arguments.keep_alive,
+            connections=arguments.max_connections,
+        ),
+        api_keys=keys,
+        on_overflow=arguments.on_overflow,
+        origins=tuple(arguments.allow_origin),
+        hosts=() if "*" in hosts else hosts,
+    )
+    bound = bind(arguments.host, arguments.port)
+    with contextlib.closing(bound):
+        state = open_state(
+            Options(
+                models=arguments.model,
+                rerankers=arguments.rerank,
+                index=arguments.index,
+                precision=arguments.precision,
+                device=arguments.device,
+                threads=arguments.threads,
+                max_memory=arguments.max_memory,
+                settings=settings,
+            )
+        )
+        bound.listen(
+            1024
+        )  # who reads the line below can connect: the system keeps connections until they are accepted
+        host, port = bound.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        models = ", ".join([*state.embedders.models, *state.rerankers.models])
+        print(f"embedkit-serve: {printable(models)} on http://{shown}:{port}", flush=True)
+        if not keys and arguments.host not in LOOPBACK:
+            _complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key")
+        run(state, bound, drain=arguments.drain, log_level=arguments.log_level)
+    return EXIT_OK
+
+
+def _keys(arguments: argparse.Namespace) -> tuple[str, ...]:
+    keys = [*arguments.api_key, *os.environ.get("EMBEDKIT_API_KEY", "").split(",")]
+    if arguments.api_key_file is not None:
+        keys += arguments.api_key_file.read_text(encoding="utf-8").splitlines()
+    keys = [key.strip() for key in keys if key.strip()]
+    if (arguments.api_key or arguments.api_key_file) and not keys:
+        raise ValueError("no API key was given: --api-key or the file of --api-key-file is empty")
+    return tuple(dict.fromkeys(keys))
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"embedkit-serve: {printable(message)}", file=sys.stderr)

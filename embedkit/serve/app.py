@@ -1,0 +1,156 @@
+"""The ASGI application: routes, and what every request passes through."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from . import openapi, page, routes
+from .errors import ApiError, error_response, style_of
+from .search import search
+from .state import State
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger("embedkit.serve")
+
+_OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz"})  # without a key: they tell nothing
+
+
+def create_app(state: State) -> Starlette:
+    """The application of a server."""
+    table: Sequence[Route] = [
+        Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
+        Route("/v1/models", routes.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", routes.models, methods=["GET"]),
+        Route("/v1/search", search, methods=["POST"]),
+        *(Route(path, routes.rerank, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+        Route("/embed", routes.embed, methods=["POST"]),
+        Route("/info", routes.info, methods=["GET"]),
+        Route("/health", routes.health, methods=["GET"]),
+        Route("/readyz", routes.health, methods=["GET"]),
+        Route("/livez", routes.live, methods=["GET"]),
+        Route("/metrics", routes.metrics, methods=["GET"]),
+        Route("/openapi.json", openapi.description, methods=["GET"]),
+        Route("/docs", openapi.documentation, methods=["GET"]),
+        Route("/", page.start, methods=["GET"]),
+    ]
+    middleware = [Middleware(_Gate, state=state, table=table)]
+    if state.settings.origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(state.settings.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+        middleware.insert(0, cors)
+    app = Starlette(
+        routes=list(table), middleware=middleware, exception_handlers={HTTPException: _as_api_error}
+    )
+    app.state.shared = state
+    return app
+
+
+async def _as_api_error(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router, in the format of the API."""
+    assert isinstance(error, HTTPException)
+    known = {404: f"there is no {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
+    message = known.get(error.status_code, error.detail)
+    found = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+    return error_response(found, style_of(request.url.path))
+
+
+class _Gate:
+    """Counts, times and authorizes requests, and writes errors in the format of the route's clients."""
+
+    def __init__(self, app: ASGIApp, state: State, table: Sequence[Route]) -> None:
+        self._app = app
+        self._state = state
+        self._metrics = state.metrics
+        self._keys = [key.encode() for key in state.settings.api_keys]
+        self._known = {route.path for route in table if "{" not in route.path}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin = time.perf_counter()
+        path = scope["path"]
+        status = 500
+        begun = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status, begun
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                begun = True
+            await send(message)
+
+        try:
+            self._admit(path, Headers(scope=scope))
+            await self._app(scope, receive, send_and_note)
+        except ApiError as error:
+            status = error.status
+            if not begun:
+                await error_response(error, style_of(path))(scope, receive, send_and_note)
+        except ClientDisconnect:
+            status = 499
+        except Exception:
+            logger.exception("%s %s failed", scope["method"], path)
+            if begun:
+                raise
+            await error_response(ApiError(500, "internal error; see the server's log"), style_of(path))(
+                scope, receive, send_and_note
+            )
+        finally:
+            route = (
+                path if path in self._known else "/v1/models" if path.startswith("/v1/models/") else "other"
+            )
+            self._metrics.requests.labels(route, str(status)).inc()
+            self._metrics.seconds.labels(route).observe(time.perf_counter() - begin)
+
+    def _admit(self, path: str, headers: Headers) -> None:
+        """Refuse who may not ask.
+
+        Raises:
+            ApiError: 401, no key or a wrong one; 403, a page of another site, or another name of this host.
+        """
+        settings = self._state.settings
+        host = headers.get("host", "")
+        if settings.hosts and _name(host.lower()) not in settings.hosts:
+            raise ApiError(403, f"the host {host!r} is not served; see --allow-host", code="host_not_allowed")
+        origin = headers.get("origin")
+        if origin is not None and origin not in settings.origins and origin.partition("://")[2] != host:
+            raise ApiError(403, f"pages of {origin!r} may not call this server", code="origin_not_allowed")
+        if self._keys and path not in _OPEN_PATHS:
+            kind, _, key = headers.get("authorization", "").partition(" ")
+            given = key.strip().encode() if kind.lower() == "bearer" else b""
+            allowed = False
+            for one in self._keys:  # all of them, so that the time tells nothing
+                allowed |= hmac.compare_digest(given, one)
+            if not allowed:
+                raise ApiError(
+                    401,
+                    "a valid API key is needed: Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": "Bearer"},
+                )
+
+
+def _name(host: str) -> str:
+    """A Host header without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.rpartition(":")[0] if ":" in host else host

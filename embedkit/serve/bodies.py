@@ -1,0 +1,237 @@
+"""What requests hold; pydantic checks it, and the OpenAPI description is made of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from .errors import ApiError
+
+__all__ = [
+    "EmbedRequest",
+    "EmbeddingsRequest",
+    "RerankRequest",
+    "SearchRequest",
+    "parse",
+]
+
+_B = TypeVar("_B", bound=BaseModel)
+
+
+def _bad(where: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("text", "{where} {message}", {"where": where, "message": message})
+
+
+def check_text(text: Any, where: str) -> str:
+    """A str that can be encoded as UTF-8; ``where`` is the field and the index."""
+    if not isinstance(text, str):
+        raise _bad(where, f"must be a string, not {_json_type(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _bad(where, f"holds a lone surrogate at character {error.start}") from None
+    return text
+
+
+def _texts(name: str, *, single: bool = True) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and single:
+            return check_text(value, name)
+        if not isinstance(value, list):
+            raise _bad(name, f"must be {'a string or ' if single else ''}a list, not {_json_type(value)}")
+        for index, text in enumerate(value):
+            check_text(text, f"{name}[{index}]")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _input(value: Any) -> Any:
+    """A text, texts, token ids, or lists of token ids."""
+    if isinstance(value, str):
+        return check_text(value, "input")
+    if not isinstance(value, list):
+        raise _bad("input", f"must be a string, a list of strings or token ids, not {_json_type(value)}")
+    if value and isinstance(value[0], list):
+        for index, ids in enumerate(value):
+            if not isinstance(ids, list) or not _are_ids(ids):
+                raise _bad(f"input[{index}]", "must be a list of token ids, as the first item is")
+        return value
+    if value and type(value[0]) is int:
+        if not _are_ids(value):
+            raise _bad("input", "must be one list of token ids, as its first item is one")
+        return value
+    for index, text in enumerate(value):
+        check_text(text, f"input[{index}]")
+    return value
+
+
+def _are_ids(ids: list[Any]) -> bool:
+    return set(map(type, ids)) == {int}
+
+
+def _document(value: Any) -> Any:
+    """Documents of a rerank request: strings, or objects with a text, as Cohere has them."""
+    if not isinstance(value, list):
+        raise _bad("documents", f"must be a list, not {_json_type(value)}")
+    texts = []
+    for index, document in enumerate(value):
+        where = f"documents[{index}]"
+        if isinstance(document, dict):
+            document = document.get("text")  # noqa: PLW2901
+            where += ".text"
+        texts.append(check_text(document, where))
+    return texts
+
+
+def _vector(value: Any) -> Any:
+    if value is not None and not isinstance(value, list):
+        raise _bad("vector", f"must be a list of numbers, not {_json_type(value)}")
+    return value
+
+
+_STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+Input = Annotated[
+    Any,
+    BeforeValidator(_input),
+    WithJsonSchema({"anyOf": [*_STRING_OR_LIST["anyOf"], _IDS, {"type": "array", "items": _IDS}]}),
+]
+_TEXT_LIST = WithJsonSchema({"type": "array", "items": {"type": "string"}})
+Name = Annotated[str, Field(max_length=1000)]
+
+
+class _Body(BaseModel):
+    """Strict: "12" is no number. Unknown fields are ignored, since each client has some of its own."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class EmbeddingsRequest(_Body):
+    """``POST /v1/embeddings``."""
+
+    input: Input = Field(description="A text, a list of texts, token ids, or a list of them.")
+    model: Name | None = Field(None, description="One of /v1/models; the first where none is named.")
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: little-endian float32, which is smaller and faster."
+    )
+    dimensions: int | None = Field(None, ge=1, description="How many dimensions to keep.")
+    user: str | None = Field(None, description="Ignored.")
+    input_type: Name | None = Field(
+        None, description="query or document (also search_query, search_document, passage)."
+    )
+    prompt_name: Name | None = Field(
+        None, description="Which of the model's prompts goes before each text; outranks input_type."
+    )
+    normalize: bool | None = Field(
+        None,
+        description="true: length 1. By default vectors are the model's own, and truncated ones are normalized "
+        "where the model's are.",
+    )
+    truncate: bool | None = Field(
+        None, description="Whether a text that is too long is cut or refused; by default as the server says."
+    )
+
+
+class EmbedRequest(_Body):
+    """``POST /embed``, as Text Embeddings Inference has it."""
+
+    inputs: Annotated[Any, _texts("inputs"), WithJsonSchema(_STRING_OR_LIST)]
+    model: Name | None = None
+    normalize: bool = True
+    truncate: bool | None = None
+    truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
+        None, description="Only the model's own direction."
+    )
+    prompt_name: Name | None = None
+    dimensions: int | None = Field(None, ge=1)
+
+
+class RerankRequest(_Body):
+    """``POST /rerank``: Cohere's ``documents`` or Text Embeddings Inference's ``texts``."""
+
+    query: Annotated[str, BeforeValidator(lambda value: check_text(value, "query"))]
+    model: Name | None = None
+    documents: Annotated[Any, BeforeValidator(_document), _TEXT_LIST] = Field(
+        None, description="Cohere's shape."
+    )
+    texts: Annotated[Any, _texts("texts", single=False), _TEXT_LIST] = Field(
+        None, description="Text Embeddings Inference's shape."
+    )
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool = False
+    return_text: bool = False
+    raw_scores: bool = Field(False, description="The model's logits.")
+    truncate: bool | None = None
+
+
+class SearchRequest(_Body):
+    """``POST /v1/search``: one of ``query``, ``vector`` and ``like``."""
+
+    query: Annotated[Any, _texts("query"), WithJsonSchema(_STRING_OR_LIST)] = Field(
+        None, description="A text, or several."
+    )
+    vector: Annotated[list[float] | None, BeforeValidator(_vector)] = Field(
+        None, description="A vector of the index's dimension."
+    )
+    like: Name | None = Field(None, description="The id of a document, to find others like it.")
+    k: int = Field(10, ge=1)
+    where: Annotated[str, Field(max_length=10_000)] | None = Field(
+        None, description="A condition on the documents' fields, such as lang = 'en' and year > 2019."
+    )
+    filter: dict[str, str | int | float | bool | None] | None = Field(
+        None, description="Fields and the values that they must have."
+    )
+    hybrid: bool = Field(False, description="Search for the words, too, and fuse the two rankings.")
+    rerank: bool | Name = Field(
+        False, description="Order the hits by a reranker: true for the first, or its name."
+    )
+    nprobe: int | None = Field(None, ge=1)
+    ef: int | None = Field(None, ge=1)
+
+
+def parse(kind: type[_B], body: bytes) -> _B:
+    """A body as ``kind``.
+
+    Raises:
+        ApiError: 400; names the first field that is wrong.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid" and b"\\u" in body and "hex escape" in first["msg"]:
+            _name_the_surrogate(kind, body)
+        raise _as_api_error(first) from None
+
+
+def _as_api_error(first: Any) -> ApiError:
+    if first["type"] == "text":
+        return ApiError(400, first["msg"], param=first["ctx"]["where"])
+    where = ""
+    for part in first["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return ApiError(400, f"{where or 'the body'}: {message}", param=where or None)
+
+
+def _name_the_surrogate(kind: type[BaseModel], body: bytes) -> None:
+    """Find which text holds a lone surrogate: pydantic's parser says only at which byte."""
+    try:
+        kind.model_validate(json.loads(body))
+    except ValidationError as error:
+        raise _as_api_error(error.errors(include_url=False, include_input=False)[0]) from None
+    except (ValueError, RecursionError):
+        return
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names.get(type(value), "a string")

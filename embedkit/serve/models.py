@@ -1,0 +1,350 @@
+"""Models that are served: loaded ones with their batchers, and a pool of them within a memory bound."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..cross_encoder import CrossEncoder
+from ..encoder import Encoder
+from .batching import Batcher
+from .errors import ApiError, busy
+from .metrics import ModelMetrics
+from .settings import Limits
+from .token_ids import TokenDecoder
+
+__all__ = ["EmbeddingModel", "Form", "Memory", "Pool", "RerankModel", "Served", "weights_bytes"]
+
+logger = logging.getLogger("embedkit.serve")
+
+_IN_LOOP = 50_000  # characters that are tokenized on the event loop: about half a millisecond
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an embedding is asked to be; texts of one form can share a batch."""
+
+    prompt: str
+    dimensions: int | None
+    normalize: bool
+
+
+class EmbeddingModel:
+    """An `Encoder`, the thread that drives it, and what requests need to know of it."""
+
+    kind = "embedding"
+
+    def __init__(self, encoder: Encoder, limits: Limits, metrics: ModelMetrics) -> None:
+        """Start the thread."""
+        self.encoder = encoder
+        self.about = about = encoder.describe()
+        self.dimension = int(about["dimension"])
+        self.normalizes = bool(about["normalizes"])
+        self.max_length = encoder.max_seq_length
+        self.bytes = weights_bytes(Path(str(about["path"])), str(about["precision"]))
+        self.decoder = TokenDecoder(encoder)
+        self.batcher = Batcher(self._compute, limits, metrics)
+        encoder.encode(["warm up"])
+
+    def _compute(self, key: Any, texts: list[str]) -> npt.NDArray[Any]:
+        form: Form = key
+        vectors: npt.NDArray[Any] = self.encoder.encode(
+            texts,
+            prompt=form.prompt,
+            truncate_dim=form.dimensions,
+            normalize_embeddings=form.normalize,
+            show_progress_bar=False,
+        )
+        return vectors
+
+    def form(self, prompt_name: str | None, dimensions: int | None, normalize: bool | None) -> Form:
+        """Check what is asked for.
+
+        Without ``normalize`` the vectors are those of `Encoder.encode`; truncated ones have length 1 again where
+        the model's have.
+
+        Raises:
+            ApiError: 400, a prompt or a dimension that the model does not have.
+        """
+        prompts = self.encoder.prompts
+        name = self.encoder.default_prompt_name if prompt_name is None else prompt_name
+        if name is not None and name not in prompts:
+            known = ", ".join(map(repr, prompts))
+            raise ApiError(
+                400, f"prompt_name {name!r} is unknown; this model has {known}", param="prompt_name"
+            )
+        if dimensions is not None and not 1 <= dimensions <= self.dimension:
+            raise ApiError(
+                400,
+                f"dimensions must be from 1 to {self.dimension} for this model, not {dimensions}",
+                param="dimensions",
+            )
+        if dimensions == self.dimension:
+            dimensions = None
+        if normalize is None:
+            normalize = dimensions is not None and self.normalizes
+        elif normalize and self.normalizes and dimensions is None:
+            normalize = False  # they have length 1 as they are
+        return Form("" if name is None else prompts[name], dimensions, normalize)
+
+    async def count(self, texts: list[str], form: Form) -> list[int]:
+        """Tokens of each text behind its prompt, special tokens included, after truncation."""
+        prompted = [form.prompt + text for text in texts] if form.prompt else texts
+        if sum(map(len, texts)) + len(form.prompt) * len(texts) <= _IN_LOOP:
+            return self._count(prompted)
+        return await asyncio.to_thread(self._count, prompted)
+
+    def _count(self, texts: list[str]) -> list[int]:
+        return [len(ids) for ids in self.encoder.tokenize(texts)["input_ids"]]
+
+    def too_long(self, text: str) -> bool:
+        """Whether a text that fills ``max_length`` after truncation was longer before."""
+        special = len(self.encoder.tokenize([""])["input_ids"][0])
+        words = text.split()
+        chunks = [" ".join(words[at : at + 32]) for at in range(0, len(words), 32)]
+        counts = self._count(chunks)
+        if any(
+            count >= self.max_length and len(chunk) > 1 for chunk, count in zip(chunks, counts, strict=True)
+        ):
+            return len(chunks) > 1 or self._count([text])[0] >= self.max_length
+        return sum(count - special for count in counts) + special > self.max_length
+
+    async def embed(
+        self, texts: list[str], form: Form, tokens: list[int], watch: Any = None
+    ) -> npt.NDArray[Any]:
+        """Vectors (n, dimensions); for no texts (0, dimensions)."""
+        if not texts:
+            return np.empty((0, form.dimensions or self.dimension), np.float32)
+        rows: npt.NDArray[Any] = await self.batcher.run(form, texts, tokens, watch)
+        return rows
+
+    def embed_here(self, texts: list[str], form: Form) -> npt.NDArray[Any]:
+        """`embed` for a thread that is not the event loop's."""
+        tokens = self._count([form.prompt + text for text in texts])
+        rows: npt.NDArray[Any] = self.batcher.run_here(form, texts, tokens)
+        return rows
+
+    def close(self) -> None:
+        """Finish what is queued and free the memory."""
+        self.batcher.close()
+        self.encoder.close()
+
+
+class RerankModel:
+    """A `CrossEncoder` and the thread that drives it."""
+
+    kind = "rerank"
+
+    def __init__(self, encoder: CrossEncoder, limits: Limits, metrics: ModelMetrics) -> None:
+        """Start the thread.
+
+        Raises:
+            ValueError: the model has several classes, none of which is a rank.
+        """
+        if encoder.num_labels != 1:
+            raise ValueError(
+                f"a reranker has one class, this cross-encoder has {encoder.num_labels}: "
+                f"{', '.join(encoder.labels[:10])}"
+            )
+        self.encoder = encoder
+        self.about = about = encoder.describe()
+        self.max_length = encoder.max_seq_length
+        self.bytes = weights_bytes(Path(str(about["path"])), str(about["precision"]))
+        self.batcher = Batcher(self._compute, limits, metrics)
+
+    def _compute(self, key: Any, pairs: list[tuple[str, str]]) -> npt.NDArray[np.float32]:
+        scores: npt.NDArray[np.float32] = self.encoder.predict(
+            pairs, activation_fn="identity" if key == "raw" else None, show_progress_bar=False
+        )
+        return scores
+
+    async def score(
+        self, query: str, texts: list[str], raw: bool, watch: Any = None
+    ) -> npt.NDArray[np.float32]:
+        """Scores (n,) of each text with the query."""
+        if not texts:
+            return np.empty(0, np.float32)
+        # A rough count, for the batcher alone: about four characters a token.
+        tokens = [min(self.max_length, 3 + (len(query) + len(text)) // 4) for text in texts]
+        pairs = [(query, text) for text in texts]
+        scores: npt.NDArray[np.float32] = await self.batcher.run(
+            "raw" if raw else "own", pairs, tokens, watch
+        )
+        return scores
+
+    def close(self) -> None:
+        """Finish what is queued and free the memory."""
+        self.batcher.close()
+        self.encoder.close()
+
+
+_M = TypeVar("_M", bound=EmbeddingModel | RerankModel)
+
+
+@dataclass
+class Served(Generic[_M]):
+    """A model under the name that requests give, loaded or not."""
+
+    name: str
+    load: Callable[[], _M]
+    loaded: _M | None = None
+    users: int = 0
+    used: float = 0.0  # when, on the monotonic clock
+    size: int = 0  # about how many bytes it takes; 0: not known before it is loaded
+    aliases: list[str] = field(default_factory=list)
+
+
+class Memory:
+    """What the models of all pools may take together."""
+
+    def __init__(self, limit: int | None) -> None:
+        """``limit``: bytes; None: no bound."""
+        self.limit = limit
+        self.lock = asyncio.Lock()
+        self._models: list[Served[Any]] = []
+
+    def watch(self, models: Iterable[Served[Any]]) -> None:
+        """Count these models."""
+        self._models += models
+
+    def fits(self, size: int) -> bool:
+        """Whether a model of this size has room beside those that are loaded."""
+        used = sum(model.size for model in self._models if model.loaded is not None)
+        return self.limit is None or used + size <= self.limit
+
+    async def make_room(self, size: int) -> None:
+        """Close models that nobody uses, the least recently used first, until a model of this size fits.
+
+        Raises:
+            ApiError: 503, those in use fill the memory; 500, the model is larger than all of it.
+        """
+        if self.limit is not None and size > self.limit:
+            raise ApiError(
+                500, f"the model is larger than --max-memory ({size:,} bytes)", code="model_not_loaded"
+            )
+        while not self.fits(size):
+            idle = [model for model in self._models if model.loaded is not None and model.users == 0]
+            if not idle:
+                raise busy("the models in use fill the memory; try again later", 1, 503, "memory_full")
+            oldest = min(idle, key=lambda model: model.used)
+            closing: Any = oldest.loaded
+            oldest.loaded = None
+            await asyncio.to_thread(closing.close)
+
+
+class Pool(Generic[_M]):
+    """Models of one kind. Those that do not fit the memory are loaded when they are asked for."""
+
+    def __init__(self, models: Iterable[Served[_M]], memory: Memory) -> None:
+        """The first model is the one of requests that name none.
+
+        Raises:
+            ValueError: two models have one name.
+        """
+        self.models: dict[str, Served[_M]] = {}
+        for one in models:
+            for name in (one.name, *one.aliases):
+                if name in self.models:
+                    raise ValueError(f"two models are named {name!r}; name one with --model NAME=FOLDER")
+                self.models[name] = one
+        self._memory = memory
+        memory.watch(self.distinct)
+
+    @property
+    def distinct(self) -> list[Served[_M]]:
+        """Each model once."""
+        return list({id(model): model for model in self.models.values()}.values())
+
+    def find(self, name: str | None) -> Served[_M]:
+        """The model of a request (`ApiError` 404 if there is none of that name)."""
+        if name is None and self.models:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            known = ", ".join(map(repr, self.models))
+            raise ApiError(
+                404,
+                f"model {name!r} is not served here; {f'known are {known}' if known else 'there is none of this kind'}",
+                param="model",
+                code="model_not_found",
+            )
+        return self.models[name]
+
+    def load_what_fits(self) -> None:
+        """Load the models in their order until the memory is full; called before the server starts.
+
+        Raises:
+            ValueError: a model alone is larger than the memory, or its folder is broken.
+            FileNotFoundError: a model is not there.
+        """
+        limit = self._memory.limit
+        for model in self.distinct:
+            loaded = model.load() if self._memory.fits(max(model.size, 1)) else None
+            if loaded is not None:
+                model.size = loaded.bytes
+                if self._memory.fits(model.size):
+                    model.loaded = loaded
+                    continue
+                loaded.close()
+            if limit is not None and model.size > limit:
+                raise ValueError(
+                    f"{model.name} takes about {model.size:,} bytes, --max-memory allows {limit:,}"
+                )
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[tuple[str, _M]]:
+        """A model, loaded, and the name it is known by; it stays loaded within the block."""
+        model = self.find(name)
+        model.used = time.monotonic()
+        model.users += 1
+        try:
+            loaded = model.loaded
+            if loaded is None:
+                async with self._memory.lock:
+                    loaded = model.loaded or await self._load(model)
+            yield name or model.name, loaded
+        finally:
+            model.users -= 1
+
+    async def _load(self, model: Served[_M]) -> _M:
+        await self._memory.make_room(model.size)
+        try:
+            loaded = await asyncio.to_thread(model.load)
+        except (OSError, ValueError) as error:
+            logger.error("%s cannot be loaded: %s", model.name, error)  # its path is not for clients
+            raise ApiError(
+                500, f"{model.name} cannot be loaded; see the server's log", code="model_not_loaded"
+            ) from error
+        model.size = loaded.bytes
+        try:
+            await self._memory.make_room(model.size)  # before the first time its size was not known
+        except ApiError:
+            await asyncio.to_thread(loaded.close)
+            raise
+        model.loaded = loaded
+        return loaded
+
+    def close(self) -> None:
+        """Close what is loaded."""
+        for model in self.distinct:
+            if model.loaded is not None:
+                model.loaded.close()
+                model.loaded = None
+
+
+def weights_bytes(folder: Path, precision: str) -> int:
+    """About what a model takes in memory: its weights, a quarter of them where it quantizes float32."""
+    files: list[Path] = []
+    for suffix in (".safetensors", ".bin", ".onnx"):  # the same weights, where a folder holds several of them
+        files = files or [path for path in folder.rglob(f"*{suffix}") if path.is_file()]
+    total = sum(path.stat().st_size for path in files)
+    quantized = precision == "int8" and not any(".int8." in path.name for path in files)
+    return total // 4 if quantized else total

@@ -1,0 +1,160 @@
+"""From options to an open server: models, rerankers and an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..cross_encoder import CrossEncoder
+from ..encoder import Encoder
+from .metrics import Metrics, ModelMetrics
+from .models import EmbeddingModel, Memory, Pool, RerankModel, Served, weights_bytes
+from .settings import Settings
+from .state import State
+
+if TYPE_CHECKING:
+    from ..index import Index
+    from .search import SearchService
+
+__all__ = ["Options", "named", "open_state"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to serve.
+
+    Attributes:
+        models: ``[NAME=]FOLDER`` or Hub names; none: the index's model, or the built-in one.
+        rerankers: the same, of cross-encoders.
+        index: the folder of an index.
+        precision, device, threads: as `Encoder` takes them.
+        max_memory: bytes of all models' weights together; what does not fit is loaded when it is asked for.
+        settings: of the server.
+    """
+
+    models: Sequence[str] = ()
+    rerankers: Sequence[str] = ()
+    index: str | None = None
+    precision: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    max_memory: int | None = None
+    settings: Settings = field(default_factory=Settings)
+
+
+def named(given: str) -> tuple[str, str]:
+    """The name to serve a model by, and the model, of ``[NAME=]FOLDER``."""
+    name, equals, model = given.partition("=")
+    if equals and name and model and not Path(given).exists():
+        return name, model
+    folder = Path(given)
+    return (folder.resolve().name if folder.is_dir() else given), given
+
+
+def open_state(options: Options) -> State:
+    """Open everything.
+
+    Raises:
+        ValueError, FileNotFoundError: a model or the index cannot be opened.
+        ImportError: a package is missing.
+    """
+    metrics, settings = Metrics(), options.settings
+    index: Index | None = None
+    if options.index is not None:
+        from ..index import Index
+
+        index = Index.open(options.index, threads=options.threads)
+    served: list[Served[EmbeddingModel]] = []
+    for name, loads in _by_model(options.models or ([] if index else [""])):
+        served.append(
+            Served(
+                name[0],
+                partial(_embedder, loads or None, options, ModelMetrics(metrics, name[0])),
+                size=_size(loads, options.precision),
+                aliases=name[1:],
+            )
+        )
+    if not served and index is not None:
+        model = Path(str(index.info()["model"])).name
+        of_index = partial(_wrap, index, settings, ModelMetrics(metrics, model))
+        served.append(Served(model, of_index))
+    memory = Memory(options.max_memory)
+    embedders = Pool(served, memory)
+    rerankers = Pool(
+        [
+            Served(
+                name[0],
+                partial(_reranker, loads, options, ModelMetrics(metrics, name[0])),
+                size=_size(loads, options.precision),
+                aliases=name[1:],
+            )
+            for name, loads in _by_model(options.rerankers)
+        ],
+        memory,
+    )
+    embedders.load_what_fits()
+    rerankers.load_what_fits()
+    search = None if index is None else _search(index, embedders, settings, metrics)
+    return State(settings, embedders, rerankers, search, metrics)
+
+
+def _size(model: str, precision: str) -> int:
+    """About what a local folder takes in memory; 0 for a model of the Hub."""
+    return weights_bytes(Path(model), precision) if model and Path(model).is_dir() else 0
+
+
+def _by_model(given: Sequence[str]) -> list[tuple[list[str], str]]:
+    """The names of each model; one that is named twice is loaded once."""
+    names: dict[str, list[str]] = {}
+    for one in given:
+        name, model = named(one) if one else ("", "")
+        if not one:
+            from ..model_folder.folder import BUILTIN
+
+            name = BUILTIN.name
+        names.setdefault(model, []).append(name)
+    return [(found, model) for model, found in names.items()]
+
+
+def _embedder(model: str | None, options: Options, metrics: ModelMetrics) -> EmbeddingModel:
+    encoder = Encoder(model, device=options.device, precision=options.precision, threads=options.threads)
+    return EmbeddingModel(encoder, options.settings.limits, metrics)
+
+
+def _reranker(model: str, options: Options, metrics: ModelMetrics) -> RerankModel:
+    encoder = CrossEncoder(model, precision=options.precision, threads=options.threads)
+    return RerankModel(encoder, options.settings.limits, metrics)
+
+
+def _wrap(index: Index, settings: Settings, metrics: ModelMetrics) -> EmbeddingModel:
+    """The index's own model, as the index loads it."""
+    encoder: Any = index.encoder
+    return EmbeddingModel(encoder, settings.limits, metrics)
+
+
+def _search(
+    index: Index, embedders: Pool[EmbeddingModel], settings: Settings, metrics: Metrics
+) -> SearchService:
+    """The index, with a served model if that is the index's, else with one of its own."""
+    from ..index import Index
+    from .search import BatchedEncoder, SearchService
+
+    info = index.info()
+    for served in embedders.distinct:
+        loaded = served.loaded
+        if (
+            loaded is not None
+            and loaded.encoder.fingerprint == info["fingerprint"]
+            and loaded.dimension == info["dimension"]
+            and loaded.about["precision"] == info["precision"]
+        ):
+            served.users += 1  # it stays loaded
+            break
+    else:
+        loaded = _wrap(index, settings, ModelMetrics(metrics, "index"))
+    opened = Index.open(index.path, BatchedEncoder(loaded))
+    index.close()
+    return SearchService(opened, settings.limits)

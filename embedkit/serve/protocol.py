@@ -1,0 +1,122 @@
+"""uvicorn's HTTP protocol with deadlines: for the head and the body of a request, and for a client that reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .metrics import Metrics
+from .settings import Limits
+
+__all__ = ["guarded_protocol"]
+
+# A line for each broken request would let anyone fill the log.
+_logger = logging.getLogger("embedkit.serve.protocol")
+_logger.setLevel(logging.ERROR)
+
+_HEAD = 64 << 10  # bytes of all headers together
+
+
+def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:
+    """A protocol class for uvicorn that drops clients which are slower or larger than ``limits`` allow."""
+
+    class GuardedProtocol(HttpToolsProtocol):
+        """One connection. A timer runs whenever it is the client's turn."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.logger = _logger
+            self._timer: asyncio.TimerHandle | None = None
+            self._write_timer: asyncio.TimerHandle | None = None
+            self._between = True  # no message has begun
+            self._silent = 0  # bytes since the parser last told of something
+            self._head = 0
+            self._dropped = False
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._arm(limits.header_timeout)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._dropped = True
+            for timer in (self._timer, self._write_timer):
+                if timer is not None:
+                    timer.cancel()
+            super().connection_lost(exc)
+            self._unset_keepalive_if_required()
+
+        def data_received(self, data: bytes) -> None:
+            if self._dropped:
+                return
+            if self._between and self._timer is None:
+                self._arm(limits.header_timeout)
+            self._silent += len(data)
+            super().data_received(data)
+            # A header that never ends reaches no callback, and the parser keeps all of it.
+            if self._silent > _HEAD + len(data) or self._head > _HEAD:
+                self._drop("head_too_large")
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._between = False
+            self._silent = self._head = 0
+            self._arm(limits.header_timeout)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._silent = 0
+            self._head += len(name) + len(value)
+            if self._head <= _HEAD:
+                super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self._silent = 0
+            self._arm(limits.body_timeout)
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._silent = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._silent = 0
+            self._between = True
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            super().on_message_complete()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if self._write_timer is None:
+                self._write_timer = self.loop.call_later(limits.body_timeout, self._drop, "slow_reader")
+
+        def resume_writing(self) -> None:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
+            super().resume_writing()
+
+        def _arm(self, seconds: float) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_later(seconds, self._late, seconds)
+
+        def _late(self, seconds: float) -> None:
+            self._timer = None
+            waits = self.flow is not None and self.flow.read_paused
+            answering = self._between and self.cycle is not None and not self.cycle.response_complete
+            if waits or answering:  # it is not the client who is slow
+                self._arm(seconds)
+            else:
+                self._drop("slow_client")
+
+        def _drop(self, reason: str) -> None:
+            if not self._dropped:
+                self._dropped = True
+                metrics.rejected.labels(reason).inc()
+                self.transport.abort()
+
+    return GuardedProtocol

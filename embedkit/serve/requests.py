@@ -1,0 +1,136 @@
+"""From an HTTP request to what the routes work with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+
+from .bodies import parse
+from .errors import ApiError
+from .models import EmbeddingModel, Form
+from .settings import Limits, Settings
+
+__all__ = ["check_count", "check_lengths", "hang_up_of", "prompt_of", "read"]
+
+_B = TypeVar("_B", bound=BaseModel)
+
+# What clients call the two sides of a retrieval; a model may have prompts of these very names.
+_INPUT_TYPES = {
+    "query": "query",
+    "search_query": "query",
+    "document": "document",
+    "search_document": "document",
+    "passage": "document",
+}
+_PARSED_HERE = 1 << 18  # bytes: about 2 ms; larger bodies are parsed on another thread
+_DISCARDED = 256 << 20  # bytes of a refused body that are read, so that the client hears why
+
+
+async def read(request: Request, kind: type[_B], limits: Limits) -> _B:
+    """The body of a request, checked.
+
+    Raises:
+        ApiError: 413, it is larger than the limit; 400, it is not what the route takes; 499, the client has gone.
+    """
+    try:
+        body = await _body(request, limits.body)
+        return parse(kind, body) if len(body) <= _PARSED_HERE else await asyncio.to_thread(parse, kind, body)
+    except ClientDisconnect:
+        raise ApiError(499, "the client closed the connection", code="client_closed") from None
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    size = int(announced) if announced.isascii() and announced.isdigit() else 0
+    too_large = size > limit
+    chunks: list[bytes] = []
+    received = 0
+    if size <= _DISCARDED:
+        async for chunk in request.stream():
+            received += len(chunk)
+            if received > limit:
+                too_large = True
+                chunks.clear()
+            if received > _DISCARDED:
+                break
+            if not too_large:
+                chunks.append(chunk)
+    if too_large:
+        raise ApiError(
+            413,
+            f"the body is larger than {limit:,} bytes; send fewer texts a request",
+            code="body_too_large",
+            headers={"connection": "close"},
+        )
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def hang_up_of(request: Request) -> Callable[[], Awaitable[None]]:
+    """What waits until the client of a request, whose body was read, has gone."""
+
+    async def wait() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    return wait
+
+
+def check_count(count: int, limits: Limits, param: str) -> None:
+    """Refuse more texts than a request may have (`ApiError` 413)."""
+    if count > limits.texts:
+        raise ApiError(
+            413,
+            f"{param} holds {count:,} texts, at most {limits.texts:,} are taken",
+            param=param,
+            code="too_many",
+        )
+
+
+async def check_lengths(
+    model: EmbeddingModel,
+    texts: list[str],
+    form: Form,
+    tokens: list[int],
+    *,
+    param: str,
+    truncate: bool | None,
+    settings: Settings,
+) -> None:
+    """Refuse texts that are longer than the model reads, where they are not to be truncated.
+
+    Raises:
+        ApiError: 400; names the first text.
+    """
+    if truncate or (truncate is None and settings.on_overflow == "truncate"):
+        return
+    full = [index for index, count in enumerate(tokens) if count >= model.max_length]
+    for index in full:
+        if await asyncio.to_thread(model.too_long, form.prompt + texts[index]):
+            raise ApiError(
+                400,
+                f"{param}[{index}] is longer than the {model.max_length} tokens that the model reads; "
+                "shorten it, or let it be truncated with truncate=true",
+                param=f"{param}[{index}]",
+                code="text_too_long",
+            )
+
+
+def prompt_of(model: EmbeddingModel, prompt_name: str | None, input_type: str | None) -> str | None:
+    """The name of the prompt that a request asks for; None for the model's default.
+
+    Raises:
+        ApiError: 400, the input type is unknown.
+    """
+    if prompt_name is not None or input_type is None:
+        return prompt_name
+    prompts = model.encoder.prompts
+    if input_type in prompts:
+        return input_type
+    if input_type not in _INPUT_TYPES:
+        known = ", ".join(map(repr, dict.fromkeys([*_INPUT_TYPES, *prompts])))
+        raise ApiError(400, f"input_type {input_type!r} is unknown; known are {known}", param="input_type")
+    return _INPUT_TYPES[input_type]

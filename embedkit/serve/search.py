@@ -1,0 +1,269 @@
+"""``/v1/search``: an open index, whose queries are encoded by the batcher of its model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+import unicodedata
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..index import Hit, Index
+from .bodies import SearchRequest
+from .errors import ApiError, busy
+from .models import EmbeddingModel, Form
+from .rendering import dumps
+from .requests import check_count, hang_up_of, read
+from .settings import Limits
+from .state import State
+
+__all__ = ["BatchedEncoder", "SearchService", "search", "words_found"]
+
+_THREADS = 4
+_WAITING = 256  # searches at once, running ones included
+_REFRESH_SECONDS = 10.0
+_CANDIDATES = 50  # hits that a reranker orders
+_WORD = re.compile(r"\w+")
+
+
+class BatchedEncoder:
+    """An encoder for `Index.open` whose texts join the batches of a served model."""
+
+    def __init__(self, model: EmbeddingModel) -> None:
+        """Encode with ``model``."""
+        self._model = model
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model."""
+        return self._model.encoder.fingerprint
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Of the model."""
+        return self._model.encoder.prompts
+
+    def get_embedding_dimension(self) -> int:
+        """Of the model."""
+        return self._model.dimension
+
+    def describe(self) -> dict[str, Any]:
+        """Of the model."""
+        return self._model.encoder.describe()
+
+    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
+        """As `Encoder.encode_document`."""
+        return self._encode("document", sentences, normalize_embeddings)
+
+    def encode_query(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
+        """As `Encoder.encode_query`."""
+        return self._encode("query", sentences, normalize_embeddings)
+
+    def _encode(self, prompt: str, sentences: list[str], normalize: bool) -> Any:
+        form = Form(self.prompts.get(prompt, ""), None, normalize)
+        return self._model.embed_here(sentences, form)
+
+
+class SearchService:
+    """An index that is served."""
+
+    def __init__(self, index: Index, limits: Limits) -> None:
+        """Search ``index`` on threads of its own."""
+        self.index = index
+        self._limits = limits
+        self._pool = ThreadPoolExecutor(_THREADS, "embedkit-search")
+        self._running = 0
+        self._refreshed = time.monotonic()
+
+    def about(self) -> dict[str, Any]:
+        """What the index is, without its place on this machine."""
+        info = self.index.info()
+        names = ("documents", "dimension", "metric", "factory", "fingerprint", "generation", "created")
+        return {name: info[name] for name in names}
+
+    async def search(self, body: SearchRequest, k: int) -> list[list[Hit]]:
+        """Hits of each query.
+
+        Raises:
+            ApiError: 429, too many searches wait; 504, the deadline has passed; 400, 404: of the request.
+        """
+        if self._running >= _WAITING:
+            raise busy("too many searches are waiting; try again later", 1)
+        self._running += 1
+        work = asyncio.get_running_loop().run_in_executor(self._pool, self._search, body, k)
+        work.add_done_callback(self._ended)
+        try:
+            return await asyncio.wait_for(asyncio.shield(work), self._limits.timeout)
+        except asyncio.TimeoutError:
+            raise ApiError(504, "the search was not done in time", code="timeout") from None
+
+    def _ended(self, work: asyncio.Future[Any]) -> None:
+        self._running -= 1
+        if not work.cancelled():
+            work.exception()  # read, so that one that nobody waits for any more is not logged
+
+    def _search(self, body: SearchRequest, k: int) -> list[list[Hit]]:
+        self._refresh()
+        where = _condition(body)
+        options: dict[str, Any] = {"where": where, "nprobe": body.nprobe, "ef": body.ef}
+        try:
+            if body.like is not None:
+                return [self._like(body.like, k, options)]
+            if body.vector is not None:
+                vector = np.asarray(body.vector, np.float64)
+                if len(vector) != self.index.dimension or np.abs(vector).max(initial=0) > 1e30:
+                    raise ApiError(
+                        400,
+                        f"vector must hold {self.index.dimension} numbers of a size that float32 has, "
+                        f"it holds {len(vector)}",
+                        param="vector",
+                    )
+                return self.index.search(vector.astype(np.float32), k, **options)
+            return self.index.search(body.query, k, hybrid=body.hybrid, **options)
+        except ValueError as error:
+            param = next((name for name in ("nprobe", "ef") if name in str(error)), None)
+            raise ApiError(400, str(error), param=param or ("where" if where else None)) from None
+
+    def _like(self, document_id: str, k: int, options: dict[str, Any]) -> list[Hit]:
+        found = self.index.get([document_id])
+        if not found:
+            raise ApiError(404, f"there is no document {document_id!r}", param="like", code="not_found")
+        vector: npt.NDArray[Any] = self.index.encoder.encode_document(
+            [found[0].text], normalize_embeddings=False
+        )
+        (hits,) = self.index.search(vector, k + 1, **options)
+        others = [hit for hit in hits if hit.id != document_id][:k]
+        return [Hit(rank, hit.score, hit.id, hit.text, hit.metadata) for rank, hit in enumerate(others, 1)]
+
+    def _refresh(self) -> None:
+        """Go over to what another process wrote, looked at from time to time."""
+        now = time.monotonic()
+        if now - self._refreshed > _REFRESH_SECONDS:
+            self._refreshed = now
+            with contextlib.suppress(OSError, ValueError):  # the generation that is open stays searchable
+                self.index.refresh()
+
+    def close(self) -> None:
+        """Finish running searches and close the index."""
+        self._pool.shutdown()
+        self.index.close()
+
+
+async def search(request: Request) -> Response:
+    """Hits of texts or a vector in the index."""
+    begin = time.monotonic()
+    state = State.of(request)
+    if state.search is None:
+        raise ApiError(404, "no index is open; start the server with --index", code="no_index")
+    body = await read(request, SearchRequest, state.settings.limits)
+    queries = _check(body, state.settings.limits)
+    k = body.k
+    found = await state.search.search(body, max(k, _CANDIDATES) if body.rerank else k)
+    if body.rerank:
+        name = body.rerank if isinstance(body.rerank, str) else None
+        async with state.rerankers.use(name) as (_, model):
+            for at, hits in enumerate(found):
+                texts = [hit.text for hit in hits]
+                scores = await model.score(queries[at], texts, False, hang_up_of(request))
+                order = np.argsort(-scores, kind="stable")[:k].tolist()
+                found[at] = [
+                    Hit(rank, float(scores[i]), hits[i].id, hits[i].text, hits[i].metadata)
+                    for rank, i in enumerate(order, 1)
+                ]
+    data = await asyncio.to_thread(_rows, queries, found)
+    answer = {
+        "object": "list",
+        "data": data,
+        "documents": len(state.search.index),
+        "took_ms": round((time.monotonic() - begin) * 1000, 2),
+    }
+    return Response(dumps(answer), media_type="application/json")
+
+
+def _rows(queries: list[str], found: list[list[Hit]]) -> list[dict[str, Any]]:
+    """The hits of each query as they are sent."""
+    data = []
+    for at, hits in enumerate(found):
+        query = queries[at] if queries else ""
+        shown = [{**asdict(hit), "words": words_found(query, hit.text)} for hit in hits]
+        data.append({"index": at, "hits": shown})
+    return data
+
+
+def _check(body: SearchRequest, limits: Limits) -> list[str]:
+    """The queries' texts, after a check of how the fields fit together."""
+    given = [name for name in ("query", "vector", "like") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise ApiError(400, "give one of query, vector and like", param=given[1] if given else "query")
+    if body.k > limits.hits:
+        raise ApiError(400, f"k must be at most {limits.hits}, not {body.k}", param="k")
+    for name in ("hybrid", "rerank"):
+        if getattr(body, name) and body.query is None:
+            raise ApiError(400, f"{name} needs a query that is text", param=name)
+    if body.query is None:
+        return []
+    queries = [body.query] if isinstance(body.query, str) else list(body.query)
+    check_count(len(queries), limits, "query")
+    if len(queries) * body.k > 100 * limits.hits:
+        raise ApiError(413, f"{len(queries)} queries with k={body.k} are too many hits", param="k")
+    return queries
+
+
+def _condition(body: SearchRequest) -> str | None:
+    """``where`` and ``filter`` as one condition for `Index.search`."""
+    parts = []
+    if body.where is not None and body.where.strip():
+        if not _balanced(body.where):  # or it could end the parentheses that keep it apart from the filter
+            raise ApiError(
+                400, f"the condition {body.where[:200]!r} has unbalanced parentheses", param="where"
+            )
+        parts.append(f"({body.where})")
+    for field, value in (body.filter or {}).items():
+        name = '"' + field.replace('"', '""') + '"'
+        if value is None:
+            parts.append(f"{name} is null")
+        elif isinstance(value, str):
+            text = value.replace("'", "''")
+            parts.append(f"{name} = '{text}'")
+        else:
+            parts.append(f"{name} = {int(value) if isinstance(value, bool) else value!r}")
+    return " and ".join(parts) or None
+
+
+def _balanced(where: str) -> bool:
+    depth, quote = 0, ""
+    for character in where:
+        if quote:
+            quote = "" if character == quote else quote  # a doubled quote closes and opens again
+        elif character in "'\"":
+            quote = character
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+            if depth < 0:
+                return False
+    return depth == 0 and not quote
+
+
+def words_found(query: str, text: str) -> list[str]:
+    """The words of ``query`` that are in ``text``, without regard to case and accents, as the text has them."""
+    wanted = {_plain(word) for word in _WORD.findall(query)}
+    found: dict[str, str] = {}
+    for word in _WORD.findall(text) if wanted else ():
+        plain = _plain(word)
+        if plain in wanted:
+            found.setdefault(plain, word)
+    return list(found.values())
+
+
+def _plain(word: str) -> str:
+    decomposed = unicodedata.normalize("NFD", word.casefold())
+    return "".join(character for character in decomposed if not unicodedata.combining(character))

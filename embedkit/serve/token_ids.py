@@ -1,0 +1,110 @@
+"""Token ids as input: back to the text they are of, and checked by tokenizing it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..encoder import Encoder
+from .errors import ApiError
+
+__all__ = ["TokenDecoder"]
+
+_HINT = (
+    "Send the text, or the ids of this model's own tokenizer: those of tiktoken are another vocabulary's "
+    "(LangChain's OpenAIEmbeddings sends them unless check_embedding_ctx_length=False)."
+)
+
+
+class TokenDecoder:
+    """Texts of token ids, for an `Encoder`.
+
+    Ids are taken with or without the model's special tokens around them. A text whose own ids differ from those
+    given is refused, so that no vector is of anything but the tokens that were sent.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        """Read the vocabulary of the encoder's folder when it is first needed."""
+        self._encoder = encoder
+        self._tokens: list[str] | None = None
+        self._other: Any = None
+        (empty,) = encoder.tokenize([""])["input_ids"]
+        (single,) = encoder.tokenize(["a"])["input_ids"]
+        self._before = next((i for i, (a, b) in enumerate(zip(empty, single, strict=False)) if a != b), 0)
+        self._prefix, self._suffix = empty[: self._before], empty[self._before :]
+
+    def texts(self, ids: Sequence[Sequence[int]], param: str) -> list[str]:
+        """The text of each list of ids.
+
+        Raises:
+            ApiError: 400, some ids are not those of a text; ``param`` and the index are named.
+        """
+        contents = [self._content(list(row)) for row in ids]
+        if self._tokens is None and self._other is None:
+            self._load()
+        texts = []
+        for index, content in enumerate(contents):
+            text = self._decode(content)
+            if text is None:
+                raise _refused(f"{param}[{index}]", "holds an id outside this model's vocabulary")
+            texts.append(text)
+        room = self._encoder.max_seq_length - len(self._prefix) - len(self._suffix)
+        for index, (content, again) in enumerate(
+            zip(contents, self._encoder.tokenize(texts)["input_ids"], strict=True)
+        ):
+            if self._content(again) not in (content[:room], content[-room:]):
+                raise _refused(f"{param}[{index}]", "is not what this model's tokenizer makes of a text")
+        return texts
+
+    def _content(self, ids: list[int]) -> list[int]:
+        """The ids without the special tokens around them."""
+        before, behind = len(self._prefix), len(self._suffix)
+        if len(ids) >= before + behind and ids[:before] == self._prefix:
+            if not behind:
+                return ids[before:]
+            if ids[-behind:] == self._suffix:
+                return ids[before:-behind]
+        return ids
+
+    def _load(self) -> None:
+        folder = Path(str(self._encoder.describe()["path"]))
+        files = [*folder.glob("tokenizer.json"), *folder.glob("*/tokenizer.json")]
+        if not files:
+            vocabulary = folder / "vocab.txt"
+            if not vocabulary.is_file():
+                raise ApiError(400, f"this model's tokenizer takes no token ids; {_HINT}", param="input")
+            self._tokens = vocabulary.read_text(encoding="utf-8").split("\n")
+            return
+        content = json.loads(files[0].read_text(encoding="utf-8"))
+        model = content.get("model", {})
+        if model.get("continuing_subword_prefix") == "##":
+            vocab: dict[str, int] = dict(model["vocab"])
+            vocab.update({token["content"]: token["id"] for token in content.get("added_tokens", ())})
+            self._tokens = [""] * (max(vocab.values()) + 1)
+            for token, number in vocab.items():
+                self._tokens[number] = token
+        else:
+            import tokenizers
+
+            self._other = tokenizers.Tokenizer.from_file(str(files[0]))
+
+    def _decode(self, ids: list[int]) -> str | None:
+        """A text that might have these ids; None if one is outside the vocabulary."""
+        if self._other is not None:
+            if any(not 0 <= i < self._other.get_vocab_size() for i in ids):
+                return None
+            return str(self._other.decode(ids, skip_special_tokens=False))
+        assert self._tokens is not None
+        if any(not 0 <= i < len(self._tokens) for i in ids):
+            return None
+        text = ""
+        for i in ids:
+            token = self._tokens[i]
+            text += token[2:] if token.startswith("##") else f" {token}" if text else token
+        return text
+
+
+def _refused(param: str, why: str) -> ApiError:
+    return ApiError(400, f"{param} {why}. {_HINT}", param=param)

@@ -1,0 +1,199 @@
+"""Clients that are slow, broken or hostile: no 5xx but by design, no growth, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from running_server import RunningServer
+
+
+@pytest.fixture(scope="module")
+def guarded(start: Callable[..., RunningServer]) -> Iterator[RunningServer]:
+    with start("--header-timeout", "1", "--body-timeout", "2", "--keep-alive", "2") as running:
+        yield running
+
+
+def read_all(connection: socket.socket) -> bytes:
+    received = b""
+    with suppress(ConnectionError):
+        while chunk := connection.recv(1 << 16):
+            received += chunk
+    return received
+
+
+def request(body: bytes, *headers: str) -> bytes:
+    lines = [
+        "POST /v1/embeddings HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(body)}",
+        *headers,
+        "",
+        "",
+    ]
+    return "\r\n".join(lines).encode() + body
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/emb", b"GET / HTTP/1.1\r\nHost: local", b"\r\n\r\n\r\n"])
+def test_a_head_that_does_not_end(guarded: RunningServer, sent: bytes) -> None:
+    begin = time.monotonic()
+    with guarded.connect() as connection:
+        connection.sendall(sent)
+        assert read_all(connection) == b""
+    assert 0.5 < time.monotonic() - begin < 5
+    assert guarded.metric("embedkit_rejected_total", reason="slow_client") >= 1
+
+
+def test_a_head_that_drips(guarded: RunningServer) -> None:
+    begin = time.monotonic()
+    with guarded.connect() as connection, suppress(ConnectionError):
+        connection.sendall(b"GET /livez HTTP/1.1\r\n")
+        for number in range(100):
+            connection.sendall(f"X-{number}: y\r\n".encode())
+            time.sleep(0.1)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_body_that_does_not_end(guarded: RunningServer) -> None:
+    begin = time.monotonic()
+    with guarded.connect() as connection:
+        connection.sendall(request(b'{"input": "a"}')[:-3])
+        assert read_all(connection) == b""
+    assert 1 < time.monotonic() - begin < 8
+
+
+def test_an_idle_connection_is_closed(guarded: RunningServer) -> None:
+    with guarded.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        begin = time.monotonic()
+        assert b"200 OK" in read_all(connection)
+        assert 1 < time.monotonic() - begin < 8
+
+
+def test_a_slow_client_keeps_nobody_waiting(guarded: RunningServer) -> None:
+    slow = [guarded.connect() for _ in range(200)]
+    try:
+        for connection in slow:
+            connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\n")
+        begin = time.monotonic()
+        guarded.embed("others")
+        assert time.monotonic() - begin < 1
+        time.sleep(2)
+        assert guarded.files() < 100
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_a_header_without_end(guarded: RunningServer) -> None:
+    before = guarded.memory()
+    with guarded.connect() as connection, suppress(ConnectionError):
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        for _ in range(1000):
+            connection.sendall(b"a" * 100_000)
+    assert guarded.memory() < before + 16e6
+    with guarded.connect() as connection, suppress(ConnectionError):
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(1000):
+            connection.sendall(b"X: " + b"a" * 1000 + b"\r\n")
+    assert guarded.metric("embedkit_rejected_total", reason="head_too_large") >= 2
+
+
+def test_a_reader_that_does_not_read(guarded: RunningServer) -> None:
+    texts = json.dumps({"input": ["a"] * 10_000}).encode()
+    dropped = guarded.metric("embedkit_rejected_total", reason="slow_reader")
+    with guarded.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(request(texts))
+        deadline = time.monotonic() + 40
+        while time.monotonic() < deadline:
+            if guarded.metric("embedkit_rejected_total", reason="slow_reader") > dropped:
+                break
+            time.sleep(0.2)
+    assert guarded.metric("embedkit_rejected_total", reason="slow_reader") == dropped + 1
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_of_100_megabytes(server: RunningServer, chunked: bool) -> None:
+    before = server.memory()
+    size, piece = 100 << 20, b" " * (1 << 20)
+
+    def body() -> Iterator[bytes]:
+        for _ in range(size // len(piece)):
+            yield piece
+
+    headers = {} if chunked else {"content-length": str(size)}
+    response = server.client.post("/v1/embeddings", content=body(), headers=headers)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "body_too_large"
+    assert server.memory() < before + 64e6
+
+
+def test_an_announced_terabyte_is_refused_at_once(server: RunningServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(request(b"").replace(b"Length: 0", b"Length: 1000000000000"))
+        assert b"413" in read_all(connection).splitlines()[0]
+
+
+def test_too_many_texts(start: Callable[..., RunningServer]) -> None:
+    with start("--max-texts", "3", "--max-body", "1kB") as running:
+        response = running.post("/v1/embeddings", {"input": ["a"] * 4})
+        assert response.status_code == 413
+        assert response.json()["error"]["param"] == "input"
+        assert running.post("/v1/embeddings", {"input": "a" * 2000}).status_code == 413
+        running.embed(["a"] * 3)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",  # TLS
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_http(guarded: RunningServer, sent: bytes) -> None:
+    with guarded.connect() as connection:
+        connection.sendall(sent)
+        answer = read_all(connection)
+    assert answer == b"" or b" 400 " in answer.splitlines()[0]
+    guarded.embed("still here")
+
+
+def test_half_closed_and_reset_connections_leave_nothing(guarded: RunningServer) -> None:
+    guarded.embed("a")
+    files = guarded.files()
+    for _ in range(30):
+        with guarded.connect() as connection:
+            connection.sendall(request(json.dumps({"input": ["text"] * 50}).encode()))
+            connection.shutdown(socket.SHUT_WR)
+            read_all(connection)
+    for _ in range(30):
+        connection = guarded.connect()
+        connection.sendall(request(json.dumps({"input": ["text"] * 50}).encode()))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        connection.close()  # RST
+    time.sleep(3)
+    guarded.embed("still here")
+    assert guarded.files() <= files + 2
+    assert guarded.metric("embedkit_queue_tokens") == 0
+    assert guarded.metric("embedkit_requests_total", status="500") == 0
+
+
+def test_pipelined_requests_are_answered_in_their_order(guarded: RunningServer) -> None:
+    with guarded.connect() as connection:
+        bodies = [json.dumps({"input": ["a"] * n}).encode() for n in (3, 1, 2)]
+        connection.sendall(
+            b"".join(request(body) for body in bodies[:-1]) + request(bodies[-1], "Connection: close")
+        )
+        answer = read_all(connection)
+    counts = [part.count(b'"index":') for part in answer.split(b"HTTP/1.1 200")[1:]]
+    assert counts == [3, 1, 2]
+    assert guarded.errors() == ""

@@ -1,0 +1,141 @@
+"""Starting and stopping, several models, and wrong options."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from running_server import RunningServer
+
+from embedkit import Encoder
+from embedkit.cli.serve import main
+
+MANY = [f"word{n % 97} and some others {n}" for n in range(3000)]
+
+
+def test_sigterm_drains_then_ends(start: Callable[..., RunningServer]) -> None:
+    with start("--threads", "1") as running:
+
+        async def load() -> list[httpx.Response]:
+            async with httpx.AsyncClient(base_url=running.url, timeout=60, trust_env=False) as http:
+                tasks = [
+                    asyncio.create_task(http.post("/v1/embeddings", json={"input": MANY})) for _ in range(3)
+                ]
+                while running.metric("embedkit_texts_total") == 0:
+                    await asyncio.sleep(0.02)
+                running.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.3)
+                with pytest.raises(httpx.TransportError):
+                    await http.get("/livez", headers={"connection": "close"})
+                return await asyncio.gather(*tasks)
+
+        responses = asyncio.run(load())
+        assert [response.status_code for response in responses] == [200] * 3
+        assert running.process.wait(20) == 0
+        assert running.errors() == ""
+
+
+def test_kill_9_under_load_and_start_again(start: Callable[..., RunningServer]) -> None:
+    with start() as running:
+        port = running.port
+        with running.connect() as connection:
+            connection.sendall(
+                b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n{"
+            )
+            running.stop(signal.SIGKILL)
+    with start("--port", str(port)) as again:
+        assert again.port == port
+        np.testing.assert_array_equal(
+            np.float32(again.embed("a text")["data"][0]["embedding"]), Encoder().encode("a text")
+        )
+
+
+def test_ctrl_c_ends_it(start: Callable[..., RunningServer]) -> None:
+    with start() as running:
+        assert running.stop(signal.SIGINT) == 0
+        assert running.errors() == ""
+
+
+def test_models_beyond_the_memory_are_loaded_in_place_of_others(
+    start: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    for name, size in (("a", 16), ("b", 24), ("c", 32)):
+        Encoder(truncate_dim=size).save(tmp_path / name)
+    models = [option for name in "abc" for option in ("--model", str(tmp_path / name))]
+    weights = sum(path.stat().st_size for path in (tmp_path / "a").rglob("*.safetensors"))
+    with start(
+        *models, "--model", f"alias={tmp_path / 'a'}", "--max-memory", str(int(2.5 * weights))
+    ) as running:
+
+        def loaded() -> set[str]:
+            listed = running.client.get("/v1/models").json()["data"]
+            assert {model["id"] for model in listed} == {"a", "b", "c", "alias"}
+            return {model["id"] for model in listed if model["loaded"]}
+
+        assert loaded() == {"a", "alias", "b"}
+        for name, size in (("b", 24), ("c", 32), ("alias", 16), ("c", 32)):
+            answer = running.embed("a text", model=name)
+            assert len(answer["data"][0]["embedding"]) == size
+            assert answer["model"] == name
+        assert loaded() == {"a", "alias", "c"}
+        assert len(running.embed("no model named")["data"][0]["embedding"]) == 16
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from embedkit.cli.serve import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--port", "0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def test_wrong_options_end_it_before_it_listens(tmp_path: Path) -> None:
+    Encoder().save(tmp_path / "x" / "m")
+    Encoder(truncate_dim=8).save(tmp_path / "y" / "m")
+    (tmp_path / "empty").write_text("\n", encoding="utf-8")
+    for arguments, message in (
+        (["--model", str(tmp_path / "nothing")], "nothing"),
+        (["--model", str(tmp_path / "x/m"), "--model", str(tmp_path / "y/m")], "two models are named 'm'"),
+        (["--max-memory", "1MB"], "--max-memory allows 1,000,000"),
+        (["--api-key-file", str(tmp_path / "empty")], "no API key"),
+        (["--timeout", "-1"], "invalid number of seconds"),
+        (["--index", str(tmp_path)], "index"),
+    ):
+        done = run(*arguments)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["--port", str(taken.getsockname()[1])]) == 1
+    assert "in use" in capsys.readouterr().err
+
+
+def test_it_listens_on_loopback_only_unless_told(start: Callable[..., RunningServer]) -> None:
+    with start() as running:
+        local = Path("/proc/net/tcp").read_text(encoding="ascii")
+        assert f"0100007F:{running.port:04X} 00000000:0000 0A" in local
+        assert f"00000000:{running.port:04X} 00000000:0000 0A" not in local
+    with start("--host", "0.0.0.0") as running:
+        deadline = time.monotonic() + 5
+        while "anyone who reaches" not in running.errors() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "--api-key" in running.errors()

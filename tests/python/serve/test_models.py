@@ -1,0 +1,104 @@
+"""Pools of models within a bound on their memory, without models."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
+
+from embedkit.serve.errors import ApiError
+from embedkit.serve.models import Memory, Pool, Served
+
+
+class Fake:
+    """Takes ``bytes`` while it is open."""
+
+    open_bytes = 0
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+        Fake.open_bytes += size
+
+    def close(self) -> None:
+        Fake.open_bytes -= self.bytes
+
+
+@pytest.fixture
+def pools() -> tuple[Pool[Any], Pool[Any]]:
+    """Two kinds of models that share 100 bytes."""
+    Fake.open_bytes = 0
+    memory = Memory(100)
+    made: list[Pool[Any]] = []
+    for names in ({"a": 40, "b": 50}, {"c": 30, "d": 60}):
+        served: list[Served[Any]] = [
+            Served(name, lambda size=size: Fake(size)) for name, size in names.items()
+        ]
+        made.append(Pool(served, memory))
+    return made[0], made[1]
+
+
+def loaded(*pools: Pool[Any]) -> str:
+    return "".join(model.name for pool in pools for model in pool.distinct if model.loaded is not None)
+
+
+def test_what_fits_is_loaded_and_the_rest_in_place_of_the_least_recently_used(
+    pools: tuple[Pool[Any], Pool[Any]],
+) -> None:
+    first, second = pools
+    first.load_what_fits()
+    second.load_what_fits()
+    assert loaded(*pools) == "ab"
+    assert Fake.open_bytes == 90
+
+    async def use(pool: Pool[Any], name: str) -> str:
+        async with pool.use(name) as (known, model):
+            assert known == name
+            assert Fake.open_bytes <= 100
+            assert model.bytes
+        return loaded(*pools)
+
+    async def all_uses() -> list[str]:
+        return [
+            await use(pool, name) for pool, name in ((first, "b"), (second, "c"), (second, "d"), (first, "a"))
+        ]
+
+    assert asyncio.run(all_uses()) == ["ab", "bc", "cd", "ad"]
+
+
+def test_models_in_use_stay_and_others_wait(pools: tuple[Pool[Any], Pool[Any]]) -> None:
+    first, second = pools
+    first.load_what_fits()
+
+    async def busy() -> None:
+        async with first.use("a"), first.use("b"):
+            with pytest.raises(ApiError) as refused:
+                async with second.use("d"):
+                    pass
+            assert refused.value.status == 503
+            assert "retry-after" in refused.value.headers
+        async with second.use("d"):
+            assert loaded(*pools) == "d"  # which leaves room for neither
+
+    asyncio.run(busy())
+
+
+def test_many_requests_for_one_model_load_it_once(pools: tuple[Pool[Any], Pool[Any]]) -> None:
+    first, _ = pools
+
+    async def one() -> int:
+        async with first.use("a") as (_, model):
+            return id(model)
+
+    async def many() -> set[int]:
+        return set(await asyncio.gather(*(one() for _ in range(20))))
+
+    assert len(asyncio.run(many())) == 1
+    assert Fake.open_bytes == 40
+
+
+def test_a_model_larger_than_the_memory_is_refused() -> None:
+    pool: Pool[Any] = Pool([Served("large", lambda: Fake(200))], Memory(100))
+    with pytest.raises(ValueError, match="--max-memory allows 100"):
+        pool.load_what_fits()

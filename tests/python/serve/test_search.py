@@ -1,0 +1,138 @@
+"""/v1/search over an open index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from running_server import RunningServer
+
+from embedkit import CrossEncoder, Encoder, Index
+from embedkit.serve.search import words_found
+
+QUERIES = ["why is the sky blue", "cooking lentils"]
+
+
+def hits_of(server: RunningServer, **body: Any) -> list[list[dict[str, Any]]]:
+    response = server.post("/v1/search", body)
+    assert response.status_code == 200, response.text
+    data = response.json()["data"]
+    assert [item["index"] for item in data] == list(range(len(data)))
+    return [item["hits"] for item in data]
+
+
+def expected_of(found: list[list[Any]]) -> list[list[tuple[Any, ...]]]:
+    return [[(hit.rank, hit.score, hit.id, hit.text, hit.metadata) for hit in hits] for hits in found]
+
+
+def compared(found: list[list[dict[str, Any]]]) -> list[list[tuple[Any, ...]]]:
+    names = ("rank", "score", "id", "text", "metadata")
+    return [[tuple(hit[name] for name in names) for hit in hits] for hits in found]
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize(
+    "where", [None, "topic = 'science' and number < 50", "number < 0"], ids=["all", "some", "none"]
+)
+def test_hits_are_those_of_the_index(
+    searching: RunningServer, index_folder: Path, hybrid: bool, where: str | None
+) -> None:
+    with Index.open(index_folder) as index:
+        expected = expected_of(index.search(QUERIES, 5, where=where, hybrid=hybrid))
+        assert compared(hits_of(searching, query=QUERIES, k=5, where=where, hybrid=hybrid)) == expected
+        (single,) = hits_of(searching, query=QUERIES[0], k=5, where=where, hybrid=hybrid)
+        assert compared([single]) == expected[:1]
+
+
+def test_vectors_and_filters(searching: RunningServer, index_folder: Path) -> None:
+    vector = Encoder().encode_query(QUERIES[0])
+    with Index.open(index_folder) as index:
+        expected = index.search(vector, 3, where="topic = 'science' and lang = 'en'")
+    found = hits_of(searching, vector=vector.tolist(), k=3, filter={"topic": "science", "lang": "en"})
+    assert compared(found) == expected_of(expected)
+    assert hits_of(searching, query="a", filter={"topic": "it's", "number": None}) == [[]]
+    assert [hit["metadata"]["number"] for hit in hits_of(searching, query="a", filter={"number": 7})[0]] == [
+        7
+    ]
+
+
+def test_more_like_a_document(searching: RunningServer, index_folder: Path) -> None:
+    with Index.open(index_folder) as index:
+        text = index.get(["en-science-001"])[0].text
+        others = index.search(Encoder().encode_document(text), 4)[0][1:]
+    (hits,) = hits_of(searching, like="en-science-001", k=3)
+    assert [hit["id"] for hit in hits] == [hit.id for hit in others]
+    assert [hit["rank"] for hit in hits] == [1, 2, 3]
+    assert searching.post("/v1/search", {"like": "none"}).status_code == 404
+
+
+def test_reranked(searching: RunningServer, index_folder: Path, reranker: Path) -> None:
+    with Index.open(index_folder) as index:
+        candidates = index.search(QUERIES[0], 50)[0]
+    scores = CrossEncoder(reranker).predict([(QUERIES[0], hit.text) for hit in candidates])
+    expected = [candidates[i].id for i in np.argsort(-scores, kind="stable")[:4]]
+    for name in (True, "tiny"):
+        (hits,) = hits_of(searching, query=QUERIES[0], k=4, rerank=name)
+        assert [hit["id"] for hit in hits] == expected
+
+
+def test_words_found() -> None:
+    assert words_found("Café sky  blue", "The SKY over cafe; skyline, sky") == ["SKY", "cafe"]
+    assert words_found("", "text") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "query"),
+        ({"query": "a", "vector": [1.0]}, "vector"),
+        ({"query": ["a", 1]}, "query[1]"),
+        ({"vector": [1.0, 2.0]}, "vector"),
+        ({"vector": [1e39] * 128}, "vector"),
+        ({"vector": [1.0, "a"]}, "vector[1]"),
+        ({"query": "a", "k": 0}, "k"),
+        ({"query": "a", "k": 1001}, "k"),
+        ({"query": "a", "where": "number >"}, "where"),
+        ({"query": "a", "where": "number = (select 1)"}, "where"),
+        ({"query": "a", "where": "1) or (1"}, "where"),
+        ({"query": "a", "where": "topic = '", "filter": {"a": 1}}, "where"),
+        ({"query": "a", "filter": {"a": [1]}}, None),
+        ({"query": "a", "nprobe": 4}, "nprobe"),
+        ({"vector": [1.0] * 128, "hybrid": True}, "hybrid"),
+    ],
+)
+def test_errors(searching: RunningServer, body: Any, param: str | None) -> None:
+    response = searching.post("/v1/search", body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    if param is not None:
+        assert error["param"] == param
+    assert "/" not in error["message"].replace("1/", "")
+
+
+def test_nan_in_a_vector_is_refused(searching: RunningServer) -> None:
+    for number in ("NaN", "Infinity", "1e999"):
+        body = '{"vector": [' + ",".join([number] * 128) + "]}"
+        response = searching.client.post("/v1/search", content=body)
+        assert response.status_code == 400
+        assert "vector[0]" in response.json()["error"]["message"]
+
+
+def test_without_an_index(server: RunningServer) -> None:
+    assert server.post("/v1/search", {"query": "a"}).json()["error"]["code"] == "no_index"
+
+
+def test_the_index_needs_no_second_copy_of_a_served_model(
+    start: Callable[..., RunningServer], index_folder: Path
+) -> None:
+    with Index.open(index_folder) as index:
+        expected = [hit.id for hit in index.search("lentils", 3)[0]]
+    with start("--index", str(index_folder), "--threads", "1") as running:
+        (model,) = running.client.get("/v1/models").json()["data"]
+        assert model["id"] == "hpd-minilm-l6-128-int8"
+        before = running.metric("embedkit_texts_total", model=model["id"])
+        assert [hit["id"] for hit in hits_of(running, query="lentils", k=3)[0]] == expected
+        assert running.metric("embedkit_texts_total", model=model["id"]) == before + 1
