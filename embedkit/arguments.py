@@ -82,7 +82,7 @@ _UNSUPPORTED = {
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r} is not known; known are {', '.join(map(repr, known))}")
+        raise ValueError(f"unknown {name}={value!r}; expected one of {', '.join(map(repr, known))}")
     return value
 
 
@@ -144,7 +144,7 @@ def check_devices(device: Any) -> tuple[str, ...]:
     for name in names:
         kind, colon, number = name.partition(":")
         if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
-            raise ValueError(f"device={name!r} is not known; known are 'auto', 'cpu', 'cuda', 'cuda:0', …")
+            raise ValueError(f"unknown device={name!r}; expected one of 'auto', 'cpu', 'cuda', 'cuda:0', …")
     return names
 
 

@@ -245,8 +245,8 @@ class Encoder(LoadedModel[Engine]):
         check_unsupported("encode", {"pool": pool, "chunk_size": chunk_size, **unsupported})
         if output_value not in ("sentence_embedding", "token_embeddings"):
             raise ValueError(
-                f"output_value={output_value!r} is not known; "
-                "known are 'sentence_embedding', 'token_embeddings'"
+                f"unknown output_value={output_value!r}; "
+                "expected one of 'sentence_embedding', 'token_embeddings'"
             )
         if device is not None:
             check_same_device(device, self._options.devices)
@@ -443,7 +443,7 @@ class Encoder(LoadedModel[Engine]):
             return ""
         if name not in self.prompts:
             known = ", ".join(map(repr, self.prompts))
-            raise ValueError(f"prompt_name={name!r} is not known; this model's prompts are {known}")
+            raise ValueError(f"unknown prompt_name={name!r}; this model's prompts are {known}")
         return self.prompts[name]
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:

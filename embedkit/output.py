@@ -111,7 +111,7 @@ def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.ND
 def _order(name: str) -> int:
     """The order of the norm behind a distance-based similarity."""
     if name not in ("euclidean", "manhattan"):
-        raise ValueError(f"the similarity {name!r} is not known; known are cosine, dot, euclidean, manhattan")
+        raise ValueError(f"unknown similarity {name!r}; expected one of cosine, dot, euclidean, manhattan")
     return 2 if name == "euclidean" else 1
 
 

@@ -156,8 +156,8 @@ class Session:
     def _input(self, item: Any) -> type[np.generic]:
         if item.name not in _INPUTS:
             raise ValueError(
-                f"{self.path}: the graph has the input {item.name!r:.80}, which is not known; "
-                f"known are {', '.join(_INPUTS)}"
+                f"{self.path}: the graph has an unknown input {item.name!r:.80}; "
+                f"expected one of {', '.join(_INPUTS)}"
             )
         if len(item.shape) != 2 or any(isinstance(size, int) for size in item.shape):
             raise ValueError(

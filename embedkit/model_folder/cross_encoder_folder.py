@@ -99,6 +99,6 @@ def _activation(path: Path, raw: Mapping[str, Any], where: Path) -> str | None:
             continue
         if not isinstance(name, str) or name not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
-            raise ValueError(f"{file}: the activation {name!r:.80} is not known; known are {known}")
+            raise ValueError(f"{file}: unknown activation {name!r:.80}; expected one of {known}")
         return _ACTIVATIONS[name]
     return None

@@ -182,7 +182,7 @@ class Objective(nn.Module):
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
     """Raise ValueError if the value of the option ``objective.NAME`` is not one of ``known``."""
     if value not in known:
-        raise ValueError(f"objective.{name} {value!r} is not known; known are {'; '.join(known)}")
+        raise ValueError(f"unknown objective.{name} {value!r}; expected one of {'; '.join(known)}")
 
 
 def accuracy(logits: npt.NDArray[Any], label: npt.NDArray[Any]) -> float:

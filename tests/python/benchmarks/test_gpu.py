@@ -212,7 +212,7 @@ def test_every_kernel_of_the_core_is_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gemm", 1, 1), "operation is 'gemm'; known are int8_linear"),
+        (("gemm", 1, 1), "operation is 'gemm'; expected one of int8_linear"),
         (("gelu", 0, 1), "rows and columns must be"),
         (("gelu", 1, 1, 5), "out_features belongs to the products"),
         (("int8_linear", 1, 1), "out_features belongs to the products"),

@@ -240,7 +240,7 @@ def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
         model.predict([("a", "b"), ("x\ud800", "c")])
     with pytest.raises(ValueError, match="batch_size must be a positive"):
         model.predict(PAIRS, batch_size=0)
-    with pytest.raises(ValueError, match="activation_fn='softplus' is not known"):
+    with pytest.raises(ValueError, match="unknown activation_fn='softplus'"):
         model.predict(PAIRS, activation_fn="softplus")
     with pytest.raises(ValueError, match=r"predict\(prompt=...\) is not supported"):
         model.predict(PAIRS, prompt="query: ")  # type: ignore[arg-type]
@@ -270,8 +270,8 @@ def _changed(folder: Path, target: Path, **changes: Any) -> Path:
         ({"id2label": {"0": "a", "2": "b"}}, "id2label must name the classes"),
         ({"id2label": {"0": "a", "1": "b"}}, r"'classifier.weight' has the shape \[1, 40\]"),
         ({"id2label": None, "num_labels": True}, "num_labels must be an integer"),
-        ({"model_type": "t5"}, "model_type 't5' is not known; known are bert"),
-        ({"sbert_ce_default_activation_function": "os.system"}, "the activation 'os.system' is not known"),
+        ({"model_type": "t5"}, "unknown model_type 't5'; expected one of bert"),
+        ({"sbert_ce_default_activation_function": "os.system"}, "unknown activation 'os.system'"),
     ],
 )
 def test_bad_folders(changes: dict[str, Any], message: str, make_cross_encoder: Make, tmp_path: Path) -> None:

@@ -104,21 +104,21 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
     [
         (
             {"prompt_name": "nope"},
-            r"prompt_name='nope' is not known; this model's prompts are 'query', 'document'",
+            r"unknown prompt_name='nope'; this model's prompts are 'query', 'document'",
         ),
         ({"truncate_dim": 33}, "truncate_dim=33 is larger than the model's dimension 32"),
         ({"truncate_dim": 0}, "truncate_dim must be a positive integer, not 0"),
         ({"batch_size": 0}, "batch_size must be a positive integer, not 0"),
         ({"batch_size": -1}, "batch_size must be a positive integer, not -1"),
         ({"batch_size": 2**70}, "batch_size must be at most 2147483647, not 1180591620717411303424"),
-        ({"output_dtype": "float16"}, "output_dtype='float16' is not known; known are 'float32', 'int8'"),
-        ({"precision": "fp32"}, "output_dtype='fp32' is not known"),
+        ({"output_dtype": "float16"}, "unknown output_dtype='float16'; expected one of 'float32', 'int8'"),
+        ({"precision": "fp32"}, "unknown output_dtype='fp32'"),
         ({"precision": "int8", "output_dtype": "binary"}, "'binary' and precision='int8' differ; give one"),
         ({"precision": "int8"}, "int8 embeddings need the range of each dimension, and none are saved"),
         ({"precision": "uint8"}, r"give ranges=, e\.g\. numpy\.stack"),
         ({"precision": "int8", "ranges": np.zeros((2, 5))}, r"shape \(2, 5\), expected \(2, 32\)"),
-        ({"output_value": None}, "output_value=None is not known; known are 'sentence_embedding'"),
-        ({"output_value": "logits"}, "output_value='logits' is not known"),
+        ({"output_value": None}, "unknown output_value=None; expected one of 'sentence_embedding'"),
+        ({"output_value": "logits"}, "unknown output_value='logits'"),
         (
             {"output_value": "token_embeddings", "precision": "int8"},
             "'int8' is for sentence embeddings",
@@ -128,7 +128,7 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
         ({"task": "query"}, r"encode\(task=\.\.\.\) is not supported"),
         ({"processing_kwargs": {"text": {}}}, r"\(processing_kwargs=.*Encoder\(max_length=\.\.\.\) instead"),
         ({"device": "cuda"}, r"device='cuda': this encoder is on 'cpu'; .* Encoder\(device=\.\.\.\)"),
-        ({"device": "tpu"}, "device='tpu' is not known"),
+        ({"device": "tpu"}, "unknown device='tpu'"),
         ({"device": ["cpu", "cpu"]}, r"a list is for CUDA devices, .* Encoder\(threads=\.\.\.\)"),
     ],
 )
@@ -154,29 +154,29 @@ def test_numpy_integers_are_integers(encoder: Encoder) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "mps"}, "device='mps' is not known; known are 'auto', 'cpu', 'cuda', 'cuda:0'"),
-        ({"device": "cuda:x"}, "device='cuda:x' is not known"),
+        ({"device": "mps"}, "unknown device='mps'; expected one of 'auto', 'cpu', 'cuda', 'cuda:0'"),
+        ({"device": "cuda:x"}, "unknown device='cuda:x'"),
         ({"device": ["cuda:0", "cpu"]}, "a list is for CUDA devices"),
         ({"device": []}, r"device=\[\] names no device"),
         ({"precision": "fp16"}, "precision='fp16' is for CUDA devices; a CPU has 'fp32' and 'int8'"),
-        ({"precision": "fp4"}, "precision='fp4' is not known; known are 'auto', 'fp32', 'int8'"),
+        ({"precision": "fp4"}, "unknown precision='fp4'; expected one of 'auto', 'fp32', 'int8'"),
         ({"threads": 0}, "threads must be a positive integer, not 0"),
         ({"threads": -2}, "threads must be a positive integer, not -2"),
         ({"threads": True}, "threads must be a positive integer, not True"),
         ({"threads": 2**31}, "threads must be at most 1024, not 2147483648"),
         ({"trust_remote_code": True}, r"Encoder\(trust_remote_code=\.\.\.\) is not supported: .* never runs"),
         ({"backend": "torch"}, "backend='torch' is one of sentence-transformers"),
-        ({"backend": "tf"}, "backend='tf' is not known; known are 'auto', 'onnx'"),
+        ({"backend": "tf"}, "unknown backend='tf'; expected one of 'auto', 'onnx'"),
         ({"onnx_file": "model.onnx"}, "onnx_file='model.onnx' is for backend='onnx'"),
         ({"max_length": 2}, r"max_length must be from 3 \(2 special tokens and one more\) to 64"),
         ({"max_length": 65}, "to 64 .* not 65"),
         (
             {"on_overflow": "ignore"},
-            "on_overflow='ignore' is not known; known are 'truncate', 'error', 'window'",
+            "unknown on_overflow='ignore'; expected one of 'truncate', 'error', 'window'",
         ),
-        ({"similarity_fn_name": "max"}, "similarity_fn_name='max' is not known; known are 'cosine'"),
+        ({"similarity_fn_name": "max"}, "unknown similarity_fn_name='max'; expected one of 'cosine'"),
         ({"truncate_dim": 33}, "truncate_dim=33 is larger"),
-        ({"default_prompt_name": "nope"}, "prompt_name='nope' is not known"),
+        ({"default_prompt_name": "nope"}, "unknown prompt_name='nope'"),
     ],
 )
 def test_wrong_options_of_the_constructor(make_model: Make, options: dict[str, Any], message: str) -> None:
@@ -206,7 +206,7 @@ def test_setters_check(make_model: Make) -> None:
     with pytest.raises(ValueError, match="max_length must be from 3"):
         encoder.max_seq_length = 1
     assert encoder.max_seq_length == 64
-    with pytest.raises(ValueError, match="similarity_fn_name='nonsense' is not known; known are 'cosine'"):
+    with pytest.raises(ValueError, match="unknown similarity_fn_name='nonsense'; expected one of 'cosine'"):
         encoder.similarity_fn_name = "nonsense"
     encoder.similarity_fn_name = "dot"
     assert encoder.similarity([2.0, 0.0], [2.0, 0.0]) == 4

@@ -70,7 +70,7 @@ def test_int8_vectors_are_compared_without_overflow() -> None:
 
 def test_unknown_similarity(vectors: np.ndarray) -> None:
     for function in (similarity, similarity_pairwise):
-        with pytest.raises(ValueError, match="the similarity 'maxsim' is not known; known are cosine, dot"):
+        with pytest.raises(ValueError, match="unknown similarity 'maxsim'; expected one of cosine, dot"):
             function(vectors, vectors, "maxsim")
 
 

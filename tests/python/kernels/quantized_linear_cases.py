@@ -144,7 +144,7 @@ def test_no_tokens() -> None:
         ({"x": rows(2, 24, "int8")}, r"x must be \(tokens, K\) and weight \(N, K\), not \(2, 24\)"),
         ({"x": rows(2, 16, "fp8")}, "weight is torch.int8 for int8 products, x is for fp8"),
         ({"bias": torch.zeros(4)}, r"bias must be contiguous \(3,\)"),
-        ({"activation": "tanh"}, "'tanh' is not known"),
+        ({"activation": "tanh"}, "unknown activation 'tanh'"),
         ({"dtype": torch.float64}, "dtype must be"),
         ({"bias": torch.zeros(3, device="meta")}, "bias is on meta"),
         ({"x": dataclasses.replace(rows(2, 16, "int8"), shift=torch.zeros(3))}, r"x.shift must be .* \(2,\)"),
@@ -157,7 +157,7 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
 
 
 def test_bad_memory_is_named() -> None:
-    with pytest.raises(ValueError, match="'int4' are not known"):
+    with pytest.raises(ValueError, match="unknown products 'int4'"):
         QuantizedRows.empty(1, 1, "int4", torch.device(DEVICE))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weight must be floating"):
         quantize_weight(torch.zeros(2, dtype=torch.int8), "int8")

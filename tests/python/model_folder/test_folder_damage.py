@@ -103,9 +103,9 @@ POOLING = "1_Pooling/config.json"
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("config.json", {"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\] is not known; known are gelu"),
-        ("config.json", {"hidden_act": {}}, r"hidden_act {} is not known"),
-        (DENSE, {"activation_function": ["x"]}, r"activation_function \['x'\] is not known; known are"),
+        ("config.json", {"hidden_act": ["gelu"]}, r"unknown hidden_act \['gelu'\]; expected one of gelu"),
+        ("config.json", {"hidden_act": {}}, r"unknown hidden_act {}"),
+        (DENSE, {"activation_function": ["x"]}, r"unknown activation_function \['x'\]; expected one of"),
         (POOLING, {"pooling_mode": ["mean"] * 100_000}, "pooling_mode names a mode twice. Name each once"),
         (POOLING, {"pooling_mode": ["mean", "max", "mean"]}, "pooling_mode names a mode twice"),
         (

@@ -60,7 +60,7 @@ def test_bad_arguments(sample: np.ndarray) -> None:
         fit(sample, 9)
     with pytest.raises(ValueError, match="give more"):
         fit(sample[:4], 4)
-    with pytest.raises(ValueError, match="known are pca, whitening"):
+    with pytest.raises(ValueError, match="expected one of pca, whitening"):
         fit(sample, 2, "ica")
     flat = np.repeat(sample[:, :2], 4, axis=1)
     with pytest.raises(ValueError, match="at most 2"):

@@ -71,11 +71,11 @@ def test_the_trainings_of_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"titel": "x"}, "table key 'titel' is not known; did you mean 'title'"),
+        ({"titel": "x"}, "unknown table key 'titel'; did you mean 'title'"),
         ({"columns": None}, "table.columns must be a mapping"),
         ({"plot": "dve"}, "plot 'dve' is none of the columns dev, STS-B"),
         ({"set": ["training.max_step=2"]}, "training key 'max_step'"),
-        ({"runs": {"a": {"recipe": "sbret"}}}, "recipe 'sbret' is not known; did you mean 'sbert'"),
+        ({"runs": {"a": {"recipe": "sbret"}}}, "unknown recipe 'sbret'; did you mean 'sbert'"),
         ({"runs": {"a": {"recipe": "sbert", "set": ["model.path={b}"]}}}, r"there is no run 'b' for \{b\}"),
         ({"runs": {"a": {"recipe": "sbert", "seeds": []}}}, "a: give at least one seed"),
         (

@@ -96,8 +96,8 @@ def test_a_corrected_command_takes_the_folder_of_the_failed_one(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sbret"], "embedkit-train: recipe 'sbret' is not known; did you mean 'sbert'"),
-        (["sbert", "training.sed=1"], "training key 'sed' is not known; did you mean 'seed'"),
+        (["sbret"], "embedkit-train: unknown recipe 'sbret'; did you mean 'sbert'"),
+        (["sbert", "training.sed=1"], "unknown training key 'sed'; did you mean 'seed'"),
         (["away.yaml"], "no file away.yaml"),
         (["MINE", "data.nli.path=away.tsv"], "away.tsv"),
         (["MINE", "model.path=./away"], "away"),
