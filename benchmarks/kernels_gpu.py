@@ -108,7 +108,7 @@ def cases(sizes: Sizes, *, compiled: bool, products: tuple[str, ...]) -> Iterato
 
     Args:
         sizes: of batch and model.
-        compiled: compare with torch.compile, too.
+        compiled: also compare with torch.compile.
         products: those of "int8" and "fp8" that the GPU supports.
     """
     compile_: Callable[[Any], Any] = (

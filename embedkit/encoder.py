@@ -162,7 +162,7 @@ class Encoder(LoadedModel[Engine]):
         *, output_dtype: Dtype | None = ..., ranges: npt.ArrayLike | None = ...,
     ) -> Vectors: ...
     @overload
-    def encode(  # type: ignore[overload-overlap]  # a str is an iterable of str, too
+    def encode(  # type: ignore[overload-overlap]  # a str is itself an iterable of str
         self, sentences: str, prompt_name: str | None = ..., prompt: str | None = ...,
         batch_size: int | None = ..., show_progress_bar: bool | None = ...,
         *, output_value: Literal["token_embeddings"], convert_to_tensor: Literal[False] = ...,
@@ -355,7 +355,7 @@ class Encoder(LoadedModel[Engine]):
             with closing(engine.encode(blocks, plan, self._counts)) as results:
                 for block in results:
                     yield block
-                    self._engine  # noqa: B018 (raises where the encoder was closed meanwhile)
+                    self._engine  # noqa: B018 (raises if the encoder was closed meanwhile)
 
         return encoded()
 
@@ -574,7 +574,7 @@ class Encoder(LoadedModel[Engine]):
         return f"dimension={self.get_embedding_dimension()}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """As of any model; the results of evaluators stay here."""
+        """The state of any model, without the results of evaluators."""
         return {**super().__getstate__(), "model_card_data": None}
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:

@@ -128,7 +128,9 @@ def _check_shapes(x: Array, y: Array, *, pairwise: bool) -> None:
             f"the vectors have {x.shape[-1]} and {y.shape[-1]} dimensions; use one encoder for both"
         )
     if pairwise and x.shape != y.shape:
-        raise ValueError(f"pairwise similarity needs equally many vectors, not {x.shape} and {y.shape}")
+        raise ValueError(
+            f"pairwise similarity needs the same number of vectors on both sides, not {x.shape} and {y.shape}"
+        )
 
 
 def unit(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -142,7 +142,7 @@ class Worker:
 
 
 def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """`common.alternate`, but a candidate that fails is reported and left out, and the others go on."""
+    """`common.alternate`, but a candidate that fails is reported and left out, and the others continue."""
     failed = set()
 
     def guarded(key: str) -> float:

@@ -98,7 +98,7 @@ def load_index_encoder(index: Index) -> None:
         if isinstance(error, ModelMismatchError):
             raise
         hint = "; if it was moved, give its path with --model" if isinstance(error, FileNotFoundError) else ""
-        raise CommandError(EXIT_FAILED, f"the index' model cannot be loaded: {error}{hint}") from error
+        raise CommandError(EXIT_FAILED, f"the index's model cannot be loaded: {error}{hint}") from error
 
 
 def show(line: str) -> None:

@@ -61,7 +61,8 @@ def check_options(arguments: argparse.Namespace) -> None:
     for name, option in _NOT_OF_RAY.items():
         if getattr(arguments, name) is not None:
             raise CommandError(
-                EXIT_USAGE, f"{option} does not go with --engine ray, which encodes .jsonl and .parquet"
+                EXIT_USAGE,
+                f"{option} cannot be combined with --engine ray, which encodes .jsonl and .parquet",
             )
 
 

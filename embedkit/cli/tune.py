@@ -36,7 +36,7 @@ def add_commands(commands: Any) -> None:
     tune.add_argument("--dry-run", action="store_true", help="measure only, without changing the index")
     add_plot(tune)
     tune.add_argument("--json", action="store_true", help="print a JSON object")
-    tune.add_argument("--model", metavar="MODEL", help="where the model of the index is, if it was moved")
+    tune.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
     add_threads(tune)
 
 

@@ -48,7 +48,7 @@ ACTIVATIONS = {
 """Class in torch, as folders name it -> name in the core."""
 
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-_MAX_PATH = 1000  # characters; file systems end at about 4000 with the folder before it
+_MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
 _REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize."
 
 

@@ -77,7 +77,7 @@ def test_a_collection_finds_by_meaning_and_opens_its_model_again(client: Any, tm
 
 def test_a_model_that_was_replaced_is_refused() -> None:
     config = EmbedkitEmbeddingFunction().get_config()
-    with pytest.raises(ValueError, match="is not the one that made the vectors"):
+    with pytest.raises(ValueError, match="is not the one that computed the vectors"):
         EmbedkitEmbeddingFunction.build_from_config({**config, "fingerprint": "0" * 64})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_encoder import FakeEncoder
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start ignores it, too.
+# A shell that starts the tests in the background makes them, and every process they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -333,7 +333,7 @@ class DocumentReader:
     def keywords(
         self, match: str, limit: int, allowed: Callable[[int], int] | None
     ) -> list[tuple[int, float]]:
-        """The ``limit`` best rows for the FTS5 query ``match`` by BM25, with their scores (more is better).
+        """The ``limit`` best rows for the FTS5 query ``match`` by BM25, with their scores (higher is better).
 
         ``allowed`` returns 1 or 0 for a row.
         """

@@ -56,7 +56,7 @@ class Segment:
             if count_bits(self.dead) != entry.tombstones.deleted:
                 raise IndexDamagedError(f"{path}: does not mark {entry.tombstones.deleted} rows as deleted")
             self._alive = ~self.dead
-            if entry.rows % 8:  # bits behind the last row are no rows
+            if entry.rows % 8:  # bits beyond the last row do not belong to rows
                 self._alive[-1] &= (1 << entry.rows % 8) - 1
         self.documents = DocumentReader(folder / DOCUMENTS_FILE, entry.rows)
 

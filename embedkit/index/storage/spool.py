@@ -26,7 +26,7 @@ class SpoolWriter:
 
     @property
     def rows(self) -> int:
-        """Whole rows in the file: asked of the disk, since Ctrl-C may strike between a write and a count."""
+        """Complete rows in the file, by its size on disk: Ctrl-C may strike between a write and a count."""
         return os.fstat(self._file.fileno()).st_size // self._bytes_per_row
 
     def add(self, vectors: Float32Array) -> None:

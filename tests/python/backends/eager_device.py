@@ -1,4 +1,4 @@
-"""What stands in for CUDA where there is none: a device that does everything at once, and a plain model for it."""
+"""Replaces CUDA on a machine without a GPU: a device that does everything immediately, and a plain model for it."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ def test_the_encoder_of_a_device(make_model: Make, texts: list[str], tmp_path: P
     encoder.save(tmp_path / "saved")
     np.testing.assert_array_equal(Encoder(tmp_path / "saved").encode(texts), expected)
     with pytest.raises(
-        ValueError, match="on 'cuda:0', unknown precision='fp64'; expected one of 'auto', 'fp32'"
+        ValueError, match="unknown precision='fp64' on 'cuda:0'; expected one of 'auto', 'fp32'"
     ):
         Encoder(folder, device="cuda", precision="fp64")
 

@@ -48,7 +48,7 @@ def found(capsys, *arguments):
 
 def test_add_upsert_delete_compact_verify(index, capsys):
     assert done(capsys, "add", index, write("a.jsonl", 20, 25)).startswith("index: 5 documents added in ")
-    assert "the id 'k20' is in the index already" in done(capsys, "add", index, "a.jsonl", code=2)
+    assert "the id 'k20' is already in the index" in done(capsys, "add", index, "a.jsonl", code=2)
     line = done(capsys, "upsert", index, write("b.jsonl", 24, 26, "new"))
     assert line.startswith("index: 2 documents added, 1 of them replacing earlier ones in ")
     assert line.endswith("; 26 in all")
@@ -137,7 +137,7 @@ def test_the_engine_has_options_of_its_own(index, capsys):
         capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
     )
     line = done(capsys, "build", "x.jsonl", "-o", "new", "--engine", "ray", "--vectors", "v.npy", code=2)
-    assert "--vectors does not go with --engine ray" in line
+    assert "--vectors cannot be combined with --engine ray" in line
 
 
 def test_given_vectors(capsys):

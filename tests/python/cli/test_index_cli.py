@@ -233,7 +233,7 @@ def test_a_model_that_is_broken_is_not_said_to_be_moved(index, capsys, monkeypat
     monkeypatch.setattr("embedkit.Encoder", broken)
     assert main(["query", index, "x"]) == 1
     assert capsys.readouterr().err == (
-        "embedkit-index: the index' model cannot be loaded: EMBEDKIT_ISA is 'sse9'\n"
+        "embedkit-index: the index's model cannot be loaded: EMBEDKIT_ISA is 'sse9'\n"
     )
 
 

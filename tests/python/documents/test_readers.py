@@ -302,7 +302,7 @@ def test_unusable_inputs_are_named_before_anything_is_read(tmp_path: Path) -> No
         Corpus([text, tmp_path / "." / "a.txt"])
     with pytest.raises(InputError, match=r"-: the input is given twice"):
         Corpus(["-", "-"])
-    with pytest.raises(InputError, match="no input file is given"):
+    with pytest.raises(InputError, match="no input files given"):
         Corpus([])
     with pytest.raises(InputError, match="cannot be read: embedded null byte"):
         Corpus(["a\0.txt"])

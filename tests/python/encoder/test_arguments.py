@@ -157,7 +157,7 @@ def test_numpy_integers_are_integers(encoder: Encoder) -> None:
         ({"device": "mps"}, "unknown device='mps'; expected one of 'auto', 'cpu', 'cuda', 'cuda:0'"),
         ({"device": "cuda:x"}, "unknown device='cuda:x'"),
         ({"device": ["cuda:0", "cpu"]}, "a list is for CUDA devices"),
-        ({"device": []}, r"device=\[\] names no device"),
+        ({"device": []}, r"device=\[\] is empty"),
         ({"precision": "fp16"}, "precision='fp16' is for CUDA devices; a CPU has 'fp32' and 'int8'"),
         ({"precision": "fp4"}, "unknown precision='fp4'; expected one of 'auto', 'fp32', 'int8'"),
         ({"threads": 0}, "threads must be a positive integer, not 0"),

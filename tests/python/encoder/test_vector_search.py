@@ -61,7 +61,7 @@ def test_results_are_those_of_sentence_transformers(name: str, vectors: np.ndarr
     assert [[hit["corpus_id"] for hit in line] for line in found] == [
         [hit["corpus_id"] for hit in line] for line in expected
     ]
-    # Half precision, a list of tensors and one vector are taken, too.
+    # Half precision, a list of tensors and a single vector are also accepted.
     assert semantic_search(tensor[0].double(), list(tensor), top_k=4, score_function=score)[0] == found[0]
 
 

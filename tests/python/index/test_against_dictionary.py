@@ -114,7 +114,7 @@ class IndexMachine(RuleBasedStateMachine):
     def add(self, ids: list[str]) -> None:
         known = [id for id in ids if id in self.expected]
         if known:
-            with pytest.raises(InputError, match="is in the index already; upsert replaces documents"):
+            with pytest.raises(InputError, match="is already in the index; upsert replaces documents"):
                 self.index.add([Document(f"{self.next} x", id) for id in ids])
             ids = [id for id in ids if id not in self.expected]
         assert self.index.add([self.document(id) for id in ids]).documents == len(ids)

@@ -137,7 +137,7 @@ def test_upsert_of_an_id_twice_keeps_the_last(index):
     [
         (
             lambda index: index.add([Document("x", "k5")]),
-            "the id 'k5' is in the index already; upsert replaces",
+            "the id 'k5' is already in the index; upsert replaces",
         ),
         (lambda index: index.add(["x"]), "document 0: a document that is added needs an id"),
         (

@@ -1,4 +1,4 @@
-"""Builds that are killed at any point go on, and give what an uninterrupted one gives."""
+"""Builds killed at any point resume, with the result of an uninterrupted build."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_every_figure_has_a_source() -> None:
         assert all(0 < score < 100 for score in model.scores.values())
         assert model.checked in ("weights", "architecture")
         assert set(model.prompts) <= {"query", "document"}
-        # fp32 or fp16 weights of so many parameters, or our int8
+        # fp32 or fp16 weights of this number of parameters, or our int8
         assert model.megabytes * 1e6 / model.parameters == pytest.approx(
             1 if model.name == BUILTIN.name else 2 if model.megabytes * 1e6 < 3 * model.parameters else 4,
             rel=0.02,

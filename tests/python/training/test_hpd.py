@@ -61,7 +61,7 @@ def test_similarity_loss_is_the_formula(texts: int) -> None:
 def test_groups_of_related_texts(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
     """Each text of a group learns its own target, and how near the others are."""
     tables = {
-        "single": Table({"text": texts[:40], "source": ["other columns are not looked at"] * 40}),
+        "single": Table({"text": texts[:40], "source": ["other columns are ignored"] * 40}),
         "pairs": Table({"anchor": texts[40:60], "positive": texts[60:80]}),
     }
     options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], storage="float32", similarity=7)

@@ -75,7 +75,7 @@ def test_folder_holds_the_map(
     tmp_path: Path,
     method: Literal["whitening", "pca"],
 ) -> None:
-    """After a Dense as HPD writes it, too; sentence-transformers gives the same vectors."""
+    """Also after a Dense as HPD writes it; sentence-transformers computes the same vectors."""
     source = make_model(dense=[(16, "Tanh", True)])
     fitted = fit_map(str(source), texts, tmp_path / "model", MapStep(6, method))
     encoder = Encoder(tmp_path / "model")

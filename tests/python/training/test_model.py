@@ -70,7 +70,7 @@ def test_the_folder_loads_with_equal_vectors(
     vectors = check_everywhere(model, folder, texts[:120])
     assert vectors.shape == (120, 32 if activation is None else 12)
     again = load(folder, pooling=pooling, projection=projection, normalize=normalize)
-    assert np.array_equal(again.encode(texts[:120], batch_tokens=500), vectors)  # the projection, too
+    assert np.array_equal(again.encode(texts[:120], batch_tokens=500), vectors)  # the projection as well
 
 
 @pytest.mark.parametrize("prompts", [{"query": "query: ", "passage": "passage: "}, {}])

@@ -1,4 +1,4 @@
-"""The trainer: what it computes, that a stopped run goes on exactly, that two processes do what one does."""
+"""The trainer: what it computes, that a stopped run resumes exactly, and that two processes train like one."""
 
 from __future__ import annotations
 
