@@ -72,7 +72,7 @@ def test_modules_of_the_folder(
     assert np.abs(vectors - expected).max() <= 5e-6 * max(1, scale)
 
 
-def test_prompts_that_the_pooling_leaves_out(
+def test_prompts_excluded_from_pooling(
     make_model: Callable[..., Path],
     reference: Callable[[Path], Any],
     graph: Path,
@@ -176,7 +176,7 @@ def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., 
     assert encoder.max_seq_length == 40
 
 
-def test_without_torch_and_without_a_word(folder: Path, tmp_path: Path) -> None:
+def test_runs_silently_without_torch(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(folder), str(tmp_path / "v.npy")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and done.stderr == done.stdout == "", done.stderr
@@ -258,7 +258,7 @@ def test_providers_with_options(folder: Path) -> None:
 
 
 def test_providers_that_do_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # ONNX Runtime without CUDA's libraries lists the provider, then runs on the CPU in silence.
+    # ONNX Runtime without CUDA's libraries lists the provider, then silently runs on the CPU.
     import onnxruntime
 
     real = onnxruntime.InferenceSession
@@ -331,9 +331,7 @@ def _flat_output(model: Any) -> None:
         (_flat_output, "the outputs of the graph are shape, neither token embeddings"),
     ],
 )
-def test_graphs_that_are_no_sentence_encoder(
-    folder: Path, change: Callable[[Any], None], message: str
-) -> None:
+def test_graphs_of_other_models(folder: Path, change: Callable[[Any], None], message: str) -> None:
     edit_graph(folder / "onnx" / "model.onnx", change)
     with pytest.raises(ValueError, match=message) as caught:
         Encoder(folder, backend="onnx")

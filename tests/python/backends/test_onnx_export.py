@@ -36,7 +36,7 @@ LENGTHS = (0, 1, 6, 40, 130, 300)
 def all_in_one(
     make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A model with every pooling, prompts that it leaves out, Dense and Normalize; and its export."""
+    """A model with every pooling, excluded prompts, Dense and Normalize; and its export."""
     source = make_model(
         hidden=36, heads=3, intermediate=50, pooling=MODES, include_prompt=False, prompts={"query": "query : "},
         dense=((24, "GELU", True), (10, "Sigmoid", False)), normalize=True, truncate_dim=9,
@@ -127,10 +127,10 @@ def test_the_folder(all_in_one: tuple[Path, Path], tmp_path: Path) -> None:
         Encoder(damaged, backend="onnx").verify()
 
 
-def test_its_tokens_vectors_serve_others(
+def test_other_runtimes_use_its_token_embeddings(
     all_in_one: tuple[Path, Path], tmp_path: Path, texts: list[str]
 ) -> None:
-    # Without the description the graph is anyone's: the modules of the folder follow the tokens' vectors.
+    # Without the description the graph is treated as another tool's: the folder's modules follow the token embeddings.
     source, target = all_in_one
     other = Path(shutil.copytree(target, tmp_path / "other"))
     (other / "onnx" / "model.embedkit.json").unlink()
@@ -217,7 +217,7 @@ def test_the_settings_of_an_encoder(make_model: Callable[..., Path], tmp_path: P
     encoder = Encoder(tmp_path / "out", backend="onnx")
     assert encoder.max_seq_length == 20 and encoder.get_embedding_dimension() == 8
     assert encoder.prompts["query"] == "q: "
-    assert source.describe()["texts"] == 0  # the check does not count
+    assert source.describe()["texts"] == 0  # the check's texts are not counted
 
 
 def test_command_line(

@@ -71,7 +71,7 @@ def test_a_candidate_that_fails_is_left_out(gpu: ModuleType, capsys: pytest.Capt
     assert "rival" not in gpu.show([{"name": key, **one} for key, one in measured.items()])
 
 
-def test_a_worker_that_does_not_answer_is_ended(tmp_path: Path) -> None:
+def test_an_unresponsive_worker_is_killed(tmp_path: Path) -> None:
     from peers.worker import PeerFailed, Worker
 
     with (

@@ -1,4 +1,4 @@
-"""Bad input: each case with its message, and what must not be an error."""
+"""Invalid input, each case with its message; and input that must be accepted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def encoder(make_model: Make) -> Encoder:
         (np.array([1, 2]), r"texts\[0\] is \w*int\w*, not str"),
     ],
 )
-def test_what_is_no_text(encoder: Encoder, sentences: Any, message: str) -> None:
+def test_non_string_texts(encoder: Encoder, sentences: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         encoder.encode(sentences)
 
@@ -133,7 +133,7 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
     ],
 )
 def test_wrong_options_of_encode(encoder: Encoder, options: dict[str, Any], message: str) -> None:
-    for sentences in (["a"], []):  # the same error whatever is encoded
+    for sentences in (["a"], []):  # the same error for every output
         with pytest.raises(ValueError, match=message):
             encoder.encode(sentences, **options)
 
@@ -195,7 +195,7 @@ def test_wrong_types_of_the_constructor(make_model: Make) -> None:
         Encoder(make_model(), model_name_or_path=make_model())
 
 
-def test_arguments_of_sentence_transformers_that_say_nothing(make_model: Make) -> None:
+def test_neutral_arguments_of_sentence_transformers(make_model: Make) -> None:
     encoder = Encoder(model_name_or_path=make_model(), trust_remote_code=False, model_kwargs=None)
     assert encoder.encode("a", pool=None, chunk_size=None, task=None, processing_kwargs=None).shape == (32,)
     assert encoder.encode_query("a", pool=None).shape == (32,)
@@ -248,7 +248,7 @@ def test_encode_iter_reads_no_more_than_it_needs(encoder: Encoder) -> None:
     blocks = encoder.encode_iter(endless(), block_size=10)
     assert read == 0
     next(blocks)
-    assert read == 11  # one more shows that the block is full
+    assert read == 11  # the next text shows that the block is full
     blocks.close()  # type: ignore[attr-defined]
     with pytest.raises(StopIteration):
         next(blocks)

@@ -1,4 +1,4 @@
-"""The options of the compiled core: frozen, checked when they are made, and no key is ignored."""
+"""The options of the compiled core: frozen, checked when created, and no key is ignored."""
 
 from __future__ import annotations
 

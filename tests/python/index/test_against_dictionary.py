@@ -143,7 +143,7 @@ class IndexMachine(RuleBasedStateMachine):
         for id in gone:
             del self.expected[id]
 
-    @precondition(lambda self: len(self.expected) >= 40)  # what a quantizer needs to be trained again
+    @precondition(lambda self: len(self.expected) >= 40)  # enough to train a quantizer again
     @rule()
     def compact(self) -> None:
         self.index.compact()
@@ -156,7 +156,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """A writer was killed while it worked."""
+        """A writer was killed while working."""
         root = self.folder / "index"
         (root / "segments" / ".writing-000099-dead").mkdir(exist_ok=True)
         (root / "segments" / ".writing-000099-dead" / "vectors.faiss").write_bytes(b"half")

@@ -1,6 +1,6 @@
 """The cases of test_pool_project_normalize.py: run by it in a process of their own.
 
-On a GPU where there is one, else under Triton's interpreter, chosen before triton is imported.
+On a GPU if there is one, otherwise under Triton's interpreter, chosen before triton is imported.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_packed(pooling: Any, head: dict[str, Any], dtype: torch.dtype) -> None:
             inputs.append(tensor(dimension, seed=2, dtype=dtype).requires_grad_())
             arguments["bias"] = inputs[-1]
     result = pool_project_normalize(hidden, boundaries(LENGTHS), **arguments)
-    # Copies, or torch would add the gradients of the texts up in 16 bits.
+    # Copies; otherwise torch would sum the gradients of the texts in 16 bits.
     exact = [values.detach().double().requires_grad_() for values in inputs]
     for name, values in zip(("weight", "bias"), exact[1:], strict=False):
         arguments[name] = values.T if values.ndim == 2 else values

@@ -16,7 +16,7 @@ import pytest
 
 from embedkit import Encoder, _core
 
-# Config class of transformers, and what differs from the shape that all share.
+# Config class of transformers, and differences from the common shape.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNetConfig", {"max_position_embeddings": 202}),
     "roformer": ("RoFormerConfig", {"embedding_size": 40}),

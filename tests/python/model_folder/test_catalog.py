@@ -1,4 +1,4 @@
-"""`list_models` against the folders that are here."""
+"""`list_models` against the available folders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_our_own_figures_are_those_that_were_measured() -> None:
     assert BUILTIN.name in measured
     for name, average in measured.items():
         if name not in listed:
-            continue  # another model in 128 dimensions, beside the built-in one
+            continue  # another model with 128 dimensions, not the built-in one
         assert listed[name]["STS12-16, STS-B, SICK-R"] == pytest.approx(average, abs=0.01)
 
 

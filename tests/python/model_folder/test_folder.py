@@ -1,4 +1,4 @@
-"""Opening model folders: every layout that exists, and every way in which one can be wrong."""
+"""Opening model folders: every existing layout, and every kind of error."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def edit_modules(folder: Path, count: int) -> None:
     path.write_text(json.dumps(json.loads(path.read_text())[:count]))
 
 
-def test_old_layout_with_the_transformer_in_a_folder_of_its_own(folder: Path) -> None:
+def test_old_layout_with_the_transformer_in_its_own_folder(folder: Path) -> None:
     inner = folder / "0_Transformer"
     inner.mkdir()
     for name in ("config.json", "model.safetensors", "sentence_bert_config.json"):

@@ -1,4 +1,4 @@
-"""PCA and whitening against their formulas, and the model folders that carry them."""
+"""PCA and whitening against their formulas, and the model folders that contain them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeModel = Callable[..., Path]
 
 @pytest.fixture
 def sample() -> np.ndarray:
-    """(500, 8), correlated and off centre."""
+    """(500, 8), correlated and off center."""
     random = np.random.default_rng(0)
     return (random.normal(size=(500, 8)) @ random.normal(size=(8, 8)) + random.normal(size=8)).astype(
         np.float32
@@ -30,7 +30,7 @@ def sample() -> np.ndarray:
 
 
 def components(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvectors (columns) and values of the covariance, falling."""
+    """Eigenvectors (columns) and values of the covariance, descending."""
     values, vectors = np.linalg.eigh(np.cov(sample.astype(np.float64), rowvar=False))
     return vectors[:, ::-1], values[::-1]
 

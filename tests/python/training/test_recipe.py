@@ -1,4 +1,4 @@
-"""Recipes: what is refused and how it is told, overrides, and all that the package carries."""
+"""Recipes: errors and their messages, overrides, and all built-in recipes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_defaults_and_what_is_resolved(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(list_recipes()))
-def test_every_carried_recipe_loads(name: str) -> None:
+def test_every_built_in_recipe_loads(name: str) -> None:
     recipe = load_recipe(find_recipe(name))
     assert recipe.name == name
     assert 10 < len(recipe.description) <= 120
@@ -141,7 +141,7 @@ def test_the_file_is_named(file: Path) -> None:
         b"just text",
     ],
 )
-def test_what_is_no_recipe(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_recipes(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.yaml"):

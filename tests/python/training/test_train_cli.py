@@ -1,4 +1,4 @@
-"""``embedkit-train``: what it prints, how it ends."""
+"""``embedkit-train``: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from objective_fixtures import nli_source, write_nli
 
 @pytest.fixture(autouse=True)
 def _logger() -> Iterator[None]:
-    """What the command line does to the logger ends with the process; here, with the test."""
+    """The command line's changes to the logger end with the process; here, with the test."""
     logger = logging.getLogger("embedkit")
     handlers, level = list(logger.handlers), logger.level
     yield
