@@ -23,6 +23,8 @@ import numpy as np
 from peers import peer_class
 from peers.base import Peer, Setting
 
+__all__ = ["PeerFailed", "Worker", "alternate"]
+
 PR_SET_PDEATHSIG = 1  # from Linux' prctl.h
 
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ..documents.errors import OnError
     from ..index import TextEncoder
 
+__all__ = ["add_commands"]
+
 _SAMPLE = 2000
 
 _BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents are streamed, so a

@@ -28,6 +28,8 @@ from .common import (
 )
 from .terminal import ProgressBar, printable
 
+__all__ = ["add_commands"]
+
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser."""

@@ -18,6 +18,26 @@ from .terminal import printable
 if TYPE_CHECKING:
     from .. import Encoder
 
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
+    "EXIT_USAGE",
+    "CommandError",
+    "add_max_memory",
+    "add_threads",
+    "byte_size",
+    "complain",
+    "duration",
+    "integer",
+    "load_encoder",
+    "load_index_encoder",
+    "plural",
+    "print_json",
+    "show",
+    "size",
+]
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -14,6 +14,8 @@ from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMisma
 from . import build, change, query, tune
 from .common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, complain
 
+__all__ = ["main"]
+
 _EPILOG = """\
 examples:
   embedkit-index build articles.jsonl notes.txt.gz -o my-index

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .. import CrossEncoder
     from ..index import Hit
 
+__all__ = ["add_commands"]
+
 _QUERIES_AT_ONCE = 256
 
 

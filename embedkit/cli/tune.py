@@ -11,6 +11,8 @@ from ..index import Index, ModelMismatchError
 from ..index.auto.plot import check_plot, plot
 from .common import EXIT_OK, EXIT_USAGE, CommandError, add_threads, load_index_encoder, print_json, show
 
+__all__ = ["add_commands", "add_plot", "add_target"]
+
 
 def add_target(command: argparse.ArgumentParser, default: float | None, help: str) -> None:
     """Add ``--target-recall``."""

@@ -26,6 +26,8 @@ from .ids import write_ids
 from .manifest import DOCUMENTS_FILE, IDS_FILE
 from .where import compile_where
 
+__all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
+
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
 

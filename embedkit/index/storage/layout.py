@@ -34,6 +34,16 @@ from .durable import TEMPORARY_SUFFIX, fsync, write_atomically
 from .journal import finished_segment
 from .manifest import Manifest, TombstonesEntry, read_manifest
 
+__all__ = [
+    "CURRENT_FILE",
+    "JOURNAL_FILE",
+    "SEGMENTS_FOLDER",
+    "TOMBSTONES_FOLDER",
+    "Writer",
+    "current_name",
+    "manifest_at",
+]
+
 CURRENT_FILE = "CURRENT"
 LOCK_FILE = "LOCK"
 JOURNAL_FILE = "build.journal"

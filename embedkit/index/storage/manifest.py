@@ -11,6 +11,24 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import IndexDamagedError
 
+__all__ = [
+    "DOCUMENTS_FILE",
+    "IDS_FILE",
+    "METRICS",
+    "RAW_FILE",
+    "RAW_KINDS",
+    "EncoderEntry",
+    "Manifest",
+    "Metric",
+    "PartEntry",
+    "Raw",
+    "SegmentEntry",
+    "TombstonesEntry",
+    "hash_file",
+    "read_manifest",
+    "segment_from_json",
+]
+
 FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
 METRICS = ("cosine", "dot")

@@ -17,6 +17,8 @@ from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, SegmentEntry, hash_fil
 from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore
 from .search_parameters import SearchParameters
 
+__all__ = ["Segment"]
+
 
 class Segment:
     """A finished segment, opened for reading. Thread-safe.

@@ -10,6 +10,8 @@ import numpy as np
 
 from .faiss_index import Float32Array
 
+__all__ = ["BLOCK_ROWS", "SPOOL_FILE", "Spool", "SpoolWriter"]
+
 SPOOL_FILE = "vectors.f32"
 BLOCK_ROWS = 16_384
 
