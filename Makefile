@@ -1,4 +1,4 @@
-# The two commands of the README, and what CI runs besides. Everything is installed into VENV.
+# The two commands of the README, and further ones for CI. Everything is installed into VENV.
 VENV ?= .venv
 PYTHON ?= python3
 DEMO_INDEX ?= demo-index
@@ -28,14 +28,14 @@ test-cpp:
 	PATH="$(abspath $(VENV))/bin:$$PATH"; \
 	cmake --preset $(PRESET) -G Ninja && cmake --build --preset $(PRESET) && ctest --preset $(PRESET)
 
-# The C++ tests for aarch64 under qemu, where a cross-compiler and qemu are (Debian: g++-aarch64-linux-gnu,
-# qemu-user-static); the code that the compiler makes of the NEON kernels is looked at, too.
+# The C++ tests for aarch64 under qemu, if a cross-compiler and qemu are installed (Debian: g++-aarch64-linux-gnu,
+# qemu-user-static). They also check the code that the compiler generates for the NEON kernels.
 test-aarch64:
 	@if command -v aarch64-linux-gnu-g++ > /dev/null && \
 	    command -v qemu-aarch64-static > /dev/null; then \
 	  $(MAKE) test-cpp PRESET=aarch64; \
 	else \
-	  echo "aarch64: left out, aarch64-linux-gnu-g++ or qemu-aarch64-static is not here"; \
+	  echo "aarch64: skipped, aarch64-linux-gnu-g++ or qemu-aarch64-static is not installed"; \
 	fi
 
 test-python:
@@ -49,13 +49,13 @@ lint:
 	$(VENV)/bin/python csrc/text/generate_tables.py --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
 
-# The C++ tests under the address, undefined-behaviour and thread sanitizers. gcc's thread sanitizer cannot start
+# The C++ tests under the address, undefined-behavior and thread sanitizers. gcc's thread sanitizer cannot start
 # where the kernel randomizes addresses by many bits, so randomization is turned off for it where that is allowed.
 sanitize:
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(MAKE) test-cpp PRESET=asan
 	$$(setarch -R true 2> /dev/null && echo setarch -R) $(MAKE) test-cpp PRESET=tsan
 
-# The site, in build/site. PACKAGE=WHEEL takes the docstrings of a wheel that is there instead of building one.
+# The site, in build/site. With PACKAGE=WHEEL the docstrings come from an existing wheel instead of a new build.
 docs: $(VENV)/bin/python
 	$(VENV)/bin/pip install -q -c constraints.txt '$(PACKAGE)[docs]'
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict

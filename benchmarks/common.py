@@ -22,6 +22,30 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+__all__ = [
+    "RESULTS",
+    "ROOT",
+    "Spread",
+    "add_text_arguments",
+    "alternate",
+    "embedkit_isa",
+    "length_histogram",
+    "machine_info",
+    "open_text",
+    "percentile",
+    "read_texts",
+    "records",
+    "report",
+    "sample_texts",
+    "show_histogram",
+    "show_machine",
+    "table",
+    "texts_of",
+    "timed",
+    "versions",
+    "write_json",
+]
+
 Key = TypeVar("Key")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

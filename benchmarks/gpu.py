@@ -8,6 +8,20 @@ import common
 import numpy as np
 from peers.worker import PeerFailed, Worker, alternate
 
+__all__ = [
+    "PATIENCE",
+    "REFERENCE",
+    "Sts",
+    "add_utilization",
+    "ceiling",
+    "measure",
+    "name",
+    "quality",
+    "reference",
+    "show",
+    "show_quality",
+]
+
 #: Dense 16-bit peak in the vendor's data sheets, operations/s, for model FLOP utilization. The first entry contained in
 #: the GPU's name counts. 8-bit products are twice as fast on all of them.
 DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H200": 989e12, "H100": 989e12, "A100": 312e12}

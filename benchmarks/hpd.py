@@ -20,6 +20,8 @@ from peers import choose, peer_class
 from peers.base import Tokenizer
 from peers.worker import PeerFailed, Worker, alternate
 
+__all__ = ["run"]
+
 DIMENSION = 128
 HARDWARE = "TITAN Xp (Zhao et al. 2022, Table 1)"
 

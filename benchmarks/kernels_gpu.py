@@ -19,6 +19,8 @@ from embedkit.kernels.varlen_attention import varlen_attention
 from torch import Tensor
 from torch.nn import functional
 
+__all__ = ["Sizes", "cases", "ceilings", "error", "first_line", "products", "rates", "seconds", "tune"]
+
 #: The block sizes that `--tune` tries, by the names of `embedkit.kernels.blocks`.
 GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
     "bias_gelu": {"BLOCK_T": (1, 2, 4, 8), "BLOCK_I": (256, 512, 1024, 2048), "num_warps": (2, 4, 8)},
@@ -108,7 +110,7 @@ def cases(sizes: Sizes, *, compiled: bool, products: tuple[str, ...]) -> Iterato
 
     Args:
         sizes: of batch and model.
-        compiled: compare with torch.compile, too.
+        compiled: also compare with torch.compile.
         products: those of "int8" and "fp8" that the GPU supports.
     """
     compile_: Callable[[Any], Any] = (

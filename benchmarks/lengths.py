@@ -5,6 +5,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+__all__ = ["texts_of_lengths", "wanted"]
+
 
 def wanted(lengths: str, count: int) -> list[int]:
     """Token counts from the option ``--lengths``.

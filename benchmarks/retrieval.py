@@ -28,6 +28,8 @@ import numpy as np
 import retrieval_data
 from retrieval_data import Collection, Vectors
 
+__all__ = ["mrr", "ndcg", "ranked", "recall"]
+
 K = 10
 PAPER_VECTORS = 83_222
 PAPER_FACTORY, PAPER_NPROBE = "IVF1024,Flat", 5

@@ -12,6 +12,16 @@ import common
 import numpy as np
 import numpy.typing as npt
 
+__all__ = [
+    "Collection",
+    "Vectors",
+    "cached_vectors",
+    "cranfield",
+    "question_pairs",
+    "read_pairs",
+    "truncated",
+]
+
 Vectors = npt.NDArray[np.float32]
 
 #: Names of the three columns: of the data folder, and of Quora's and GLUE's own files.

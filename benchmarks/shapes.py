@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+__all__ = ["build", "describe", "flops", "flops_per_token", "hidden_size", "parameters", "project"]
+
 
 def flops_per_token(folder: Path) -> float:
     """Operations of the matrix products with weights: 2·(4·H² + 2·H·F) per layer.

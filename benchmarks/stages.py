@@ -13,6 +13,8 @@ from typing import Any
 
 import common
 
+__all__ = ["plot", "run", "show"]
+
 PRECISIONS = ("int8", "fp32")
 
 

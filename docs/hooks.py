@@ -51,7 +51,7 @@ def fill(markdown: str) -> str:
         try:
             generate = GENERATE[match["name"]]
         except KeyError:
-            raise PluginError(f"{match[0]}: known are {', '.join(sorted(GENERATE))}") from None
+            raise PluginError(f"{match[0]}: expected one of {', '.join(sorted(GENERATE))}") from None
         return generate(*match["arguments"].split())
 
     return _MARKER.sub(one, markdown)

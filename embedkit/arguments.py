@@ -80,9 +80,9 @@ _UNSUPPORTED = {
 }
 
 
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
+def _one_of(name: str, value: Any, known: tuple[str, ...], where: str = "") -> str:
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r} is not known; known are {', '.join(map(repr, known))}")
+        raise ValueError(f"unknown {name}={value!r}{where}; expected one of {', '.join(map(repr, known))}")
     return value
 
 
@@ -131,7 +131,7 @@ def check_devices(device: Any) -> tuple[str, ...]:
     if isinstance(device, list | tuple):
         names = tuple(str(item) for item in device)
         if not names:
-            raise ValueError("device=[] names no device; give 'cpu', or CUDA devices such as ['cuda:0']")
+            raise ValueError("device=[] is empty; expected 'cpu', or CUDA devices such as ['cuda:0']")
         if any(name.partition(":")[0] != "cuda" for name in names):
             raise ValueError(
                 f"device={device!r}: a list is for CUDA devices, such as ['cuda:0', 'cuda:1']; to use several "
@@ -144,7 +144,7 @@ def check_devices(device: Any) -> tuple[str, ...]:
     for name in names:
         kind, colon, number = name.partition(":")
         if kind != "cuda" or (colon and not (number.isascii() and number.isdigit())):
-            raise ValueError(f"device={name!r} is not known; known are 'auto', 'cpu', 'cuda', 'cuda:0', …")
+            raise ValueError(f"unknown device={name!r}; expected one of 'auto', 'cpu', 'cuda', 'cuda:0', …")
     return names
 
 
@@ -175,7 +175,7 @@ def check_backend(backend: Any, **onnx_only: Any) -> str:
 def check_precision(precision: Any, folder: ModelFolder, device: str = "cpu") -> str:
     """The precision to run in; "auto" means the folder's own on a CPU, and is left to the backend elsewhere."""
     if device != "cpu":
-        return _one_of(f"on {device!r}, precision", precision, CUDA_PRECISIONS)
+        return _one_of("precision", precision, CUDA_PRECISIONS, f" on {device!r}")
     if isinstance(precision, str) and precision in CUDA_PRECISIONS and precision not in PRECISIONS:
         raise ValueError(f"precision={precision!r} is for CUDA devices; a CPU has 'fp32' and 'int8'")
     _one_of("precision", precision, PRECISIONS)

@@ -253,7 +253,7 @@ def _activation(function: Any) -> Activation:
         return _sigmoid
     if not callable(function):
         raise ValueError(
-            f"activation_fn={function!r} is not known; known are 'identity', 'sigmoid', or a function"
+            f"unknown activation_fn={function!r}; expected one of 'identity', 'sigmoid', or a function"
         )
     if any(kind.__module__.partition(".")[0] == "torch" for kind in type(function).__mro__):
         return lambda logits: _through_torch(function, logits)

@@ -162,7 +162,7 @@ class Encoder(LoadedModel[Engine]):
         *, output_dtype: Dtype | None = ..., ranges: npt.ArrayLike | None = ...,
     ) -> Vectors: ...
     @overload
-    def encode(  # type: ignore[overload-overlap]  # a str is an iterable of str, too
+    def encode(  # type: ignore[overload-overlap]  # a str is itself an iterable of str
         self, sentences: str, prompt_name: str | None = ..., prompt: str | None = ...,
         batch_size: int | None = ..., show_progress_bar: bool | None = ...,
         *, output_value: Literal["token_embeddings"], convert_to_tensor: Literal[False] = ...,
@@ -245,8 +245,8 @@ class Encoder(LoadedModel[Engine]):
         check_unsupported("encode", {"pool": pool, "chunk_size": chunk_size, **unsupported})
         if output_value not in ("sentence_embedding", "token_embeddings"):
             raise ValueError(
-                f"output_value={output_value!r} is not known; "
-                "known are 'sentence_embedding', 'token_embeddings'"
+                f"unknown output_value={output_value!r}; "
+                "expected one of 'sentence_embedding', 'token_embeddings'"
             )
         if device is not None:
             check_same_device(device, self._options.devices)
@@ -355,7 +355,7 @@ class Encoder(LoadedModel[Engine]):
             with closing(engine.encode(blocks, plan, self._counts)) as results:
                 for block in results:
                     yield block
-                    self._engine  # noqa: B018 (raises where the encoder was closed meanwhile)
+                    self._engine  # noqa: B018 (raises if the encoder was closed meanwhile)
 
         return encoded()
 
@@ -443,7 +443,7 @@ class Encoder(LoadedModel[Engine]):
             return ""
         if name not in self.prompts:
             known = ", ".join(map(repr, self.prompts))
-            raise ValueError(f"prompt_name={name!r} is not known; this model's prompts are {known}")
+            raise ValueError(f"unknown prompt_name={name!r}; this model's prompts are {known}")
         return self.prompts[name]
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
@@ -574,7 +574,7 @@ class Encoder(LoadedModel[Engine]):
         return f"dimension={self.get_embedding_dimension()}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """As of any model; the results of evaluators stay here."""
+        """The state of any model, without the results of evaluators."""
         return {**super().__getstate__(), "model_card_data": None}
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:

@@ -80,7 +80,7 @@ class LoadedModel(ABC, Generic[_Engine]):
 
     @abstractmethod
     def _start(self) -> None:
-        """Set what a copy begins anew, such as `_counts`."""
+        """Initialize what a copy does not inherit, such as `_counts`."""
 
     @property
     def _engine(self) -> _Engine:

@@ -111,7 +111,7 @@ def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.ND
 def _order(name: str) -> int:
     """The order of the norm behind a distance-based similarity."""
     if name not in ("euclidean", "manhattan"):
-        raise ValueError(f"the similarity {name!r} is not known; known are cosine, dot, euclidean, manhattan")
+        raise ValueError(f"unknown similarity {name!r}; expected one of cosine, dot, euclidean, manhattan")
     return 2 if name == "euclidean" else 1
 
 
@@ -128,7 +128,9 @@ def _check_shapes(x: Array, y: Array, *, pairwise: bool) -> None:
             f"the vectors have {x.shape[-1]} and {y.shape[-1]} dimensions; use one encoder for both"
         )
     if pairwise and x.shape != y.shape:
-        raise ValueError(f"pairwise similarity needs equally many vectors, not {x.shape} and {y.shape}")
+        raise ValueError(
+            f"pairwise similarity needs the same number of vectors on both sides, not {x.shape} and {y.shape}"
+        )
 
 
 def unit(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -41,7 +41,7 @@ def bias_gelu(x: Tensor, bias: Tensor, *, activation: Gelu = "gelu", inplace: bo
     if bias.shape != (size,):
         raise ValueError(f"bias must be ({size},), not {tuple(bias.shape)}")
     if activation not in ("gelu", "gelu_new"):
-        raise ValueError(f"activation {activation!r} is not known; known are gelu, gelu_new")
+        raise ValueError(f"unknown activation {activation!r}; expected one of gelu, gelu_new")
     if inplace and not x.is_contiguous():
         raise ValueError("x is not contiguous and cannot be written in place. Use inplace=False.")
     check_tensors(x=x, bias=bias, instead="torch.nn.functional.gelu")

@@ -42,7 +42,7 @@ def embed_layernorm(
 
     Args:
         input_ids: (tokens,), int32 or int64. Ids outside the tables are not checked, as that would stall the GPU;
-            tokens that fill up a batch need a valid id, too.
+            tokens that fill up a batch also need a valid id.
         positions: (tokens,), int32 or int64; only with ``position``.
         token_types: (tokens,), int32 or int64; None if all tokens have type 0.
         word: (vocab_size, H), float32, float16 or bfloat16.

@@ -308,7 +308,7 @@ def _check(
         ("output", output, tuple(_OUTPUTS)),
     ):
         if choice not in known:
-            raise ValueError(f"{name} {choice!r} is not known; known are {', '.join(known)}")
+            raise ValueError(f"unknown {name} {choice!r}; expected one of {', '.join(known)}")
     _check_bounds(hidden, cu_seqlens, mask, lengths)
     size = hidden.shape[-1]
     _check_head(size, weight, bias, settings.activation)

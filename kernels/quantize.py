@@ -49,7 +49,7 @@ class QuantizedRows:
     ) -> QuantizedRows:
         """Uninitialized memory for a kernel to write."""
         if products not in TYPES:
-            raise ValueError(f"products {products!r} are not known; known are fp8, int8")
+            raise ValueError(f"unknown products {products!r}; expected one of fp8, int8")
         shape = (tokens, triton.cdiv(size, GROUP)) if groups else (tokens,)
         shifted = products == "int8" and not groups
         return cls(
@@ -87,7 +87,7 @@ def quantize_weight(weight: Tensor, products: Products) -> QuantizedWeight:
     if weight.ndim != 2 or not weight.is_floating_point():
         raise ValueError(f"weight must be floating-point (N, K), not {weight.dtype} {tuple(weight.shape)}")
     if products not in TYPES:
-        raise ValueError(f"products {products!r} are not known; known are fp8, int8")
+        raise ValueError(f"unknown products {products!r}; expected one of fp8, int8")
     exact = weight.float()
     scale = exact.abs().amax(dim=1) / _LARGEST[products]
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))

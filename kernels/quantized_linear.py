@@ -76,7 +76,7 @@ def quantized_linear_groups(
 def check_products(products: str, device: torch.device) -> None:
     """Raise a ValueError if a GPU lacks tensor cores for ``products``."""
     if products not in TYPES:
-        raise ValueError(f"products {products!r} are not known; known are fp8, int8")
+        raise ValueError(f"unknown products {products!r}; expected one of fp8, int8")
     if triton.knobs.runtime.interpret or device.type != "cuda":
         return
     has, needs = capability_of(device), 89 if products == "fp8" else 80
@@ -150,7 +150,7 @@ def _check(x: QuantizedRows, weight: QuantizedWeight, bias: Tensor | None, activ
     if bias is not None and (bias.shape != (outputs,) or not bias.is_contiguous()):
         raise ValueError(f"bias must be contiguous ({outputs},), not {tuple(bias.shape)}")
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is not known; known are {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"unknown activation {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
     check_tensors(
         scale=x.scale, bias=bias,
         others={

@@ -42,7 +42,7 @@ def varlen_attention(
     """Attention of every token to the tokens of its own sequence; softmax and sums are float32.
 
     Sequences in the same tile share a matrix product: if a sequence has values that are not finite (float16 beyond
-    65504), the results of its neighbors become NaN, too.
+    65504), the results of its neighbors also become NaN.
 
     Args:
         query, key, value: (tokens, heads, head_size), float32, float16 or bfloat16 on a GPU. The values of a head

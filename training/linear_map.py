@@ -59,7 +59,7 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
         ValueError: the method is unknown, or the sample spans fewer directions.
     """
     if method not in _METHODS:
-        raise ValueError(f"method {method!r} is not known; known are {', '.join(_METHODS)}")
+        raise ValueError(f"unknown method {method!r}; expected one of {', '.join(_METHODS)}")
     samples, width = vectors.shape
     if not 1 <= dimension <= width:
         raise ValueError(f"dimension {dimension} must be from 1 to {width}, that of the vectors")

@@ -147,9 +147,9 @@ def _check(
             f"not {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
         )
     if pooling not in ("mean", "max", "cls"):
-        raise ValueError(f"pooling {pooling!r} is not known; known are mean, max, cls")
+        raise ValueError(f"unknown pooling {pooling!r}; expected one of mean, max, cls")
     if activation not in ("identity", "tanh"):
-        raise ValueError(f"activation {activation!r} is not known; known are identity, tanh")
+        raise ValueError(f"unknown activation {activation!r}; expected one of identity, tanh")
     if weight is None:
         if bias is not None or activation != "identity":
             raise ValueError("bias and activation belong to a projection. Give weight as well.")

@@ -378,4 +378,4 @@ def _unknown(what: str, name: Any, known: typing.Iterable[str]) -> str:
     known = list(known)
     nearest = difflib.get_close_matches(str(name), known, 1, 0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"{what} {name!r} is not known{hint or '; known are ' + ', '.join(known)}"
+    return f"unknown {what} {name!r}{hint or '; expected one of ' + ', '.join(known)}"

@@ -14,7 +14,7 @@ __all__ = ["write_array", "write_text", "write_whole"]
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside ``path`` and rename it: after a power cut, ``path`` is complete or absent, too."""
+    """Write a file beside ``path`` and rename it: after a power cut, ``path`` is still either complete or absent."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with part.open("wb") as file:
         write(file)

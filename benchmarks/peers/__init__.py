@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from peers.base import Peer
 
+__all__ = ["choose", "peer_class"]
+
 #: `--peers` name: module and class.
 REGISTRY = {
     "embedkit-int8": "own:EmbedKitInt8",

@@ -15,6 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
+__all__ = ["Batched", "Peer", "Setting", "Tokenizer", "max_length", "padded", "pooling"]
+
 
 @dataclass(frozen=True)
 class Setting:

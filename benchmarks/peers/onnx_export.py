@@ -11,6 +11,8 @@ from pathlib import Path
 
 from peers.base import pooling
 
+__all__ = ["export", "fuse", "quantize", "quiet"]
+
 OPSET = 17
 
 

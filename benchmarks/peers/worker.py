@@ -23,6 +23,8 @@ import numpy as np
 from peers import peer_class
 from peers.base import Peer, Setting
 
+__all__ = ["PeerFailed", "Worker", "alternate"]
+
 PR_SET_PDEATHSIG = 1  # from Linux' prctl.h
 
 
@@ -142,7 +144,7 @@ class Worker:
 
 
 def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """`common.alternate`, but a candidate that fails is reported and left out, and the others go on."""
+    """`common.alternate`, but a candidate that fails is reported and left out, and the others continue."""
     failed = set()
 
     def guarded(key: str) -> float:

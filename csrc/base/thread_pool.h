@@ -55,7 +55,7 @@ struct Worker {
 
 class ThreadPool {
  public:
-  /// The process' pool. After a fork the child gets a new one: threads do not survive a fork.
+  /// The pool of the process. After a fork the child gets a new one: threads do not survive a fork.
   static ThreadPool& shared();
 
   /// Runs `body` on the calling thread and at most `threads - 1` idle helpers, never waiting for a

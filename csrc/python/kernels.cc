@@ -91,7 +91,7 @@ class Operands {
               }};
     }
     throw py::value_error(concat("operation is '", operation,
-                                 "'; known are int8_linear, fp32_linear, attention, rotate, quantize, gelu, "
+                                 "'; expected one of int8_linear, fp32_linear, attention, rotate, quantize, gelu, "
                                  "layer_norm, copy"));
   }
 
@@ -192,7 +192,7 @@ double measure_kernel(const std::string& operation, size_t rows, size_t columns,
 double measure_peak(const std::string& precision, double seconds, const std::string& isa) {
   const bool int8 = precision == "int8";
   if (!int8 && precision != "fp32")
-    throw py::value_error(concat("precision is '", precision, "'; known are fp32, int8"));
+    throw py::value_error(concat("precision is '", precision, "'; expected one of fp32, int8"));
   const Kernels& kernels = kernels_named(isa);
   const GilRelease release;
   const Clock::time_point start = Clock::now();

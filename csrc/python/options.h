@@ -26,7 +26,7 @@ Value choose(const std::string& name, const char* what, const Names<Value>& know
     if (name == key) return value;
     names += (names.empty() ? "" : ", ") + std::string(key);
   }
-  throw pybind11::value_error(concat(what, " is '", name, "'; known are ", names));
+  throw pybind11::value_error(concat(what, " is '", name, "'; expected one of ", names));
 }
 
 /// One keyword of T.

@@ -160,7 +160,7 @@ class CudaDevice:
                 run()
         except RuntimeError as error:
             self._abandon(graph)
-            # Ending a capture that ran out of memory may fail, too, and would hide the cause.
+            # Ending a capture that ran out of memory may also fail, which would hide the cause.
             cause = error.__context__
             if cause is not None and out_of_memory(cause) and not out_of_memory(error):
                 raise cause from None

@@ -45,7 +45,7 @@ class OnnxOptions:
         """
         if precision not in ("auto", *PRECISIONS):
             raise ValueError(
-                f"precision={precision!r} is not known; known are {', '.join(map(repr, ('auto', *PRECISIONS)))}"
+                f"unknown precision={precision!r}; expected one of {', '.join(map(repr, ('auto', *PRECISIONS)))}"
             )
         if onnx_file is not None and not isinstance(onnx_file, str):
             raise TypeError(f"onnx_file must be a str, not {type(onnx_file).__name__}")
@@ -53,7 +53,7 @@ class OnnxOptions:
         kind, colon, number = name.partition(":")
         if kind not in ("cpu", "cuda") or (colon and not (kind == "cuda" and number.isdecimal())):
             raise ValueError(
-                f'device={device!r} is not known; backend="onnx" knows "auto", "cpu", "cuda", "cuda:1"'
+                f'unknown device={device!r}; backend="onnx" expects "auto", "cpu", "cuda" or "cuda:1"'
             )
         asked = check_providers(providers, name)
         if providers is not None and provider_names(asked)[0] != CPU and device in (None, "auto"):

@@ -120,13 +120,13 @@ def _described(path: Path) -> GraphFile:
     data = read_json(where)
     if data.get("format") != FORMAT:
         raise ValueError(
-            f"{where}: format {data.get('format')!r:.80} is not known; this embedkit reads format {FORMAT}. "
+            f"{where}: unknown format {data.get('format')!r:.80}; this embedkit reads format {FORMAT}. "
             "Upgrade embedkit."
         )
     precision, fingerprint, hashes = (data.get(key) for key in ("precision", "fingerprint", "sha256"))
     if precision not in PRECISIONS:
         raise ValueError(
-            f"{where}: precision {precision!r:.80} is not known; known are {', '.join(PRECISIONS)}"
+            f"{where}: unknown precision {precision!r:.80}; expected one of {', '.join(PRECISIONS)}"
         )
     if not _is_hash(fingerprint):
         raise ValueError(f"{where}: fingerprint must be a SHA-256 in hexadecimal, not {fingerprint!r:.80}")

@@ -113,7 +113,7 @@ class Session:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = _FATAL
-        # It would keep a memory plan for every shape that was ever run, and batches have many shapes.
+        # It would keep a memory plan for every shape ever run, and batches have many shapes.
         options.enable_mem_pattern = False
         # Spinning threads would take the processors from tokenization.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -156,8 +156,8 @@ class Session:
     def _input(self, item: Any) -> type[np.generic]:
         if item.name not in _INPUTS:
             raise ValueError(
-                f"{self.path}: the graph has the input {item.name!r:.80}, which is not known; "
-                f"known are {', '.join(_INPUTS)}"
+                f"{self.path}: the graph has an unknown input {item.name!r:.80}; "
+                f"expected one of {', '.join(_INPUTS)}"
             )
         if len(item.shape) != 2 or any(isinstance(size, int) for size in item.shape):
             raise ValueError(

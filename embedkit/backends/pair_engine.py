@@ -27,7 +27,7 @@ class PairEngine:
         folder: the transformer.
         labels: names of the classes, in the order of the logits.
         activation: the folder's own, ``"identity"`` or ``"sigmoid"``.
-        precision: that it computes in, ``"fp32"`` or ``"int8"``.
+        precision: the precision it computes in, ``"fp32"`` or ``"int8"``.
         positions: maximum tokens of a pair.
         special_tokens: tokens added around and between the two texts.
         folder_length: the folder's own maximum length.
@@ -54,7 +54,7 @@ class PairEngine:
         self._token_types = opened.token_types
 
     def options(self, max_length: int, threads: int, batch_size: int) -> _core.EncodeOptions:
-        """What the core takes for a call."""
+        """The core's options for a call."""
         template = self.template
         return _core.EncodeOptions(
             threads=threads,

@@ -1,4 +1,4 @@
-"""``embedkit-index``: build an index of texts, change it, query it, and look at it."""
+"""``embedkit-index``: build, change, query and inspect an index of texts."""
 
 from .main import main
 

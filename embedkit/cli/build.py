@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ..documents.errors import OnError
     from ..index import TextEncoder
 
+__all__ = ["add_commands"]
+
 _SAMPLE = 2000
 
 _BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents are streamed, so a
@@ -86,7 +88,7 @@ def add_commands(commands: Any) -> None:
         command.set_defaults(run=_add, more="inputs", change=name)
         command.add_argument("index", metavar="INDEX", help="index folder")
         _add_inputs(command)
-        command.add_argument("--model", metavar="M", help="the index' model, if it was moved")
+        command.add_argument("--model", metavar="M", help="the index's model, if it was moved")
 
 
 def _add_inputs(command: argparse.ArgumentParser) -> None:
@@ -114,7 +116,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help="what to do at a malformed line (default: stop)",
+        help="what to do with a malformed line (default: stop)",
     )
     command.add_argument(
         "--restart", action="store_true", help="discard what an interrupted command has encoded"
@@ -145,7 +147,7 @@ class _Input:
         )
 
     def estimate(self, encoder: TextEncoder, settings: BuildSettings) -> Estimate | None:
-        """What the build will take, from the first documents; ``None`` if the input can be read only once."""
+        """What the build will need, from the first documents; ``None`` if the input can be read only once."""
         total = self.corpus.total_bytes
         if not total:
             return None

@@ -28,6 +28,8 @@ from .common import (
 )
 from .terminal import ProgressBar, printable
 
+__all__ = ["add_commands"]
+
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser."""
@@ -65,7 +67,7 @@ def add_commands(commands: Any) -> None:
         metavar="N",
         help="documents to encode again (default: 32)",
     )
-    verify.add_argument("--model", metavar="MODEL", help="where the model of the index is, if it was moved")
+    verify.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
 
     merge = commands.add_parser("merge", help="merge indexes of the same model into a new one")
     merge.set_defaults(run=_merge, more="indexes")

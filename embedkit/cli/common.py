@@ -18,6 +18,26 @@ from .terminal import printable
 if TYPE_CHECKING:
     from .. import Encoder
 
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
+    "EXIT_USAGE",
+    "CommandError",
+    "add_max_memory",
+    "add_threads",
+    "byte_size",
+    "complain",
+    "duration",
+    "integer",
+    "load_encoder",
+    "load_index_encoder",
+    "plural",
+    "print_json",
+    "show",
+    "size",
+]
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -98,7 +118,7 @@ def load_index_encoder(index: Index) -> None:
         if isinstance(error, ModelMismatchError):
             raise
         hint = "; if it was moved, give its path with --model" if isinstance(error, FileNotFoundError) else ""
-        raise CommandError(EXIT_FAILED, f"the index' model cannot be loaded: {error}{hint}") from error
+        raise CommandError(EXIT_FAILED, f"the index's model cannot be loaded: {error}{hint}") from error
 
 
 def show(line: str) -> None:

@@ -14,6 +14,8 @@ from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMisma
 from . import build, change, query, tune
 from .common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, complain
 
+__all__ = ["main"]
+
 _EPILOG = """\
 examples:
   embedkit-index build articles.jsonl notes.txt.gz -o my-index
@@ -32,7 +34,7 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``embedkit-index`` with ``argv`` (default: the process' arguments) and return its exit code."""
+    """Run ``embedkit-index`` with ``argv`` (default: the process's arguments) and return its exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, as by >&-
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    # argparse ends a list of positionals at the first option; what follows belongs to the list, too.
+    # argparse ends a list of positionals at the first option; what follows also belongs to the list.
     more = getattr(arguments, "more", None)
     if rest and (more is None or any(word.startswith("-") and word != "-" for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

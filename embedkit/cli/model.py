@@ -35,7 +35,7 @@ core. onnx: one graph from token ids to the embedding, which Encoder(OUT, backen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``embedkit-model`` with ``argv`` (default: the process' arguments) and return its exit code."""
+    """Run ``embedkit-model`` with ``argv`` (default: the process's arguments) and return its exit code."""
     try:
         arguments = _parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed help or an error

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .. import CrossEncoder
     from ..index import Hit
 
+__all__ = ["add_commands"]
+
 _QUERIES_AT_ONCE = 256
 
 
@@ -65,7 +67,7 @@ def add_commands(commands: Any) -> None:
     query.add_argument(
         "--stats", action="store_true", help="print queries per second and where the time went to stderr"
     )
-    query.add_argument("--model", metavar="MODEL", help="where the model of the index is, if it was moved")
+    query.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
     query.add_argument(
         "--force", action="store_true", help="accept a different model than the index's, with a warning"
     )

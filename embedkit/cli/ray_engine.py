@@ -12,6 +12,8 @@ from .common import EXIT_OK, EXIT_USAGE, CommandError, integer, plural, show, si
 from .outcome import Skipped, build_settings, explained, show_choice
 from .terminal import ProgressBar, printable
 
+__all__ = ["add_options", "build", "check_options"]
+
 _OF_RAY = ("address", "shards", "encoders", "encoder_threads", "shard_rows")
 _NOT_OF_RAY = {"format": "--format", "vector_field": "--vector-field", "vectors": "--vectors"}
 
@@ -61,7 +63,8 @@ def check_options(arguments: argparse.Namespace) -> None:
     for name, option in _NOT_OF_RAY.items():
         if getattr(arguments, name) is not None:
             raise CommandError(
-                EXIT_USAGE, f"{option} does not go with --engine ray, which encodes .jsonl and .parquet"
+                EXIT_USAGE,
+                f"{option} cannot be combined with --engine ray, which encodes .jsonl and .parquet",
             )
 
 

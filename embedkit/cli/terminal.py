@@ -10,6 +10,8 @@ from typing import Any
 
 from ..index.build.settings import Progress
 
+__all__ = ["ProgressBar", "cut", "display_width", "printable", "table"]
+
 _REPLACEMENT = "\ufffd"
 _ZERO_WIDTH = frozenset(("Mn", "Me", "Cf"))
 # Format characters that reorder the text after them, beyond the end of their own text

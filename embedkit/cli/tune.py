@@ -11,6 +11,8 @@ from ..index import Index, ModelMismatchError
 from ..index.auto.plot import check_plot, plot
 from .common import EXIT_OK, EXIT_USAGE, CommandError, add_threads, load_index_encoder, print_json, show
 
+__all__ = ["add_commands", "add_plot", "add_target"]
+
 
 def add_target(command: argparse.ArgumentParser, default: float | None, help: str) -> None:
     """Add ``--target-recall``."""
@@ -36,7 +38,7 @@ def add_commands(commands: Any) -> None:
     tune.add_argument("--dry-run", action="store_true", help="measure only, without changing the index")
     add_plot(tune)
     tune.add_argument("--json", action="store_true", help="print a JSON object")
-    tune.add_argument("--model", metavar="MODEL", help="where the model of the index is, if it was moved")
+    tune.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
     add_threads(tune)
 
 

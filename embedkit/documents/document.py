@@ -57,7 +57,7 @@ def check_document(document: Document) -> str:
 
 
 def json_type(value: object) -> str:
-    """The type of ``value`` in the words of JSON."""
+    """The name of the type of ``value`` in JSON."""
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object"}

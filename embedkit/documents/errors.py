@@ -1,4 +1,4 @@
-"""`InputError`: an input that cannot be used, and what to do about it."""
+"""`InputError`: an input that cannot be used, and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InputError(ValueError):
 
 
 OnError = Literal["stop", "skip"] | Callable[[InputError], None]
-"""What to do about an unusable document: raise, skip it, or call a function (and skip it if that returns)."""
+"""What to do with an unusable document: raise, skip it, or call a function (and skip it if that returns)."""
 
 
 def reject(error: InputError, on_error: OnError) -> None:

@@ -72,14 +72,14 @@ class Corpus:
             id_field: field or column of the id, which every record must have; ``None``: ``id`` if there is one.
             vector_field: field or column of precomputed vectors (lists of numbers).
             vectors: a ``.npy`` file of precomputed vectors, one per document in order.
-            on_error: what to do about a malformed line, as in `embedkit.Index.build`.
+            on_error: what to do with a malformed line, as in `embedkit.Index.build`.
 
         Raises:
             InputError: an input is missing, unreadable, of unknown format, or given twice.
             ImportError: an input needs pyarrow, which is not installed.
         """
         if not inputs:
-            raise InputError("", "no input file is given")
+            raise InputError("", "no input files given")
         if vectors is not None and (vector_field is not None or on_error != "stop"):
             raise InputError(
                 os.fspath(vectors),

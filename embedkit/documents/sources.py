@@ -139,7 +139,7 @@ class Source:
             path: the file, or ``-``.
             name: what the default ids of its documents begin with.
             format: of the file; ``None``: by its name.
-            on_error: what to do about a malformed line.
+            on_error: what to do with a malformed line.
             span: the part to read of an uncompressed file; ``None``: all.
             open_file: opens a ``path`` that is not on this machine; it is not checked before.
         """
@@ -281,7 +281,7 @@ class Source:
 def names_of(paths: list[str]) -> list[str]:
     """What the default ids of each file's documents begin with: its name, or its path if names repeat."""
     names = [os.path.basename(path) for path in paths]
-    return names if len(set(names)) == len(names) else paths  # tell a/x.txt from b/x.txt
+    return names if len(set(names)) == len(names) else paths  # distinguishes a/x.txt from b/x.txt
 
 
 def _row_groups(metadata: Any, begin: int, end: int) -> tuple[list[int], int]:

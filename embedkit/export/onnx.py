@@ -79,7 +79,7 @@ def export_onnx(
             cosine is below 0.9999 (fp16: 0.99 for a text, 0.999 on average; int8: 0.9 and 0.98).
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r} is not known; known are {', '.join(PRECISIONS)}")
+        raise ValueError(f"unknown precision={precision!r}; expected one of {', '.join(PRECISIONS)}")
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ImportError(

@@ -1,4 +1,4 @@
-"""What an index needs of an encoder, and the check that it is the right one."""
+"""What an index needs from an encoder, and the check that it is the right one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TextEncoder", "check_encoder", "describe_encoder", "load_encoder", "
 
 
 class TextEncoder(Protocol):
-    """What an index needs of an encoder; implemented by `embedkit.Encoder`."""
+    """What an index needs from an encoder; implemented by `embedkit.Encoder`."""
 
     @property
     def fingerprint(self) -> str:

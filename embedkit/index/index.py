@@ -168,7 +168,7 @@ class Index(Searcher):
     def merge(cls, path: PathLike, indexes: Sequence[PathLike]) -> Index:
         """Merge several indexes into a new one at ``path``, without encoding, and open it.
 
-        Their files are hard-linked, or copied. `compact` makes one segment of them.
+        Their files are hard-linked, or copied. `compact` merges them into one segment.
 
         Raises:
             ModelMismatchError: their models, dimensions, metrics or precisions differ.
@@ -188,7 +188,7 @@ class Index(Searcher):
         *,
         metric: Metric = "cosine",
     ) -> Index:
-        """Make a new index at ``path`` of a Faiss file with vectors of ``encoder``, and open it.
+        """Create an index at ``path`` from a Faiss file with vectors of ``encoder``, and open it.
 
         Args:
             path: a new or empty folder.
@@ -208,7 +208,7 @@ class Index(Searcher):
     ) -> int:
         """Write the live documents' vectors to ``file`` in Faiss' format; returns the number of rows.
 
-        ``file.ids.jsonl`` gets the id of each row, one JSON string a line.
+        ``file.ids.jsonl`` gets the id of each row, one JSON string per line.
         """
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)
         return transfer.export_faiss_file(self.path, Path(file), settings, progress)
@@ -255,7 +255,7 @@ class Index(Searcher):
         on_error: OnError = "stop",
         progress: Report | None = None,
     ) -> Written:
-        """`add`, but a document replaces the one with the same id; of several given, the last one stays."""
+        """`add`, but a document replaces the one with the same id; of several with the same id, the last one wins."""
         settings = BuildSettings(
             restart=restart, max_memory=max_memory, threads=self._threads, on_error=on_error
         )
@@ -307,7 +307,7 @@ class Index(Searcher):
         rescore: int | None = None,
         tuning: dict[str, Any] | None = None,
     ) -> None:
-        """Store the index' default search parameters; ``tuning``: the measurements they were chosen from."""
+        """Store the index's default search parameters; ``tuning``: the measurements they were chosen from."""
         parameters = SearchParameters(nprobe, ef, rescore)
         check_search_parameters(self._open_generation(), parameters)
         change.set_search_defaults(self.path, parameters, tuning)
@@ -316,12 +316,12 @@ class Index(Searcher):
     def tune(
         self, target_recall: float = 0.95, queries: Queries | None = None, *, store: bool = True
     ) -> Tuned | None:
-        """Find the least nprobe or ef that reaches ``target_recall``, and make it the index' default.
+        """Find the smallest nprobe or ef that reaches ``target_recall``, and make it the index's default.
 
         Args:
             target_recall: recall@10 against exact search.
             queries: typical queries, as texts or vectors (n, dimension); ``None``: up to 1,000 stored vectors,
-                each left out of its own hits.
+                each excluded from its own hits.
             store: store it in the index; else only measure.
 
         Returns:

@@ -95,7 +95,7 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
         made = EmbedkitEmbeddingFunction(config["model"], config["normalize_embeddings"], **config["options"])
         if made.encoder.fingerprint != config["fingerprint"]:
             raise ValueError(
-                f"the model {made.encoder.describe()['model']!r} is not the one that made the vectors of the "
+                f"the model {made.encoder.describe()['model']!r} is not the one that computed the vectors of the "
                 f"collection: its fingerprint is {made.encoder.fingerprint[:12]}…, not "
                 f"{config['fingerprint'][:12]}…; restore that model, or create a new collection"
             )

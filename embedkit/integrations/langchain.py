@@ -161,7 +161,7 @@ class EmbedkitVectorStore(VectorStore):
         for name, values in (("metadatas", fields), ("ids", own)):
             if len(values) != len(given):
                 raise ValueError(f"{len(given)} texts and {len(values)} {name} were given")
-        # The last of several texts with the same id stays, as if they had been added one by one.
+        # The last of several texts with the same id wins, as if they had been added one by one.
         documents = {
             document_id: IndexDocument(text, document_id, dict(field))
             for document_id, text, field in zip(own, given, fields, strict=True)

@@ -3,11 +3,11 @@
 1. The input is cut into pieces of some thousand documents (`ray_plan`).
 2. Actors with one encoder each take a piece, read and encode it, and write a shard (`ray_actor`, `ray_shards`). If an
    actor is lost, Ray repeats its piece on another one; a job that is started again skips the shards that are there.
-3. This process makes the index of the shards in the order of the input, as `Index.build` does of documents that come
-   with their vectors: within its memory limit, and resuming after an interruption. So the index is the one that a
+3. This process builds the index from the shards in the order of the input, as `Index.build` does from documents that
+   come with their vectors: within its memory limit, and resuming after an interruption. So the index is the one that a
    single machine would have built.
 
-Pieces are read with embedkit's own reader rather than `ray.data.read_json`, which knows no line numbers and converts
+Pieces are read with embedkit's own reader rather than `ray.data.read_json`, which reports no line numbers and converts
 the fields of all records to columns of one type: ids and metadata would differ from those on one machine.
 """
 
@@ -115,7 +115,7 @@ def build_index(
         model: as in `Encoder`; a folder must exist on every machine.
         options: further arguments of `Encoder`; with a CUDA device each encoder takes one GPU.
         cluster: where and how the texts are encoded.
-        settings: as in `Index.build`; ``restart`` discards the shards, too.
+        settings: as in `Index.build`; ``restart`` also discards the shards.
         text_field, id_field: as in `Corpus`.
 
     Raises:
@@ -131,7 +131,7 @@ def build_index(
         name = os.path.abspath(name)  # actors work in other folders
     device = str(given.get("device", "cpu"))
     if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device={device!r}: Ray gives each encoder a GPU of its own; say 'cuda'")
+        raise ValueError(f"device={device!r}: Ray gives each encoder its own GPU; use 'cuda'")
     chosen = files(inputs)
     if not settings.overwrite and not resumable_rows(root) and (root / CURRENT_FILE).exists():
         raise IndexExistsError(f"{root}: an index exists there; name another folder, or pass overwrite=True")

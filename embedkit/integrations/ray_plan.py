@@ -114,7 +114,7 @@ def pieces_of(file: File, rows: int) -> list[Piece]:
                 total = ParquetFile(opened).metadata.num_rows
                 starts = range(0, total, rows) or range(
                     1
-                )  # an empty one is read, too: its columns are checked
+                )  # an empty one is also read: its columns are checked
                 return [Piece(file, Span(at + 1, at, min(at + rows, total))) for at in starts]
             if name.endswith(".jsonl"):
                 return [Piece(file, span) for span in _lines(opened, rows)]

@@ -125,7 +125,7 @@ class Architecture:
         activation = config.get(key, "gelu")
         if not isinstance(activation, str) or activation not in _ACTIVATIONS:
             raise ValueError(
-                f"{where}: {key} {activation!r:.80} is not known; known are {', '.join(_ACTIVATIONS)}"
+                f"{where}: unknown {key} {activation!r:.80}; expected one of {', '.join(_ACTIVATIONS)}"
             )
         result["hidden_act"] = _ACTIVATIONS[activation]
         result.update(self.constants)

@@ -31,7 +31,7 @@ class CrossEncoderFolder:
         model: the transformer, pooled by its first token.
         labels: names of the classes in the order of the logits; one for a regression.
         activation: applied to the logits by default, ``"identity"`` or ``"sigmoid"``.
-        token_types: whether the model takes token types, which say to which text a token belongs.
+        token_types: whether the model takes token types, which mark the text that a token belongs to.
     """
 
     model: ModelFolder
@@ -55,7 +55,7 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
     kinds = raw.get("architectures")
     if isinstance(kinds, list) and not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
         raise ValueError(
-            f"{where}: architectures is {kinds!r:.80}, no ...ForSequenceClassification: the folder holds no "
+            f"{where}: architectures is {kinds!r:.80}, not ...ForSequenceClassification: the folder holds no "
             "cross-encoder. A sentence encoder is opened with embedkit.Encoder."
         )
     labels = _labels(raw, where)
@@ -99,6 +99,6 @@ def _activation(path: Path, raw: Mapping[str, Any], where: Path) -> str | None:
             continue
         if not isinstance(name, str) or name not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
-            raise ValueError(f"{file}: the activation {name!r:.80} is not known; known are {known}")
+            raise ValueError(f"{file}: unknown activation {name!r:.80}; expected one of {known}")
         return _ACTIVATIONS[name]
     return None

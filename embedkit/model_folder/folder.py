@@ -252,7 +252,7 @@ def read_config(
     architecture = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:
         raise ValueError(
-            f"{config_path}: model_type {model_type!r:.80} is not known; known are {', '.join(ARCHITECTURES)}. "
+            f"{config_path}: unknown model_type {model_type!r:.80}; expected one of {', '.join(ARCHITECTURES)}. "
             'A model of any type runs as an ONNX graph that Optimum exported: Encoder(FOLDER, backend="onnx")'
         )
     return architecture, architecture.core_config(raw, str(config_path)), raw
@@ -364,11 +364,11 @@ def _metadata(path: Path) -> tuple[str, Stamp]:
     version = data.get("format")
     if version != FORMAT:
         raise ValueError(
-            f"{path}: format {version!r} is not known; this embedkit reads format {FORMAT}. Upgrade embedkit."
+            f"{path}: unknown format {version!r}; this embedkit reads format {FORMAT}. Upgrade embedkit."
         )
     precision = data.get("precision")
     if precision not in ("fp32", "int8"):
-        raise ValueError(f"{path}: precision {precision!r} is not known; known are fp32, int8")
+        raise ValueError(f"{path}: unknown precision {precision!r}; expected one of fp32, int8")
     hashes: dict[str, Any] = {}
     for key in ("fingerprint", "source_weights", "stored_weights"):
         hashes[key] = data.get(key)

@@ -48,7 +48,7 @@ ACTIVATIONS = {
 """Class in torch, as folders name it -> name in the core."""
 
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-_MAX_PATH = 1000  # characters; file systems end at about 4000 with the folder before it
+_MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
 _REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize."
 
 
@@ -127,7 +127,7 @@ def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:
             raise ValueError(f"{path}: a module has no type or path: {module!r}. Fetch the file again.")
         kind = type_name.rpartition(".")[2]
         if not type_name.startswith("sentence_transformers.") or kind not in _MODULES:
-            raise ValueError(f"{path}: module {type_name!r} is not known; known are {', '.join(_MODULES)}.")
+            raise ValueError(f"{path}: unknown module {type_name!r}; expected one of {', '.join(_MODULES)}.")
         parts = PurePosixPath(relative.replace("\\", "/"))
         if parts.is_absolute() or ".." in parts.parts or ":" in relative or "\0" in relative:
             raise ValueError(f"{path}: the path {relative!r:.80} leaves the model folder; it is not opened.")
@@ -160,7 +160,7 @@ def read_pooling(folder: Path, hidden_size: int) -> Pooling:
     for name in names:
         if not isinstance(name, str) or name not in _POOLING_MODES:
             raise ValueError(
-                f"{path}: pooling_mode {name!r:.80} is not known; known are {', '.join(_POOLING_MODES)}"
+                f"{path}: unknown pooling_mode {name!r:.80}; expected one of {', '.join(_POOLING_MODES)}"
             )
     if len(set(names)) != len(names):
         raise ValueError(f"{path}: pooling_mode names a mode twice. Name each once: {names!r:.80}")
@@ -202,7 +202,7 @@ def _read_dense(folder: Path) -> Dense:
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         known = ", ".join(name.rpartition(".")[2] for name in ACTIVATIONS)
-        raise ValueError(f"{path}: activation_function {activation!r:.80} is not known; known are {known}")
+        raise ValueError(f"{path}: unknown activation_function {activation!r:.80}; expected one of {known}")
     return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, ACTIVATIONS[activation])
 
 
@@ -214,5 +214,5 @@ def _check_feature(path: Path, *, required: bool) -> dict[str, Any]:
     for key in ("module_input_name", "module_output_name"):
         feature = config.get(key)
         if feature not in (None, "sentence_embedding"):
-            raise ValueError(f"{path}: {key} {feature!r} is not known; embedkit runs 'sentence_embedding'")
+            raise ValueError(f"{path}: unknown {key} {feature!r}; embedkit runs 'sentence_embedding'")
     return config

@@ -232,7 +232,7 @@ def write_settings(
 
 def _check_source(folder: ModelFolder) -> None:
     """Weights and tokenizer are read again from where the model was opened: they must still be there."""
-    advice = f"saving reads {folder.path} again; put the model back, or open it again from its new place"
+    advice = f"saving reads {folder.path} again; put the model back, or open it again from its new location"
     names = ("tokenizer.json", "vocab.txt")
     try:
         now = open_folder(folder.path)

@@ -1,4 +1,4 @@
-"""`EmbedkitEmbeddingFunction` in Chroma: its own validation, collections, and opening one again."""
+"""`EmbedkitEmbeddingFunction` in Chroma: its own validation, collections, and reopening one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client(tmp_path: Path) -> Iterator[Any]:
 
 
 def reopened(tmp_path: Path) -> Any:
-    """A client as a new process has it."""
+    """A client as in a new process."""
     chromadb.api.shared_system_client.SharedSystemClient.clear_system_cache()
     return chromadb.PersistentClient(str(tmp_path / "chroma"), Settings(anonymized_telemetry=False))
 
@@ -44,7 +44,7 @@ def test_vectors_are_the_encoders_and_pass_chromas_validation() -> None:
     assert function.embed_with_retries(TEXTS)[0].tolist() == documents[0].tolist()
 
 
-def test_it_is_no_legacy_function_and_is_known_by_its_name() -> None:
+def test_it_is_registered_and_not_a_legacy_function() -> None:
     function = EmbedkitEmbeddingFunction(**PROMPTS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -77,7 +77,7 @@ def test_a_collection_finds_by_meaning_and_opens_its_model_again(client: Any, tm
 
 def test_a_model_that_was_replaced_is_refused() -> None:
     config = EmbedkitEmbeddingFunction().get_config()
-    with pytest.raises(ValueError, match="is not the one that made the vectors"):
+    with pytest.raises(ValueError, match="is not the one that computed the vectors"):
         EmbedkitEmbeddingFunction.build_from_config({**config, "fingerprint": "0" * 64})
 
 

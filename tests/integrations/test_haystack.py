@@ -1,4 +1,4 @@
-"""The embedder components in Haystack: its protocols, pipelines, and what it writes down."""
+"""The embedder components in Haystack: its protocols, pipelines and serialization."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_vectors_are_the_encoders() -> None:
     expected = encoder.encode_document([f"Soup | 3 | {TEXTS[0]}", TEXTS[1]]).tolist()
     assert [document.embedding for document in embedded] == expected
     assert [document.id for document in embedded] == [document.id for document in documents]
-    assert all(document.embedding is None for document in documents)  # what came in is left as it was
+    assert all(document.embedding is None for document in documents)  # the input is unchanged
     assert EmbedkitDocumentEmbedder().run([])["documents"] == []
 
 

@@ -60,8 +60,8 @@ class TestStandardVectorStore(VectorStoreIntegrationTests):
         yield EmbedkitVectorStore(tmp_path / "index")
 
 
-class TestStandardVectorStoreThatWasEmptied(VectorStoreIntegrationTests):
-    """The same for an index that holds nothing any more."""
+class TestStandardVectorStoreEmptied(VectorStoreIntegrationTests):
+    """The same for an index whose documents were all deleted."""
 
     @pytest.fixture
     def vectorstore(self, tmp_path: Path) -> Iterator[EmbedkitVectorStore]:  # type: ignore[override]
@@ -134,7 +134,7 @@ def test_retrievers_of_every_kind(store: EmbedkitVectorStore) -> None:
     assert ids("similarity", k=1, hybrid=True)[0] in ("a", "b")
 
 
-def test_texts_with_one_id_leave_the_last(store: EmbedkitVectorStore) -> None:
+def test_the_last_text_with_an_id_wins(store: EmbedkitVectorStore) -> None:
     assert store.add_texts(["one", "two"], ids=["x", "x"]) == ["x", "x"]
     assert store.get_by_ids(["x", "none", "d"]) == [
         Document(id="x", page_content="two"),

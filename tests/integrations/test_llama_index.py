@@ -60,7 +60,7 @@ def test_ingestion_gives_nodes_their_vectors() -> None:
     assert [node.embedding for node in done] == expected
 
 
-def test_it_is_written_down_and_read_back(tmp_path: Path) -> None:
+def test_it_is_serialized_and_restored(tmp_path: Path) -> None:
     Encoder().save(tmp_path / "model")
     embedding = EmbedkitEmbedding(tmp_path / "model", options=PROMPTS, normalize_embeddings=True)
     query = embedding.get_query_embedding("a")
@@ -103,7 +103,7 @@ def test_it_is_a_base_embedding_with_a_name() -> None:
     assert embedding.to_payload()["class_name"] == "EmbedkitEmbedding"
 
 
-def test_what_cannot_be_written_down_is_refused() -> None:
+def test_unserializable_settings_are_refused() -> None:
     with pytest.raises(TypeError, match="model must be a name or a folder, not Encoder"):
         EmbedkitEmbedding(Encoder())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cannot be saved as JSON"):

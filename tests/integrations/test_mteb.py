@@ -192,7 +192,7 @@ def test_results_are_kept_apart_by_fingerprint_and_precision(folder: str) -> Non
         MTEBEncoder(Encoder(), device="cpu")
 
 
-# The tasks on the data that training and evaluation use, where it is.
+# The tasks on the data of training and evaluation, if available.
 
 
 def table(path: Path) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""`EncodeBatches` and ``build --engine ray`` on a Ray cluster of this machine, with actors that die."""
+"""`EncodeBatches` and ``build --engine ray`` on a local Ray cluster, with actors that die."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORDS = ["lentil", "soup", "server", "memory", "thread", "lock", "bread", "onion
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    # Ray's own cluster for tests, without the processes that these do not need: a raylet ends if its agents take
+    # Ray's own cluster for tests, without processes that these tests do not need: a raylet ends if its agents take
     # longer than 15 seconds to start, which they do on a busy machine. No setting changes that.
     options = {
         "num_cpus": 2,
@@ -65,14 +65,14 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 
 def corpus(folder: Path) -> list[str]:
-    """Three files: JSON Lines with and without ids, blank lines and texts; packed; and parquet of odd row groups."""
+    """Three files: JSON Lines with and without ids, blank lines and texts; gzipped; parquet with odd row groups."""
     lines = []
     for number, text in enumerate(texts(300)):
         record: dict[str, Any] = {"text": "  " if number % 50 == 7 else text, "n": number}
         if number % 3 == 0:
             record |= {"id": f"doc {number}", "tags": ["é", number]}
         lines += [json.dumps(record), *([""] if number % 90 == 0 else [])]
-    (folder / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")  # the last line has no end
+    (folder / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")  # the last line has no line ending
     with gzip.open(folder / "b.jsonl.gz", "wt", encoding="utf-8") as packed:
         packed.writelines(json.dumps({"text": text}) + "\n" for text in texts(50, 1))
     table = pyarrow.table({"text": texts(260, 2), "year": list(range(260))})
@@ -94,7 +94,7 @@ def contents(path: Path) -> tuple[list[str], list[Any], np.ndarray]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Any]:
-    """The inputs, and what a single machine makes of them."""
+    """The inputs, and their index built on a single machine."""
     folder = tmp_path_factory.mktemp("corpus")
     inputs = corpus(folder)
     assert main(["build", *inputs, "-o", str(folder / "alone"), "--factory", "IVF8,Flat"]) == 0
@@ -123,7 +123,7 @@ def dies_once() -> type[EncodeBatches]:
             if self._batches == 2 and not self._mark.exists():
                 self._mark.touch()
                 os._exit(1)
-            assert self.encoder.describe()["threads"] == 1  # as many as Ray has given it CPUs
+            assert self.encoder.describe()["threads"] == 1  # as many as the CPUs that Ray assigned
             return super().__call__(batch)
 
     return DiesOnce
@@ -215,13 +215,13 @@ def test_the_index_is_that_of_one_machine_though_an_actor_is_killed(
         settings=BuildSettings("IVF8,Flat"),
         progress=kill,
     )
-    assert killed and killed[0] < built.documents  # it had work left
+    assert killed and killed[0] < built.documents  # it had work to do
     assert built.documents == built.encoded == len(expected[1])
     assert built.blank == sum(
         1 for line in Path(inputs[0]).read_text().split("\n") if not line or '"  "' in line
     )
     assert_same(tmp_path / "index", expected)
-    # what other stores load
+    # the files that other stores load
     table = parquet.read_table(tmp_path / "shards" / "shards")
     assert table["id"].to_pylist() == [document.id for document in expected[1]]
     np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), expected[2])
@@ -256,7 +256,7 @@ def test_a_restarted_job_leaves_out_finished_shards(
     before = {file.name: file.stat().st_mtime_ns for file in shards.glob("*.parquet")}
     assert before
     assert not path.exists()
-    damaged = shards / sorted(before)[0]  # as a machine leaves it that dies while it writes
+    damaged = shards / sorted(before)[0]  # as left by a machine that dies while writing
     damaged.write_bytes(damaged.read_bytes()[:-20])
     left = sum(parquet.read_metadata(shards / name).num_rows for name in sorted(before)[1:])
 
@@ -266,7 +266,7 @@ def test_a_restarted_job_leaves_out_finished_shards(
     with pytest.raises(ResumeError, match="were made with another metric"):
         build_index(path, inputs, cluster=pieces, settings=BuildSettings(metric="dot"))
 
-    # "encoders" is none of the job's matters
+    # "encoders" does not affect the job
     monkeypatch.chdir(tmp_path)
     options = ["--shards", "index.shards", "--shard-rows", "60", "--encoder-threads", "2"]
     build = ["build", *inputs, "-o", str(path), "--factory", "IVF8,Flat", "--engine", "ray", *options]
@@ -279,7 +279,7 @@ def test_a_restarted_job_leaves_out_finished_shards(
     assert_same(path, expected)
     with pytest.raises(IndexExistsError, match="an index exists there"):
         build_index(path, inputs)
-    # with all shards there, no encoder is opened but the one that describes itself
+    # with all shards present, the only encoder opened is the one that describes the model
     assert main([*build, "--overwrite"]) == 0
     assert ", 0 of them encoded now" in capsys.readouterr().out
     assert_same(path, expected)
@@ -307,7 +307,7 @@ def test_documents_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(build) == 0
         out, err = capsys.readouterr()
         assert "4 malformed lines skipped" in out
-        # on one machine the used id is noticed at its line, on Ray when shards become an index
+        # on one machine a duplicate id is noticed at its line, on Ray when the index is built from the shards
         told[name] = sorted(line for line in err.splitlines() if "skipped: " in line)
         assert len(told[name]) == 4
     assert told["ray"] == told["local"]

@@ -36,8 +36,8 @@ TEXTS = [
 ]
 LABELS = [0] * 6 + [1] * 6
 
-# The checks of check_estimator that ask nothing but the estimator itself. The others hand it matrices of numbers,
-# and scikit-learn leaves them out for every estimator of texts, its own vectorizers too.
+# The checks of check_estimator that need only the estimator itself. The others pass it numeric matrices,
+# and scikit-learn skips them for every estimator of texts, including its own vectorizers.
 APPLICABLE = [
     "check_estimator_cloneable",
     "check_estimator_tags_renamed",
@@ -54,7 +54,7 @@ APPLICABLE = [
 
 def test_check_estimator() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SkipTestWarning)  # it says that it has few checks for texts
+        warnings.simplefilter("ignore", SkipTestWarning)  # it warns that it has few checks for texts
         results = check_estimator(EmbedkitTransformer())
     assert [result["status"] for result in results].count("failed") == 0
 
@@ -129,7 +129,7 @@ def test_clones_of_an_open_encoder_share_its_weights() -> None:
         (np.ones((2, 2)), r"X has the shape \(2, 2\)"),
     ],
 )
-def test_what_is_no_text_is_refused(X: Any, message: str) -> None:
+def test_non_texts_are_refused(X: Any, message: str) -> None:
     transformer = EmbedkitTransformer().fit(["a"])
     for call in (EmbedkitTransformer().fit, transformer.transform):
         with pytest.raises(ValueError, match=message):

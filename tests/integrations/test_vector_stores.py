@@ -1,4 +1,4 @@
-"""The export of an index in LanceDB and Qdrant's local mode: the blocks of docs/scale.md, as they stand there."""
+"""The export of an index in LanceDB and Qdrant's local mode: the blocks of docs/scale.md, verbatim."""
 
 from __future__ import annotations
 

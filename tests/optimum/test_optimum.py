@@ -1,6 +1,6 @@
 """Folders that Optimum and sentence-transformers export run here with the same vectors, and ours run there.
 
-Run by ``run.sh``, in an environment with optimum-onnx and without anything that is not needed for it.
+Run by ``run.sh``, in an environment with optimum-onnx and nothing beyond its requirements.
 """
 
 from __future__ import annotations

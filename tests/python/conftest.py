@@ -1,4 +1,4 @@
-"""Small random models on disk, written by transformers and sentence-transformers themselves, for any test."""
+"""Small random models on disk, written by transformers and sentence-transformers themselves, for all tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_encoder import FakeEncoder
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start ignores it, too.
+# A shell that starts the tests in the background makes them, and every process they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -44,7 +44,7 @@ def _vocabulary() -> list[str]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _away_from_the_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """`python -c` looks in the working directory first: at the root it finds sources without the core."""
+    """`python -c` imports from the working directory first: at the root it would find sources without the core."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("cwd"))
     yield
@@ -80,7 +80,7 @@ def tiny_model(
         normalize: end with Normalize.
         dtype: of the stored weights: "float32", "float16" or "bfloat16".
 
-    The weights are larger than those of a fresh BERT, so that every part of the network moves the vectors.
+    The weights are larger than those of a fresh BERT, so that every part of the network affects the vectors.
     """
     torch = pytest.importorskip("torch")
     models = pytest.importorskip("sentence_transformers.models")
@@ -154,7 +154,7 @@ def encoder() -> FakeEncoder:
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`tiny_model` in a folder of its own, written once a session for the same arguments."""
+    """`tiny_model` in its own folder, written once per session for the same arguments."""
     known: dict[str, Path] = {}
 
     def make(**options: Any) -> Path:
@@ -168,7 +168,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def reference() -> Callable[[Path], Any]:
-    """The same folder in sentence-transformers, in float32 on the CPU; loaded once a session."""
+    """The same folder in sentence-transformers, in float32 on the CPU; loaded once per session."""
     transformer = pytest.importorskip("sentence_transformers").SentenceTransformer
     known: dict[Path, Any] = {}
 

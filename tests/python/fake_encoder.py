@@ -1,4 +1,4 @@
-"""A deterministic encoder of words, for tests in which the encoder is not the point."""
+"""A deterministic encoder of words, for tests that are not about the encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every code block of the documentation and the README runs, or says why not; every test they cite exists."""
+"""Every code block of the documentation and the README runs, or says why it does not; every cited test exists."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(name for name in _NAMES if name != "README.md")
 
 
-def test_a_broken_block_is_told_by_its_line(tmp_path: Path) -> None:
+def test_a_broken_block_is_reported_with_its_line(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     script = str(Path(__file__).parent / "docs_page.py")
     for code, said in (

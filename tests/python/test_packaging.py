@@ -1,4 +1,4 @@
-"""The installed package: what is in it, what it exports, and what importing it costs."""
+"""The installed package: its content, its exports, and the cost of importing it."""
 
 import importlib
 import json

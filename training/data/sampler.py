@@ -34,7 +34,7 @@ class TaskSampler:
     then the batches are shuffled.
 
     With several processes, each global batch is split into equal contiguous shares, one per process. To make
-    the shares of a partial batch equal, too, up to ``world_size - 1`` random indices are dropped in such a pass.
+    the shares of a partial batch equal as well, up to ``world_size - 1`` random indices are dropped in such a pass.
 
     A schedule determines how many batches of each task an epoch has (its quota) and their order:
 

@@ -182,7 +182,7 @@ class Objective(nn.Module):
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
     """Raise ValueError if the value of the option ``objective.NAME`` is not one of ``known``."""
     if value not in known:
-        raise ValueError(f"objective.{name} {value!r} is not known; known are {'; '.join(known)}")
+        raise ValueError(f"unknown objective.{name} {value!r}; expected one of {'; '.join(known)}")
 
 
 def accuracy(logits: npt.NDArray[Any], label: npt.NDArray[Any]) -> float:
@@ -216,9 +216,9 @@ def gather(x: Tensor) -> Tensor:
     """``x (batch, ...)`` of all processes, (processes * batch, ...), with gradients; ``x`` itself for one process.
 
     In inference mode it is also ``x`` itself: each process scores the dev sets alone. `first_row` is the offset of
-    the process' own rows.
+    the process's own rows.
 
-    If a loss is a mean over the process' own rows against the gathered ones, or over all gathered ones, its gradient
+    If a loss is a mean over the process's own rows against the gathered ones, or over all gathered ones, its gradient
     averaged over the processes is that of the same loss in one process.
     """
     if _alone():
@@ -240,7 +240,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Sum the gradients of all processes, since each process' loss depends on these rows."""
+        """Sum the gradients of all processes, since each process's loss depends on these rows."""
         whole = gradient.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(whole)
         first = first_row(ctx.rows)
@@ -248,7 +248,7 @@ class _Gather(torch.autograd.Function):
 
 
 def first_row(count: int) -> int:
-    """The row in `gather` at which this process' ``count`` rows start."""
+    """The row in `gather` at which this process's ``count`` rows start."""
     return 0 if _alone() else torch.distributed.get_rank() * count
 
 

@@ -104,7 +104,7 @@ class MinBert(Objective):
         super().__init__(encoder, options, tables)
         for task in tables:
             if task not in TASKS:
-                raise ValueError(f"data.{task} is no task of minbert; its tasks are {', '.join(TASKS)}")
+                raise ValueError(f"data.{task} is not a task of minbert; its tasks are {', '.join(TASKS)}")
         width = encoder.dimension
         self.dropout = nn.Dropout(options.dropout)
         self._classes = {task: table.labels for task, table in tables.items() if task != "sts"}

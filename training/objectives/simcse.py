@@ -32,7 +32,7 @@ __all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
 def contrastive_loss(
     anchors: Tensor, positives: Tensor, negatives: Tensor | None, temperature: float
 ) -> Tensor:
-    """The loss above, averaged over this process' anchors.
+    """The loss above, averaged over this process's anchors.
 
     Args:
         anchors, positives, negatives: (batch, dimension) of this process, of any length.

@@ -79,7 +79,7 @@ def fit_similarities(
     Args:
         vectors: (samples, d), the sample, more than 16 rows.
         dimension: of the mapped vectors, at most d and fewer than the samples.
-        matryoshka: numbers of leading components that must preserve the cosines, too; the loss is the mean over them
+        matryoshka: numbers of leading components that must also preserve the cosines; the loss is the mean over them
             and all components.
         seed: of the batches.
 

@@ -1,4 +1,4 @@
-"""Which kind of Faiss index to build: each candidate is built of a sample, and its recall and time are measured.
+"""Chooses a kind of Faiss index: each candidate is built from a sample, and its recall and time are measured.
 
 The sample is at most `SAMPLE_ROWS` vectors, or all if there are no more. Figures for more vectors than
 that are estimates (see `trials`) and marked as such, so nprobe or ef is measured once more on the finished index
@@ -22,10 +22,10 @@ from .trials import OVER_MEMORY, Trials, least_bytes
 __all__ = ["QUERIES", "SAMPLE_ROWS", "SECONDS", "candidates", "choose"]
 
 SAMPLE_ROWS = 100_000
-"""Most vectors that candidates are built of."""
+"""Maximum number of vectors that candidates are built from."""
 
 QUERIES = 1000
-"""Queries held out of the sample where none are given."""
+"""Queries held out of the sample if none are given."""
 
 SECONDS = 120.0
 """Default time for trying candidates."""
@@ -75,7 +75,7 @@ def choose(
     Args:
         sample: (n, dimension) float32, all vectors or a random sample of them; more than `SAMPLE_ROWS` and the
             queries are sampled again, always the same way. Similarity is the inner product.
-        rows: the number of vectors that the index is for; ``None``: n.
+        rows: the number of vectors to index; ``None``: n.
         target_recall: recall@10 to reach against exact search, above 0, at most 1.
         max_memory: bytes that the index may take.
         queries: (q, dimension); ``None``: up to 1,000 vectors are held out of the sample.
@@ -121,7 +121,7 @@ def choose(
 
 
 def _split(vectors: Float32Array, queries: Float32Array | None) -> tuple[Float32Array, Float32Array]:
-    """Vectors to build of, and queries; always the same of the same input."""
+    """Vectors to build from, and queries; deterministic."""
     rows = len(vectors)
     held_out = 0 if queries is not None else min(QUERIES, max(1, rows // 10))
     wanted = min(rows, SAMPLE_ROWS + held_out)

@@ -33,7 +33,7 @@ _RESCORES = (32, 16, 8, 4, 2)
 _FEWER_CODES_MORE_LISTS = 4  # a smaller rescore that needs this many times the lists is not faster
 _MOST_EF = 1024
 FINAL_CALLS = 3
-"""Searches of which the fastest counts for a figure that is shown; while parameters are sought it is one."""
+"""Searches per figure that is shown, of which the fastest counts; one while searching for parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def check_recall(target_recall: float) -> None:
 
 
 def apply(index: Any, parameters: SearchParameters) -> None:
-    """Make ``parameters`` the defaults of a Faiss index; they are written to its file, too."""
+    """Make ``parameters`` the defaults of a Faiss index; they are also written to its file."""
     faiss = import_faiss()
     if isinstance(index, faiss.IndexRefine):
         if parameters.rescore is not None:
@@ -100,7 +100,7 @@ def apply(index: Any, parameters: SearchParameters) -> None:
 
 
 def recalls(found: Int64Array, truth: Int64Array) -> tuple[float, float]:
-    """Recall over all queries, and the lower one of the even and of the odd queries.
+    """Recall over all queries, and the lower recall of the even and the odd queries.
 
     Args:
         found: (q, k) rows; -1 for none.
@@ -112,9 +112,9 @@ def recalls(found: Int64Array, truth: Int64Array) -> tuple[float, float]:
 
 
 def timed_search(search: Callable[[], Int64Array], calls: int) -> tuple[Int64Array, float]:
-    """What ``search`` found, and the seconds of the fastest of ``calls`` calls on one thread.
+    """The result of ``search``, and the seconds of the fastest of ``calls`` calls on one thread.
 
-    Measured in CPU time of the thread, which does not depend on what else the machine does.
+    Measured in CPU time of the thread, which does not depend on other load on the machine.
     """
     found = np.empty((0, 0), np.int64)
     least = float("inf")

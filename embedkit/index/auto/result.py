@@ -62,8 +62,8 @@ class Choice:
         reached: whether it reaches the target. If no candidate does, the one with the best recall is chosen.
         target_recall: recall@10 that was asked for.
         max_memory: bytes that the index may take; ``None``: any.
-        rows: vectors that the index is for.
-        sample_rows: vectors that the candidates were built of.
+        rows: vectors to index.
+        sample_rows: vectors that the candidates were built from.
         queries: the number of queries.
         held_out: the queries are vectors held out of the sample; none were given.
         table: all candidates, the chosen one among them.

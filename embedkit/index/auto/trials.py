@@ -1,9 +1,10 @@
-"""Trials: a candidate index is built of a sample, measured, and its figures are extrapolated to all vectors.
+"""Trials: a candidate index is built from a sample and measured, and its figures are extrapolated to all vectors.
 
 For more vectors than the sample holds,
 
-* bytes are those of the sample's index times rows / sample (slightly too many: centroids grow with the root);
-* time and nprobe or ef follow a power law through two sizes: each candidate is also built of a quarter of the
+* bytes are those of the sample's index times rows / sample (slightly too many: centroids grow with the
+  square root);
+* time and nprobe or ef follow a power law through two sizes: each candidate is also built from a quarter of the
   sample. Exact search scales with rows / sample;
 * build time is scaled by rows / sample.
 """
@@ -43,7 +44,7 @@ _SEED = 20240
 
 
 class Trials:
-    """Builds one candidate after another of the same sample, and measures it against exact search."""
+    """Builds one candidate after another from the same sample, and measures it against exact search."""
 
     def __init__(
         self,
@@ -57,10 +58,10 @@ class Trials:
         threads: int | None,
         deadline: float,
     ) -> None:
-        """Search exactly; where ``scaled``, do the same on a quarter of the sample.
+        """Compute exact results; if ``scaled``, also on a quarter of the sample.
 
         Args:
-            rows: vectors that the index is for.
+            rows: vectors to index.
             sample: (n, dimension) of them.
             queries: (q, dimension).
             scaled: figures are extrapolated from ``n`` to ``rows`` vectors.
@@ -84,7 +85,7 @@ class Trials:
         k = min(K, len(sample))
         with faiss_threads(threads):
             self._truth: Int64Array = flat.search(queries, k)[1]
-        some = queries[:64]  # exact search takes as long for any query
+        some = queries[:64]  # exact search takes the same time for every query
         _, taken = timed_search(lambda: flat.search(some, k)[1], FINAL_CALLS)
         self.exact_ms = 1e3 * taken / len(some)
         self._quarter: Trials | None = None
@@ -140,7 +141,7 @@ class Trials:
         )
 
     def _extrapolate(self, factory: str, point: Point) -> tuple[SearchParameters, float]:
-        """Parameters and milliseconds over all rows, from ``point`` on the sample and its like on a quarter."""
+        """Parameters and milliseconds over all rows, from ``point`` on the sample and its counterpart on a quarter."""
         quarter = self._quarter
         assert quarter is not None
         built = quarter._build(factory)
@@ -179,7 +180,7 @@ class Trials:
         with faiss_threads(self._threads):
             if not index.is_trained:
                 self._train(index)
-            # one call for all vectors would be little faster, and could not be stopped
+            # one call for all vectors would be hardly faster, and could not be stopped
             for start in range(0, len(self.sample), _ADD_ROWS):
                 index.add(self.sample[start : start + _ADD_ROWS])
                 if factory.startswith("HNSW") and time.monotonic() > self._deadline:

@@ -18,7 +18,7 @@ from .measure import FINAL_CALLS, K, Point, check_recall, recalls, smallest, tim
 __all__ = ["Tuned", "tune"]
 
 QUERIES = 1000
-"""Stored vectors that are searched for where no queries are given."""
+"""Number of stored vectors used as queries if none are given."""
 
 _BLOCK_ROWS = 16_384
 _MOST_EF = 4096
@@ -36,7 +36,7 @@ class Tuned:
         reached: whether they reach the target; if none do, these have the best recall.
         target_recall: recall@10 that was asked for.
         queries: the number of queries.
-        stored: the queries are stored vectors, each left out of its own hits; none were given.
+        stored: the queries are stored vectors, each excluded from its own hits; none were given.
         points: every measurement, fastest parameters first.
     """
 

@@ -1,11 +1,11 @@
-"""The way of a document through a build, from top to bottom.
+"""The path of a document through a build, from top to bottom.
 
 ``Index.build``, ``add`` and ``upsert`` are one function, `build`. It writes one new segment; the three differ in what
-becomes of the segments that are there. Under the index' lock it goes through these steps, each a module:
+becomes of the existing segments. Under the index's lock it goes through these steps, each a module:
 
 =============  ==============================================================================  =====================
 read           documents come one at a time from an iterable; files are read by                `documents.readers`
-check          an id of its own, a vector of the right shape; else ``on_error`` decides        `check`
+check          a unique id, a vector of the right shape; otherwise ``on_error`` decides        `check`
 store          text and metadata go to SQLite, which checks that they can be stored            `storage.document_store`
 encode         texts become vectors, a chunk of up to 2,048 at a time                          `encode`
 spool          vectors are appended to a file                                                  `storage.spool`
@@ -15,7 +15,7 @@ publish        tombstones for what is replaced, then the manifest, which makes i
 =============  ==============================================================================  =====================
 
 Reading, checking and storing run ahead on a background thread if the source allows it; encoding is on the caller's
-thread, so that Ctrl-C reaches it. Both release the GIL for most of their work. What ended early is taken up again
+thread, so that Ctrl-C reaches it. Both release the GIL for most of their work. An interrupted build is resumed
 (`resume`, `staging`).
 """
 
@@ -87,7 +87,7 @@ class _Job:
 
     @property
     def made(self) -> Made:
-        """What the journal records of a finished segment, but for its input."""
+        """What the journal records of a finished segment, except its input."""
         return Made(self.manifest.factory, self.settings.kept, self.settings.target_recall)
 
 

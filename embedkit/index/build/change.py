@@ -76,7 +76,7 @@ def _rows_of_ids(base: Generation, ids: Iterable[str], missing_ok: bool) -> dict
 def compact(root: Path, factory: str | None, settings: BuildSettings, report: Report | None = None) -> bool:
     """Fold all segments into one without deleted documents; false if there was nothing to fold.
 
-    ``factory`` is ``None`` for the index' own; of ``settings``, ``max_memory`` and ``threads`` are used.
+    ``factory`` is ``None`` for the index's own; of ``settings``, ``max_memory`` and ``threads`` are used.
     """
     with _changing(root) as (writer, base):
         manifest = base.manifest
@@ -127,7 +127,7 @@ def _copy(
 
 
 def merge(target: Path, sources: Sequence[Path]) -> int:
-    """Make one index of several; see `Index.merge`. Returns the number of its documents."""
+    """Merge several indexes into one; see `Index.merge`. Returns the number of its documents."""
     with contextlib.ExitStack() as stack:
         generations = []
         for source in sources:

@@ -1,4 +1,4 @@
-"""Which documents a build takes: ids and given vectors (the text and metadata are checked where they are stored)."""
+"""Checks of ids and given vectors (text and metadata are checked where they are stored)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_new_id(document: Document, taken: bool) -> None:
     if taken:
         raise InputError(
             document.origin,
-            f"the id {document.id!r} is in the index already; upsert replaces documents",
+            f"the id {document.id!r} is already in the index; upsert replaces documents",
             skippable=True,
         )
 

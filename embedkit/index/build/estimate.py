@@ -1,4 +1,4 @@
-"""What a build will take, estimated from a sample of its documents."""
+"""What a build will need, estimated from a sample of its documents."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TEXT_COPIES = 1.6  # the text and its words in the full-text index
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Roughly what a build will take.
+    """Roughly what a build will need.
 
     Attributes:
         documents: their number.
         seconds: of encoding.
         disk: bytes of the finished index.
-        disk_while_building: most bytes on disk at any time.
-        memory: most bytes of memory of the process.
+        disk_while_building: peak bytes on disk.
+        memory: peak memory of the process in bytes.
     """
 
     documents: int

@@ -1,4 +1,4 @@
-"""How much memory the process takes, and what a limit leaves for Faiss."""
+"""How much memory the process uses, and what a limit leaves for Faiss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an interrupted build has left, and whether the one that is asked for now may use it."""
+"""What an interrupted build has left, and whether the current one may use it."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class InputDigest:
     """SHA-256 of documents as they pass by: ids, texts, metadata and given vectors."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without documents."""
         self._hash = hashlib.sha256()
 
     def watch(self, documents: Iterable[str | Document]) -> Iterator[str | Document]:
-        """Pass ``documents`` on."""
+        """Pass ``documents`` through."""
         for item in documents:
             document = item if isinstance(item, Document) else Document(item)
             vector = None if document.vector is None else np.asarray(document.vector)
@@ -60,7 +60,7 @@ class InputDigest:
             yield item
 
     def hexdigest(self) -> str:
-        """Of the documents that have passed."""
+        """The digest of the documents that have passed through."""
         return self._hash.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What a build is told, and what it reports."""
+"""The settings of a build, and what it reports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BuildSettings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a build is.
+    """The progress of a build.
 
     Attributes:
         stage: "encode", "copy", "choose", "train" or "add".

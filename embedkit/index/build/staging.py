@@ -1,7 +1,7 @@
 """The files of a segment in the making: documents, vectors, and the journal that says how many are on disk.
 
 Documents are stored on one thread and vectors written on another; after each shard of some thousand documents, the
-documents are committed, and when their vectors are written, too, that is recorded in the journal.
+documents are committed, and once their vectors are written as well, that is recorded in the journal.
 """
 
 from __future__ import annotations

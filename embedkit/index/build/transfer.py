@@ -1,4 +1,4 @@
-"""Import and export: Faiss files with their ids, and parquet files of an index' contents."""
+"""Import and export: Faiss files with their ids, and parquet files of an index's contents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["IMPORTED", "export_faiss_file", "export_parquet_file", "import_faiss
 _ROWS_OF_A_GROUP = 8192  # of a parquet file
 
 IMPORTED = "imported"
-"""The factory of vectors that came as a Faiss file."""
+"""The factory of vectors imported from a Faiss file."""
 
 
 def import_faiss_file(
@@ -46,7 +46,7 @@ def import_faiss_file(
     *,
     metric: Metric,
 ) -> int:
-    """Make an index of a Faiss file; see `Index.import_faiss`. Returns the number of its documents."""
+    """Create an index from a Faiss file; see `Index.import_faiss`. Returns the number of its documents."""
     settings = BuildSettings(metric=metric)
     index, ids = _read(path)
     rows, dimension = int(index.ntotal), int(index.d)
@@ -113,7 +113,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
 
 
 def _check_unit(path: Path, index: Any) -> None:
-    """Refuse vectors that are not normalized; looks at a sample, if the index keeps them unchanged."""
+    """Refuse vectors that are not normalized; checks only a sample if the index keeps them unchanged."""
     if not is_exact(index):
         return
     rows = np.unique(np.linspace(0, index.ntotal - 1, 256).astype(np.int64))
@@ -156,7 +156,7 @@ def _rows(
 
 
 def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: Report | None = None) -> int:
-    """Write an index' vectors as a Faiss file; see `Index.export_faiss`. Returns their number.
+    """Write an index's vectors as a Faiss file; see `Index.export_faiss`. Returns their number.
 
     Of ``settings``, ``max_memory`` and ``threads`` are used.
     """
@@ -206,7 +206,7 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
 
 
 def export_parquet_file(root: Path, path: Path, report: Report | None = None) -> int:
-    """Write an index' documents and vectors; see `Index.export_parquet`. Returns their number."""
+    """Write an index's documents and vectors; see `Index.export_parquet`. Returns their number."""
     report = report or (lambda _: None)
     if path.exists():
         raise IndexExistsError(f"{path}: already exists; name another file")

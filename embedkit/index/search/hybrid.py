@@ -11,7 +11,7 @@ from collections.abc import Iterable
 __all__ = ["DEPTH", "fuse"]
 
 DEPTH = 100
-"""Least length of each ranking."""
+"""Minimum length of each ranking."""
 
 _RANK_CONSTANT = 60
 

@@ -22,7 +22,7 @@ class PreparedSearch:
         generation: what is searched.
         k: hits per query, at most as many as there are documents.
         parameters: how hard to search, completed by the index's defaults.
-        chosen: the rows that fulfil the condition; ``None``: there is no condition.
+        chosen: the rows that match the condition; ``None``: there is no condition.
         hybrid: also search for the words of the queries.
     """
 

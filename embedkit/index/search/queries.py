@@ -1,4 +1,4 @@
-"""Queries as they are given: texts or vectors, checked."""
+"""Queries as given by the caller: texts or vectors, checked."""
 
 from __future__ import annotations
 

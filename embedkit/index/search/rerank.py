@@ -23,7 +23,7 @@ def rerank(
     Args:
         model: a cross-encoder with one output.
         queries: the texts that were searched for.
-        found: the hits of each query; search for more than ``k``, so that reranking can bring up others.
+        found: the hits of each query; search for more than ``k``, so that reranking can promote others.
         k: hits to keep per query.
 
     Returns:

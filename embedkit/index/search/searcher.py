@@ -58,7 +58,7 @@ class Searcher:
 
     def refresh(self) -> bool:
         """Switch to the live generation; returns whether it is a newer one."""
-        with self._generation_lock:  # or a slow call would bring back an older generation
+        with self._generation_lock:  # otherwise a slow call would restore an older generation
             before = self._open_generation()
             generation = open_generation(self.path, lambda _: None)
             if generation.manifest.generation == before.manifest.generation:

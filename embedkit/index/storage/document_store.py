@@ -26,6 +26,8 @@ from .ids import write_ids
 from .manifest import DOCUMENTS_FILE, IDS_FILE
 from .where import compile_where
 
+__all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
+
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
 
@@ -333,7 +335,7 @@ class DocumentReader:
     def keywords(
         self, match: str, limit: int, allowed: Callable[[int], int] | None
     ) -> list[tuple[int, float]]:
-        """The ``limit`` best rows for the FTS5 query ``match`` by BM25, with their scores (more is better).
+        """The ``limit`` best rows for the FTS5 query ``match`` by BM25, with their scores (higher is better).
 
         ``allowed`` returns 1 or 0 for a row.
         """

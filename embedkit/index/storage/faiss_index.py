@@ -39,7 +39,7 @@ __all__ = [
 
 AUTO = "auto"
 AUTO_IVF_ROWS = 20_000
-"""``auto`` is an exact (Flat) index below this number of vectors, and an inverted file from it on."""
+"""``auto`` is an exact (Flat) index below this number of vectors, and an inverted file from that number on."""
 
 MIN_POINTS_PER_LIST = 39  # below that, Faiss warns on stderr of poorly trained clusters
 _MAX_NLIST = 65_536
@@ -200,7 +200,7 @@ def _types(*names: str) -> tuple[Any, ...]:
 
 
 def write_index(index: Any, path: Path) -> None:
-    """Write ``index`` to ``path``; `BuildError` or ``OSError`` if the disk is full, say."""
+    """Write ``index`` to ``path``; `BuildError` or ``OSError``, e.g. if the disk is full."""
     faiss = import_faiss()
     try:
         # if the last buffer of its own file cannot be written, Faiss only prints it; closing our file raises

@@ -39,7 +39,7 @@ class Generation:
         manifest: what the index stores about itself.
         segments: in the order of the manifest.
         faiss_parts: the Faiss indexes of all segments.
-        nlist: the most inverted lists of any of them; 0 if none has any.
+        nlist: the largest number of inverted lists in any of them; 0 if none has any.
         ef: the largest ``ef`` that one of them searches with by default; 0 if none is HNSW.
     """
 

@@ -1,4 +1,4 @@
-"""``build.journal``: what a build has encoded, so that one that was killed is resumed instead of started again.
+"""``build.journal``: what a build has encoded, so that a killed build is resumed instead of restarted.
 
 JSON Lines, appended and fsynced, one object each:
 
@@ -75,7 +75,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a journal says.
+    """The state recorded in a journal.
 
     Attributes:
         header: what the vectors depend on.

@@ -1,4 +1,4 @@
-"""The index folder on disk: where things lie, who may write, and how a generation appears whole or not at all.
+"""The index folder on disk: where everything is, who may write, and how a generation appears atomically.
 
 ```
 INDEX/
@@ -12,8 +12,8 @@ INDEX/
 ```
 
 A writer works in a folder of a name that no manifest mentions. When all is written and fsynced, that folder
-gets its final name, then the manifest is written, and last ``CURRENT`` is replaced. Until then a reader sees
-the former generation, or no index.
+gets its final name, then the manifest is written, and finally ``CURRENT`` is replaced. Until then a reader sees
+the previous generation, or no index.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
 from .durable import TEMPORARY_SUFFIX, fsync, write_atomically
 from .journal import finished_segment
 from .manifest import Manifest, TombstonesEntry, read_manifest
+
+__all__ = [
+    "CURRENT_FILE",
+    "JOURNAL_FILE",
+    "SEGMENTS_FOLDER",
+    "TOMBSTONES_FOLDER",
+    "Writer",
+    "current_name",
+    "manifest_at",
+]
 
 CURRENT_FILE = "CURRENT"
 LOCK_FILE = "LOCK"
@@ -96,7 +106,7 @@ class Writer:
     """The right to write one index, and the steps that make a generation appear.
 
     As a context manager it removes on the way out what it began and did not publish, except a build that its
-    journal can resume; the index folder goes, too, where this writer created it and nothing is left in it.
+    journal can resume; an index folder that this writer created is also removed if it is empty.
     """
 
     def __init__(self, root: Path, *, create: bool = False) -> None:
@@ -132,7 +142,7 @@ class Writer:
             try:
                 self._remove_leftovers(self.live())
             except (FileNotFoundError, IndexDamagedError):
-                if not create:  # what is damaged can be replaced, and nothing else
+                if not create:  # a damaged index can only be replaced
                     raise
             self.generation = 1 + max((int(path.stem) for path in self._manifests()), default=0)
         except BaseException:
@@ -141,7 +151,7 @@ class Writer:
             raise
 
     def live(self) -> Manifest | None:
-        """The live generation, ``None`` where none was ever finished."""
+        """The live generation, ``None`` if none was ever finished."""
         if not (self.root / CURRENT_FILE).exists():
             return None
         return manifest_at(self.root, current_name(self.root))
@@ -191,7 +201,7 @@ class Writer:
         return [path for path in folder.iterdir() if _MANIFEST_NAME.fullmatch(path.name)]
 
     def _remove_leftovers(self, live: Manifest | None) -> None:
-        """Remove all that neither ``live`` nor a journal mentions. (Readers keep files open that go.)"""
+        """Remove all that neither ``live`` nor a journal mentions. (Readers keep removed files open.)"""
         segments = set() if live is None else {segment.name for segment in live.segments}
         if self.journal.exists():
             segments |= {BUILDING, finished_segment(self.journal) or BUILDING}
@@ -290,7 +300,7 @@ class Writer:
         self._remove_empty_folders()
 
     def _remove_empty_folders(self) -> None:
-        """Leave nothing of an index that never came to be."""
+        """Remove the empty folders of an index that was never finished."""
         if (self.root / CURRENT_FILE).exists() or self.journal.exists():
             return
         (self.root / LOCK_FILE).unlink(missing_ok=True)

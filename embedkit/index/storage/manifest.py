@@ -11,6 +11,24 @@ from typing import Any, Literal, TypeVar
 
 from ..errors import IndexDamagedError
 
+__all__ = [
+    "DOCUMENTS_FILE",
+    "IDS_FILE",
+    "METRICS",
+    "RAW_FILE",
+    "RAW_KINDS",
+    "EncoderEntry",
+    "Manifest",
+    "Metric",
+    "PartEntry",
+    "Raw",
+    "SegmentEntry",
+    "TombstonesEntry",
+    "hash_file",
+    "read_manifest",
+    "segment_from_json",
+]
+
 FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
 METRICS = ("cosine", "dot")
@@ -156,7 +174,7 @@ def hash_file(path: Path) -> FileEntry:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check the manifest at ``path``; one of version 1 is read as what it means in version 2.
+    """Read and check the manifest at ``path``; one of version 1 is converted to version 2.
 
     Raises:
         FileNotFoundError: no such file.
@@ -187,7 +205,7 @@ def segment_from_json(path: Path, data: object) -> SegmentEntry:
 
 
 def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 had one Faiss file a segment, no tombstones, no kept vectors and no full-text index."""
+    """Version 1 had one Faiss file per segment, no tombstones, no kept vectors and no full-text index."""
     segments = data.get("segments")
     if not isinstance(segments, list):
         return data

@@ -11,7 +11,7 @@ __all__ = ["SearchParameters"]
 
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
-    """How hard to search, as Faiss' class of that name says it; ``None``: the default of the index.
+    """How hard to search, named after Faiss' class; ``None``: the default of the index.
 
     Attributes:
         nprobe: inverted lists to visit (``nprobe`` of an IndexIVF).
@@ -35,6 +35,6 @@ class SearchParameters:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SearchParameters:
-        """What `to_json` wrote; anything but an integer is taken for ``None``."""
+        """What `to_json` wrote; anything but an integer becomes ``None``."""
         values = (data.get(name) for name in ("nprobe", "ef", "k_factor"))
         return cls(*(value if isinstance(value, int) else None for value in values))

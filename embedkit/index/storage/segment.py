@@ -17,6 +17,8 @@ from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, SegmentEntry, hash_fil
 from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore
 from .search_parameters import SearchParameters
 
+__all__ = ["Segment"]
+
 
 class Segment:
     """A finished segment, opened for reading. Thread-safe.
@@ -56,7 +58,7 @@ class Segment:
             if count_bits(self.dead) != entry.tombstones.deleted:
                 raise IndexDamagedError(f"{path}: does not mark {entry.tombstones.deleted} rows as deleted")
             self._alive = ~self.dead
-            if entry.rows % 8:  # bits behind the last row are no rows
+            if entry.rows % 8:  # bits beyond the last row do not belong to rows
                 self._alive[-1] &= (1 << entry.rows % 8) - 1
         self.documents = DocumentReader(folder / DOCUMENTS_FILE, entry.rows)
 

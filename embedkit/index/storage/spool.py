@@ -10,6 +10,8 @@ import numpy as np
 
 from .faiss_index import Float32Array
 
+__all__ = ["BLOCK_ROWS", "SPOOL_FILE", "Spool", "SpoolWriter"]
+
 SPOOL_FILE = "vectors.f32"
 BLOCK_ROWS = 16_384
 
@@ -26,7 +28,7 @@ class SpoolWriter:
 
     @property
     def rows(self) -> int:
-        """Whole rows in the file: asked of the disk, since Ctrl-C may strike between a write and a count."""
+        """Complete rows in the file, by its size on disk: Ctrl-C may strike between a write and a count."""
         return os.fstat(self._file.fileno()).st_size // self._bytes_per_row
 
     def add(self, vectors: Float32Array) -> None:

@@ -25,7 +25,7 @@ class VectorTable:
     """
 
     def __init__(self, dimension: int, *, lines: bool = False) -> None:
-        """For float32 vectors of ``dimension``; with ``lines`` there is a column ``line`` of line numbers, too."""
+        """For float32 vectors of ``dimension``; with ``lines`` there is also a column ``line`` of line numbers."""
         pyarrow = import_pyarrow("writing .parquet")
         self._pyarrow = pyarrow
         fields = [

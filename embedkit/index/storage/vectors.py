@@ -23,14 +23,14 @@ def check_encoded(vectors: object, texts: int, dimension: int) -> tuple[Float32A
         raise BuildError(
             f"the encoder returned an array {array.shape} for {texts} texts, not ({texts}, {dimension})"
         )
-    # One pass that makes no array: a sum is finite unless a term is not (or it overflows: then look closely).
+    # One pass without a temporary array: a sum is finite unless a term is not (or it overflows: then look closely).
     if np.isfinite(array.sum(dtype=np.float64)):
         return array, np.empty(0, np.int64)
     return array, np.flatnonzero(~np.isfinite(array).all(axis=1))
 
 
 def normalize_rows(vectors: Float32Array) -> Float32Array:
-    """``vectors`` (n, dimension) at length 1; zeros stay zeros, and what has that length stays, bit by bit."""
+    """``vectors`` (n, dimension) at length 1; zeros, and rows that already have that length, stay bit for bit."""
     # a float32 square overflows beyond 1e19, so the largest value is taken out first
     largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), np.finfo(np.float32).tiny)
     scaled = vectors / largest

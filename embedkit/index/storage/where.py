@@ -5,7 +5,7 @@ The condition is an SQL expression of SQLite over the fields of a document's met
     lang = 'en' and year > 2019
     author.name like 'A%' or tags is null
 
-A bare name is a field (dots lead into objects), but ``id`` and ``text`` are those of the document; a name in double
+A bare name is a field (dots reach into objects), but ``id`` and ``text`` are those of the document; a name in double
 quotes is always a field of the metadata. Text compared with a number, such as any field of a CSV file, is converted
 to a number first; text that is not numeric matches no number.
 

@@ -1,4 +1,4 @@
-"""The words of a query, as a full-text search of SQLite (FTS5) takes them."""
+"""The words of a query as an expression for SQLite's full-text search (FTS5)."""
 
 from __future__ import annotations
 

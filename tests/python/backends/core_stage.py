@@ -1,4 +1,4 @@
-"""An encode stage that runs the core on one sequence at a time: any difference to `Encoder` is the driver's."""
+"""An encode stage that runs the core on one sequence at a time: any difference from `Encoder` comes from the driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embedkit.model_folder.folder import open_folder
 
 
 class CoreStage:
-    """Batches are cut every ``texts`` sequences; ``ahead`` are under way until they are waited for."""
+    """Batches are cut every ``texts`` sequences; ``ahead`` of them are in flight until they are waited for."""
 
     def __init__(self, folder: Path, *, ahead: int = 0, texts: int = 7) -> None:
         self.core = CoreEngine(open_folder(folder), "fp32").core

@@ -1,4 +1,4 @@
-"""What stands in for CUDA where there is none: a device that does everything at once, and a plain model for it."""
+"""Replaces CUDA on a machine without a GPU: a device that does everything immediately, and a plain model for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Event:
 
 
 class Copied(Event):
-    """Copies as late as it may: what a later batch writes to ``values`` is seen."""
+    """Copies as late as allowed, so that a later batch's write to ``values`` shows."""
 
     def __init__(self, host: Tensor, values: Tensor) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Copied(Event):
 
 
 class EagerDevice:
-    """A `cuda_device.Device` without streams. What may no longer be read is overwritten."""
+    """A `cuda_device.Device` without streams. It overwrites memory that may no longer be read."""
 
     def __init__(self, name: str = "cpu") -> None:
         self.device = torch.device(name)
@@ -108,7 +108,7 @@ class EagerDevice:
 
 
 class PlainModel:
-    """A BERT of transformers, mean pooling, on one sequence at a time; where they are it reads off the tiles."""
+    """A BERT of transformers, mean pooling, on one sequence at a time; it finds the sequences by the tiles."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.bert = transformers.AutoModel.from_pretrained(str(folder)).eval().to(dtype)
@@ -144,7 +144,7 @@ class PlainModel:
 
 
 def packed(folder: Path, *, budget: int = 600, model: Any = None, **options: Any) -> tuple[Encoder, Any, Any]:
-    """An `Encoder` on the stand-ins, its device and its model."""
+    """An `Encoder` on the simulated device and model, and these two."""
     device, model = EagerDevice(), model or PlainModel(folder)
     stage = PackedStage(open_folder(folder), model, device, precision="fp32", budget=budget)  # type: ignore[arg-type]
     encoder = staged(folder, stage, **options)
@@ -153,6 +153,6 @@ def packed(folder: Path, *, budget: int = 600, model: Any = None, **options: Any
 
 
 def cosine(a: Any, b: Any) -> float:
-    """The least of the rows'."""
+    """The lowest cosine of the rows."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     return float((np.einsum("nd,nd->n", a, b) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())

@@ -1,4 +1,4 @@
-"""ONNX folders as others write them, made with torch.onnx alone, and changes that break a graph."""
+"""ONNX folders in the form of other tools, made with torch.onnx alone, and changes that break a graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 def trace(
     source: Path, path: Path, *, inputs: Sequence[str] = NAMES, output: str = "last_hidden_state"
 ) -> Path:
-    """Write transformers' model of ``source`` as Optimum does: the tokens' vectors, free axes; returns ``path``."""
+    """Write transformers' model of ``source`` as Optimum does: token embeddings, dynamic axes; returns ``path``."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("onnx")
@@ -50,7 +50,7 @@ def trace(
 
 
 def optimum_folder(source: Path, graph: Path, target: Path, name: str = "onnx/model.onnx") -> Path:
-    """``source`` with ``graph`` in the place of the transformer's weights; returns ``target``."""
+    """``source`` with ``graph`` instead of the transformer's weights; returns ``target``."""
     shutil.copytree(source, target)
     (target / "model.safetensors").unlink()
     (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The cases of test_cuda.py: the Triton kernels behind `Encoder`, run by it in a process of its own."""
+"""The cases of test_cuda.py: the Triton kernels behind `Encoder`, run by it in a separate process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADS: dict[str, dict[str, Any]] = {
 
 
 def opened(folder: Path, **options: Any) -> Encoder:
-    """On a GPU the real thing, elsewhere on a stand-in for the device."""
+    """On a real GPU if there is one, otherwise on a simulated device."""
     if DEVICE == "cuda":
         return Encoder(folder, device="cuda", precision="fp32", **options)
     model = PackedModel(open_folder(folder), "fp32", torch.device("cpu"))

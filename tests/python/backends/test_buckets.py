@@ -1,4 +1,4 @@
-"""Which graph a batch gets: never more than 6 % idle, never one that it does not fit."""
+"""Choosing a graph for a batch: never more than 6 % idle, never one that is too small."""
 
 from __future__ import annotations
 

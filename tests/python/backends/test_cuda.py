@@ -1,4 +1,4 @@
-"""`Encoder` on CUDA: under Triton's interpreter without a device, on one where there is one, and how it is refused."""
+"""`Encoder` on CUDA: on a GPU if there is one, otherwise under Triton's interpreter; and its error messages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_precisions_and_batches(make_model: Make, texts: list[str], record_prope
         ("int8", 0.98),
     ):
         encoder = Encoder(folder, device="cuda", precision=precision)
-        # The third time from graphs that the second has captured.
+        # The third time from graphs captured the second time.
         worst = [
             cosine(encoder.encode(texts, batch_size=size), expected) for size in (None, None, None, 1, 7, 64)
         ]
@@ -98,7 +98,7 @@ def test_precisions_and_batches(make_model: Make, texts: list[str], record_prope
 
 @on_a_gpu
 def test_streams_under_load(make_model: Make, texts: list[str]) -> None:
-    """Many windows in flight: a copy that is not ordered behind its batch would mix the texts."""
+    """Many windows in flight: a copy that is not ordered after its batch would mix the texts."""
     folder = make_model()
     encoder = Encoder(folder, device="cuda", precision="fp32")
     expected = Encoder(folder).encode(texts)

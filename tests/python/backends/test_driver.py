@@ -135,7 +135,7 @@ def test_counts_and_occupancy(make_model: Make, texts: list[str]) -> None:
     assert stages["seconds"] > 0 and 0 <= stages["deliver"] <= 1
 
 
-def test_errors_come_after_what_is_whole(make_model: Make, texts: list[str]) -> None:
+def test_errors_come_after_complete_windows(make_model: Make, texts: list[str]) -> None:
     folder = make_model()
 
     def broken() -> Iterator[str]:
@@ -201,7 +201,7 @@ def test_several_threads_and_interleaved_streams(make_model: Make, texts: list[s
         assert len(block) == 100
 
 
-def test_ctrl_c_is_heard(make_model: Make) -> None:
+def test_ctrl_c_interrupts_the_pipeline(make_model: Make) -> None:
     script = """
 import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[2])
@@ -258,6 +258,6 @@ def test_what_pack_refuses() -> None:
 
 
 def test_the_driver_alone() -> None:
-    """No window: nothing is asked of the stage."""
+    """Without a window, the stage is not called."""
     results = encode_windows(None, iter([]), Request(3), Occupancy())  # type: ignore[arg-type]
     assert list(results) == []

@@ -36,7 +36,7 @@ LENGTHS = (0, 1, 6, 40, 130, 300)
 def all_in_one(
     make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A model with every pooling, prompts that it leaves out, Dense and Normalize; and its export."""
+    """A model with every pooling, excluded prompts, Dense and Normalize; and its export."""
     source = make_model(
         hidden=36, heads=3, intermediate=50, pooling=MODES, include_prompt=False, prompts={"query": "query : "},
         dense=((24, "GELU", True), (10, "Sigmoid", False)), normalize=True, truncate_dim=9,
@@ -127,10 +127,10 @@ def test_the_folder(all_in_one: tuple[Path, Path], tmp_path: Path) -> None:
         Encoder(damaged, backend="onnx").verify()
 
 
-def test_its_tokens_vectors_serve_others(
+def test_other_runtimes_use_its_token_embeddings(
     all_in_one: tuple[Path, Path], tmp_path: Path, texts: list[str]
 ) -> None:
-    # Without the description the graph is anyone's: the modules of the folder follow the tokens' vectors.
+    # Without the description the graph is treated as another tool's: the folder's modules follow the token embeddings.
     source, target = all_in_one
     other = Path(shutil.copytree(target, tmp_path / "other"))
     (other / "onnx" / "model.embedkit.json").unlink()
@@ -141,8 +141,8 @@ def test_its_tokens_vectors_serve_others(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "format 2 is not known"),
-        ({"precision": "int4"}, "precision 'int4' is not known"),
+        ({"format": 2}, "unknown format 2"),
+        ({"precision": "int4"}, "unknown precision 'int4'"),
         ({"fingerprint": "x"}, "fingerprint must be a SHA-256"),
         ({"sha256": {"../x": "0" * 64}}, "sha256 must give"),
         ({"sha256": []}, "sha256 must give"),
@@ -196,7 +196,7 @@ def test_what_cannot_be_exported(
     make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_model()
-    with pytest.raises(ValueError, match="precision='bf16' is not known"):
+    with pytest.raises(ValueError, match="unknown precision='bf16'"):
         export_onnx(source, tmp_path / "out", "bf16")
     Encoder(source).save(tmp_path / "int8", precision="int8")
     with pytest.raises(ValueError, match="holds int8 weights"):
@@ -217,7 +217,7 @@ def test_the_settings_of_an_encoder(make_model: Callable[..., Path], tmp_path: P
     encoder = Encoder(tmp_path / "out", backend="onnx")
     assert encoder.max_seq_length == 20 and encoder.get_embedding_dimension() == 8
     assert encoder.prompts["query"] == "q: "
-    assert source.describe()["texts"] == 0  # the check does not count
+    assert source.describe()["texts"] == 0  # the check's texts are not counted
 
 
 def test_command_line(

@@ -1,4 +1,4 @@
-"""`TokenWindow.pack`: a batch of a GPU in memory of the caller, against numpy and the readable form of the tiles."""
+"""`TokenWindow.pack`: a GPU batch in the caller's memory, against numpy and the readable tiles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_batch_is_that_of_numpy(lengths: list[int], block: int, idle: int, spa
     order = np.arange(len(lengths))[::-1].copy()
     packed = np.array(lengths, dtype=np.int32)[order]
     tokens = int(packed.sum()) + idle
-    # What stood there before must not shine through.
+    # Earlier content must not show.
     ids, positions = (np.full(tokens, -7, dtype=np.int32) for _ in range(2))
     bounds = np.full((2 if skips else 1) * (len(lengths) + spare) + 1, -7, dtype=np.int32)
     tiles = np.full((max_attention_tiles(tokens, block), HEADER + block), -7, dtype=np.int32)

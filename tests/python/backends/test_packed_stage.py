@@ -1,4 +1,4 @@
-"""The encode stage of GPUs on a stand-in for the device: graphs, staging, memory, several devices, errors."""
+"""The encode stage of GPUs on a simulated device: graphs, staging, memory, several devices, errors."""
 
 from __future__ import annotations
 
@@ -154,9 +154,7 @@ def test_out_of_memory_halves_the_budget(make_model: Make, texts: list[str]) -> 
     "message",
     ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"],
 )
-def test_memory_that_is_not_torchs_may_not_suffice_either(
-    make_model: Make, texts: list[str], message: str
-) -> None:
+def test_memory_outside_torch_runs_out(make_model: Make, texts: list[str], message: str) -> None:
     folder = make_model()
     encoder, device, _ = packed(folder)
 
@@ -261,7 +259,7 @@ def test_the_threads_of_devices_end(make_model: Make) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_fork_is_told_what_to_do(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_raises_with_a_remedy(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, _, _ = packed(make_model())
     here = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: here + 1)  # as in a child
@@ -324,7 +322,7 @@ def test_the_stage_alone_takes_a_batch_beyond_its_budget(make_model: Make, texts
 
 @pytest.fixture
 def devices_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `Encoder` open CUDA devices that are stand-ins."""
+    """Lets `Encoder` open simulated CUDA devices."""
 
     def find(names: Any) -> tuple[str, ...]:
         return tuple("cuda:0" if name == "cuda" else name for name in names)
@@ -355,7 +353,7 @@ def test_the_encoder_of_a_device(make_model: Make, texts: list[str], tmp_path: P
     encoder.save(tmp_path / "saved")
     np.testing.assert_array_equal(Encoder(tmp_path / "saved").encode(texts), expected)
     with pytest.raises(
-        ValueError, match="on 'cuda:0', precision='fp64' is not known; known are 'auto', 'fp32'"
+        ValueError, match="unknown precision='fp64' on 'cuda:0'; expected one of 'auto', 'fp32'"
     ):
         Encoder(folder, device="cuda", precision="fp64")
 
@@ -366,7 +364,7 @@ def test_the_encoder_of_several_devices(make_model: Make, texts: list[str]) -> N
     encoder = Encoder(folder, device=["cuda:0", "cuda:1"])
     assert encoder.device == ["cuda:0", "cuda:1"]
     described = encoder.describe()
-    assert described["precision"] == "fp16"  # chosen by the first, taken by all
+    assert described["precision"] == "fp16"  # chosen on the first, used on all
     assert [device["precision"] for device in described["devices"]] == ["fp16", "fp16"]
     expected = Encoder(folder).encode(texts)
     for tensor in (False, True):

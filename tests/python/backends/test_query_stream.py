@@ -46,7 +46,7 @@ def hits(found: Any) -> list[list[tuple[str, float]]]:
 
 
 @pytest.mark.parametrize("where", ["core", "stage"])
-def test_a_stream_finds_what_a_search_finds_and_tells_the_stages_apart(
+def test_a_stream_returns_the_hits_of_a_search_and_times_each_stage(
     make_model: Make, texts: list[str], tmp_path: Path, where: str
 ) -> None:
     folder = make_model()

@@ -1,4 +1,4 @@
-"""The scripts of ``benchmarks/`` as modules, imported anew by every test."""
+"""The scripts of ``benchmarks/`` as modules, imported afresh by every test."""
 
 import sys
 from collections.abc import Iterator

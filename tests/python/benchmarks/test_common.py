@@ -35,7 +35,7 @@ def test_texts_are_distinct_and_in_order(modules: Modules, tmp_path: Path) -> No
     assert common.read_texts([tmp_path / "a.txt"], limit=2) == ["one", "two"]
 
 
-def test_a_missing_column_is_named_with_those_there_are(modules: Modules, tmp_path: Path) -> None:
+def test_a_missing_column_is_named_with_the_available_ones(modules: Modules, tmp_path: Path) -> None:
     common, *_ = modules
     (tmp_path / "a.csv").write_text("id,body\n1,x\n", encoding="utf-8")
     with pytest.raises(SystemExit, match=r"no column 'text'; it has id, body"):
@@ -49,7 +49,7 @@ def test_percentile_is_nearest_rank(modules: Modules, percent: float) -> None:
     assert common.percentile(values, percent) == np.percentile(values, percent, method="inverted_cdf")
 
 
-def test_alternate_turns_the_order_round(modules: Modules) -> None:
+def test_alternate_reverses_the_order(modules: Modules) -> None:
     common, *_ = modules
     calls: list[str] = []
     runs = {name: (lambda n=name: calls.append(n) or float(len(calls))) for name in "ab"}

@@ -71,7 +71,7 @@ def test_a_candidate_that_fails_is_left_out(gpu: ModuleType, capsys: pytest.Capt
     assert "rival" not in gpu.show([{"name": key, **one} for key, one in measured.items()])
 
 
-def test_a_worker_that_does_not_answer_is_ended(tmp_path: Path) -> None:
+def test_an_unresponsive_worker_is_killed(tmp_path: Path) -> None:
     from peers.worker import PeerFailed, Worker
 
     with (
@@ -212,7 +212,7 @@ def test_every_kernel_of_the_core_is_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gemm", 1, 1), "operation is 'gemm'; known are int8_linear"),
+        (("gemm", 1, 1), "operation is 'gemm'; expected one of int8_linear"),
         (("gelu", 0, 1), "rows and columns must be"),
         (("gelu", 1, 1, 5), "out_features belongs to the products"),
         (("int8_linear", 1, 1), "out_features belongs to the products"),

@@ -27,7 +27,7 @@ PAIRS = [
 ]
 
 
-def test_who_asks_what_is_stored_and_what_counts(modules: Modules) -> None:
+def test_queries_stored_questions_and_positives(modules: Modules) -> None:
     _, data = modules
     found = data.question_pairs(iter(PAIRS), stored=7)
     assert found.stored[:5] == [
@@ -37,7 +37,7 @@ def test_who_asks_what_is_stored_and_what_counts(modules: Modules) -> None:
         "Who was Nero?",
         "Where is Rome?",
     ]
-    # padded with what never asks before what does
+    # padded first with questions that are no queries
     assert found.stored[5:] == ["Who sings?", "How do I cook rice?"]
     assert found.queries == ["How do I cook rice?", "How is rice cooked?"]
     assert found.positives == [{0: 1.0}, {1: 1.0, 6: 1.0}]
@@ -47,13 +47,13 @@ def test_who_asks_what_is_stored_and_what_counts(modules: Modules) -> None:
     assert len(data.question_pairs(iter(PAIRS), stored=0).stored) == 5
 
 
-def test_the_query_itself_is_no_answer(modules: Modules) -> None:
+def test_the_query_is_excluded_from_its_ranking(modules: Modules) -> None:
     retrieval, _ = modules
     found = np.array([[4, 2, 7], [1, -1, -1]])
     assert retrieval.ranked(found, np.array([4, -1]), 2) == [[2, 7], [1]]
 
 
-def test_figures_of_merit_are_those_of_their_definitions(modules: Modules) -> None:
+def test_metrics_match_their_definitions(modules: Modules) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     retrieval, _ = modules
     random = np.random.default_rng(0)
@@ -102,9 +102,7 @@ class Counting:
         return np.array([[len(text), 1.0] for text in texts], np.float32)
 
 
-def test_vectors_are_encoded_once_and_what_was_cut_off_is_encoded_again(
-    modules: Modules, tmp_path: Path
-) -> None:
+def test_vectors_are_cached_and_an_incomplete_cache_is_completed(modules: Modules, tmp_path: Path) -> None:
     _, data = modules
     encoder, texts = Counting(), ["a", "bb", "ccc"]
     expected = [[1, 1], [2, 1], [3, 1]]

@@ -26,7 +26,7 @@ def test_stages_cover_the_call(precision: str, threads: int, make_model: Callabl
         "suffix_ids": list(tokenizer.suffix_ids),
         "max_length": 64,
     }
-    for texts in (TEXTS, TEXTS[:1]):  # batches a thread, and one batch for the gang
+    for texts in (TEXTS, TEXTS[:1]):  # batches per thread, and one batch for all workers
         plain, without = engine.core.encode(texts, tokenizer.core, options)
         assert "stages" not in without
         start = time.perf_counter()

@@ -48,7 +48,7 @@ def found(capsys, *arguments):
 
 def test_add_upsert_delete_compact_verify(index, capsys):
     assert done(capsys, "add", index, write("a.jsonl", 20, 25)).startswith("index: 5 documents added in ")
-    assert "the id 'k20' is in the index already" in done(capsys, "add", index, "a.jsonl", code=2)
+    assert "the id 'k20' is already in the index" in done(capsys, "add", index, "a.jsonl", code=2)
     line = done(capsys, "upsert", index, write("b.jsonl", 24, 26, "new"))
     assert line.startswith("index: 2 documents added, 1 of them replacing earlier ones in ")
     assert line.endswith("; 26 in all")
@@ -120,24 +120,24 @@ def test_export_parquet(index, capsys):
     assert [json.loads(one) for one in table["metadata"].to_pylist()] == [one.metadata for one in documents]
     np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), vectors)
     assert "already exists" in done(capsys, "export", index, "out.parquet", code=2)
-    # its vectors come back as they were: what has length 1 is not scaled again
+    # its vectors are unchanged: those of length 1 are not scaled again
     assert main(["build", "out.parquet", "-o", "back", "--vector-field", "vector"]) == 0
     with Index.open("back", FakeEncoder()) as back:
         scores, _ = back.search_vectors(vectors, 1)
     np.testing.assert_allclose(scores[:, 0], 1, atol=1e-6)
 
 
-def test_a_text_that_cannot_be_encoded_is_skipped_by_the_estimate_too(capsys):
+def test_the_estimate_also_skips_an_unusable_text(capsys):
     Path("x.jsonl").write_text('{"text": "lone \\ud800"}\n{"text": "good"}\n')
     assert "1 malformed line skipped" in done(capsys, "build", "x.jsonl", "-o", "new", "--on-error", "skip")
 
 
-def test_the_engine_has_options_of_its_own(index, capsys):
+def test_the_engine_has_its_own_options(index, capsys):
     assert "--shards needs --engine ray" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
     )
     line = done(capsys, "build", "x.jsonl", "-o", "new", "--engine", "ray", "--vectors", "v.npy", code=2)
-    assert "--vectors does not go with --engine ray" in line
+    assert "--vectors cannot be combined with --engine ray" in line
 
 
 def test_given_vectors(capsys):
@@ -170,7 +170,7 @@ def test_sizes(text, size):
     assert byte_size(text) == size
 
 
-def test_a_size_that_is_none(index, capsys):
+def test_an_invalid_size(index, capsys):
     assert "'many': invalid size; expected e.g. 2GB" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "many", code=2
     )

@@ -95,7 +95,7 @@ def test_another_model_is_refused(index, make_model, tmp_path):
     assert Encoder(other).fingerprint in done.stderr
 
 
-def test_a_model_folder_and_where_it_went(make_model, tmp_path, monkeypatch):
+def test_a_moved_model_folder(make_model, tmp_path, monkeypatch):
     folder = shutil.copytree(make_model(), tmp_path / "model")
     (tmp_path / "x.txt").write_text("the weather is lovely today\nthe stadium\n")
     monkeypatch.chdir(folder.parent)

@@ -226,14 +226,14 @@ def test_a_model_that_is_gone_names_the_option(index, capsys, monkeypatch):
     assert "fake: no such model; if it was moved, give its path with --model" in capsys.readouterr().err
 
 
-def test_a_model_that_is_broken_is_not_said_to_be_moved(index, capsys, monkeypatch):
+def test_a_broken_model_is_not_reported_as_moved(index, capsys, monkeypatch):
     def broken(*_, **__):
         raise ValueError("EMBEDKIT_ISA is 'sse9'")
 
     monkeypatch.setattr("embedkit.Encoder", broken)
     assert main(["query", index, "x"]) == 1
     assert capsys.readouterr().err == (
-        "embedkit-index: the index' model cannot be loaded: EMBEDKIT_ISA is 'sse9'\n"
+        "embedkit-index: the index's model cannot be loaded: EMBEDKIT_ISA is 'sse9'\n"
     )
 
 
@@ -412,7 +412,7 @@ def test_output_in_another_encoding(index):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_damaged_file_is_not_called_a_line_to_skip(capsys):
+def test_a_damaged_file_is_not_a_skippable_line(capsys):
     Path("x.txt.gz").write_bytes(b"no gzip data")
     assert main(["build", "x.txt.gz", "-o", "index", "--on-error", "skip"]) == 2
     assert "--on-error" not in capsys.readouterr().err

@@ -33,7 +33,7 @@ def test_there_and_back(
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(": ", 1)[1].split(",")[0] for line in printed] == ["int8", "fp32", "int8"]
 
-    # sentence-transformers gives the vectors of the weights that the integers stand for.
+    # sentence-transformers computes the vectors of the dequantized weights.
     integers = load_file(Path(small) / "model.int8.safetensors")
     floats = load_file(Path(back) / "model.safetensors")
     for name, tensor in integers.items():
@@ -48,7 +48,7 @@ def test_there_and_back(
     assert cosines(encoder.encode(texts), Encoder(small).encode(texts)).mean() >= 0.998
     assert encoder.prompts["query"] == theirs.prompts["query"] == "q: "
 
-    # Another model than the source, which the int8 form still is.
+    # A different model than the source; the int8 folder counts as the source model.
     assert Encoder(small).fingerprint == Encoder(source).fingerprint != encoder.fingerprint
     assert encoder.verify() == Encoder(again).verify() == encoder.fingerprint
     repeated = load_file(Path(again) / "model.int8.safetensors")
@@ -68,7 +68,9 @@ def test_the_built_in_model_loads_in_sentence_transformers(tmp_path: Path) -> No
     assert cosines(theirs, Encoder().encode(sentences)).min() >= 0.998
 
 
-def test_what_is_wrong_is_said(make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_problem(
+    make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     source = str(make_model())
@@ -81,7 +83,7 @@ def test_what_is_wrong_is_said(make_model: Make, tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "out").exists()
 
 
-def test_saving_int8_as_fp32_has_to_be_asked_for(make_model: Make, tmp_path: Path) -> None:
+def test_saving_int8_as_fp32_is_explicit(make_model: Make, tmp_path: Path) -> None:
     Encoder(make_model()).save(tmp_path / "int8", precision="int8")
     with pytest.raises(ValueError, match="embedkit-model convert"):
         Encoder(tmp_path / "int8").save(tmp_path / "out", precision="fp32")

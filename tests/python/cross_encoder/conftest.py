@@ -11,7 +11,7 @@ from tiny_cross_encoders import write_cross_encoder
 
 @pytest.fixture(scope="session")
 def make_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`write_cross_encoder` in a folder of its own, once a session for the same arguments."""
+    """`write_cross_encoder` in its own folder, once per session for the same arguments."""
     known: dict[tuple[str, int], Path] = {}
 
     def make(kind: str = "bert", labels: int = 1) -> Path:

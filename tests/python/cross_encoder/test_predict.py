@@ -27,7 +27,7 @@ def _words(n: int, start: int = 0) -> str:
     return " ".join((WORDS * 10)[start : start + n])
 
 
-# Whole, empty, one side too long, both too long with an odd and an even number of tokens more, equally long.
+# Whole, empty, one side too long, both too long by an odd and an even number of tokens, equally long.
 PAIRS = [
     ("the weather is lovely", "people stay out"),
     ("", ""),
@@ -61,14 +61,14 @@ for name, folder in folders.items():
 
 
 def _logits(folder: Path) -> np.ndarray:
-    """What transformers makes of `PAIRS`, each pair alone."""
+    """The logits of transformers for `PAIRS`, each pair alone."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     rows = []
     for first, second in PAIRS:
-        # lists: beside one text, transformers takes an empty second one for none
+        # lists: for a single text, transformers takes an empty second one for none
         inputs = tokenizer([first], [second], truncation="longest_first", max_length=40, return_tensors="pt")
         with torch.no_grad():
             rows.append(model(**inputs).logits[0].numpy())
@@ -93,8 +93,8 @@ def test_logits(isa: str, make_cross_encoder: Make, tmp_path: Path) -> None:
         assert np.corrcoef(int8.ravel(), expected.ravel())[0, 1] > 0.98, kind
 
 
-def test_both_texts_are_told_apart(make_cross_encoder: Make) -> None:
-    """The token types reach the model: with the second row made the first, other logits come out."""
+def test_token_types_distinguish_the_texts(make_cross_encoder: Make) -> None:
+    """The token types reach the model: if the second row equals the first, the logits differ."""
     folder = make_cross_encoder("bert", 3)
     model = CrossEncoder(folder)
     pair = PAIRS[0]
@@ -240,7 +240,7 @@ def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
         model.predict([("a", "b"), ("x\ud800", "c")])
     with pytest.raises(ValueError, match="batch_size must be a positive"):
         model.predict(PAIRS, batch_size=0)
-    with pytest.raises(ValueError, match="activation_fn='softplus' is not known"):
+    with pytest.raises(ValueError, match="unknown activation_fn='softplus'"):
         model.predict(PAIRS, activation_fn="softplus")
     with pytest.raises(ValueError, match=r"predict\(prompt=...\) is not supported"):
         model.predict(PAIRS, prompt="query: ")  # type: ignore[arg-type]
@@ -270,8 +270,8 @@ def _changed(folder: Path, target: Path, **changes: Any) -> Path:
         ({"id2label": {"0": "a", "2": "b"}}, "id2label must name the classes"),
         ({"id2label": {"0": "a", "1": "b"}}, r"'classifier.weight' has the shape \[1, 40\]"),
         ({"id2label": None, "num_labels": True}, "num_labels must be an integer"),
-        ({"model_type": "t5"}, "model_type 't5' is not known; known are bert"),
-        ({"sbert_ce_default_activation_function": "os.system"}, "the activation 'os.system' is not known"),
+        ({"model_type": "t5"}, "unknown model_type 't5'; expected one of bert"),
+        ({"sbert_ce_default_activation_function": "os.system"}, "unknown activation 'os.system'"),
     ],
 )
 def test_bad_folders(changes: dict[str, Any], message: str, make_cross_encoder: Make, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_bad_folders(changes: dict[str, Any], message: str, make_cross_encoder: 
         CrossEncoder(folder)
 
 
-def test_a_sentence_encoder_is_no_cross_encoder(make_model: Make, tmp_path: Path) -> None:
+def test_a_sentence_encoder_is_refused(make_model: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a cross-encoder is one Transformer. .*embedkit.Encoder"):
         CrossEncoder(make_model())
     with pytest.raises(FileNotFoundError):

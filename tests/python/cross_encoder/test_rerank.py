@@ -1,4 +1,4 @@
-"""Reranking of what a search found, as a function and in `embedkit-index query`."""
+"""Reranking of search results, as a function and in `embedkit-index query`."""
 
 from __future__ import annotations
 

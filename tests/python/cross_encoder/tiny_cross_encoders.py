@@ -12,7 +12,7 @@ WORDS = ["the", "weather", "is", "lovely", "today", "and", "people", "stay", "ou
 _BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _FAIRSEQ = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
 
-# kind -> (class of the model in transformers, class of the tokenizer, what differs from the shape that all share)
+# kind -> (class of the model in transformers, class of the tokenizer, differences from the common shape)
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("Bert", "BertTokenizer", {"hidden_act": "gelu_new"}),
     "bert-312": ("Bert", "BertTokenizer", {"hidden_size": 312, "num_attention_heads": 12, "intermediate_size": 100}),
@@ -37,7 +37,7 @@ _SHARED = {
 
 
 def _tokenizer(folder: Path, tokenizer_class: str) -> int:
-    """Write a tokenizer that lets 40 tokens through; returns the size of its vocabulary."""
+    """Write a tokenizer with a maximum of 40 tokens; returns the size of its vocabulary."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from tokenizers.implementations import BertWordPieceTokenizer
 
@@ -70,7 +70,7 @@ def _tokenizer(folder: Path, tokenizer_class: str) -> int:
 
 
 def write_cross_encoder(folder: Path, kind: str, labels: int) -> Path:
-    """A random cross-encoder whose every part moves the logits, in the new folder ``folder``."""
+    """A random cross-encoder whose every part affects the logits, in the new folder ``folder``."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     name, tokenizer_class, changes = KINDS[kind]

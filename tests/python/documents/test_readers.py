@@ -1,4 +1,4 @@
-"""Reading documents from files of every format, and what is said about malformed ones."""
+"""Reading documents from files of every format, and the errors for malformed ones."""
 
 from __future__ import annotations
 
@@ -109,9 +109,7 @@ def test_fields_can_be_named(tmp_path: Path) -> None:
     assert read(path, text_field="id") == [("x.csv:2", "i", {"title": "t", "key": "k"})]
 
 
-def test_files_of_one_name_get_keys_with_their_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_one_name_get_ids_with_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in "ab":
         os.mkdir(folder)
@@ -302,7 +300,7 @@ def test_unusable_inputs_are_named_before_anything_is_read(tmp_path: Path) -> No
         Corpus([text, tmp_path / "." / "a.txt"])
     with pytest.raises(InputError, match=r"-: the input is given twice"):
         Corpus(["-", "-"])
-    with pytest.raises(InputError, match="no input file is given"):
+    with pytest.raises(InputError, match="no input files given"):
         Corpus([])
     with pytest.raises(InputError, match="cannot be read: embedded null byte"):
         Corpus(["a\0.txt"])

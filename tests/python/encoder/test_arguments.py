@@ -1,4 +1,4 @@
-"""Bad input: each case with its message, and what must not be an error."""
+"""Invalid input, each case with its message; and input that must be accepted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def encoder(make_model: Make) -> Encoder:
         (np.array([1, 2]), r"texts\[0\] is \w*int\w*, not str"),
     ],
 )
-def test_what_is_no_text(encoder: Encoder, sentences: Any, message: str) -> None:
+def test_non_string_texts(encoder: Encoder, sentences: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         encoder.encode(sentences)
 
@@ -104,21 +104,21 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
     [
         (
             {"prompt_name": "nope"},
-            r"prompt_name='nope' is not known; this model's prompts are 'query', 'document'",
+            r"unknown prompt_name='nope'; this model's prompts are 'query', 'document'",
         ),
         ({"truncate_dim": 33}, "truncate_dim=33 is larger than the model's dimension 32"),
         ({"truncate_dim": 0}, "truncate_dim must be a positive integer, not 0"),
         ({"batch_size": 0}, "batch_size must be a positive integer, not 0"),
         ({"batch_size": -1}, "batch_size must be a positive integer, not -1"),
         ({"batch_size": 2**70}, "batch_size must be at most 2147483647, not 1180591620717411303424"),
-        ({"output_dtype": "float16"}, "output_dtype='float16' is not known; known are 'float32', 'int8'"),
-        ({"precision": "fp32"}, "output_dtype='fp32' is not known"),
+        ({"output_dtype": "float16"}, "unknown output_dtype='float16'; expected one of 'float32', 'int8'"),
+        ({"precision": "fp32"}, "unknown output_dtype='fp32'"),
         ({"precision": "int8", "output_dtype": "binary"}, "'binary' and precision='int8' differ; give one"),
         ({"precision": "int8"}, "int8 embeddings need the range of each dimension, and none are saved"),
         ({"precision": "uint8"}, r"give ranges=, e\.g\. numpy\.stack"),
         ({"precision": "int8", "ranges": np.zeros((2, 5))}, r"shape \(2, 5\), expected \(2, 32\)"),
-        ({"output_value": None}, "output_value=None is not known; known are 'sentence_embedding'"),
-        ({"output_value": "logits"}, "output_value='logits' is not known"),
+        ({"output_value": None}, "unknown output_value=None; expected one of 'sentence_embedding'"),
+        ({"output_value": "logits"}, "unknown output_value='logits'"),
         (
             {"output_value": "token_embeddings", "precision": "int8"},
             "'int8' is for sentence embeddings",
@@ -128,12 +128,12 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
         ({"task": "query"}, r"encode\(task=\.\.\.\) is not supported"),
         ({"processing_kwargs": {"text": {}}}, r"\(processing_kwargs=.*Encoder\(max_length=\.\.\.\) instead"),
         ({"device": "cuda"}, r"device='cuda': this encoder is on 'cpu'; .* Encoder\(device=\.\.\.\)"),
-        ({"device": "tpu"}, "device='tpu' is not known"),
+        ({"device": "tpu"}, "unknown device='tpu'"),
         ({"device": ["cpu", "cpu"]}, r"a list is for CUDA devices, .* Encoder\(threads=\.\.\.\)"),
     ],
 )
 def test_wrong_options_of_encode(encoder: Encoder, options: dict[str, Any], message: str) -> None:
-    for sentences in (["a"], []):  # the same error whatever is encoded
+    for sentences in (["a"], []):  # the same error for every output
         with pytest.raises(ValueError, match=message):
             encoder.encode(sentences, **options)
 
@@ -154,29 +154,29 @@ def test_numpy_integers_are_integers(encoder: Encoder) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "mps"}, "device='mps' is not known; known are 'auto', 'cpu', 'cuda', 'cuda:0'"),
-        ({"device": "cuda:x"}, "device='cuda:x' is not known"),
+        ({"device": "mps"}, "unknown device='mps'; expected one of 'auto', 'cpu', 'cuda', 'cuda:0'"),
+        ({"device": "cuda:x"}, "unknown device='cuda:x'"),
         ({"device": ["cuda:0", "cpu"]}, "a list is for CUDA devices"),
-        ({"device": []}, r"device=\[\] names no device"),
+        ({"device": []}, r"device=\[\] is empty"),
         ({"precision": "fp16"}, "precision='fp16' is for CUDA devices; a CPU has 'fp32' and 'int8'"),
-        ({"precision": "fp4"}, "precision='fp4' is not known; known are 'auto', 'fp32', 'int8'"),
+        ({"precision": "fp4"}, "unknown precision='fp4'; expected one of 'auto', 'fp32', 'int8'"),
         ({"threads": 0}, "threads must be a positive integer, not 0"),
         ({"threads": -2}, "threads must be a positive integer, not -2"),
         ({"threads": True}, "threads must be a positive integer, not True"),
         ({"threads": 2**31}, "threads must be at most 1024, not 2147483648"),
         ({"trust_remote_code": True}, r"Encoder\(trust_remote_code=\.\.\.\) is not supported: .* never runs"),
         ({"backend": "torch"}, "backend='torch' is one of sentence-transformers"),
-        ({"backend": "tf"}, "backend='tf' is not known; known are 'auto', 'onnx'"),
+        ({"backend": "tf"}, "unknown backend='tf'; expected one of 'auto', 'onnx'"),
         ({"onnx_file": "model.onnx"}, "onnx_file='model.onnx' is for backend='onnx'"),
         ({"max_length": 2}, r"max_length must be from 3 \(2 special tokens and one more\) to 64"),
         ({"max_length": 65}, "to 64 .* not 65"),
         (
             {"on_overflow": "ignore"},
-            "on_overflow='ignore' is not known; known are 'truncate', 'error', 'window'",
+            "unknown on_overflow='ignore'; expected one of 'truncate', 'error', 'window'",
         ),
-        ({"similarity_fn_name": "max"}, "similarity_fn_name='max' is not known; known are 'cosine'"),
+        ({"similarity_fn_name": "max"}, "unknown similarity_fn_name='max'; expected one of 'cosine'"),
         ({"truncate_dim": 33}, "truncate_dim=33 is larger"),
-        ({"default_prompt_name": "nope"}, "prompt_name='nope' is not known"),
+        ({"default_prompt_name": "nope"}, "unknown prompt_name='nope'"),
     ],
 )
 def test_wrong_options_of_the_constructor(make_model: Make, options: dict[str, Any], message: str) -> None:
@@ -195,7 +195,7 @@ def test_wrong_types_of_the_constructor(make_model: Make) -> None:
         Encoder(make_model(), model_name_or_path=make_model())
 
 
-def test_arguments_of_sentence_transformers_that_say_nothing(make_model: Make) -> None:
+def test_neutral_arguments_of_sentence_transformers(make_model: Make) -> None:
     encoder = Encoder(model_name_or_path=make_model(), trust_remote_code=False, model_kwargs=None)
     assert encoder.encode("a", pool=None, chunk_size=None, task=None, processing_kwargs=None).shape == (32,)
     assert encoder.encode_query("a", pool=None).shape == (32,)
@@ -206,7 +206,7 @@ def test_setters_check(make_model: Make) -> None:
     with pytest.raises(ValueError, match="max_length must be from 3"):
         encoder.max_seq_length = 1
     assert encoder.max_seq_length == 64
-    with pytest.raises(ValueError, match="similarity_fn_name='nonsense' is not known; known are 'cosine'"):
+    with pytest.raises(ValueError, match="unknown similarity_fn_name='nonsense'; expected one of 'cosine'"):
         encoder.similarity_fn_name = "nonsense"
     encoder.similarity_fn_name = "dot"
     assert encoder.similarity([2.0, 0.0], [2.0, 0.0]) == 4
@@ -248,7 +248,7 @@ def test_encode_iter_reads_no_more_than_it_needs(encoder: Encoder) -> None:
     blocks = encoder.encode_iter(endless(), block_size=10)
     assert read == 0
     next(blocks)
-    assert read == 11  # one more shows that the block is full
+    assert read == 11  # the next text shows that the block is full
     blocks.close()  # type: ignore[attr-defined]
     with pytest.raises(StopIteration):
         next(blocks)

@@ -1,4 +1,4 @@
-"""The model that the package carries: no network, no argument, right vectors."""
+"""The built-in model: no network, no argument, correct vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encoder() -> Encoder:
     return Encoder()
 
 
-def test_it_is_whole(encoder: Encoder) -> None:
+def test_the_folder_is_complete(encoder: Encoder) -> None:
     report = encoder.describe()
     assert report["model"] == BUILTIN.name and report["precision"] == "int8" and report["dimension"] == 128
     assert encoder.verify() == report["fingerprint"]
@@ -36,7 +36,7 @@ def test_saving_it_changes_no_byte(encoder: Encoder, tmp_path: Path) -> None:
         assert (tmp_path / "saved" / name).read_bytes() == (BUILTIN / name).read_bytes(), name
 
 
-def test_int8_embeddings_need_no_ranges_of_the_caller(encoder: Encoder) -> None:
+def test_int8_embeddings_need_no_given_ranges(encoder: Encoder) -> None:
     texts = [
         "How can I cook rice?",
         "Is it going to rain?",
@@ -64,7 +64,7 @@ assert Encoder().encode("a text").shape == (128,)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_it_understands(encoder: Encoder) -> None:
+def test_similar_texts_are_close(encoder: Encoder) -> None:
     queries = ["How can I cook rice?", "Is it going to rain?", "my computer does not start"]
     answers = [
         "Boil it in water for fifteen minutes.",

@@ -78,7 +78,7 @@ class TestAgainstSentenceTransformers:
         assert_same_vectors(Encoder(folder).encode(texts[:120]), reference(folder).encode(texts[:120]))
 
     def test_long_sequences(self, make_model: Make, reference: Load) -> None:
-        """Around the sizes at which attention and the products go by other blocks."""
+        """Around the sizes at which attention and the products use other blocks."""
         folder = make_model(hidden=384, heads=12, layers=2, intermediate=1536, max_positions=512)
         words = ["the", "weather", "is", "lovely", "today", "and", "people", "are", "out"] * 60
         lengths = [47, 48, 49, 127, 128, 129, 257, 511, 512]  # [CLS] and [SEP] counted
@@ -320,7 +320,7 @@ def test_int8_is_close_to_fp32(make_model: Make, texts: list[str]) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.filterwarnings("ignore:.*longer than max_length")
-def test_a_vector_does_not_depend_on_its_company(make_model: Make, texts: list[str], precision: str) -> None:
+def test_a_vector_does_not_depend_on_its_batch(make_model: Make, texts: list[str], precision: str) -> None:
     folder = make_model(hidden=64, heads=4, dense=((24, "Tanh", True),))
     few = texts[:60]
     expected = Encoder(folder, precision=precision, threads=1).encode(few)
@@ -353,7 +353,7 @@ def test_window_is_the_mean_of_windows_weighted_by_tokens(make_model: Make) -> N
 
 
 def test_a_window_behind_an_excluded_prompt(make_model: Make) -> None:
-    """By hand: the prompt is left out of the first window's mean, the other windows hold none of it."""
+    """By hand: the prompt is excluded from the first window's mean, and the other windows contain none of it."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     folder = make_model(include_prompt=False)

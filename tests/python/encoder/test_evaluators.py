@@ -1,4 +1,4 @@
-"""sentence-transformers' own evaluators and utilities take an `Encoder` and measure what they measure there."""
+"""sentence-transformers' own evaluators and utilities accept an `Encoder` and measure the same."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_hard_negatives_are_mined_with_an_encoder(
     assert found.to_dict() == expected.to_dict()
 
 
-def test_what_evaluators_left_stays_out_of_copies(pair: tuple[Encoder, Any], texts: list[str]) -> None:
+def test_results_of_evaluators_are_not_copied(pair: tuple[Encoder, Any], texts: list[str]) -> None:
     encoder = Encoder(pair[0].describe()["path"])
     evaluator_of("binary", texts, encoder)(encoder)
     assert encoder.model_card_data.eval_results_dict

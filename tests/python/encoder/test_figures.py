@@ -1,4 +1,4 @@
-"""What a fresh process with the built-in model costs."""
+"""Time and memory of a new process with the built-in model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print({PEAK_KIB})
 def test_start_to_first_vector() -> None:
     command = [sys.executable, "-c", "from embedkit import Encoder; Encoder().encode('a text')"]
     seconds: list[float] = []
-    while len(seconds) < 5 or (min(seconds) > 0.6 and len(seconds) < 20):  # more on a machine that is busy
+    while len(seconds) < 5 or (min(seconds) > 0.6 and len(seconds) < 20):  # more on a busy machine
         begin = time.perf_counter()
         subprocess.run(command, check=True, timeout=60)
         seconds.append(time.perf_counter() - begin)

@@ -1,4 +1,4 @@
-"""What importing the package costs and gives."""
+"""Import: its cost, and the public names."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_pickle_of_a_relative_path(make_model: Make, tmp_path: Path, monkeypatch
     assert encoder.describe()["model"] == folder.name and encoder.describe()["path"] == str(folder)
 
 
-def test_deepcopy_has_settings_of_its_own(make_model: Make) -> None:
+def test_deepcopy_has_its_own_settings(make_model: Make) -> None:
     encoder = Encoder(make_model())
     other = copy.deepcopy(encoder)
     other.max_seq_length = 5
@@ -85,9 +85,7 @@ assert (encoder.encode(texts) == expected).all()
     subprocess.run([sys.executable, "-c", script, str(make_model())], check=True, timeout=60)
 
 
-def test_the_instruction_set_is_that_of_the_time_of_opening(
-    make_model: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_instruction_set_is_fixed_at_opening(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(make_model())
     before = encoder.describe()["isa"]
     monkeypatch.setenv("EMBEDKIT_ISA", "reference")

@@ -1,4 +1,4 @@
-"""The options of the compiled core: frozen, checked when they are made, and no key is ignored."""
+"""The options of the compiled core: frozen, checked when created, and no key is ignored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_options_read_back() -> None:
         ({"max_length": "6"}, TypeError, "EncodeOptions: max_length is '6'"),
         ({"batch_size": -1}, TypeError, "EncodeOptions: batch_size is -1"),
         ({"pair": {"typed": False}}, TypeError, "EncodeOptions: pair is {'typed': False}"),
-        ({"overflow": "cut"}, ValueError, "overflow is 'cut'; known are truncate, error, window"),
+        ({"overflow": "cut"}, ValueError, "overflow is 'cut'; expected one of truncate, error, window"),
         ({"max_length": 2}, ValueError, "max_length is 2; it must exceed the 2 special tokens"),
         ({"threads": 0}, ValueError, "threads is 0; it must be at least 1"),
     ],

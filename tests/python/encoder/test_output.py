@@ -19,7 +19,7 @@ def test_output_types_equal_sentence_transformers(vectors: np.ndarray, dtype: st
     quantize = pytest.importorskip("sentence_transformers").quantize_embeddings
     given = vectors[:, :dimension].copy()
     given[0, 0] = 0.0  # zero is not positive: its bit is 0
-    ranges = np.stack([given[:30].min(axis=0), given[:30].max(axis=0)])  # the last 10 rows go beyond it
+    ranges = np.stack([given[:30].min(axis=0), given[:30].max(axis=0)])  # the last 10 rows exceed it
     ranges[:, 3] = 0.25  # a dimension without a range
     expected = quantize(given, precision=dtype, ranges=ranges)
     result = convert(given, dtype, ranges)
@@ -70,7 +70,7 @@ def test_int8_vectors_are_compared_without_overflow() -> None:
 
 def test_unknown_similarity(vectors: np.ndarray) -> None:
     for function in (similarity, similarity_pairwise):
-        with pytest.raises(ValueError, match="the similarity 'maxsim' is not known; known are cosine, dot"):
+        with pytest.raises(ValueError, match="unknown similarity 'maxsim'; expected one of cosine, dot"):
             function(vectors, vectors, "maxsim")
 
 

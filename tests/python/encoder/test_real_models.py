@@ -14,7 +14,7 @@ from embedkit import Encoder
 
 pytestmark = pytest.mark.model
 
-# What names the folder, and the least mean cosine of its int8 vectors to the exact ones.
+# The variable that names the folder, and the lowest accepted mean cosine of its int8 vectors to the fp32 ones.
 MODELS = {
     "EMBEDKIT_TEST_MODEL": 0.998,  # all-MiniLM-L6-v2
     "EMBEDKIT_TEST_MPNET": 0.992,  # all-mpnet-base-v2: few wide columns; its STS average does not suffer

@@ -1,4 +1,4 @@
-"""`semantic_search` and `paraphrase_mining` against numpy and sentence-transformers, and what they cost."""
+"""`semantic_search` and `paraphrase_mining` against numpy and sentence-transformers, and their memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("faiss", reason="faiss is not installed: it finds the neighb
 
 
 class Given:
-    """Stands for an encoder whose vectors are known."""
+    """An encoder with given vectors."""
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors = vectors
@@ -61,7 +61,7 @@ def test_results_are_those_of_sentence_transformers(name: str, vectors: np.ndarr
     assert [[hit["corpus_id"] for hit in line] for line in found] == [
         [hit["corpus_id"] for hit in line] for line in expected
     ]
-    # Half precision, a list of tensors and one vector are taken, too.
+    # Half precision, a list of tensors and a single vector are also accepted.
     assert semantic_search(tensor[0].double(), list(tensor), top_k=4, score_function=score)[0] == found[0]
 
 
@@ -74,7 +74,7 @@ def test_paraphrases_are_those_of_sentence_transformers(
     found = paraphrase_mining(Encoder(folder), sentences, top_k=5, max_pairs=60)
     expected = util.paraphrase_mining(reference(folder), sentences, top_k=5, max_pairs=60)
     assert len(found) == len(expected) == 60
-    # Scores that are equal to float32's precision may change places.
+    # Scores that are equal in float32 may swap places.
     np.testing.assert_allclose([p[0] for p in found], [p[0] for p in expected], atol=2e-6)
     assert len({(i, j) for _, i, j in found} & {(i, j) for _, i, j in expected}) >= 59
 
@@ -115,7 +115,7 @@ def test_an_index_finds_nearly_all_pairs_of_many_sentences() -> None:
     assert sum(j - i == 2500 for _, i, j in found) >= 480
 
 
-def test_an_index_that_cannot_be_built_is_said() -> None:
+def test_an_unbuildable_index_is_an_error() -> None:
     with pytest.raises(ValueError, match="cannot build 'IVF20,Flat' from 4 vectors"):
         mine(np.eye(4), factory="IVF20,Flat")
     with pytest.raises(ValueError, match="unknown factory 'Nothing'"):

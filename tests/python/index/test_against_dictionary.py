@@ -114,7 +114,7 @@ class IndexMachine(RuleBasedStateMachine):
     def add(self, ids: list[str]) -> None:
         known = [id for id in ids if id in self.expected]
         if known:
-            with pytest.raises(InputError, match="is in the index already; upsert replaces documents"):
+            with pytest.raises(InputError, match="is already in the index; upsert replaces documents"):
                 self.index.add([Document(f"{self.next} x", id) for id in ids])
             ids = [id for id in ids if id not in self.expected]
         assert self.index.add([self.document(id) for id in ids]).documents == len(ids)
@@ -143,7 +143,7 @@ class IndexMachine(RuleBasedStateMachine):
         for id in gone:
             del self.expected[id]
 
-    @precondition(lambda self: len(self.expected) >= 40)  # what a quantizer needs to be trained again
+    @precondition(lambda self: len(self.expected) >= 40)  # enough to train a quantizer again
     @rule()
     def compact(self) -> None:
         self.index.compact()
@@ -156,7 +156,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """A writer was killed while it worked."""
+        """A writer was killed while working."""
         root = self.folder / "index"
         (root / "segments" / ".writing-000099-dead").mkdir(exist_ok=True)
         (root / "segments" / ".writing-000099-dead" / "vectors.faiss").write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""Automatic parameters: what is measured is compared with numpy, and what is chosen with the table."""
+"""Automatic parameters: measurements are compared with numpy, choices with the table."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_recall_is_the_mean_share_of_the_true_neighbours() -> None:
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 17, 63, 64])
-def test_smallest_finds_the_least_value(needed: int) -> None:
+def test_smallest_finds_the_smallest_value(needed: int) -> None:
     asked: list[int] = []
 
     def measured(value: int) -> Point:
@@ -57,7 +57,7 @@ def test_smallest_finds_the_least_value(needed: int) -> None:
     assert [one.parameters.nprobe for one in points] == sorted(asked)
 
 
-def test_smallest_gives_up_at_the_greatest_value_or_where_it_is_too_slow() -> None:
+def test_smallest_stops_at_the_largest_or_a_too_slow_value() -> None:
     def measured(value: int) -> Point:
         return Point(SearchParameters(nprobe=value), 0.5, 0.5, float(value))
 
@@ -125,7 +125,7 @@ def test_the_fastest_that_reaches_the_target_is_chosen_from_the_table(
         assert recalls(found, exact(vectors, vectors[:300]))[0] > one.recall - 0.1, one.factory
 
 
-def test_a_sample_is_extrapolated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extrapolated_figures_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
     monkeypatch.setattr("embedkit.index.auto.choice.SAMPLE_ROWS", 4000)
     monkeypatch.setattr("embedkit.index.auto.choice.QUERIES", 200)
@@ -161,7 +161,7 @@ def test_a_target_that_nothing_within_memory_reaches_takes_the_best_and_warns(
     assert "no index reaches recall@10 1" in caplog.text
 
 
-def test_time_that_is_over_leaves_flat_and_the_plain_inverted_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_time_limit_only_flat_and_plain_ivf_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
     choice = choose(clustered(4000), seconds=0)
     assert [one.recall is not None for one in choice.table] == [True, True] + [False] * (
@@ -196,7 +196,7 @@ def test_no_vectors_are_an_error() -> None:
         choose(np.zeros((0, 4), np.float32))
 
 
-def test_the_plot_is_a_picture_of_what_no_point_beats(tmp_path: Path) -> None:
+def test_the_plot_shows_the_frontier(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     points = [
         Point(SearchParameters(nprobe=n), r, r, t)

@@ -1,4 +1,4 @@
-"""Adding, deleting, folding, merging, verifying, and Faiss files."""
+"""Adding, deleting, compacting, merging, verifying, and Faiss files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_deleting_writes_a_bitmap(index):
     index.verify()
 
 
-def test_rows_and_ids_stay_when_others_go(index):
+def test_rows_and_ids_are_stable_under_deletions(index):
     _, rows = index.search_vectors(index.encoder.encode_query(["text 77 of 0"]), 1)
     index.delete(["k3"])
     index.add(documents(500, 503))
@@ -86,7 +86,7 @@ def test_a_reader_keeps_its_generation_until_it_refreshes(index, encoder):
         assert ids(reader) == {"k0", "k1", "k2", "k3", "k4", "k500", "k501"}
 
 
-def test_searches_go_on_in_threads_while_the_index_changes(index):
+def test_threads_search_while_the_index_changes(index):
     failures = []
     stop = threading.Event()
 
@@ -112,7 +112,7 @@ def test_searches_go_on_in_threads_while_the_index_changes(index):
     assert failures == []
 
 
-def test_all_may_go_and_come_back(index):
+def test_everything_can_be_deleted_and_added_again(index):
     assert index.delete(where="n >= 0") == 500
     assert (len(index), index.search("text"), index.info()["segments"]) == (0, [[]], 0)
     assert index.search(["text", "x"], where="n = 1", hybrid=True) == [[], []]
@@ -137,7 +137,7 @@ def test_upsert_of_an_id_twice_keeps_the_last(index):
     [
         (
             lambda index: index.add([Document("x", "k5")]),
-            "the id 'k5' is in the index already; upsert replaces",
+            "the id 'k5' is already in the index; upsert replaces",
         ),
         (lambda index: index.add(["x"]), "document 0: a document that is added needs an id"),
         (
@@ -188,7 +188,7 @@ def test_compaction_folds_without_encoding(tmp_path, factory):
         index.add(documents(600, 700))
         index.upsert(documents(50, 60, "new"))
         index.delete(where="n % 7 = 0")
-        options = {"where": "n >= 0"}  # which compares all of so few: a graph may miss some
+        options = {"where": "n >= 0"}  # which compares all of these few: a graph may miss some
         before = index.search(["text 3 of 3", "new 55 of 0"], k=700, **options)
         encoder.encode_document = None
         assert index.compact()
@@ -305,7 +305,7 @@ def vectors(rows, dimension=32):
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF4,SQ8", "PCA16,Flat"])
-def test_a_faiss_file_comes_in_and_goes_out(tmp_path, encoder, factory):
+def test_a_faiss_file_is_imported_and_exported(tmp_path, encoder, factory):
     array = vectors(400)
     raw = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
     raw.train(array)
@@ -385,7 +385,7 @@ def test_faiss_files_that_cannot_be_imported(tmp_path, encoder):
         Index.import_faiss(tmp_path / "two", tmp_path / "long", encoder, ["a", "b"], metric="dot")
 
 
-def test_documents_may_bring_their_vectors(tmp_path, encoder):
+def test_documents_with_vectors(tmp_path, encoder):
     array = vectors(300) * 5
     made = [Document(f"text {n}", str(n), vector=array[n]) for n in range(0, 300, 2)]
     mixed = sorted(

@@ -1,4 +1,4 @@
-"""Factory strings: what is taken, and what is refused since Faiss would crash, hang or fill the memory."""
+"""Factory strings: those accepted, and those refused because Faiss would crash, hang or fill the memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from embedkit.index.storage.factory import check_factory
         "IVF16,SQ4,Refine(Flat)",
     ],
 )
-def test_taken(factory):
+def test_valid_factories(factory):
     check_factory(factory, 384)
 
 
@@ -56,7 +56,7 @@ def test_taken(factory):
         ("Flat\n", "unknown factory"),
     ],
 )
-def test_refused(factory, message):
+def test_invalid_factories(factory, message):
     with pytest.raises(ValueError, match="factory") as refused:
         check_factory(factory, 384)
     assert message in str(refused.value)

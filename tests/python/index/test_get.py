@@ -1,4 +1,4 @@
-"""`Index.get`: documents by their ids, whatever has happened to the index."""
+"""`Index.get`: documents by their ids, after any change to the index."""
 
 from __future__ import annotations
 

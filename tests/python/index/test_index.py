@@ -34,7 +34,7 @@ def sentences(count, seed=0):
 
 
 class Vectors(FakeEncoder):
-    """Gives text number i the i-th of prepared vectors."""
+    """Returns prepared vectors: the i-th for text number i."""
 
     def __init__(self, vectors):
         super().__init__(truncate_dim=vectors.shape[1])
@@ -129,7 +129,7 @@ def test_k_above_the_count_gives_all(tmp_path, encoder):
         assert scores.shape == rows.shape == (1, 2)
 
 
-def test_documents_keep_key_text_and_metadata(tmp_path, encoder):
+def test_documents_keep_id_text_and_metadata(tmp_path, encoder):
     documents = [
         Document("Ein Text über Äpfel", "äpfel", {"lang": "de", "n": [1, None], "deep": {"a": 1.5}}),
         Document("日本語のテキスト", "ja/1"),
@@ -254,7 +254,7 @@ def test_too_few_documents_for_the_factory(tmp_path, encoder):
         BuildError, match=r"cannot build 'IVF64,Flat' from 10 vectors: Number of training points"
     ):
         Index.build(tmp_path / "index", sentences(10), encoder, factory="IVF64,Flat")
-    encoder.encode_document = None  # what is encoded is not encoded again for another factory
+    encoder.encode_document = None  # encoded documents are not encoded again for another factory
     with Index.build(tmp_path / "index", sentences(10), encoder, factory="Flat") as index:
         assert len(index) == 10
 
@@ -272,7 +272,7 @@ def test_bad_arguments(tmp_path, encoder, arguments, message):
         Index.build(tmp_path / "index", ["a"], encoder, **arguments)
 
 
-def test_an_index_is_not_replaced_unasked(tmp_path, encoder):
+def test_an_index_is_not_replaced_without_overwrite(tmp_path, encoder):
     Index.build(tmp_path / "index", ["old"], encoder).close()
     with pytest.raises(IndexExistsError, match="pass --overwrite"):
         Index.build(tmp_path / "index", ["new"], encoder)

@@ -1,4 +1,4 @@
-"""Builds that are killed at any point go on, and give what an uninterrupted one gives."""
+"""Builds killed at any point resume, with the result of an uninterrupted build."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def child(kind, path, last, log):
 
 
 def same(first, second):
-    """Two indexes hold the same documents and find the same."""
+    """Two indexes hold the same documents and return the same hits."""
     with Index.open(first, FakeEncoder()) as one, Index.open(second, FakeEncoder()) as two:
         one.verify(sample=50)
         assert len(one) == len(two)
@@ -102,14 +102,14 @@ def test_a_build_that_is_killed_again_and_again(tmp_path, kind, seed):
         encoded = (
             [tuple(map(int, line.split())) for line in log.read_text().splitlines()] if log.exists() else []
         )
-        if encoded:  # nothing that the journal knows is encoded again, and nothing is left out
+        if encoded:  # nothing in the journal is encoded again, and nothing is missing
             assert encoded[0][0] == (1000 if kind == "upsert" else 0) + rows
         if run.returncode == 0:
             break
         assert run.returncode == -signal.SIGKILL, run.stderr
         kills += 1
         if kind == "build" and (killed / "CURRENT").exists() and not (killed / "build.journal").exists():
-            break  # killed when all was done
+            break  # killed after the last step
     same(whole, killed)
     for name in ("vectors.faiss", "keys"):
         if kind == "build":
@@ -120,7 +120,7 @@ def test_a_build_that_is_killed_again_and_again(tmp_path, kind, seed):
 
 
 class Failing(FakeEncoder):
-    """Fails at a given call; counts the texts that it encodes."""
+    """Fails at a given call; counts the encoded texts."""
 
     def __init__(self, at):
         super().__init__()
@@ -144,7 +144,7 @@ def interrupted(tmp_path):
     return tmp_path / "index", texts
 
 
-def test_the_rest_alone_is_encoded(interrupted):
+def test_only_the_rest_is_encoded(interrupted):
     root, texts = interrupted
     encoder = Failing(0)
     steps = []
@@ -211,7 +211,7 @@ def test_a_malformed_document_keeps_what_was_encoded(tmp_path):
     assert encoder.texts == 5000 - 4096
 
 
-def test_deleting_and_adding_go_on_beside_an_interrupted_upsert(tmp_path):
+def test_deleting_and_adding_work_during_an_interrupted_upsert(tmp_path):
     root = tmp_path / "index"
     Index.build(root, [Document(f"old {n}", f"key {n}") for n in range(10)], FakeEncoder()).close()
     new = [Document(f"new {n}", f"key {n}") for n in range(3000)]
@@ -232,7 +232,7 @@ class Killed(BaseException):
 
 
 def killed(monkeypatch, when, command):
-    """Run ``command``, which dies as it begins or ends to publish; its journal stays as a kill leaves it."""
+    """Run ``command``, which is killed at the start or end of publishing, so that its journal stays."""
     publish = Writer.publish
 
     def dies(self, *arguments, **options):
@@ -254,7 +254,7 @@ def index(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_finished_segment_takes_its_own_documents_alone(index, monkeypatch, when):
+def test_a_finished_segment_accepts_only_its_documents(index, monkeypatch, when):
     killed(monkeypatch, when, lambda: index.add([Document("text a", "a1")]))
     with pytest.raises(ResumeError, match="these"):
         index.add([Document("text b", "b1"), Document("text c", "c1")])
@@ -315,7 +315,7 @@ def test_given_vectors_are_compared(tmp_path, monkeypatch):
         assert len(index) == 12
 
 
-def test_a_slow_refresh_does_not_bring_a_former_generation_back(index, monkeypatch):
+def test_a_slow_refresh_does_not_restore_an_older_generation(index, monkeypatch):
     opened, go_on = threading.Event(), threading.Event()
     open_generation = searcher.open_generation
 
@@ -353,7 +353,7 @@ def test_a_torn_journal_line_counts_as_not_written(interrupted):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage\n", b"[]\n", b'{"journal": 9}\n{"rows": 5}\n'])
-def test_a_journal_that_means_nothing_is_begun_anew(interrupted, content):
+def test_a_meaningless_journal_is_replaced(interrupted, content):
     root, texts = interrupted
     (root / "build.journal").write_bytes(content)
     assert resumable_rows(root) == 0
@@ -362,7 +362,7 @@ def test_a_journal_that_means_nothing_is_begun_anew(interrupted, content):
     assert encoder.texts == 5000
 
 
-def test_shards_are_noted_while_the_build_runs(tmp_path, monkeypatch):
+def test_shards_are_journaled_during_the_build(tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "SHARD_ROWS", 4000)
     noted = []
 

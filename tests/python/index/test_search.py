@@ -105,7 +105,7 @@ def test_conditions(index: Index, where: str, found: str) -> None:
         "(" * 2000 + "1" + ")" * 2000,
     ],
 )
-def test_what_is_no_condition_is_refused(index: Index, where: str) -> None:
+def test_invalid_conditions_are_refused(index: Index, where: str) -> None:
     with pytest.raises(ValueError, match="condition"):
         index.search("text", where=where)
     assert len(index.search("text", k=10)[0]) == 6
@@ -177,7 +177,7 @@ def test_kept_int8_vectors_are_within_half_a_step() -> None:
 
 
 def test_few_added_exact_vectors_do_not_outrank_codes_by_their_kind(tmp_path: Path) -> None:
-    """PQ underestimates products: hits of an exact segment must not come first because of that."""
+    """PQ underestimates products: that must not move the hits of an exact segment to the top."""
     vectors, documents = corpus()
     encoder = FakeEncoder(truncate_dim=24)
     with Index.build(tmp_path / "index", documents[:2900], encoder, factory="IVF16,PQ12x4fs") as index:
@@ -300,7 +300,7 @@ def test_ef_is_for_hnsw(tmp_path: Path, encoder: FakeEncoder) -> None:
             index.search("x", rescore=-1)
 
 
-def test_keys_of_many_rows(tmp_path: Path, encoder: FakeEncoder) -> None:
+def test_ids_of_many_rows(tmp_path: Path, encoder: FakeEncoder) -> None:
     keys = [f"{'schlüssel' if n == 70 else 'key'} {n * 7}" for n in range(200)]
     documents = [Document(f"text {n}", key) for n, key in enumerate(keys)]
     with Index.build(tmp_path / "index", documents[:150], encoder) as index:
@@ -344,7 +344,7 @@ def test_cuda_is_refused_without_a_faiss_for_it(
 def test_cuda_uses_what_faiss_moves_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
 ) -> None:
-    """Stands in for a GPU: an index that takes no selector, as those of faiss-gpu."""
+    """Simulates a GPU: an index that accepts no selector, like those of faiss-gpu."""
     vectors, documents = corpus(600)
     encoder = FakeEncoder(truncate_dim=24)
     Index.build(tmp_path / "index", documents, encoder, factory=factory).close()
@@ -388,7 +388,7 @@ def test_another_model_is_refused_or_forced_with_a_warning(tmp_path: Path) -> No
     ):
         index = Index.open(tmp_path / "index", other, force=True)
     assert len(index.search("cat")[0]) == 2
-    with pytest.raises(ModelMismatchError):  # what it would write is no longer told apart
+    with pytest.raises(ModelMismatchError):  # what it would write could no longer be distinguished
         index.add([Document("x", "x")])
     with pytest.raises(ModelMismatchError, match="32 dimensions, but the encoder returns 16"):
         Index.open(tmp_path / "index", FakeEncoder(truncate_dim=16), force=True)

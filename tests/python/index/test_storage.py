@@ -1,4 +1,4 @@
-"""What lies on disk: killed builds, full disks, damaged and hostile files."""
+"""Files on disk: killed builds, full disks, damaged and hostile files."""
 
 import json
 import os
@@ -127,7 +127,7 @@ def test_a_killed_build_leaves_the_old_generation_or_none(tmp_path, encoder, eve
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("limit", [3_000, 20_000, 200_000, 700_000, 900_000])
-def test_a_full_disk_fails_the_build_and_what_is_encoded_stays(tmp_path, encoder, limit, existing):
+def test_a_full_disk_fails_the_build_and_keeps_encoded_vectors(tmp_path, encoder, limit, existing):
     root = tmp_path / "index"
     if existing:
         Index.build(root, ["old text"], encoder).close()
@@ -282,7 +282,7 @@ def test_a_hostile_manifest_is_named(root, change, message):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b" " * (17 << 20)])
-def test_a_manifest_that_is_no_json(root, content):
+def test_a_manifest_that_is_not_json(root, content):
     manifest_path(root).write_bytes(content)
     with pytest.raises(IndexDamagedError, match=r"000001\.json"):
         Index.open(root)
@@ -316,7 +316,7 @@ def test_files_of_the_right_size_with_other_content(root, name):
         Index.open(root)
 
 
-def test_keys_that_point_outside(root):
+def test_id_offsets_outside_the_file(root):
     path = segment_file(root, "keys")
     content = bytearray(path.read_bytes())
     table = struct.unpack_from("<Q", content, 16)[0]

@@ -60,7 +60,7 @@ def recall(index: Index, queries: np.ndarray) -> float:
     return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, truth, strict=True)]))
 
 
-def test_tune_stores_the_least_nprobe_that_reaches_the_target(inverted: Index) -> None:
+def test_tune_stores_the_smallest_nprobe_that_reaches_the_target(inverted: Index) -> None:
     queries = WordEncoder().encode_query(texts(200, seed=1), normalize_embeddings=True)
     tuned = inverted.tune(0.9, queries)
     assert tuned is not None
@@ -92,7 +92,7 @@ def test_an_exact_index_has_nothing_to_tune(tmp_path: Path) -> None:
         assert index.tune(0.9) is None
 
 
-def test_a_build_with_a_target_keeps_the_table_and_searches_as_it_says(
+def test_a_build_with_a_target_stores_the_table_and_uses_its_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 2000)
@@ -139,7 +139,7 @@ def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_fake")
-def test_the_command_tunes_draws_and_says_what_it_found(
+def test_the_command_tunes_plots_and_reports(
     inverted: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")

@@ -1,4 +1,4 @@
-"""Cases of `bias_gelu`, run by test_cases.py in a process of their own."""
+"""Cases of `bias_gelu`, run by test_cases.py in a separate process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_slices_and_no_tokens() -> None:
         ({"x": torch.zeros(2, 4, dtype=torch.int32)}, "x must be float32"),
         ({"x": torch.zeros(4, 2).T, "inplace": True}, "Use inplace=False"),
         ({"bias": torch.zeros(3)}, r"bias must be \(4,\)"),
-        ({"activation": "relu"}, "'relu' is not known"),
+        ({"activation": "relu"}, "unknown activation 'relu'"),
         ({"bias": torch.zeros(4, device="meta")}, "bias is on meta"),
     ],
 )

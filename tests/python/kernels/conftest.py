@@ -7,7 +7,7 @@ from typing import Any
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A line a kernel: registers of a thread, the least and the most of its cases, for each GPU."""
+    """A line per kernel: registers per thread, the minimum and maximum over its cases, for each GPU."""
     found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for report in terminalreporter.stats.get("passed", []):
         properties = dict(report.user_properties)

@@ -1,4 +1,4 @@
-"""Cases of `forward`, run by test_cases.py in a process of their own."""
+"""Cases of `forward`, run by test_cases.py in a separate process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_against_transformers(kind: str, models: dict[str, Any]) -> None:
     encoder = PackedEncoder(open_folder(path), device=DEVICE)
     rows = texts()
     used = sum(LENGTHS)
-    # As a CUDA graph has it: tokens, sequences and tiles of a fixed number.
+    # As in a CUDA graph: fixed numbers of tokens, sequences and tiles.
     total = used + 9
     batch = encoder.pack(rows, tokens=total, sequences=10, tiles=max_attention_tiles(total))
     hidden = encoder(batch)

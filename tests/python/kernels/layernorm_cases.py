@@ -1,4 +1,4 @@
-"""Cases of `layernorm`, run by test_cases.py in a process of their own."""
+"""Cases of `layernorm`, run by test_cases.py in a separate process."""
 
 from __future__ import annotations
 

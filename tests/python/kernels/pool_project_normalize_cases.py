@@ -1,6 +1,6 @@
 """The cases of test_pool_project_normalize.py: run by it in a process of their own.
 
-On a GPU where there is one, else under Triton's interpreter, chosen before triton is imported.
+On a GPU if there is one, otherwise under Triton's interpreter, chosen before triton is imported.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_packed(pooling: Any, head: dict[str, Any], dtype: torch.dtype) -> None:
             inputs.append(tensor(dimension, seed=2, dtype=dtype).requires_grad_())
             arguments["bias"] = inputs[-1]
     result = pool_project_normalize(hidden, boundaries(LENGTHS), **arguments)
-    # Copies, or torch would add the gradients of the texts up in 16 bits.
+    # Copies; otherwise torch would sum the gradients of the texts in 16 bits.
     exact = [values.detach().double().requires_grad_() for values in inputs]
     for name, values in zip(("weight", "bias"), exact[1:], strict=False):
         arguments[name] = values.T if values.ndim == 2 else values
@@ -227,8 +227,8 @@ def test_training_agrees_with_its_path_without_a_gpu(monkeypatch: pytest.MonkeyP
         ({"cu_seqlens": torch.zeros(3)}, "cu_seqlens must be int32 or int64"),
         ({"cu_seqlens": None, "mask": torch.ones(3, 2), "hidden": torch.zeros(2, 3, 4)}, "mask must be"),
         ({"cu_seqlens": None, "lengths": torch.ones(2), "hidden": torch.zeros(2, 3, 4)}, "lengths must be"),
-        ({"pooling": "median"}, "'median' is not known"),
-        ({"output": "int4"}, "'int4' is not known"),
+        ({"pooling": "median"}, "unknown pooling 'median'"),
+        ({"output": "int4"}, "unknown output 'int4'"),
         ({"output": "int8"}, "needs ranges"),
         ({"ranges": torch.zeros(2, 4)}, "takes no ranges"),
         ({"output": "int8", "ranges": torch.zeros(4)}, r"ranges must be float32 \(2, 4\)"),

@@ -1,4 +1,4 @@
-"""Cases of `quantized_linear`, run by test_cases.py in a process of their own."""
+"""Cases of `quantized_linear`, run by test_cases.py in a separate process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(tokens: int, size: int, products: Any, seed: int = 0) -> QuantizedRows:
-    """Random 8 bits with random scales: what a kernel multiplies is given, and so is the exact result."""
+    """Random 8-bit values with random scales: the kernel's operands are known, and so is the exact result."""
     generator = torch.Generator().manual_seed(seed)
     result = QuantizedRows.empty(tokens, size, products, torch.device(DEVICE))
     if products == "int8":
@@ -81,7 +81,7 @@ def test_products(activation: Any, products: Any, tokens: int, inputs: int, outp
 @pytest.mark.parametrize("products", PRODUCTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_groups_and_types(products: Any, dtype: str) -> None:
-    """What `quantized_linear_groups` gives is what `quantized_linear` takes."""
+    """The result of `quantized_linear_groups` is an input of `quantized_linear`."""
     weight = quantize_weight(tensor(300, 40, seed=1), products)
     inner = quantized_linear_groups(rows(20, 40, products), weight, activation="gelu")
     second = quantize_weight(tensor(33, 300, seed=2), products)
@@ -144,7 +144,7 @@ def test_no_tokens() -> None:
         ({"x": rows(2, 24, "int8")}, r"x must be \(tokens, K\) and weight \(N, K\), not \(2, 24\)"),
         ({"x": rows(2, 16, "fp8")}, "weight is torch.int8 for int8 products, x is for fp8"),
         ({"bias": torch.zeros(4)}, r"bias must be contiguous \(3,\)"),
-        ({"activation": "tanh"}, "'tanh' is not known"),
+        ({"activation": "tanh"}, "unknown activation 'tanh'"),
         ({"dtype": torch.float64}, "dtype must be"),
         ({"bias": torch.zeros(3, device="meta")}, "bias is on meta"),
         ({"x": dataclasses.replace(rows(2, 16, "int8"), shift=torch.zeros(3))}, r"x.shift must be .* \(2,\)"),
@@ -157,7 +157,7 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
 
 
 def test_bad_memory_is_named() -> None:
-    with pytest.raises(ValueError, match="'int4' are not known"):
+    with pytest.raises(ValueError, match="unknown products 'int4'"):
         QuantizedRows.empty(1, 1, "int4", torch.device(DEVICE))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weight must be floating"):
         quantize_weight(torch.zeros(2, dtype=torch.int8), "int8")

@@ -1,4 +1,4 @@
-"""The arithmetic of every kernel, against plain torch: under Triton's interpreter, and on a GPU where there is one."""
+"""The arithmetic of every kernel, against plain torch: under Triton's interpreter, and on a GPU if there is one."""
 
 from __future__ import annotations
 

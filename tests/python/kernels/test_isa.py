@@ -1,4 +1,4 @@
-"""Every instruction set of this machine, forced in a process of its own, against transformers."""
+"""Every instruction set of this machine, forced in a separate process, against transformers."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ FORWARD = [
 
 
 TARGETS = [(case, capability) for case in FORWARD for capability in (80, 90)]
-# sm_86 and sm_89: the common case, and what needs most of the shared memory, of which these have less.
+# sm_86 and sm_89: the common case, and those that need the most shared memory, of which these GPUs have less.
 TARGETS += [(FORWARD[index], capability) for index in (0, 3) for capability in (86, 89)]
 
 

@@ -33,7 +33,7 @@ SHAPES = [
     (128, 8, "fp32", "rotary_value", 64),
 ]
 TARGETS = [(shape, capability) for shape in SHAPES for capability in (80, 90)]
-# sm_86 and sm_89: the two common models, and what needs most of the shared memory, of which these have less.
+# sm_86 and sm_89: the two common models, and those that need the most shared memory, of which these GPUs have less.
 TARGETS += [(SHAPES[index], capability) for index in (0, 1, 5, 10) for capability in (86, 89)]
 
 

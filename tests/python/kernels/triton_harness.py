@@ -1,8 +1,8 @@
-"""What the tests of all Triton kernels share: inputs, processes for the interpreter, compiling without a GPU.
+"""Shared by the tests of all Triton kernels: inputs, processes for the interpreter, compiling without a GPU.
 
 ``NAME_cases.py`` calls a kernel and compares it with a reference in double precision. ``test_cases.py`` runs all
-such files in processes of their own, under Triton's interpreter and, if there is one, on a GPU. ``test_NAME.py``
-compiles the kernel for GPUs that this machine need not have.
+such files in separate processes, under Triton's interpreter and, if there is one, on a GPU. ``test_NAME.py``
+compiles the kernel for GPUs that this machine may not have.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _release(package: str) -> tuple[int, int]:
 
 
 def run_cases(cases: Path, **environment: str) -> None:
-    """Run a file of cases in a process of its own: triton chooses its interpreter when it is imported."""
+    """Run a file of cases in a separate process: triton chooses its interpreter when it is imported."""
     if (
         environment.get("TRITON_INTERPRET") == "1"
         and _release("triton") < (3, 7)

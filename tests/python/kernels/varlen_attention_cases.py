@@ -1,4 +1,4 @@
-"""Cases of `varlen_attention`, run by test_cases.py in a process of their own."""
+"""Cases of `varlen_attention`, run by test_cases.py in a separate process."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_map_of_fixed_size(block: int) -> None:
 
 
 def test_large_scores_and_neighbours() -> None:
-    """Scores that overflow without the maximum, and neighbours in a tile that must not see them."""
+    """Scores that overflow without the maximum, and neighbors in a tile that must not be affected."""
     query, key, value = (tensor(6, 1, 16, seed=seed) for seed in range(3))
     query[:2] *= 1e6
     result = varlen_attention(query, key, value, boundaries([2, 3, 1]), 3)

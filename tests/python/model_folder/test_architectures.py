@@ -16,7 +16,7 @@ import pytest
 
 from embedkit import Encoder, _core
 
-# Config class of transformers, and what differs from the shape that all share.
+# Config class of transformers, and differences from the common shape.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("MPNetConfig", {"max_position_embeddings": 202}),
     "roformer": ("RoFormerConfig", {"embedding_size": 40}),
@@ -212,7 +212,7 @@ def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Pat
         ("roformer-projected", {"max_position_embeddings": 10**7}, "max_position_embeddings must be"),
         ("distilbert", {"n_heads": 3}, "dim 40 is not a multiple of n_heads 3"),
         ("distilbert", {"hidden_dim": "many"}, "hidden_dim must be an integer"),
-        ("distilbert", {"activation": "swish"}, "activation 'swish' is not known"),
+        ("distilbert", {"activation": "swish"}, "unknown activation 'swish'"),
     ],
 )
 def test_configs_that_cannot_run(

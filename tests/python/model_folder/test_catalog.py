@@ -1,4 +1,4 @@
-"""`list_models` against the folders that are here."""
+"""`list_models` against the available folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_figure_has_a_source() -> None:
         assert all(0 < score < 100 for score in model.scores.values())
         assert model.checked in ("weights", "architecture")
         assert set(model.prompts) <= {"query", "document"}
-        # fp32 or fp16 weights of so many parameters, or our int8
+        # fp32 or fp16 weights of this number of parameters, or our int8
         assert model.megabytes * 1e6 / model.parameters == pytest.approx(
             1 if model.name == BUILTIN.name else 2 if model.megabytes * 1e6 < 3 * model.parameters else 4,
             rel=0.02,
@@ -46,7 +46,7 @@ def test_our_own_figures_are_those_that_were_measured() -> None:
     assert BUILTIN.name in measured
     for name, average in measured.items():
         if name not in listed:
-            continue  # another model in 128 dimensions, beside the built-in one
+            continue  # another model with 128 dimensions, not the built-in one
         assert listed[name]["STS12-16, STS-B, SICK-R"] == pytest.approx(average, abs=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Folders damaged by accident or on purpose: refused with the file's name, never run to wrong vectors."""
+"""Folders damaged by accident or on purpose: refused with the file's name, never wrong vectors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NEEDED_FILES = ["config.json", "1_Pooling/config.json", "2_Dense/model.safetenso
     ids=["dangling", "loop", "directory", "fifo"],
 )
 @pytest.mark.parametrize("name", OPTIONAL_FILES + NEEDED_FILES)
-def test_what_is_no_file_does_not_count_as_absent(
+def test_a_non_file_does_not_count_as_absent(
     folder: Path, name: str, put: Callable[[Path], None], problem: str
 ) -> None:
     path = folder / name
@@ -89,7 +89,7 @@ def test_links_to_files_are_files(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["1_Pooling", "2_Dense", "3_Normalize"])
-def test_a_file_in_the_place_of_a_module(folder: Path, name: str) -> None:
+def test_a_file_instead_of_a_module_folder(folder: Path, name: str) -> None:
     shutil.rmtree(folder / name)
     (folder / name).write_text("")
     with pytest.raises(ValueError, match=f"{name} is not a folder: the model folder is damaged"):
@@ -103,9 +103,9 @@ POOLING = "1_Pooling/config.json"
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("config.json", {"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\] is not known; known are gelu"),
-        ("config.json", {"hidden_act": {}}, r"hidden_act {} is not known"),
-        (DENSE, {"activation_function": ["x"]}, r"activation_function \['x'\] is not known; known are"),
+        ("config.json", {"hidden_act": ["gelu"]}, r"unknown hidden_act \['gelu'\]; expected one of gelu"),
+        ("config.json", {"hidden_act": {}}, r"unknown hidden_act {}"),
+        (DENSE, {"activation_function": ["x"]}, r"unknown activation_function \['x'\]; expected one of"),
         (POOLING, {"pooling_mode": ["mean"] * 100_000}, "pooling_mode names a mode twice. Name each once"),
         (POOLING, {"pooling_mode": ["mean", "max", "mean"]}, "pooling_mode names a mode twice"),
         (
@@ -237,7 +237,7 @@ def test_too_short_model_max_length_names_the_tokenizer_config(folder: Path) -> 
         Encoder(folder)
 
 
-def test_the_caller_can_mend_the_default_prompt(folder: Path) -> None:
+def test_the_caller_can_correct_the_default_prompt(folder: Path) -> None:
     expected = Encoder(folder).encode("query: hello world")
     edit(folder / "config_sentence_transformers.json", default_prompt_name="zz")
     for encoder in (
@@ -263,7 +263,7 @@ def test_an_open_model_does_not_depend_on_its_files(
         shutil.copytree(source, folder)
     encoder = Encoder(folder, precision=precision or "auto", threads=1)
     expected = encoder.encode(["hello world", "a lovely day"])
-    assert str(folder) not in Path("/proc/self/maps").read_text()  # else what follows may end the process
+    assert str(folder) not in Path("/proc/self/maps").read_text()  # otherwise the rest may kill the process
     for path in folder.rglob("*.safetensors"):
         with path.open("r+b") as file:  # in place, as rsync --inplace and cp do
             file.write(b"\x55" * path.stat().st_size)

@@ -107,9 +107,7 @@ def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["model_O3.onnx", "onnx/model_O3.onnx"])
-def test_one_graph_in_the_place_of_the_weights(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_instead_of_the_weights(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub", reason="huggingface-hub is not installed")
     from huggingface_hub.utils import filter_repo_objects
 

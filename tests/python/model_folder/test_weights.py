@@ -145,7 +145,7 @@ def test_quantization_is_symmetric_per_row_and_closest() -> None:
         0, 4, (50, 1)
     ).astype("f4")
     weight[7] = 0
-    weight[8] = np.float32(1e-45)  # its scale is not zero, but nearly
+    weight[8] = np.float32(1e-45)  # its scale is nearly zero
     weight[9] = 3e38
     spec = TensorSpec((50, 33), quantized=True)
     result = dict(quantize({"w": spec}, iter([("w", weight)])))

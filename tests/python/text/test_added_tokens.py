@@ -1,4 +1,4 @@
-"""Added tokens are cut out of the text as `tokenizers` does it."""
+"""Added tokens are split off the text as in `tokenizers`."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def test_mixed_flags() -> None:
             content: AddedToken(
                 content,
                 single_word=rng.random() < 0.4,
-                # White space that strips: `tokenizers` panics when the token before it has swallowed it.
+                # White space that is stripped: `tokenizers` panics if the token before has consumed it.
                 lstrip=not content.isspace() and rng.random() < 0.4,
                 rstrip=rng.random() < 0.4,
-                # Two tokens that become equal are found by chance in `tokenizers`: those differ by case only.
+                # Which of two equal tokens `tokenizers` finds is arbitrary: these differ only in case.
                 normalized=content == content.lower() and rng.random() < 0.5,
             )
             for content in rng.sample(contents, k=rng.randint(1, 8))
@@ -93,7 +93,7 @@ def test_every_white_space_beside_a_stripping_token() -> None:
 
 
 def test_added_tokens_without_a_normalizer_change() -> None:
-    """`normalized` patterns that start with a letter, punctuation or a mark, beside each other."""
+    """Adjacent `normalized` patterns that start with a letter, punctuation or a mark."""
     added = [AddedToken(content, normalized=True) for content in ("<unk>", "\u0301x", "a-b", "-b", "zz")]
     parts = ["<unk>", "a", "-", "b", "x", "\u0301", "\u0316", "zz", "z", " ", "<"]
     pair = Pair(VOCAB, added, strip_accents=False)

@@ -32,7 +32,7 @@ def test_code_points_with_other_options(variant: Pair) -> None:
 
 
 def test_code_points_before_marks(characters: Pair) -> None:
-    """What is kept behind or before a code point is put in order around it."""
+    """Marks after or before a code point are reordered around it."""
     kept, nonspacing = "\U00016ff0", "\u0301"  # both are marks; only the first survives
     characters.check([f"{kept}{c}{kept}{nonspacing}" for c in COMMON])
 

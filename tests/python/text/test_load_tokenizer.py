@@ -88,7 +88,7 @@ def test_lowercase_first(tmp_path: Path, options: str, written: bool) -> None:
     assert loaded.encode_batch(TEXTS) == ids_of(tokenizer, TEXTS)
 
 
-def test_tokenizer_config_overrules_the_normalizer(tmp_path: Path) -> None:
+def test_tokenizer_config_overrides_the_normalizer(tmp_path: Path) -> None:
     config = {
         "do_lower_case": False,
         "strip_accents": None,
@@ -295,7 +295,7 @@ def test_damaged_tokenizer_json(tmp_path: Path, damage: str) -> None:
     [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"[" * 100_000, b'{"model": {"vocab": {"a": 0', b"\x00" * 64],
 )
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
-def test_files_that_are_no_objects(tmp_path: Path, data: bytes, name: str) -> None:
+def test_files_that_are_not_objects(tmp_path: Path, data: bytes, name: str) -> None:
     write(tmp_path, content())
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=name):
@@ -367,7 +367,7 @@ def test_the_tokenizers_package_gets_few_texts_at_once(tmp_path: Path) -> None:
     assert sizes == [128, 128, 44]
 
 
-def test_byte_order_mark_of_a_vocabulary_is_no_part_of_its_first_token(tmp_path: Path) -> None:
+def test_byte_order_mark_of_a_vocabulary_is_not_part_of_its_first_token(tmp_path: Path) -> None:
     lines = "\n".join(subword_vocabulary())
     vocabularies = []
     for encoding in ("utf-8", "utf-8-sig"):

@@ -37,7 +37,7 @@ FRAGMENTS = [
 
 
 def random_texts(seed: int, count: int) -> list[str]:
-    """Half from fragments that have tripped tokenizers, half from code points of dense ranges."""
+    """Half from fragments that have caused errors in tokenizers, half from code points of dense ranges."""
     rng = random.Random(seed)
     ranges = [(0, 0x80), (0x20, 0x250), (0x300, 0x370), (0x370, 0x600), (0x600, 0x1000), (0x1000, 0x2000)]
     ranges += [(0x2000, 0x2C00), (0x2C00, 0x3400), (0x3400, 0xA000), (0xA000, 0xD800), (0xE000, 0x10000)]
@@ -79,7 +79,7 @@ def test_random_texts_with_other_options(options: str) -> None:
 
 
 def test_long_texts(subwords: Pair) -> None:
-    """Longer than the window that the core works in, with and without places to cut it."""
+    """Longer than the core's window, with and without places to cut."""
     rng = random.Random(7)
     texts = ["".join(rng.choices(FRAGMENTS, k=40_000)) for _ in range(3)]
     texts += [f"{'word ' * 13_106}{pad}[SEP] [MASK]  tail" for pad in ("", "a", "ab", "abc", "abcd", "abcde")]

@@ -142,14 +142,14 @@ def test_the_gil_is_released() -> None:
     thread.start()
     started.wait()
     turns = 0
-    while not done.is_set():  # with the GIL held throughout, this gets a turn or two
+    while not done.is_set():  # if the GIL were held throughout, this would get only a turn or two
         turns += 1
     thread.join()
     assert turns > 1_000
 
 
 def test_list_changed_by_another_thread(subwords: Pair) -> None:
-    """The strings stay alive when the caller's list loses them meanwhile."""
+    """The strings stay alive if the caller's list drops them meanwhile."""
     texts = [f"élève {i} " * 50 for i in range(3_000)]
     expected = subwords.core.encode_batch(list(texts))
     with ThreadPoolExecutor(1) as pool:

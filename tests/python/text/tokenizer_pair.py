@@ -93,7 +93,7 @@ class Pair:
         )
 
     def check(self, texts: Sequence[str]) -> None:
-        """Every text gets equal ids."""
+        """Every text has equal ids."""
         wrong = []
         for start in range(0, len(texts), 20_000):
             part = list(texts[start : start + 20_000])
@@ -112,14 +112,14 @@ def special(*, mask_lstrip: bool = False) -> list[AddedToken]:
 
 @cache
 def character_vocabulary() -> list[str]:
-    """Every code point of the first two planes, alone and inside a word: no normalization stays unseen."""
+    """Every code point of the first two planes, alone and inside a word, so that every normalization shows."""
     chars = [chr(c) for c in range(0x20000) if not 0xD800 <= c <= 0xDFFF]
     return [*SPECIAL, *chars, *("##" + c for c in chars)]
 
 
 @cache
 def subword_vocabulary() -> list[str]:
-    """Single characters and random pieces of the sentences' words, so that the longest match has a choice."""
+    """Single characters and random pieces of the sentences' words, so that the longest match matters."""
     rng = random.Random(20)
     tokens = dict.fromkeys([*SPECIAL, *(chr(c) for c in range(0x21, 0x7F)), *map(chr, range(0x3040, 0x3100))])
     normalizer = BertNormalizer()

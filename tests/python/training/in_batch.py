@@ -1,4 +1,4 @@
-"""The smallest objective with in-batch negatives, so that the tests of the trainer depend on no other."""
+"""The smallest objective with in-batch negatives, so that the tests of the trainer depend on no other objective."""
 
 from __future__ import annotations
 

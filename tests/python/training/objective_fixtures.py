@@ -14,7 +14,7 @@ _VERBS = "use find see make look know said made called had".split()  # noqa: SIM
 
 
 def write_nli(path: Path, rows: int, seed: int) -> Path:
-    """Pairs whose class a word of the hypothesis gives away, so that a tiny model learns it in seconds."""
+    """Pairs whose class is given away by a word of the hypothesis, so that a tiny model learns it in seconds."""
     choose = random.Random(seed)
     lines = ["premise\thypothesis\tlabel"]
     for i in range(rows):

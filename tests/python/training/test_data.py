@@ -131,7 +131,7 @@ def test_check() -> None:
     assert found.examples == (("ﬁne  Day", "x"),)
     assert any("50.0%" in line for line in report.lines())
     assert check(table, evaluations, ["text1"]).overlaps["sts"].leaked_pairs == 0
-    # a pair is the first two texts, but a hard negative is seen, too
+    # a pair is the first two texts, but a hard negative also counts as seen
     negatives = Table({"text1": table["text1"], "text2": table["text2"], "no": ["none", *"vwstu"]})
     found = check(negatives, evaluations, negatives.names).overlaps["sts"]
     assert (found.leaked_pairs, found.seen_sentences) == (1, 4)

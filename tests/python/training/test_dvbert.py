@@ -118,7 +118,7 @@ def table(tmp_path: Path) -> Table:
     return read(nli_source(write_nli(tmp_path / "nli.tsv", 20, 0)))
 
 
-def test_teachers_are_asked_once_and_a_stopped_run_goes_on(
+def test_teachers_run_once_and_a_stopped_run_resumes(
     make_model: Callable[..., Path], tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_teacher(make_model(), tmp_path / "teacher", NLI)
@@ -155,7 +155,7 @@ def test_torch_runs_the_teachers_that_the_core_does_not(
 ) -> None:
     path = save_teacher(make_model(), tmp_path / "teacher", NLI)
     settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
-    settings["model_input_names"] = ["input_ids", "attention_mask"]  # which the core obeys
+    settings["model_input_names"] = ["input_ids", "attention_mask"]  # which the core honors
     (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     monkeypatch.setattr(CrossEncoder, "predict", None)
     found = teacher_outputs(str(path), table, 32, tmp_path / "cache")

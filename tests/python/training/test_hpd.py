@@ -59,9 +59,9 @@ def test_similarity_loss_is_the_formula(texts: int) -> None:
 
 
 def test_groups_of_related_texts(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
-    """Each text of a group learns its own target, and how near the others are."""
+    """Each text of a group learns its own target, and its distance to the others."""
     tables = {
-        "single": Table({"text": texts[:40], "source": ["other columns are not looked at"] * 40}),
+        "single": Table({"text": texts[:40], "source": ["other columns are ignored"] * 40}),
         "pairs": Table({"anchor": texts[40:60], "positive": texts[60:80]}),
     }
     options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], storage="float32", similarity=7)
@@ -83,8 +83,8 @@ def test_groups_of_related_texts(make_model: MakeModel, texts: list[str], tmp_pa
     assert np.isfinite(objective.score("pairs", {"vectors": np.asarray(batch["teacher"])}, batch)["r2"])
 
 
-def test_dev_tasks_have_fields_of_their_own(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
-    """Mined examples have three texts, the dev set's one; a dev task may have another name; a label is no text."""
+def test_dev_tasks_have_their_own_fields(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    """Mined examples have three texts, the dev set's one; a dev task may have another name; a label is not a text."""
     options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], mine=True)
     tables = Hpd.expand(options, {"t": Table({"text": texts[:40]})}, tmp_path, tmp_path)
     dev = Table({"text": texts[40:44]})
@@ -124,7 +124,7 @@ def make_hpd(make_model: MakeModel, folder: Path, activation: str = "identity", 
 
 
 def test_batch_holds_the_teachers_vectors(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
-    """A batch's loss is that of the texts' own targets, whatever task they are of."""
+    """A batch's loss is that of the texts' own targets, whichever task they belong to."""
     tables = {"a": Table({"text": texts[:90]}), "b": Table({"text": texts[60:160]})}
     options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], storage="float32")
     model = ModelOptions(str(make_model()), projection=Projection(8), max_length=32)
@@ -228,9 +228,9 @@ def test_refusals(make_model: MakeModel) -> None:
         )
     with pytest.raises(ValueError, match="teachers is empty"):
         HpdOptions([])
-    with pytest.raises(ValueError, match="known are sum, mean"):
+    with pytest.raises(ValueError, match="expected one of sum, mean"):
         HpdOptions(options.teachers, reduction="max")
-    with pytest.raises(ValueError, match="known are float16, float32"):
+    with pytest.raises(ValueError, match="expected one of float16, float32"):
         HpdOptions(options.teachers, storage="int8")
     with pytest.raises(ValueError, match="must not be negative"):
         HpdOptions(options.teachers, similarity=-1)

@@ -1,4 +1,4 @@
-"""PCA and whitening against their formulas, and the model folders that carry them."""
+"""PCA and whitening against their formulas, and the model folders that contain them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakeModel = Callable[..., Path]
 
 @pytest.fixture
 def sample() -> np.ndarray:
-    """(500, 8), correlated and off centre."""
+    """(500, 8), correlated and off center."""
     random = np.random.default_rng(0)
     return (random.normal(size=(500, 8)) @ random.normal(size=(8, 8)) + random.normal(size=8)).astype(
         np.float32
@@ -30,7 +30,7 @@ def sample() -> np.ndarray:
 
 
 def components(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvectors (columns) and values of the covariance, falling."""
+    """Eigenvectors (columns) and values of the covariance, descending."""
     values, vectors = np.linalg.eigh(np.cov(sample.astype(np.float64), rowvar=False))
     return vectors[:, ::-1], values[::-1]
 
@@ -60,7 +60,7 @@ def test_bad_arguments(sample: np.ndarray) -> None:
         fit(sample, 9)
     with pytest.raises(ValueError, match="give more"):
         fit(sample[:4], 4)
-    with pytest.raises(ValueError, match="known are pca, whitening"):
+    with pytest.raises(ValueError, match="expected one of pca, whitening"):
         fit(sample, 2, "ica")
     flat = np.repeat(sample[:, :2], 4, axis=1)
     with pytest.raises(ValueError, match="at most 2"):
@@ -75,7 +75,7 @@ def test_folder_holds_the_map(
     tmp_path: Path,
     method: Literal["whitening", "pca"],
 ) -> None:
-    """After a Dense as HPD writes it, too; sentence-transformers gives the same vectors."""
+    """Also after a Dense as HPD writes it; sentence-transformers computes the same vectors."""
     source = make_model(dense=[(16, "Tanh", True)])
     fitted = fit_map(str(source), texts, tmp_path / "model", MapStep(6, method))
     encoder = Encoder(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Mined texts against a search of all of them."""
+"""Mined texts against an exhaustive search."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_texts_become_groups(make_model: Callable[..., Path], texts: list[str], 
     groups = Hpd.expand(options, tables, tmp_path, tmp_path)
     assert groups["pairs"] == tables["pairs"]
     assert groups["t"].names == ("text", "near", "far")
-    assert 20 < len(groups["t"]) <= len(texts)  # random weights find most of them the same
+    assert 20 < len(groups["t"]) <= len(texts)  # with random weights most of them look alike
     assert not any(a == b for a, b in zip(groups["t"]["text"], groups["t"]["near"], strict=True))
     again = Hpd.expand(options, tables, tmp_path, tmp_path)
     assert again["t"]["far"] == groups["t"]["far"] and list(tmp_path.glob("related-*.npy"))

@@ -1,4 +1,4 @@
-"""Written model folders against `embedkit.Encoder` and sentence-transformers; how a backbone is shortened or made."""
+"""Written model folders against `embedkit.Encoder` and sentence-transformers; how a backbone is shortened."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def test_the_folder_loads_with_equal_vectors(
     vectors = check_everywhere(model, folder, texts[:120])
     assert vectors.shape == (120, 32 if activation is None else 12)
     again = load(folder, pooling=pooling, projection=projection, normalize=normalize)
-    assert np.array_equal(again.encode(texts[:120], batch_tokens=500), vectors)  # the projection, too
+    assert np.array_equal(again.encode(texts[:120], batch_tokens=500), vectors)  # the projection as well
 
 
 @pytest.mark.parametrize("prompts", [{"query": "query: ", "passage": "passage: "}, {}])
 def test_the_backbones_prompts_are_kept(
     prompts: dict[str, str], make_model: Callable[..., Path], texts: list[str], tmp_path: Path
 ) -> None:
-    """As E5 has them: two prompts, none of them the default."""
+    """As in E5: two prompts, neither of them the default."""
     source = make_model(prompts=prompts, similarity_fn_name="dot", include_prompt=False)
     model = load(source, projection=Projection(12), normalize=True)
     folder = saved(model, tmp_path / "model")
@@ -96,7 +96,7 @@ def test_the_backbones_prompts_are_kept(
     assert Encoder(saved(random, tmp_path / "random")).similarity_fn_name == "cosine"
 
 
-def test_training_goes_on_after_saving(make_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_training_continues_after_saving(make_model: Callable[..., Path], tmp_path: Path) -> None:
     model = load(make_model())
     before = model.encode(["the weather", "is lovely today"])
     saved(model, tmp_path / "model")
@@ -175,7 +175,7 @@ def test_texts_are_cut_as_in_the_readers(make_model: Callable[..., Path], tmp_pa
 
 
 def test_a_folder_with_vocab_txt_alone(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """As raw BERT checkpoints are: no tokenizer.json, perhaps no tokenizer_config.json."""
+    """As in raw BERT checkpoints: no tokenizer.json, perhaps no tokenizer_config.json."""
     source = tmp_path / "raw"
     source.mkdir()
     for name in ("config.json", "model.safetensors"):

@@ -20,7 +20,7 @@ ARCHITECTURES = ["bert", "roberta", "distilbert", "mpnet", "roformer"]
 
 
 def save_random(folder: Path, kind: str) -> Path:
-    """A small random model of an architecture, with weights that make every part move the vectors."""
+    """A small random model of an architecture, with weights that make every part affect the vectors."""
     sizes = {"vocab_size": 99, "max_position_embeddings": 66, "pad_token_id": 1 if kind != "bert" else 0}
     if kind == "distilbert":
         config = transformers.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=64, **sizes)
@@ -88,7 +88,7 @@ def test_blocks_hold_each_token_once_and_texts_of_like_length() -> None:
 
 
 def test_what_is_packed() -> None:
-    """transformers 5 packs these; 4.48 has no attention interface, and then all are padded."""
+    """transformers 5 packs these; 4.48 has no attention interface, so all are padded."""
     configs = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
     kinds = [transformers.BertConfig, transformers.MPNetConfig]
     bert, mpnet = (transformers.AutoModel.from_config(kind(**configs)) for kind in kinds)
@@ -96,7 +96,7 @@ def test_what_is_packed() -> None:
     assert packed.supports(bert) == (int(transformers.__version__.split(".")[0]) >= 5)
 
 
-def test_attention_drops_in_training_only(make_model: Callable[..., Path]) -> None:
+def test_attention_dropout_only_in_training(make_model: Callable[..., Path]) -> None:
     options = ModelOptions(str(make_model()), max_length=64, config={"hidden_dropout_prob": 0.0})
     model = SentenceModel.load(options)
     batch = pack(ids_of())

@@ -1,4 +1,4 @@
-"""Recipes: what is refused and how it is told, overrides, and all that the package carries."""
+"""Recipes: errors and their messages, overrides, and all built-in recipes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_defaults_and_what_is_resolved(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(list_recipes()))
-def test_every_carried_recipe_loads(name: str) -> None:
+def test_every_built_in_recipe_loads(name: str) -> None:
     recipe = load_recipe(find_recipe(name))
     assert recipe.name == name
     assert 10 < len(recipe.description) <= 120
@@ -76,13 +76,13 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["training.batchsize=3"], "training key 'batchsize' is not known; did you mean 'batch_size'"),
-        (["trainig.seed=3"], "section 'trainig' is not known; did you mean 'training'"),
-        (["model.qqqq=3"], "model key 'qqqq' is not known; known are path, layers"),
-        (["objective.name=sbret"], "objective.name 'sbret' is not known; did you mean 'sbert'"),
-        (["objective.margn=1"], "objective key 'margn' is not known; did you mean 'margin'"),
-        (["model.pooling=meen"], "model.pooling 'meen' is not known; did you mean 'mean'"),
-        (["model.projection.dim=3"], "model.projection key 'dim' is not known"),
+        (["training.batchsize=3"], "unknown training key 'batchsize'; did you mean 'batch_size'"),
+        (["trainig.seed=3"], "unknown section 'trainig'; did you mean 'training'"),
+        (["model.qqqq=3"], "unknown model key 'qqqq'; expected one of path, layers"),
+        (["objective.name=sbret"], "unknown objective.name 'sbret'; did you mean 'sbert'"),
+        (["objective.margn=1"], "unknown objective key 'margn'; did you mean 'margin'"),
+        (["model.pooling=meen"], "unknown model.pooling 'meen'; did you mean 'mean'"),
+        (["model.projection.dim=3"], "unknown model.projection key 'dim'"),
         (["model.projection={activation: tanh}"], "model.projection.dimension is missing"),
         (["training.seed=x"], "training.seed must be an integer, not 'x'"),
         (["training.seed=true"], "training.seed must be an integer, not True"),
@@ -95,10 +95,10 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
         (["training.max_steps=-5"], "training.max_steps must be positive, or -1 for epochs, not -5"),
         (["training.schedule=annealed"], "annealed needs more than one epoch; use proportional"),
         (["training.weight_decay=-1"], "training.weight_decay must not be negative"),
-        (["training.scheduler=linaer"], "training.scheduler 'linaer' is not known; did you mean 'linear'"),
+        (["training.scheduler=linaer"], "unknown training.scheduler 'linaer'; did you mean 'linear'"),
         (
             ["training.schedule=sequence"],
-            "training.schedule 'sequence' is not known; did you mean 'sequential'",
+            "unknown training.schedule 'sequence'; did you mean 'sequential'",
         ),
         (["training.precision=fp16"], "training.precision must be fp32 or bf16, not 'fp16'"),
         (["training.warmup_ratio=1"], "training.warmup_ratio"),
@@ -110,7 +110,7 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
         (["training=null"], "training must be a mapping, not None"),
         (["data={}"], "data has no task"),
         (["data.nli=file.tsv"], "data.nli must be a mapping, not 'file.tsv'"),
-        (["evaluation.test=[st]"], "evaluation.test 'st' is not known; did you mean 'sts'"),
+        (["evaluation.test=[st]"], "unknown evaluation.test 'st'; did you mean 'sts'"),
         (["evaluation.select=nli"], "evaluation.select names a dev score, but there is none"),
         (["postprocess={name: refit}"], "either an objective, which is trained, or a postprocess step"),
         (["training.seed"], "'training.seed' is not an override; write section.key=value"),
@@ -141,7 +141,7 @@ def test_the_file_is_named(file: Path) -> None:
         b"just text",
     ],
 )
-def test_what_is_no_recipe(content: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_recipes(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.yaml"):
@@ -151,7 +151,7 @@ def test_what_is_no_recipe(content: bytes, tmp_path: Path) -> None:
 def test_a_recipe_is_found_by_path_or_name(file: Path, tmp_path: Path) -> None:
     assert find_recipe(str(file)) == file
     assert find_recipe("sbert").name == "sbert.yaml"
-    with pytest.raises(FileNotFoundError, match="recipe 'sbret' is not known; did you mean 'sbert'"):
+    with pytest.raises(FileNotFoundError, match="unknown recipe 'sbret'; did you mean 'sbert'"):
         find_recipe("sbret")
     with pytest.raises(FileNotFoundError, match=r"no file .*away\.yaml"):
         find_recipe(str(tmp_path / "away.yaml"))

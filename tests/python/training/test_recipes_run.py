@@ -1,4 +1,4 @@
-"""Each recipe that the package carries, from its file: three steps on tiny models and small data of the same shape."""
+"""Each built-in recipe, from its file: three steps on tiny models and small data of the same shape."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MPNET = "sentence-transformers/all-mpnet-base-v2"
 _E5 = "intfloat/multilingual-e5-small"
 _ROFORMER = "junnyu/roformer_chinese_char_base"
 _VOCABULARY = "runs/zh-char-small"
-_RESULTS = {  # the recipes whose models other recipes start from or learn from, by the path that those name
+_RESULTS = {  # the recipes whose models other recipes start or learn from, by the path those name
     "runs/builtin-student-1/model": "builtin-student",
     "runs/builtin-teacher-1/model": "builtin-teacher",
     "runs/cross-encoder-nli-1/model": "cross-encoder-nli",
@@ -46,7 +46,7 @@ _RESULTS = {  # the recipes whose models other recipes start from or learn from,
 
 
 class Texts:
-    """Random texts, none of them twice, and the labels 0, 1, 2, ... in turn."""
+    """Distinct random texts, and the labels 0, 1, 2, ... in turn."""
 
     def __init__(self, words: Sequence[str], space: str) -> None:
         self._random = random.Random(0)
@@ -207,7 +207,7 @@ class Workshop:
         return output
 
     def _folders(self, text: str) -> dict[str, Path]:
-        """The models that a recipe names, and what stands for them."""
+        """The models that a recipe names, and their replacements."""
         found = {path: model for path, model in self._models.items() if path in text}
         return found | {path: self.run(name) / "model" for path, name in _RESULTS.items() if path in text}
 
@@ -227,7 +227,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[...,
     assert vocabulary.main([*command, "--output", str(folder), "--data", str(root / "data")]) == 0
     write_roformer(root / "roformer", folder)
     models = {
-        # as wide as the recipes' maps and projections need it: 128 of the student, 384 of the teachers
+        # as wide as the recipes' maps and projections need: 128 of the student, 384 of the teachers
         _MINILM: make_model(hidden=128, layers=6, max_positions=128, normalize=True),
         _MPNET: make_model(hidden=384, layers=1, max_positions=128, seed=1, normalize=True),
         _E5: make_model(hidden=32, layers=1, max_positions=128, seed=2),

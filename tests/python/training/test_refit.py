@@ -34,7 +34,7 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def error_near(vectors: np.ndarray, weight: np.ndarray, neighbours: int = 15) -> float:
-    """The squared error of the cosines of each vector and its neighbours."""
+    """The squared error of the cosines of each vector and its neighbors."""
     before, after = unit(vectors), unit(vectors @ weight)
     cosines = before @ before.T
     rows = np.arange(len(vectors))[:, None]
@@ -43,7 +43,7 @@ def error_near(vectors: np.ndarray, weight: np.ndarray, neighbours: int = 15) ->
 
 
 def test_cosines_of_neighbours_are_kept_better_than_by_components(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clusters whose centres take most of the variance, as sentence vectors have it; on vectors it has not seen."""
+    """Clusters whose centers account for most of the variance, as in sentence vectors; on unseen vectors."""
     random = np.random.default_rng(0)
     centres = random.normal(size=(60, 48)) * np.linspace(3, 0.5, 48)
     vectors = (centres[random.integers(60, size=1500)] + random.normal(size=(1500, 48))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""RoFormer-Sim and -FT: losses against numpy, the model against transformers, tiny trainings from end to end."""
+"""RoFormer-Sim and -FT: losses against numpy, the model against transformers, tiny end-to-end trainings."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def model(data: Path) -> UnilmModel:
     return made.eval()
 
 
-def test_the_mask_is_both_ways_in_the_prefix_and_causal_behind_it() -> None:
+def test_the_mask_is_bidirectional_in_the_prefix_and_causal_after_it() -> None:
     lengths, prefix, longest = [5, 3], [2, 1], 5
     mask = unilm_mask(torch.tensor(lengths), torch.tensor(prefix), longest)[:, 0]
     for text in range(2):
@@ -150,7 +150,7 @@ def test_the_mask_is_both_ways_in_the_prefix_and_causal_behind_it() -> None:
 
 
 def test_vectors_and_losses_are_those_of_transformers(model: UnilmModel) -> None:
-    """The vector of the text alone, and a masked language model's logits under the mask written out."""
+    """The vector of the text alone, and a masked language model's logits under an explicit mask."""
     texts = [np.array([2, 7, 9, 11, 3], np.int32), np.array([2, 8, 3], np.int32)]
     targets = [np.array([12, 13, 3], np.int32), np.array([9, 14, 15, 16, 3], np.int32)]
     vectors, nll = model.sequences(*pack_pairs(texts, targets))

@@ -116,7 +116,7 @@ def test_order_of_schedules() -> None:
     assert robin == ["a", "b", "c"] * 38
 
 
-def test_a_task_goes_on_where_it_stopped() -> None:
+def test_a_task_continues_where_it_stopped() -> None:
     """Indices of a task are seen equally often over the epochs, give or take one."""
     sampler = tasks("annealed", epochs=4)
     seen: Counter[int] = Counter()

@@ -80,7 +80,7 @@ def test_regression(make_model: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def triplets(path: Path, rows: int, seed: int) -> dict[str, Any]:
-    """A sentence, itself in other words' order, and the sentence of another noun."""
+    """A sentence, its words in another order, and a sentence with another noun."""
     nli = write_nli(path, rows, seed).read_text(encoding="utf-8").splitlines()[1:]
     anchors = [line.split("\t")[0] for line in nli]
     lines = [

@@ -1,4 +1,4 @@
-"""SimCSE against its formula, over several processes, in pieces, and a run that learns."""
+"""SimCSE against its formula, over several processes, in mini-batches, and a run that learns."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ os._exit(0)  # what is tested is saved; torch's threads sometimes abort a proces
 """
 
 
-def test_two_processes_are_one(tmp_path: Path) -> None:
+def test_two_processes_train_like_one(tmp_path: Path) -> None:
     """The same loss and gradients as one process with the whole batch."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 8, 6, generator=generator, dtype=torch.float64)
@@ -119,7 +119,7 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         torch.testing.assert_close(gradient, weight.grad)
 
 
-def test_in_pieces_is_at_once(make_model: MakeModel, texts: list[str]) -> None:
+def test_mini_batches_equal_the_whole_batch(make_model: MakeModel, texts: list[str]) -> None:
     """GradCache: loss and gradients do not depend on how many texts are encoded together."""
     tables = {"t": Table({name: texts[:8] for name in ("anchor", "positive", "negative")})}
     options = ModelOptions(str(make_model()), dropout=0.0, projection=Projection(8), max_length=32)
@@ -191,7 +191,7 @@ def test_options() -> None:
 
 @pytest.mark.parametrize("hard", [True, False])
 def test_each_process_scores_dev_sets_alone(hard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With several processes a dev batch is that of one: nothing is gathered, and its rows start at 0."""
+    """With several processes a dev batch belongs to one: nothing is gathered, and its rows start at 0."""
     anchors, positives, negatives = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0))
     arguments = (anchors, positives, negatives if hard else None, 0.05)
     want = contrastive_loss(*arguments).item()

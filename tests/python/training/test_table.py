@@ -1,4 +1,4 @@
-"""Tables of a paper: what is checked, what is run and in which order, and how results become rows."""
+"""Tables of a paper: checks, the order of runs, and how results become rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write(path: Path, **changes: Any) -> Path:
 
 
 def finish(work: Path, spec: module.Spec, dev: float) -> None:
-    """Leave what a finished training leaves."""
+    """Leave the files of a finished training."""
     folder = work / spec.folder
     folder.mkdir(parents=True)
     recipe = load_recipe(find_recipe(spec.recipe), spec.overrides)
@@ -53,7 +53,7 @@ def finish(work: Path, spec: module.Spec, dev: float) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(list_tables()))
-def test_every_carried_table_loads(name: str) -> None:
+def test_every_built_in_table_loads(name: str) -> None:
     table = load_table(list_tables()[name])
     assert table.title
     assert all(run.seeds for run in table.runs.values())
@@ -71,11 +71,11 @@ def test_the_trainings_of_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"titel": "x"}, "table key 'titel' is not known; did you mean 'title'"),
+        ({"titel": "x"}, "unknown table key 'titel'; did you mean 'title'"),
         ({"columns": None}, "table.columns must be a mapping"),
         ({"plot": "dve"}, "plot 'dve' is none of the columns dev, STS-B"),
         ({"set": ["training.max_step=2"]}, "training key 'max_step'"),
-        ({"runs": {"a": {"recipe": "sbret"}}}, "recipe 'sbret' is not known; did you mean 'sbert'"),
+        ({"runs": {"a": {"recipe": "sbret"}}}, "unknown recipe 'sbret'; did you mean 'sbert'"),
         ({"runs": {"a": {"recipe": "sbert", "set": ["model.path={b}"]}}}, r"there is no run 'b' for \{b\}"),
         ({"runs": {"a": {"recipe": "sbert", "seeds": []}}}, "a: give at least one seed"),
         (
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path:
 
 
 @pytest.mark.parametrize("text", ["a: [", "", "- x", "title: !!python/object/apply:os.getcwd []"])
-def test_what_is_no_table(text: str, tmp_path: Path) -> None:
+def test_files_that_are_not_tables(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"bad\.yaml"):
         load_table(tmp_path / "bad.yaml")
@@ -132,14 +132,14 @@ def test_results_become_rows(tmp_path: Path) -> None:
     ]
     module.plot(results, "dev", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    # results of another machine stand in for what is not here, if they are of the same settings
+    # results of another machine replace missing ones if their settings are the same
     elsewhere = {"taught-1": {"set": all_specs["taught-1"].told, "dev": {"nli_accuracy": 72.0}}}
     assert collect(table, tmp_path, elsewhere)["rows"][-1]["seeds"] == [1, 5]
     elsewhere["taught-1"]["set"] = ["others"]
     assert collect(table, tmp_path, elsewhere)["rows"][-1]["seeds"] == [5]
 
 
-def test_a_finished_run_of_other_settings_is_no_result(tmp_path: Path) -> None:
+def test_a_finished_run_with_other_settings_is_not_used(tmp_path: Path) -> None:
     table = load_table(write(tmp_path / "table.yaml"))
     finish(tmp_path, specs(table, tmp_path)[1], 60.0)
     other = load_table(write(tmp_path / "table.yaml", set=["training.max_steps=3"]))
@@ -170,7 +170,7 @@ def test_what_is_missing_is_trained_in_order(tmp_path: Path, make_model: Callabl
     assert again == []
 
 
-def test_a_failed_training_is_told(tmp_path: Path) -> None:
+def test_a_failed_training_is_reported(tmp_path: Path) -> None:
     runs = {"a": {"name": "a", "recipe": "sbert", "set": [f"model.path={tmp_path / 'away'}"]}}
     table = load_table(write(tmp_path / "table.yaml", runs=runs))
     with pytest.raises(RuntimeError, match=r"a-1 failed; .*log.txt ends with"):

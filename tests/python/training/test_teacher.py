@@ -1,4 +1,4 @@
-"""Teachers' vectors: right, computed once, shared, and whole after a kill."""
+"""Teachers' vectors: correct, computed once, shared, and intact after a kill."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sentences(texts: list[str]) -> list[str]:
 
 
 def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every text that is encoded from now on."""
+    """Records every text that is encoded from now on."""
     seen: list[str] = []
     encode_iter = Encoder.encode_iter
 
@@ -71,7 +71,7 @@ def test_targets_are_the_projected_vectors(  # noqa: PLR0917
 def test_weighted_teachers_have_their_share_of_the_variance(
     make_model: MakeModel, reference: Callable[[Path], Any], texts: list[str], tmp_path: Path
 ) -> None:
-    """Of unit vectors, scaled to one variance each and then by their weights, whatever lengths they had."""
+    """Of unit vectors, scaled to equal variance and then by their weights, regardless of their original lengths."""
     from sklearn.decomposition import PCA
 
     folders, parts = [make_model(), make_model(hidden=16, seed=1)], []
@@ -168,7 +168,7 @@ teacher.VectorStore(Path(sys.argv[2]), "float32").add(texts, Encoder(sys.argv[1]
 
 
 def test_killed_and_resumed(make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kill -9 while blocks are written: what is whole is kept, and nothing is encoded twice."""
+    """kill -9 while blocks are written: complete blocks are kept, and nothing is encoded twice."""
     texts = [f"{word} number {i}" for i in range(700) for word in ("weather", "document")]
     (tmp_path / "texts").write_text("\n".join(texts))
     folder, store_path = make_model(), tmp_path / "store"

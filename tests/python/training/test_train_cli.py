@@ -1,4 +1,4 @@
-"""``embedkit-train``: what it prints, how it ends."""
+"""``embedkit-train``: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from objective_fixtures import nli_source, write_nli
 
 @pytest.fixture(autouse=True)
 def _logger() -> Iterator[None]:
-    """What the command line does to the logger ends with the process; here, with the test."""
+    """The command line's changes to the logger end with the process; here, with the test."""
     logger = logging.getLogger("embedkit")
     handlers, level = list(logger.handlers), logger.level
     yield
@@ -96,8 +96,8 @@ def test_a_corrected_command_takes_the_folder_of_the_failed_one(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sbret"], "embedkit-train: recipe 'sbret' is not known; did you mean 'sbert'"),
-        (["sbert", "training.sed=1"], "training key 'sed' is not known; did you mean 'seed'"),
+        (["sbret"], "embedkit-train: unknown recipe 'sbret'; did you mean 'sbert'"),
+        (["sbert", "training.sed=1"], "unknown training key 'sed'; did you mean 'seed'"),
         (["away.yaml"], "no file away.yaml"),
         (["MINE", "data.nli.path=away.tsv"], "away.tsv"),
         (["MINE", "model.path=./away"], "away"),

@@ -1,4 +1,4 @@
-"""The trainer: what it computes, that a stopped run goes on exactly, that two processes do what one does."""
+"""The trainer: what it computes, that a stopped run resumes exactly, and that two processes train like one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def content(make_model: Callable[..., Path], tmp_path: Path) -> dict[str, Any]:
-    """A recipe over NLI pairs, as a file holds it."""
+    """A recipe over NLI pairs, as in a file."""
     return {
         "license": "apache-2.0",
         "description": "A test.",
@@ -71,7 +71,7 @@ def process(arguments: list[str], launcher: tuple[str, ...] = ()) -> subprocess.
 
 
 def saved_log(output: Path) -> dict[int, float]:
-    """Step -> loss, over all the processes that took part."""
+    """Step -> loss, over all participating processes."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     steps = {}
@@ -119,7 +119,7 @@ def test_what_a_run_leaves(
 
 
 def test_the_best_is_kept(content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it is not the last; the untrained model does not count."""
+    """Even if it is not the last; the untrained model does not count."""
     scores = iter([99.0, 10.0, 30.0, 20.0, 30.0, 30.0])  # start, steps 3, 6, 9, 12; the last: of the result
     seen: list[tuple[int, dict[str, Any]]] = []
 
@@ -189,7 +189,7 @@ def test_of_perplexities_the_lowest_is_best(
     assert (result["steps"], result["best_step"]) == (4, 2)
 
 
-def test_an_unknown_select_is_told_before_training(content: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unknown_select_fails_before_training(content: dict[str, Any], tmp_path: Path) -> None:
     content["evaluation"]["select"] = "nli_spearman"
     with pytest.raises(ValueError, match=r"evaluation.select 'nli_spearman' .* nli_accuracy"):
         train(make(content), tmp_path / "run")
@@ -203,7 +203,7 @@ def test_dev_labels_in_another_order_are_refused(content: dict[str, Any], tmp_pa
 
 
 def stop_in_writing(recipe: Recipe, output: Path) -> None:
-    """Leave the second checkpoint as if the run was killed while its last file was written."""
+    """Leave the second checkpoint as if the run had been killed while writing its last file."""
     original = trainer._Trainer._save_checkpoint
 
     def save_checkpoint(self: Any, *arguments: Any, **others: Any) -> None:
@@ -221,9 +221,7 @@ def stop_in_writing(recipe: Recipe, output: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["step", "save"])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(
-    where: str, content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_killed_run_resumes_exactly(where: str, content: dict[str, Any], tmp_path: Path) -> None:
     content["model"]["dropout"] = 0.2
     content["data"]["other"] = nli_source(write_nli(tmp_path / "other.tsv", 52, 5))
     content["training"] |= {"gradient_accumulation": 2, "epochs": 2, "eval_steps": 6, "schedule": "annealed"}
@@ -268,7 +266,7 @@ def test_a_run_stopped_after_its_last_step_is_finished(content: dict[str, Any], 
             assert torch.equal(weights(output)[name], tensor), name
 
 
-def test_two_processes_are_one(
+def test_two_processes_train_like_one(
     content: dict[str, Any], tmp_path: Path, make_model: Callable[..., Path]
 ) -> None:
     """For a loss of single pairs, and for two that compare with the texts of the other process."""
@@ -313,7 +311,7 @@ def test_two_processes_are_one(
         assert len(list((tmp_path / "two" / name / "tensorboard").iterdir())) == 1  # of rank 0 alone
 
 
-def test_accumulated_batches_are_one(content: dict[str, Any], tmp_path: Path) -> None:
+def test_accumulated_batches_equal_one(content: dict[str, Any], tmp_path: Path) -> None:
     def collect(name: str, **training: Any) -> list[float]:
         train(make(content, max_steps=1, learning_rate=1e-3, **training), tmp_path / name)
         return losses(tmp_path / name)
@@ -323,7 +321,7 @@ def test_accumulated_batches_are_one(content: dict[str, Any], tmp_path: Path) ->
     one, two = collect("one", batch_size=8), collect("two", batch_size=4, gradient_accumulation=2)
     assert one == pytest.approx(two, abs=1e-6)
     for key, tensor in weights(tmp_path / "one").items():
-        # Adam's first step is lr · g / (|g| + eps): what is less than its eps is no gradient
+        # Adam's first step is lr · g / (|g| + eps): below eps, g does not count as a gradient
         close = (weights(tmp_path / "two")[key] - tensor).abs() < 1e-5
         assert close.float().mean() > 0.98, key
 
@@ -352,7 +350,7 @@ def test_gradcache_has_the_gradients_of_the_whole_batch(
         loss.backward()
         return loss.item(), [parameter.grad.clone() for parameter in objective.parameters()]
 
-    # with dropout, the same pieces without recomputation draw the same masks
+    # with dropout, the same mini-batches without recomputation draw the same masks
     pieces = []
     if dropout:
         objective.mini_batch_size = 4
@@ -383,7 +381,7 @@ def test_bf16_trains(content: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("logging_steps", [1, 50])
-def test_a_loss_that_is_no_number_ends_the_run(
+def test_a_nan_loss_stops_the_run(
     logging_steps: int, content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = objective_class("sbert")

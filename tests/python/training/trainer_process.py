@@ -1,4 +1,4 @@
-"""Trains recipes in a process of its own: ``FILE,FILE OUTPUT``; ``FILE OUTPUT STEP`` is killed before that step."""
+"""Trains recipes in a separate process: ``FILE,FILE OUTPUT``; ``FILE OUTPUT STEP`` is killed before that step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 
 def kill_at(step: int) -> None:
-    """End this process as a power failure would, before a step."""
+    """Kill this process before a step, as a power failure would."""
     original = callbacks.Progress.on_step_begin
 
     def on_step_begin(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
