@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedkit import Encoder
+from embedkit import Encoder, _core
 
 STAGES = ["tokenize", "quantize", "products", "attention", "element-wise", "pool", "hand-over", "wait"]
 TEXTS = ["the weather is lovely today", "people look", "a", "sunny day in the stadium and out"] * 200
@@ -20,17 +20,17 @@ def test_stages_cover_the_call(precision: str, threads: int, make_model: Callabl
     encoder = Encoder(make_model(), precision=precision, threads=threads)
     engine = encoder._engine
     tokenizer = engine.tokenizer
-    options = {
-        "threads": threads,
-        "prefix_ids": list(tokenizer.prefix_ids),
-        "suffix_ids": list(tokenizer.suffix_ids),
-        "max_length": 64,
-    }
+    options = _core.EncodeOptions(
+        threads=threads,
+        prefix_ids=list(tokenizer.prefix_ids),
+        suffix_ids=list(tokenizer.suffix_ids),
+        max_length=64,
+    )
     for texts in (TEXTS, TEXTS[:1]):  # batches per thread, and one batch for all workers
         plain, without = engine.core.encode(texts, tokenizer.core, options)
         assert "stages" not in without
         start = time.perf_counter()
-        vectors, stats = engine.core.encode(texts, tokenizer.core, {**options, "profile": True})
+        vectors, stats = engine.core.encode(texts, tokenizer.core, options.replace(profile=True))
         elapsed = time.perf_counter() - start
         np.testing.assert_array_equal(vectors, plain)
         stages = stats["stages"]

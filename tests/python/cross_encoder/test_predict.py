@@ -220,7 +220,7 @@ def test_threads_share_one_model(make_cross_encoder: Make) -> None:
     [
         ("text", "expected a pair of texts or a list of pairs, got str"),
         (7, "got int"),
-        (["a", "b", "c"], r"pairs\[0\] holds 3 items, not two texts; one list of texts is no list of pairs"),
+        (["a", "b", "c"], r"pairs\[0\] holds 3 items, not two texts; to score several pairs, pass"),
         ([("a", "b"), "cd"], r"pairs\[1\] is str, not a pair"),
         ([("a", "b"), ("c",)], r"pairs\[1\] holds 1 items"),
         ([("a", "b"), ("c", 4)], r"pairs\[1\]\[1\] is int, not str"),

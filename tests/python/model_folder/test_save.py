@@ -66,9 +66,7 @@ def test_int8_round_trip(make_model: Make, tmp_path: Path, texts: list[str]) -> 
 
 def test_int8_folder_has_no_fp32(make_model: Make, tmp_path: Path) -> None:
     Encoder(make_model()).save(tmp_path / "int8", precision="int8")
-    with pytest.raises(
-        ValueError, match=r"precision='fp32': .*int8 holds int8 weights, the fp32 ones are not"
-    ):
+    with pytest.raises(ValueError, match=r"precision='fp32': .*int8 holds int8 weights and no fp32 weights"):
         Encoder(tmp_path / "int8", precision="fp32")
     with pytest.raises(ValueError, match="the fp32 ones are not in it"):
         Encoder(tmp_path / "int8").save(tmp_path / "x", precision="fp32")
@@ -209,7 +207,7 @@ def test_verify_finds_changes(make_model: Make, tmp_path: Path, precision: str) 
     row = tensors["encoder.layer.0.output.dense.weight"]
     row[0, 0] = 5 if row[0, 0] != 5 else 6
     save_file(tensors, damaged / file)
-    with pytest.raises(ValueError, match="the weights are not those that were saved"):
+    with pytest.raises(ValueError, match="the weights have changed since they were saved"):
         Encoder(damaged).verify()
     for name, key, value in (
         ("2_Dense/config.json", "activation_function", "torch.nn.modules.activation.GELU"),
@@ -238,12 +236,12 @@ def test_ranges_are_kept_for_int8_embeddings(make_model: Make, tmp_path: Path, t
             saved.encode(texts[7], precision="int8", normalize_embeddings=True), lone
         )
         np.testing.assert_array_equal(saved.encode(texts[7], precision="int8", truncate_dim=8), lone[:8])
-        with pytest.raises(ValueError, match="those saved in the model folder are for vectors truncated"):
+        with pytest.raises(ValueError, match="those saved in the model folder are for embeddings truncated"):
             saved.encode(texts[7], precision="int8", truncate_dim=8, normalize_embeddings=True)
     Encoder(tmp_path / "b", truncate_dim=8).save(tmp_path / "c")  # with the ranges of 8 dimensions
     shorter = Encoder(tmp_path / "c")
     np.testing.assert_array_equal(shorter.encode(texts[7], precision="int8"), lone[:8])
-    with pytest.raises(ValueError, match="those saved in the model folder are for vectors truncated"):
+    with pytest.raises(ValueError, match="those saved in the model folder are for embeddings truncated"):
         shorter.encode("a", precision="uint8", truncate_dim=9)
     with pytest.raises(ValueError, match=r"expected \(2, 32\)"):
         encoder.save(tmp_path / "d", ranges=ranges[:, :5])

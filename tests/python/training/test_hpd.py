@@ -228,7 +228,7 @@ def test_refusals(make_model: MakeModel) -> None:
         )
     with pytest.raises(ValueError, match="teachers is empty"):
         HpdOptions([])
-    with pytest.raises(ValueError, match="expected one of sum, mean"):
+    with pytest.raises(ValueError, match="expected one of sum; mean"):
         HpdOptions(options.teachers, reduction="max")
     with pytest.raises(ValueError, match="expected one of float16, float32"):
         HpdOptions(options.teachers, storage="int8")
