@@ -230,7 +230,7 @@ def test_refusals(make_model: MakeModel) -> None:
         HpdOptions([])
     with pytest.raises(ValueError, match="expected one of sum; mean"):
         HpdOptions(options.teachers, reduction="max")
-    with pytest.raises(ValueError, match="expected one of float16, float32"):
+    with pytest.raises(ValueError, match="expected one of float16; float32"):
         HpdOptions(options.teachers, storage="int8")
     with pytest.raises(ValueError, match="must not be negative"):
         HpdOptions(options.teachers, similarity=-1)
