@@ -34,7 +34,7 @@ def encoder(make_model: Make) -> Encoder:
         ([1], r"texts\[0\] is int, not str"),
         ([["a"]], r"texts\[0\] is list, not str"),
         (("a", float("nan")), r"texts\[1\] is float, not str"),
-        (np.array("abc"), r"got ndarray without dimensions: take the text out of it with \.item\(\)"),
+        (np.array("abc"), r"got ndarray without dimensions: get the text with \.item\(\)"),
         (np.array([1, 2]), r"texts\[0\] is \w*int\w*, not str"),
     ],
 )
