@@ -165,10 +165,10 @@ def test_numpy_integers_are_integers(encoder: Encoder) -> None:
         ({"threads": True}, "threads must be a positive integer, not True"),
         ({"threads": 2**31}, "threads must be at most 1024, not 2147483648"),
         ({"trust_remote_code": True}, r"Encoder\(trust_remote_code=\.\.\.\) is not supported: .* never runs"),
-        ({"backend": "torch"}, "backend='torch' is one of sentence-transformers"),
+        ({"backend": "torch"}, "backend='torch' is not supported"),
         ({"backend": "tf"}, "unknown backend='tf'; expected one of 'auto', 'onnx'"),
         ({"onnx_file": "model.onnx"}, "onnx_file='model.onnx' is for backend='onnx'"),
-        ({"max_length": 2}, r"max_length must be from 3 \(2 special tokens and one more\) to 64"),
+        ({"max_length": 2}, r"max_length must be from 3 \(2 special tokens and one token of text\) to 64"),
         ({"max_length": 65}, "to 64 .* not 65"),
         (
             {"on_overflow": "ignore"},
