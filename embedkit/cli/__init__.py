@@ -1,5 +1,1 @@
-"""``embedkit-index``: build an index of texts, change it, query it, and look at it."""
-
-from .main import main
-
-__all__ = ["main"]
+"""The programs ``embedkit-index`` (`main`) and ``embedkit-model`` (`model`)."""
