@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -21,11 +22,10 @@ using Names = std::vector<std::pair<const char*, Value>>;
 /// The value of a name; another name is the caller's error.
 template <typename Value>
 Value choose(const std::string& name, const char* what, const Names<Value>& known) {
-  std::string names;
-  for (const auto& [key, value] : known) {
+  for (const auto& [key, value] : known)
     if (name == key) return value;
-    names += (names.empty() ? "" : ", ") + std::string(key);
-  }
+  std::string names;
+  for (const auto& [key, value] : known) names += (names.empty() ? "" : ", ") + std::string(key);
   throw pybind11::value_error(concat(what, " is '", name, "'; expected one of ", names));
 }
 
@@ -76,14 +76,13 @@ void bind_options(pybind11::module_& m, const char* name, const std::vector<Fiel
   const auto assign = [=](T& to, const py::kwargs& given) {
     for (const auto& [key, value] : given) {
       const auto wanted = py::cast<std::string>(key);
-      std::string known;
-      const Field<T>* found = nullptr;
-      for (const Field<T>& field : fields) {
-        if (wanted == field.name) found = &field;
-        known += (known.empty() ? "" : ", ") + std::string(field.name);
-      }
-      if (found == nullptr)
+      const auto found = std::find_if(fields.begin(), fields.end(),
+                                      [&](const Field<T>& field) { return wanted == field.name; });
+      if (found == fields.end()) {
+        std::string known;
+        for (const Field<T>& field : fields) known += (known.empty() ? "" : ", ") + std::string(field.name);
         throw py::type_error(concat(name, " has no option '", wanted, "'; it has ", known));
+      }
       try {
         found->set(to, py::reinterpret_borrow<py::object>(value));
       } catch (const py::cast_error&) {

@@ -1,5 +1,1 @@
-"""``embedkit-index``: build, change, query and inspect an index of texts."""
-
-from .main import main
-
-__all__ = ["main"]
+"""The programs ``embedkit-index`` (`main`), ``embedkit-model`` (`model`) and ``embedkit-serve`` (`serve`)."""

@@ -5,18 +5,39 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_threads
-from ..index import Index, ModelMismatchError
-from ..index.build.memory import DEFAULT_MAX_MEMORY
 from .terminal import printable
 
 if TYPE_CHECKING:
-    from .. import Encoder
+    from .. import Encoder, Index
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
+    "EXIT_USAGE",
+    "CommandError",
+    "add_max_memory",
+    "add_threads",
+    "byte_size",
+    "complain",
+    "duration",
+    "integer",
+    "load_encoder",
+    "load_index_encoder",
+    "plural",
+    "print_json",
+    "run",
+    "show",
+    "size",
+]
 
 __all__ = [
     "EXIT_FAILED",
@@ -56,6 +77,59 @@ class CommandError(Exception):
         self.code = code
 
 
+def run(
+    program: str,
+    parse: Callable[[], argparse.Namespace],
+    *,
+    usage: tuple[type[Exception], ...],
+    failed: tuple[type[Exception], ...] = (),
+    interrupted: str = "interrupted",
+) -> int:
+    """Run a command of ``program``, turn its errors into messages on stderr, and return the exit code.
+
+    Args:
+        program: starts each message.
+        parse: parses the arguments; the result's ``run`` is the command.
+        usage: errors of wrong usage or input; they take precedence over those of a failure.
+        failed: errors of a failure besides the usual ones. All others are bugs, and propagate.
+        interrupted: the message after Ctrl-C.
+    """
+    failures: tuple[type[Exception], ...] = (ImportError, OSError, RuntimeError, TypeError, *failed)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    try:
+        arguments = parse()
+    except SystemExit as stop:  # argparse has printed help or an error
+        return int(stop.code or 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}", program)
+            code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. The interpreter flushes stdout once more when it exits.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except KeyboardInterrupt:
+        complain(interrupted, program)
+        return EXIT_INTERRUPTED
+    except CommandError as error:
+        complain(str(error), program)
+        return error.code
+    except usage as error:
+        complain(str(error), program)
+        return EXIT_USAGE
+    except MemoryError as error:
+        complain(f"out of memory: {error}".removesuffix(": "), program)
+        return EXIT_FAILED
+    except failures as error:
+        complain(str(error), program)
+        return EXIT_FAILED
+
+
 def integer(check: Callable[[Any], int]) -> Callable[[str], int]:
     """A type for argparse: an integer that ``check`` accepts."""
 
@@ -91,6 +165,8 @@ def add_threads(command: argparse.ArgumentParser) -> None:
 
 def add_max_memory(command: argparse.ArgumentParser) -> None:
     """Add ``--max-memory``."""
+    from ..index.build.memory import DEFAULT_MAX_MEMORY  # embedkit-model does not load the index package
+
     command.add_argument(
         "--max-memory",
         type=byte_size,
@@ -112,6 +188,8 @@ def load_encoder(model: str | None, precision: str, threads: int | None, device:
 
 def load_index_encoder(index: Index) -> None:
     """Load the model named in an index, before the work starts rather than in the middle of it."""
+    from ..index import ModelMismatchError
+
     try:
         index.encoder  # noqa: B018 (loads the model)
     except (ValueError, FileNotFoundError) as error:

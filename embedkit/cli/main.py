@@ -1,18 +1,14 @@
-"""``embedkit-index``: runs the command given by the arguments, and turns errors into exit codes."""
+"""``embedkit-index``: build an index of texts, change it, query it, and look at it."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import sys
-import warnings
 from collections.abc import Sequence
 
 from .. import __version__
 from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
 from . import build, change, query, tune
-from .common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, CommandError, complain
+from .common import run
 
 __all__ = ["main"]
 
@@ -35,39 +31,12 @@ exit codes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-index`` with ``argv`` (default: the process's arguments) and return its exit code."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller, as by >&-
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    try:
-        arguments = _parse(argv)
-    except SystemExit as stop:  # argparse has printed help or an error
-        return int(stop.code or 0)
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}")
-            code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough. The interpreter flushes stdout once more when it exits.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return EXIT_INTERRUPTED
-    except CommandError as error:
-        complain(str(error))
-        return error.code
-    except (InputError, IndexExistsError, IndexNotFoundError) as error:
-        complain(str(error))
-        return EXIT_USAGE
-    except MemoryError as error:
-        complain(f"out of memory: {error}".removesuffix(": "))
-        return EXIT_FAILED
-    except (ModelMismatchError, ImportError, OSError, RuntimeError, TypeError) as error:
-        complain(str(error))  # BuildError and IndexDamagedError are RuntimeErrors
-        return EXIT_FAILED
+    return run(
+        "embedkit-index",
+        lambda: _parse(argv),
+        usage=(InputError, IndexExistsError, IndexNotFoundError),
+        failed=(ModelMismatchError,),
+    )
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

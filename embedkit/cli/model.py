@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from .. import __version__
-from .common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, complain
+from .common import EXIT_OK, run
 from .terminal import printable
 
 __all__ = ["main"]
-
-_complain = partial(complain, program="embedkit-model")
 
 _EPILOG = """\
 examples:
@@ -36,24 +32,12 @@ core. onnx: one graph from token ids to the embedding, which Encoder(OUT, backen
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-model`` with ``argv`` (default: the process's arguments) and return its exit code."""
-    try:
-        arguments = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed help or an error
-        return int(stop.code or 0)
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
-            code: int = arguments.run(arguments)
-        return code
-    except KeyboardInterrupt:
-        _complain("interrupted: nothing was written")
-        return EXIT_INTERRUPTED
-    except (FileExistsError, FileNotFoundError, ValueError) as error:
-        _complain(str(error))
-        return EXIT_USAGE
-    except (ImportError, OSError, RuntimeError) as error:
-        _complain(str(error))
-        return EXIT_FAILED
+    return run(
+        "embedkit-model",
+        lambda: _parser().parse_args(argv),
+        usage=(FileExistsError, FileNotFoundError, ValueError),
+        interrupted="interrupted: nothing was written",
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,9 +6,11 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..index.build.settings import Progress
+if TYPE_CHECKING:
+    from ..index.build.settings import Progress
+
 
 __all__ = ["ProgressBar", "cut", "display_width", "printable", "table"]
 
@@ -96,6 +98,8 @@ class ProgressBar:
 
     def __enter__(self) -> ProgressBar:
         """Start the clock."""
+        from ..index.build.settings import Progress  # embedkit-model does not load the index package
+
         self.update(Progress("encode", 0, None))
         return self
 

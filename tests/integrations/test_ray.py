@@ -23,7 +23,7 @@ from pyarrow import parquet
 from ray.cluster_utils import Cluster
 
 from embedkit import Encoder
-from embedkit.cli import main
+from embedkit.cli.main import main
 from embedkit.documents.readers import Corpus
 from embedkit.index import BuildSettings, Index, InputError
 from embedkit.index.errors import IndexExistsError, ResumeError

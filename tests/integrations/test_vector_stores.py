@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from embedkit import Encoder
-from embedkit.cli import main
+from embedkit.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 QUERY = "something warm for dinner"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
-from embedkit.cli import main
 from embedkit.cli.common import byte_size
+from embedkit.cli.main import main
 from embedkit.index import Index
 from embedkit.index.storage.layout import Writer
 

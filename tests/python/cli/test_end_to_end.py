@@ -15,7 +15,7 @@ from embedkit import Encoder, Index
 from embedkit.index import ModelMismatchError
 
 CORPUS = Path(__file__).parents[3] / "examples" / "corpus.jsonl"
-COMMAND = (sys.executable, "-c", "import sys; from embedkit.cli import main; sys.exit(main())")
+COMMAND = (sys.executable, "-c", "import sys; from embedkit.cli.main import main; sys.exit(main())")
 
 
 def run(*arguments, **options):
@@ -147,7 +147,7 @@ def test_ctrl_c_while_encoding(tmp_path):
 
 
 def test_importing_embedkit_loads_no_faiss():
-    code = "import sys, embedkit.cli, embedkit.index; print('faiss' in sys.modules, 'torch' in sys.modules)"
+    code = "import sys, embedkit.cli.main; print('faiss' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_encoder import FakeEncoder
 
-from embedkit.cli import main
+from embedkit.cli.main import main
 from embedkit.cli.terminal import display_width
 from embedkit.index import Index
 
@@ -24,7 +24,7 @@ sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 import embedkit
 from fake_encoder import FakeEncoder
 embedkit.Encoder = FakeEncoder
-from embedkit.cli import main
+from embedkit.cli.main import main
 sys.exit(main())
 """
 
@@ -426,8 +426,6 @@ def test_options_may_stand_between_index_and_texts(index, capsys):
 
 
 def test_closed_stdout(index):
-    code = (
-        "import sys; sys.stdout = None; from embedkit.cli import main; sys.exit(main(['info', sys.argv[1]]))"
-    )
+    code = "import sys; sys.stdout = None; from embedkit.cli.main import main; sys.exit(main(['info', sys.argv[1]]))"
     done = subprocess.run([sys.executable, "-c", code, index], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

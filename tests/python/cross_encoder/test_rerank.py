@@ -12,7 +12,7 @@ from embedkit import CrossEncoder
 
 pytest.importorskip("faiss")
 
-from embedkit.cli import main
+from embedkit.cli.main import main
 from embedkit.index import Hit, rerank
 
 TEXTS = ["the weather is lovely", "people stay out", "now and then", "a b c", "the people and the weather"]
