@@ -17,36 +17,36 @@ from embedkit.index.storage.layout import Writer
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch, tmp_path):
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
-def write(name, begin, end, word="text"):
+def write(name: str, begin: int, end: int, word: str = "text") -> str:
     lines = [{"id": f"k{n}", "text": f"{word} number {n}", "n": n} for n in range(begin, end)]
     Path(name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return name
 
 
 @pytest.fixture
-def index(capsys):
+def index(capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["build", write("x.jsonl", 0, 20), "-o", "index"]) == 0
     capsys.readouterr()
     return "index"
 
 
-def done(capsys, *arguments, code=0):
+def done(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
     assert main(list(map(str, arguments))) == code, capsys.readouterr().err
     out, err = capsys.readouterr()
     return err if code else out.splitlines()[-1]
 
 
-def found(capsys, *arguments):
+def found(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
     assert main(["query", "index", *map(str, arguments), "--json"]) == 0
     return [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()]
 
 
-def test_add_upsert_delete_compact_verify(index, capsys):
+def test_add_upsert_delete_compact_verify(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert done(capsys, "add", index, write("a.jsonl", 20, 25)).startswith("index: 5 documents added in ")
     assert "the id 'k20' is already in the index" in done(capsys, "add", index, "a.jsonl", code=2)
     line = done(capsys, "upsert", index, write("b.jsonl", 24, 26, "new"))
@@ -74,7 +74,7 @@ def test_add_upsert_delete_compact_verify(index, capsys):
     assert "factory" in done(capsys, "compact", index, "--factory", "bogus", code=2)
 
 
-def test_query_options(index, capsys):
+def test_query_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(found(capsys, "number", "--where", "n < 3")) == ["k0", "k1", "k2"]
     assert found(capsys, "number 7", "--hybrid", "-k", 1) == ["k7"]
     assert main(["query", index, "a", "b", "--stats"]) == 0
@@ -91,7 +91,7 @@ def test_query_options(index, capsys):
     assert "no document found" in done(capsys, "query", index, "x", "--where", "n > 1000")
 
 
-def test_merge(index, capsys):
+def test_merge(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", write("y.jsonl", 20, 30), "-o", "other"]) == 0
     line = done(capsys, "merge", index, "other", "-o", "both")
     assert line == "both: 30 documents in 2 segments; 'embedkit-index compact' merges them"
@@ -99,7 +99,7 @@ def test_merge(index, capsys):
     assert "at least two" in done(capsys, "merge", index, "-o", "x", code=2)
 
 
-def test_import_and_export(index, capsys):
+def test_import_and_export(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert done(capsys, "export", index, "out.faiss") == "out.faiss: 20 vectors; ids in out.faiss.ids.jsonl"
     assert faiss.read_index("out.faiss").ntotal == 20
     assert done(capsys, "import", "out.faiss", "x.jsonl", "-o", "back") == "back: 20 documents imported"
@@ -108,7 +108,7 @@ def test_import_and_export(index, capsys):
     assert "already exists" in done(capsys, "export", index, "out.faiss", code=2)
 
 
-def test_export_parquet(index, capsys):
+def test_export_parquet(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: it writes parquet")
     assert done(capsys, "export", index, "out.parquet") == "out.parquet: 20 documents"
     table = parquet.read_table("out.parquet")
@@ -127,12 +127,14 @@ def test_export_parquet(index, capsys):
     np.testing.assert_allclose(scores[:, 0], 1, atol=1e-6)
 
 
-def test_the_estimate_also_skips_an_unusable_text(capsys):
+def test_a_text_that_cannot_be_encoded_is_skipped_by_the_estimate_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("x.jsonl").write_text('{"text": "lone \\ud800"}\n{"text": "good"}\n')
     assert "1 malformed line skipped" in done(capsys, "build", "x.jsonl", "-o", "new", "--on-error", "skip")
 
 
-def test_the_engine_has_its_own_options(index, capsys):
+def test_the_engine_has_options_of_its_own(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--shards needs --engine ray" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
     )
@@ -140,14 +142,14 @@ def test_the_engine_has_its_own_options(index, capsys):
     assert "--vectors cannot be combined with --engine ray" in line
 
 
-def test_given_vectors(capsys):
+def test_given_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     np.save("v.npy", np.eye(32, dtype=np.float32)[:20])
     assert main(["build", write("x.jsonl", 0, 20), "-o", "index", "--vectors", "v.npy"]) == 0
     with Index.open("index", FakeEncoder()) as index:
         assert index.ids(index.search_vectors(np.eye(32)[:20], 1)[1][:, 0]) == [f"k{n}" for n in range(20)]
 
 
-def test_a_second_writer_exits_with_1(index, capsys):
+def test_a_second_writer_exits_with_1(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     import os
 
     with Writer(Path(index)):
@@ -156,7 +158,7 @@ def test_a_second_writer_exits_with_1(index, capsys):
         )
 
 
-def test_too_little_memory_exits_with_1(index, capsys):
+def test_too_little_memory_exits_with_1(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     err = done(capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "1MB", code=1)
     assert "a build within 1 MB is not possible" in err
     assert not Path("new").exists()
@@ -166,11 +168,11 @@ def test_too_little_memory_exits_with_1(index, capsys):
     ("text", "size"),
     [("2GB", 2 * 10**9), ("512MiB", 512 << 20), ("1.5 gib", 3 << 29), ("100", 100), ("7k", 7000)],
 )
-def test_sizes(text, size):
+def test_sizes(text: str, size: int) -> None:
     assert byte_size(text) == size
 
 
-def test_an_invalid_size(index, capsys):
+def test_a_size_that_is_none(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "'many': invalid size; expected e.g. 2GB" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "many", code=2
     )

@@ -1,12 +1,16 @@
 """The commands as a user runs them: with the built-in model, on the beginning of the sample corpus."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +22,14 @@ CORPUS = Path(__file__).parents[3] / "examples" / "corpus.jsonl"
 COMMAND = (sys.executable, "-c", "import sys; from embedkit.cli.main import main; sys.exit(main())")
 
 
-def run(*arguments, **options):
+def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, **options
     )
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory):
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("end-to-end")
     path = folder / "index"
     (folder / "head.jsonl").write_text("".join(CORPUS.read_text("utf-8").splitlines(True)[:600]), "utf-8")
@@ -36,7 +40,7 @@ def index(tmp_path_factory):
     return path
 
 
-def test_the_demo_queries_find_what_they_mean(index):
+def test_the_demo_queries_find_what_they_mean(index: Path) -> None:
     done = run(
         "query",
         index,
@@ -50,13 +54,13 @@ def test_the_demo_queries_find_what_they_mean(index):
     assert best == ["en-support-001", "en-science-001", "en-support-002"]
 
 
-def test_the_table(index):
+def test_the_table(index: Path) -> None:
     done = run("query", index, "Warum ist der Himmel blau?", "-k", "3")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 4
 
 
-def test_the_info_names_the_model(index):
+def test_the_info_names_the_model(index: Path) -> None:
     info = json.loads(run("info", index, "--json", "--verify").stdout)
     encoder = Encoder()
     assert info["fingerprint"] == encoder.fingerprint
@@ -64,7 +68,7 @@ def test_the_info_names_the_model(index):
     assert (info["precision"], info["dimension"], info["metric"]) == ("int8", 128, "cosine")
 
 
-def test_python_gives_the_same_as_exact_search(index):
+def test_python_gives_the_same_as_exact_search(index: Path) -> None:
     texts = [json.loads(line)["text"] for line in CORPUS.read_text("utf-8").splitlines()[:600]]
     queries = ["who invented printing", "how long should I sleep", "best soup in winter", "goalkeeper"]
     encoder = Encoder()
@@ -78,14 +82,14 @@ def test_python_gives_the_same_as_exact_search(index):
             )
 
 
-def test_a_truncated_encoder_is_found_again(tmp_path):
+def test_a_truncated_encoder_is_found_again(tmp_path: Path) -> None:
     Index.build(tmp_path / "index", ["a cat", "a dog", "the sea"], Encoder(truncate_dim=64)).close()
     with Index.open(tmp_path / "index") as index:
         assert index.dimension == 64
         assert index.search("kitten", k=1)[0][0].text == "a cat"
 
 
-def test_another_model_is_refused(index, make_model, tmp_path):
+def test_another_model_is_refused(index: Path, make_model: Callable[..., Path], tmp_path: Path) -> None:
     other = make_model()
     with pytest.raises(ModelMismatchError, match="fingerprint"):
         Index.open(index, Encoder(other))
@@ -95,7 +99,9 @@ def test_another_model_is_refused(index, make_model, tmp_path):
     assert Encoder(other).fingerprint in done.stderr
 
 
-def test_a_moved_model_folder(make_model, tmp_path, monkeypatch):
+def test_a_model_folder_and_where_it_went(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = shutil.copytree(make_model(), tmp_path / "model")
     (tmp_path / "x.txt").write_text("the weather is lovely today\nthe stadium\n")
     monkeypatch.chdir(folder.parent)
@@ -112,7 +118,7 @@ def test_a_moved_model_folder(make_model, tmp_path, monkeypatch):
     assert run("query", tmp_path / "index", "weather", "--model", moved).returncode == 0
 
 
-def test_wrong_arguments_of_the_model_exit_with_2(tmp_path):
+def test_wrong_arguments_of_the_model_exit_with_2(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("text\n")
     for option in (("--model", "./none"), ("--precision", "fp32"), ("--precision", "int3")):
         done = run("build", tmp_path / "x.txt", "-o", tmp_path / "index", *option)
@@ -121,7 +127,7 @@ def test_wrong_arguments_of_the_model_exit_with_2(tmp_path):
     assert not (tmp_path / "index").exists()
 
 
-def test_ctrl_c_while_encoding(tmp_path):
+def test_ctrl_c_while_encoding(tmp_path: Path) -> None:
     with (tmp_path / "x.txt").open("w") as file:
         file.writelines(
             f"a sentence about the number {number} and its many neighbours\n" for number in range(300_000)
@@ -146,8 +152,8 @@ def test_ctrl_c_while_encoding(tmp_path):
         process.kill()
 
 
-def test_importing_embedkit_loads_no_faiss():
-    code = "import sys, embedkit.cli.main; print('faiss' in sys.modules, 'torch' in sys.modules)"
+def test_importing_embedkit_loads_no_faiss() -> None:
+    code = "import sys, embedkit.cli, embedkit.index; print('faiss' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,3 +1,7 @@
+"""embedkit-index on the command line: build, query and info, terminals, errors and interrupts."""
+
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import os
@@ -9,8 +13,11 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
@@ -30,13 +37,13 @@ sys.exit(main())
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch, tmp_path):
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
-def corpus():
+def corpus() -> str:
     lines = [
         {"id": "cat", "text": "a cat sits on the mat", "lang": "en"},
         {"id": "dog", "text": "a dog runs over the road", "lang": "en"},
@@ -47,23 +54,23 @@ def corpus():
 
 
 @pytest.fixture
-def index(corpus, capsys):
+def index(corpus: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["build", corpus, "-o", "index"]) == 0
     capsys.readouterr()
     return "index"
 
 
-def start(*arguments, **options):
+def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", RUN, *arguments], **options)
 
 
-def run(*arguments, **options):
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-c", RUN, *arguments], capture_output=True, timeout=60, check=False, **options
     )
 
 
-def test_build_reports_what_it_did(corpus, capsys):
+def test_build_reports_what_it_did(corpus: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", corpus, "-o", "index"]) == 0
     out, err = capsys.readouterr()
     assert re.fullmatch(
@@ -74,7 +81,7 @@ def test_build_reports_what_it_did(corpus, capsys):
     assert err == ""
 
 
-def test_query_prints_a_table(index, capsys):
+def test_query_prints_a_table(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", index, "the cat sits", "-k", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["rank", "score", "id", "text"]
@@ -82,7 +89,7 @@ def test_query_prints_a_table(index, capsys):
     assert len(lines) == 3
 
 
-def test_several_queries_are_labelled(index, capsys):
+def test_several_queries_are_labelled(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", index, "cat", "dog", "-k", "1"]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if not line.startswith(("rank", "   "))] == [
@@ -92,7 +99,7 @@ def test_several_queries_are_labelled(index, capsys):
     ]
 
 
-def test_query_prints_json_lines(index, capsys):
+def test_query_prints_json_lines(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", index, "cat sits", "猫", "-k", "2", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["query"], line["rank"]) for line in lines] == [
@@ -106,7 +113,7 @@ def test_query_prints_json_lines(index, capsys):
     assert isinstance(lines[0]["score"], float)
 
 
-def test_queries_come_from_a_file_or_stdin(index, capsys):
+def test_queries_come_from_a_file_or_stdin(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("queries.txt").write_text("cat\n\ndog\n")
     assert main(["query", index, "--file", "queries.txt", "-k", "1"]) == 0
     expected = capsys.readouterr().out
@@ -116,7 +123,7 @@ def test_queries_come_from_a_file_or_stdin(index, capsys):
     assert (piped.returncode, piped.stdout.decode()) == (0, expected)
 
 
-def test_build_reads_stdin(capsys):
+def test_build_reads_stdin(capsys: pytest.CaptureFixture[str]) -> None:
     done = run("build", "-", "--format", "jsonl", "-o", "index", input=b'{"text": "one"}\n{"text": "two"}\n')
     assert done.returncode == 0, done.stderr
     with Index.open("index") as index:
@@ -124,7 +131,7 @@ def test_build_reads_stdin(capsys):
     assert run("build", "-", "-o", "lines", input=b"a\nb\n").returncode == 0
 
 
-def test_info(index, capsys):
+def test_info(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", index, "--json", "--verify"]) == 0
     info = json.loads(capsys.readouterr().out)
     assert (info["documents"], info["factory"], info["verified"]) == (3, "Flat", True)
@@ -132,7 +139,7 @@ def test_info(index, capsys):
     assert re.search(r"^documents +3$", capsys.readouterr().out, re.M)
 
 
-def test_info_verify_names_the_damaged_file(index, capsys):
+def test_info_verify_names_the_damaged_file(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = Path(index).glob("segments/*/vectors.faiss")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -142,7 +149,7 @@ def test_info_verify_names_the_damaged_file(index, capsys):
     assert "vectors.faiss: the content does not match its SHA-256" in capsys.readouterr().err
 
 
-def test_malformed_lines_stop_by_default(capsys):
+def test_malformed_lines_stop_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.jsonl").write_text('{"text": "a"}\nbad\n')
     assert main(["build", "x.jsonl", "-o", "index"]) == 2
     err = capsys.readouterr().err
@@ -153,7 +160,7 @@ def test_malformed_lines_stop_by_default(capsys):
     assert not Path("index").exists()
 
 
-def test_skipped_lines_are_reported_and_counted(capsys):
+def test_skipped_lines_are_reported_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.jsonl").write_text('{"text": "a"}\n\n' + "bad\n" * 30)
     assert main(["build", "x.jsonl", "-o", "index", "--on-error", "skip"]) == 0
     out, err = capsys.readouterr()
@@ -201,7 +208,9 @@ def test_skipped_lines_are_reported_and_counted(capsys):
         ([], "required: COMMAND"),
     ],
 )
-def test_wrong_usage_exits_with_2(index, capsys, arguments, message):
+def test_wrong_usage_exits_with_2(
+    index: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     Path("a.txt").write_text("text\n")
     Path("empty.txt").write_text("")
     Path("empty").mkdir()
@@ -210,15 +219,17 @@ def test_wrong_usage_exits_with_2(index, capsys, arguments, message):
     assert not Path("new").exists()
 
 
-def test_another_model_exits_with_1(index, capsys):
+def test_another_model_exits_with_1(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", index, "x", "--model", "other"]) == 1
     err = capsys.readouterr().err
     assert FakeEncoder("other").fingerprint in err
     assert FakeEncoder().fingerprint in err
 
 
-def test_a_model_that_is_gone_names_the_option(index, capsys, monkeypatch):
-    def gone(*_, **__):
+def test_a_model_that_is_gone_names_the_option(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any, **__: Any) -> NoReturn:
         raise FileNotFoundError("fake: no such model")
 
     monkeypatch.setattr("embedkit.Encoder", gone)
@@ -226,8 +237,10 @@ def test_a_model_that_is_gone_names_the_option(index, capsys, monkeypatch):
     assert "fake: no such model; if it was moved, give its path with --model" in capsys.readouterr().err
 
 
-def test_a_broken_model_is_not_reported_as_moved(index, capsys, monkeypatch):
-    def broken(*_, **__):
+def test_a_model_that_is_broken_is_not_said_to_be_moved(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> NoReturn:
         raise ValueError("EMBEDKIT_ISA is 'sse9'")
 
     monkeypatch.setattr("embedkit.Encoder", broken)
@@ -247,8 +260,14 @@ def test_a_broken_model_is_not_reported_as_moved(index, capsys, monkeypatch):
         (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
     ],
 )
-def test_an_encoder_that_fails_exits_with_1(index, capsys, monkeypatch, error, message):
-    def fail(self, *_, **__):
+def test_an_encoder_that_fails_exits_with_1(
+    index: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    message: str,
+) -> None:
+    def fail(self: FakeEncoder, *_: Any, **__: Any) -> NoReturn:
         raise error
 
     monkeypatch.setattr(FakeEncoder, "encode_query", fail)
@@ -259,7 +278,7 @@ def test_an_encoder_that_fails_exits_with_1(index, capsys, monkeypatch, error, m
     assert not Path("new").exists()
 
 
-def test_documents_cannot_steer_the_terminal(capsys):
+def test_documents_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.jsonl").write_text(
         json.dumps({"id": "\x1b[2J\x9b", "text": "a\x1b]0;title\x07\u202eb\nc\x85d"}) + "\n"
     )
@@ -272,8 +291,10 @@ def test_documents_cannot_steer_the_terminal(capsys):
     assert json.loads(capsys.readouterr().out)["text"] == "a\x1b]0;title\x07\u202eb\nc\x85d"
 
 
-def test_warnings_are_shown_plainly(index, capsys, monkeypatch):
-    def encode(self, sentences, **options):
+def test_warnings_are_shown_plainly(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(self: FakeEncoder, sentences: list[str], **options: Any) -> np.ndarray:
         warnings.warn("1 text was cut", UserWarning, stacklevel=2)
         return FakeEncoder.encode_document(self, sentences, **options)
 
@@ -282,7 +303,7 @@ def test_warnings_are_shown_plainly(index, capsys, monkeypatch):
     assert capsys.readouterr().err == "embedkit-index: warning: 1 text was cut\n"
 
 
-def test_help_and_version(capsys):
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"embedkit-index {importlib.metadata.version('embedkit')}\n"
     assert main(["--help"]) == 0
@@ -291,14 +312,14 @@ def test_help_and_version(capsys):
     assert "--on-error {stop,skip}" in capsys.readouterr().out
 
 
-def test_overwrite(index, capsys):
+def test_overwrite(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("new.txt").write_text("something new\n")
     assert main(["build", "new.txt", "-o", index, "--overwrite"]) == 0
     assert main(["query", index, "new"]) == 0
     assert "something new" in capsys.readouterr().out
 
 
-def test_a_broken_pipe_is_quiet(index):
+def test_a_broken_pipe_is_quiet(index: str) -> None:
     Path("queries.txt").write_text("cat\n" * 20_000)
     process = start("query", index, "--file", "queries.txt", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline()
@@ -308,7 +329,7 @@ def test_a_broken_pipe_is_quiet(index):
     assert process.wait(60) == 0
 
 
-def interrupt(process, ready):
+def interrupt(process: subprocess.Popen[bytes], ready: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
     while not ready():
         assert time.monotonic() < deadline, "the build did not start"
@@ -319,7 +340,7 @@ def interrupt(process, ready):
     assert time.monotonic() - begin < 5
 
 
-def test_ctrl_c_stops_a_build_that_waits_for_input():
+def test_ctrl_c_stops_a_build_that_waits_for_input() -> None:
     process = start("build", "-", "-o", "index", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         process.stdin.write(b"text\n")
@@ -332,7 +353,7 @@ def test_ctrl_c_stops_a_build_that_waits_for_input():
         process.communicate()
 
 
-def test_ctrl_c_leaves_a_build_that_the_same_command_resumes(capsys):
+def test_ctrl_c_leaves_a_build_that_the_same_command_resumes(capsys: pytest.CaptureFixture[str]) -> None:
     lines = b"".join(b"text number %d\n" % number for number in range(2048 * 3))
     process = start("build", "-", "-o", "index", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -362,7 +383,7 @@ def test_ctrl_c_leaves_a_build_that_the_same_command_resumes(capsys):
         assert len(index) == 2048 * 3
 
 
-def on_terminal(*arguments, columns):
+def on_terminal(*arguments: str, columns: int) -> tuple[int, str]:
     """Run with stdout and stderr on a pseudo-terminal of a given width; what was written there."""
     leader, follower = pty.openpty()
     environment = dict(os.environ, COLUMNS=str(columns))
@@ -370,7 +391,7 @@ def on_terminal(*arguments, columns):
     os.close(follower)
     written = []
 
-    def drain():
+    def drain() -> None:
         while True:
             try:
                 data = os.read(leader, 4096)
@@ -388,7 +409,7 @@ def on_terminal(*arguments, columns):
     return code, b"".join(written).decode("utf-8").replace("\r\n", "\n")
 
 
-def test_tables_fit_the_terminal(index):
+def test_tables_fit_the_terminal(index: str) -> None:
     code, out = on_terminal("query", index, "猫がマットに座っている", columns=34)
     assert code == 0
     lines = out.splitlines()
@@ -396,7 +417,7 @@ def test_tables_fit_the_terminal(index):
     assert all(display_width(line) <= 34 for line in lines)
 
 
-def test_progress_shows_on_a_terminal_only(corpus):
+def test_progress_shows_on_a_terminal_only(corpus: str) -> None:
     code, out = on_terminal("build", corpus, "-o", "index", columns=100)
     assert code == 0
     assert "encoding: 100%" in out
@@ -404,7 +425,7 @@ def test_progress_shows_on_a_terminal_only(corpus):
     assert run("build", corpus, "-o", "index", "--overwrite").stderr == b""
 
 
-def test_output_in_another_encoding(index):
+def test_output_in_another_encoding(index: str) -> None:
     environment = dict(os.environ, PYTHONIOENCODING="ascii")
     done = run("query", index, "猫がマットに座っている", "--json", "-k", "1", env=environment)
     assert json.loads(done.stdout)["text"] == "猫がマットに座っている"
@@ -412,20 +433,22 @@ def test_output_in_another_encoding(index):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_damaged_file_is_not_a_skippable_line(capsys):
+def test_a_damaged_file_is_not_called_a_line_to_skip(capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.txt.gz").write_bytes(b"no gzip data")
     assert main(["build", "x.txt.gz", "-o", "index", "--on-error", "skip"]) == 2
     assert "--on-error" not in capsys.readouterr().err
 
 
-def test_options_may_stand_between_index_and_texts(index, capsys):
+def test_options_may_stand_between_index_and_texts(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", index, "-k", "1", "apple", "--json", "banana"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert main(["query", index, "apple", "--colour"]) == 2
     assert "unrecognized arguments: --colour" in capsys.readouterr().err
 
 
-def test_closed_stdout(index):
-    code = "import sys; sys.stdout = None; from embedkit.cli.main import main; sys.exit(main(['info', sys.argv[1]]))"
+def test_closed_stdout(index: str) -> None:
+    code = (
+        "import sys; sys.stdout = None; from embedkit.cli import main; sys.exit(main(['info', sys.argv[1]]))"
+    )
     done = subprocess.run([sys.executable, "-c", code, index], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

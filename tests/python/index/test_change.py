@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
 import faiss
 import numpy as np
@@ -22,25 +26,25 @@ from embedkit.index import (
 )
 
 
-def documents(begin, end, word="text"):
+def documents(begin: int, end: int, word: str = "text") -> list[Document]:
     return [Document(f"{word} {n} of {n % 11}", f"k{n}", {"n": n}) for n in range(begin, end)]
 
 
 @pytest.fixture
-def index(tmp_path, encoder):
+def index(tmp_path: Path, encoder: FakeEncoder) -> Iterator[Index]:
     with Index.build(tmp_path / "index", documents(0, 500), encoder) as index:
         yield index
 
 
-def ids(index, query="text", k=1000, **options):
+def ids(index: Index, query: str = "text", k: int = 1000, **options: Any) -> set[str]:
     return {hit.id for hit in index.search(query, k=k, **options)[0]}
 
 
-def files(root):
+def files(root: Path) -> dict[Path, os.stat_result]:
     return {path: path.stat() for path in root.rglob("*") if path.is_file()}
 
 
-def test_adding_writes_what_is_added(index):
+def test_adding_writes_what_is_added(index: Index) -> None:
     before = files(index.path / "segments")
     assert index.add(documents(500, 510)).documents == 10
     after = files(index.path / "segments")
@@ -50,7 +54,7 @@ def test_adding_writes_what_is_added(index):
     assert index.search("text 505 of 10", k=1)[0][0].id == "k505"
 
 
-def test_deleting_writes_a_bitmap(index):
+def test_deleting_writes_a_bitmap(index: Index) -> None:
     before = files(index.path / "segments")
     assert index.delete([f"k{n}" for n in range(0, 500, 5)]) == 100
     assert files(index.path / "segments").keys() == before.keys()
@@ -64,7 +68,7 @@ def test_deleting_writes_a_bitmap(index):
     index.verify()
 
 
-def test_rows_and_ids_are_stable_under_deletions(index):
+def test_rows_and_ids_stay_when_others_go(index: Index) -> None:
     _, rows = index.search_vectors(index.encoder.encode_query(["text 77 of 0"]), 1)
     index.delete(["k3"])
     index.add(documents(500, 503))
@@ -73,7 +77,7 @@ def test_rows_and_ids_are_stable_under_deletions(index):
     assert index.ids(again[0]) == ["k77"]
 
 
-def test_a_reader_keeps_its_generation_until_it_refreshes(index, encoder):
+def test_a_reader_keeps_its_generation_until_it_refreshes(index: Index, encoder: FakeEncoder) -> None:
     with Index.open(index.path, encoder) as reader:
         index.delete(where="n >= 5")
         index.add(documents(500, 502))
@@ -86,11 +90,11 @@ def test_a_reader_keeps_its_generation_until_it_refreshes(index, encoder):
         assert ids(reader) == {"k0", "k1", "k2", "k3", "k4", "k500", "k501"}
 
 
-def test_threads_search_while_the_index_changes(index):
+def test_searches_go_on_in_threads_while_the_index_changes(index: Index) -> None:
     failures = []
     stop = threading.Event()
 
-    def work():
+    def work() -> None:
         while not stop.is_set():
             try:
                 hits = index.search("text 7 of 7", k=50, where="n >= 0")[0]
@@ -112,7 +116,7 @@ def test_threads_search_while_the_index_changes(index):
     assert failures == []
 
 
-def test_everything_can_be_deleted_and_added_again(index):
+def test_all_may_go_and_come_back(index: Index) -> None:
     assert index.delete(where="n >= 0") == 500
     assert (len(index), index.search("text"), index.info()["segments"]) == (0, [[]], 0)
     assert index.search(["text", "x"], where="n = 1", hybrid=True) == [[], []]
@@ -122,7 +126,7 @@ def test_everything_can_be_deleted_and_added_again(index):
     assert ids(index) == {"k0", "k1", "k2"}
 
 
-def test_upsert_of_an_id_twice_keeps_the_last(index):
+def test_upsert_of_an_id_twice_keeps_the_last(index: Index) -> None:
     written = index.upsert([*documents(0, 2), Document("first", "x"), Document("second", "x")])
     assert (written.documents, written.replaced) == (3, 2)
     assert [hit.text for hit in index.search("second", k=600)[0] if hit.id == "x"] == ["second"]
@@ -150,7 +154,7 @@ def test_upsert_of_an_id_twice_keeps_the_last(index):
         ),
     ],
 )
-def test_wrong_changes_change_nothing(index, change, message):
+def test_wrong_changes_change_nothing(index: Index, change: Callable[[Index], object], message: str) -> None:
     before = files(index.path)
     with pytest.raises(InputError, match=message):
         change(index)
@@ -161,7 +165,7 @@ def test_wrong_changes_change_nothing(index, change, message):
     assert len(index) == 500
 
 
-def test_arguments_of_delete(index):
+def test_arguments_of_delete(index: Index) -> None:
     for arguments in ({}, {"ids": ["k1"], "where": "n = 1"}):
         with pytest.raises(ValueError, match="give either the ids of the documents to delete or a condition"):
             index.delete(**arguments)
@@ -172,7 +176,7 @@ def test_arguments_of_delete(index):
     assert index.add([]).documents == 0
 
 
-def test_another_model_may_not_add(index):
+def test_another_model_may_not_add(index: Index) -> None:
     with (
         pytest.warns(UserWarning, match="may be meaningless"),
         Index.open(index.path, FakeEncoder("other"), force=True) as other,
@@ -182,7 +186,7 @@ def test_another_model_may_not_add(index):
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF8,SQ8", "HNSW8"])
-def test_compaction_folds_without_encoding(tmp_path, factory):
+def test_compaction_folds_without_encoding(tmp_path: Path, factory: str) -> None:
     encoder = FakeEncoder()
     with Index.build(tmp_path / "index", documents(0, 600), encoder, factory=factory) as index:
         index.add(documents(600, 700))
@@ -211,7 +215,7 @@ def test_compaction_folds_without_encoding(tmp_path, factory):
             index.compact(factory="bogus")
 
 
-def test_merging_shares_files_and_leaves_the_sources(tmp_path, encoder):
+def test_merging_shares_files_and_leaves_the_sources(tmp_path: Path, encoder: FakeEncoder) -> None:
     for name, begin in (("a", 0), ("b", 300), ("c", 600)):
         Index.build(tmp_path / name, documents(begin, begin + 300), encoder).close()
     with Index.open(tmp_path / "b", encoder) as b:
@@ -230,7 +234,7 @@ def test_merging_shares_files_and_leaves_the_sources(tmp_path, encoder):
         b.verify(sample=50)
 
 
-def test_what_cannot_be_merged(tmp_path, encoder):
+def test_what_cannot_be_merged(tmp_path: Path, encoder: FakeEncoder) -> None:
     Index.build(tmp_path / "a", documents(0, 10), encoder).close()
     Index.build(tmp_path / "b", documents(5, 20), encoder).close()
     Index.build(tmp_path / "c", documents(30, 40), FakeEncoder("other")).close()
@@ -252,7 +256,7 @@ def test_what_cannot_be_merged(tmp_path, encoder):
         Index.merge(tmp_path / "d", [tmp_path / "a", tmp_path / "f"])
 
 
-def test_verify_encodes_some_again(index):
+def test_verify_encodes_some_again(index: Index) -> None:
     assert index.verify(sample=40) == {
         "files": 3,
         "documents": 500,
@@ -269,7 +273,7 @@ def test_verify_encodes_some_again(index):
         index.verify(sample=40)
 
 
-def test_verify_finds_an_id_in_two_segments(index):
+def test_verify_finds_an_id_in_two_segments(index: Index) -> None:
     index.add([Document("x", "other")])
     name = index.generation.manifest.segments[1].name
     path = index.path / "segments" / name / "keys"
@@ -281,7 +285,7 @@ def test_verify_finds_an_id_in_two_segments(index):
         damaged.verify()
 
 
-def test_damaged_tombstones_are_named(index, encoder):
+def test_damaged_tombstones_are_named(index: Index, encoder: FakeEncoder) -> None:
     index.delete(["k1"])
     (bits,) = (index.path / "tombstones").iterdir()
     content = bits.read_bytes()
@@ -299,13 +303,13 @@ def test_damaged_tombstones_are_named(index, encoder):
         Index.open(index.path)
 
 
-def vectors(rows, dimension=32):
+def vectors(rows: int, dimension: int = 32) -> np.ndarray:
     array = np.random.default_rng(0).standard_normal((rows, dimension)).astype(np.float32)
     return array / np.linalg.norm(array, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF4,SQ8", "PCA16,Flat"])
-def test_a_faiss_file_is_imported_and_exported(tmp_path, encoder, factory):
+def test_a_faiss_file_comes_in_and_goes_out(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
     array = vectors(400)
     raw = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
     raw.train(array)
@@ -333,7 +337,7 @@ def test_a_faiss_file_is_imported_and_exported(tmp_path, encoder, factory):
         assert len(index) == 400
 
 
-def test_ids_of_a_faiss_file_become_the_documents_ids(tmp_path, encoder):
+def test_ids_of_a_faiss_file_become_the_documents_ids(tmp_path: Path, encoder: FakeEncoder) -> None:
     array = vectors(50)
     raw = faiss.IndexIDMap2(faiss.IndexFlatIP(32))
     raw.add_with_ids(array, np.arange(1000, 1050))
@@ -351,7 +355,7 @@ def test_ids_of_a_faiss_file_become_the_documents_ids(tmp_path, encoder):
         Index.import_faiss(tmp_path / "x", tmp_path / "in.faiss", encoder, [*missing, Document("x", "y")])
 
 
-def test_faiss_files_that_cannot_be_imported(tmp_path, encoder):
+def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncoder) -> None:
     cases = {
         "l2": faiss.IndexFlatL2(32),
         "narrow": faiss.IndexFlatIP(8),
@@ -385,7 +389,7 @@ def test_faiss_files_that_cannot_be_imported(tmp_path, encoder):
         Index.import_faiss(tmp_path / "two", tmp_path / "long", encoder, ["a", "b"], metric="dot")
 
 
-def test_documents_with_vectors(tmp_path, encoder):
+def test_documents_may_bring_their_vectors(tmp_path: Path, encoder: FakeEncoder) -> None:
     array = vectors(300) * 5
     made = [Document(f"text {n}", str(n), vector=array[n]) for n in range(0, 300, 2)]
     mixed = sorted(
@@ -404,7 +408,9 @@ def test_documents_with_vectors(tmp_path, encoder):
             Index.build(tmp_path / "bad", [Document("x", "x", vector=vector)], encoder)
 
 
-def test_a_build_that_needs_more_memory_than_one_part_searches_all(tmp_path, encoder, monkeypatch):
+def test_a_build_that_needs_more_memory_than_one_part_searches_all(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("embedkit.index.build.build_parts.faiss_budget", lambda bound: 64 * 32 * 8)
         built = Index.build(tmp_path / "index", documents(0, 500), encoder)
@@ -425,8 +431,10 @@ def test_a_build_that_needs_more_memory_than_one_part_searches_all(tmp_path, enc
         assert len(index.generation.segments[0].parts) == 1
 
 
-def test_full_disk_while_changing_leaves_the_generation(index, monkeypatch):
-    def full(*_):
+def test_full_disk_while_changing_leaves_the_generation(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> NoReturn:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("embedkit.index.storage.layout.os.fsync", full)

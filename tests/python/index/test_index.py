@@ -1,4 +1,11 @@
+"""Building an index, exact and approximate search, and what both refuse."""
+
+from __future__ import annotations
+
 import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -28,7 +35,7 @@ WORDS = (
 )
 
 
-def sentences(count, seed=0):
+def sentences(count: int, seed: int = 0) -> list[str]:
     rng = np.random.default_rng(seed)
     return [f"{' '.join(rng.choice(WORDS, 6))} {number}" for number in range(count)]
 
@@ -36,22 +43,22 @@ def sentences(count, seed=0):
 class Vectors(FakeEncoder):
     """Returns prepared vectors: the i-th for text number i."""
 
-    def __init__(self, vectors):
+    def __init__(self, vectors: np.ndarray) -> None:
         super().__init__(truncate_dim=vectors.shape[1])
         self.vectors = vectors
 
-    def encode_document(self, sentences, *, normalize_embeddings=False):
+    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool = False) -> np.ndarray:
         return self.vectors[[int(text) for text in sentences]]
 
     encode_query = encode_document
 
 
-def random_vectors(rows, dimension, seed=0):
+def random_vectors(rows: int, dimension: int, seed: int = 0) -> np.ndarray:
     vectors = np.random.default_rng(seed).standard_normal((rows, dimension)).astype(np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def test_flat_search_equals_numpy(tmp_path, encoder):
+def test_flat_search_equals_numpy(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = sentences(500)
     queries = sentences(20, seed=1)
     with Index.build(tmp_path / "index", texts, encoder) as index:
@@ -68,7 +75,7 @@ def test_flat_search_equals_numpy(tmp_path, encoder):
             assert abs(row[int(hit.id)] - hit.score) < 1e-5
 
 
-def test_dot_metric_does_not_normalize(tmp_path):
+def test_dot_metric_does_not_normalize(tmp_path: Path) -> None:
     vectors = np.array([[1, 0], [3, 0], [0, 2]], np.float32)
     with Index.build(tmp_path / "index", ["0", "1", "2"], Vectors(vectors), metric="dot") as index:
         assert [(hit.id, hit.score) for hit in index.search(np.array([2.0, 0.5]), k=3)[0]] == [
@@ -78,14 +85,14 @@ def test_dot_metric_does_not_normalize(tmp_path):
         ]
 
 
-def test_vector_queries_are_normalized_for_cosine(tmp_path):
+def test_vector_queries_are_normalized_for_cosine(tmp_path: Path) -> None:
     with Index.build(tmp_path / "index", ["0", "1"], Vectors(np.eye(2, dtype=np.float32))) as index:
         assert index.search(np.array([[10.0, 0.0]]), k=1)[0][0].score == pytest.approx(1.0)
         assert index.search(np.zeros((1, 2)), k=1)[0][0].score == 0.0
 
 
 @pytest.mark.parametrize("factory", ["IVF16,Flat", "RR16,IVF16,Flat", "IVF16,SQfp16", "IVF16,Flat,RFlat"])
-def test_ivf_with_every_list_is_exact(tmp_path, factory):
+def test_ivf_with_every_list_is_exact(tmp_path: Path, factory: str) -> None:
     vectors = random_vectors(1500, 16)
     texts = [str(number) for number in range(len(vectors))]
     with Index.build(tmp_path / "index", texts, Vectors(vectors), factory=factory) as index:
@@ -100,7 +107,7 @@ def test_ivf_with_every_list_is_exact(tmp_path, factory):
         assert narrow.shape == (50, 5)
 
 
-def test_auto_is_an_inverted_file_from_20000_on(tmp_path):
+def test_auto_is_an_inverted_file_from_20000_on(tmp_path: Path) -> None:
     vectors = random_vectors(20_000, 8)
     texts = [str(number) for number in range(len(vectors))]
     with Index.build(tmp_path / "ivf", texts, Vectors(vectors)) as index:
@@ -116,20 +123,20 @@ def test_auto_is_an_inverted_file_from_20000_on(tmp_path):
         assert index.info()["factory"] == "Flat"
 
 
-def test_a_scalar_quantizer_gives_a_usable_index(tmp_path, encoder):
+def test_a_scalar_quantizer_gives_a_usable_index(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = sentences(300)
     with Index.build(tmp_path / "index", texts, encoder, factory="SQ8") as index:
         assert index.search(texts[5], k=1)[0][0].text == texts[5]
 
 
-def test_k_above_the_count_gives_all(tmp_path, encoder):
+def test_k_above_the_count_gives_all(tmp_path: Path, encoder: FakeEncoder) -> None:
     with Index.build(tmp_path / "index", ["a cat", "a dog"], encoder) as index:
         assert len(index.search("cat", k=1000)[0]) == 2
         scores, rows = index.search_vectors(encoder.encode_query(["cat"]), k=1000)
         assert scores.shape == rows.shape == (1, 2)
 
 
-def test_documents_keep_id_text_and_metadata(tmp_path, encoder):
+def test_documents_keep_key_text_and_metadata(tmp_path: Path, encoder: FakeEncoder) -> None:
     documents = [
         Document("Ein Text über Äpfel", "äpfel", {"lang": "de", "n": [1, None], "deep": {"a": 1.5}}),
         Document("日本語のテキスト", "ja/1"),
@@ -143,7 +150,7 @@ def test_documents_keep_id_text_and_metadata(tmp_path, encoder):
     assert hits["2"].metadata == {}
 
 
-def test_no_queries_no_hits(tmp_path, encoder):
+def test_no_queries_no_hits(tmp_path: Path, encoder: FakeEncoder) -> None:
     with Index.build(tmp_path / "index", ["a"], encoder) as index:
         assert index.search([]) == []
 
@@ -156,7 +163,9 @@ def test_no_queries_no_hits(tmp_path, encoder):
         ({"nprobe": 5}, "nprobe must be from 1 to 4, the lists of this index, not 5"),
     ],
 )
-def test_limits_are_checked(tmp_path, encoder, arguments, message):
+def test_limits_are_checked(
+    tmp_path: Path, encoder: FakeEncoder, arguments: dict[str, Any], message: str
+) -> None:
     with (
         Index.build(tmp_path / "index", sentences(200), encoder, factory="IVF4,Flat") as index,
         pytest.raises(ValueError, match=message),
@@ -164,7 +173,7 @@ def test_limits_are_checked(tmp_path, encoder, arguments, message):
         index.search("red", **arguments)
 
 
-def test_wrong_queries_are_refused(tmp_path, encoder):
+def test_wrong_queries_are_refused(tmp_path: Path, encoder: FakeEncoder) -> None:
     with Index.build(tmp_path / "index", ["a"], encoder) as index:
         with pytest.raises(ValueError, match="nprobe does not apply: the index is Flat"):
             index.search("a", nprobe=1)
@@ -196,7 +205,9 @@ def test_wrong_queries_are_refused(tmp_path, encoder):
         (Document("x", "a", {"f": "\udc00"}), "a metadata field holds a lone surrogate"),
     ],
 )
-def test_an_unusable_document_stops_or_is_skipped(tmp_path, encoder, document, message):
+def test_an_unusable_document_stops_or_is_skipped(
+    tmp_path: Path, encoder: FakeEncoder, document: Any, message: str
+) -> None:
     documents = ["first", document, "last"]
     with pytest.raises(InputError, match=message):
         Index.build(tmp_path / "index", documents, encoder)
@@ -210,14 +221,14 @@ def test_an_unusable_document_stops_or_is_skipped(tmp_path, encoder, document, m
 
 
 @pytest.mark.parametrize("empty", [[], iter(())])
-def test_an_empty_corpus_is_an_error(tmp_path, encoder, empty):
+def test_an_empty_corpus_is_an_error(tmp_path: Path, encoder: FakeEncoder, empty: Iterable[str]) -> None:
     with pytest.raises(InputError, match="no documents to index"):
         Index.build(tmp_path / "index", empty, encoder)
     assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_unusable_vectors_are_refused_by_document(tmp_path, value):
+def test_unusable_vectors_are_refused_by_document(tmp_path: Path, value: float) -> None:
     vectors = random_vectors(10, 4)
     vectors[6, 2] = value
     with pytest.raises(BuildError, match="document 6: the encoder returned NaN or infinity"):
@@ -225,13 +236,13 @@ def test_unusable_vectors_are_refused_by_document(tmp_path, value):
     assert not (tmp_path / "index").exists()
 
 
-def test_huge_but_finite_vectors_are_taken(tmp_path):
+def test_huge_but_finite_vectors_are_taken(tmp_path: Path) -> None:
     vectors = np.full((4, 4), 3e38, np.float32)
     with Index.build(tmp_path / "index", list("0123"), Vectors(vectors), metric="dot") as index:
         assert len(index) == 4
 
 
-def test_a_wrong_shape_is_an_error(tmp_path, encoder):
+def test_a_wrong_shape_is_an_error(tmp_path: Path, encoder: FakeEncoder) -> None:
     encoder.get_embedding_dimension = lambda: 5
     with pytest.raises(BuildError, match=r"returned an array \(1, 32\) for 1 texts, not \(1, 5\)"):
         Index.build(tmp_path / "index", ["a"], encoder)
@@ -240,8 +251,8 @@ def test_a_wrong_shape_is_an_error(tmp_path, encoder):
 @pytest.mark.parametrize(
     "factory", ["bogus", "", "IVF0,Flat", "IDMap,Flat", "PQ7", "IVF99999999999999,Flat", "LSH"]
 )
-def test_a_bad_factory_is_refused_before_reading(tmp_path, encoder, factory):
-    def documents():
+def test_a_bad_factory_is_refused_before_reading(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
+    def documents() -> Iterator[str]:
         pytest.fail("the input was read")
         yield ""
 
@@ -249,7 +260,7 @@ def test_a_bad_factory_is_refused_before_reading(tmp_path, encoder, factory):
         Index.build(tmp_path / "index", documents(), encoder, factory=factory)
 
 
-def test_too_few_documents_for_the_factory(tmp_path, encoder):
+def test_too_few_documents_for_the_factory(tmp_path: Path, encoder: FakeEncoder) -> None:
     with pytest.raises(
         BuildError, match=r"cannot build 'IVF64,Flat' from 10 vectors: Number of training points"
     ):
@@ -267,12 +278,12 @@ def test_too_few_documents_for_the_factory(tmp_path, encoder):
         ({"threads": 0}, "threads must be a positive integer, not 0"),
     ],
 )
-def test_bad_arguments(tmp_path, encoder, arguments, message):
+def test_bad_arguments(tmp_path: Path, encoder: FakeEncoder, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Index.build(tmp_path / "index", ["a"], encoder, **arguments)
 
 
-def test_an_index_is_not_replaced_without_overwrite(tmp_path, encoder):
+def test_an_index_is_not_replaced_unasked(tmp_path: Path, encoder: FakeEncoder) -> None:
     Index.build(tmp_path / "index", ["old"], encoder).close()
     with pytest.raises(IndexExistsError, match="pass --overwrite"):
         Index.build(tmp_path / "index", ["new"], encoder)
@@ -281,7 +292,7 @@ def test_an_index_is_not_replaced_without_overwrite(tmp_path, encoder):
         assert index.info()["generation"] == 2
 
 
-def test_other_folders_are_left_alone(tmp_path, encoder):
+def test_other_folders_are_left_alone(tmp_path: Path, encoder: FakeEncoder) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(IndexExistsError, match=r"holds other things \(thesis.txt\)"):
         Index.build(tmp_path, ["a"], encoder, overwrite=True)
@@ -290,7 +301,7 @@ def test_other_folders_are_left_alone(tmp_path, encoder):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_an_empty_folder_is_used_and_kept(tmp_path, encoder):
+def test_an_empty_folder_is_used_and_kept(tmp_path: Path, encoder: FakeEncoder) -> None:
     with pytest.raises(InputError):
         Index.build(tmp_path, [], encoder)
     assert list(tmp_path.iterdir()) == []
@@ -298,7 +309,7 @@ def test_an_empty_folder_is_used_and_kept(tmp_path, encoder):
         assert len(index) == 1
 
 
-def test_another_encoder_is_refused(tmp_path):
+def test_another_encoder_is_refused(tmp_path: Path) -> None:
     Index.build(tmp_path / "index", ["a"], FakeEncoder("one")).close()
     other = FakeEncoder("two")
     with pytest.raises(ModelMismatchError) as caught:
@@ -311,11 +322,11 @@ def test_another_encoder_is_refused(tmp_path):
         assert index.encoder.precision == "int8"
 
 
-def test_the_encoder_is_loaded_when_first_needed(tmp_path, monkeypatch):
+def test_the_encoder_is_loaded_when_first_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Index.build(tmp_path / "index", ["a cat"], FakeEncoder("one", precision="int8")).close()
     made = []
 
-    def make(model, **options):
+    def make(model: str, **options: Any) -> FakeEncoder:
         made.append((model, options))
         return FakeEncoder(model, **options)
 
@@ -334,10 +345,10 @@ def test_the_encoder_is_loaded_when_first_needed(tmp_path, monkeypatch):
         index.search("cat")
 
 
-def test_a_generator_runs_on_the_callers_thread(tmp_path, encoder):
+def test_a_generator_runs_on_the_callers_thread(tmp_path: Path, encoder: FakeEncoder) -> None:
     threads = set()
 
-    def documents():
+    def documents() -> Iterator[str]:
         for text in sentences(10):
             threads.add(threading.get_ident())
             yield text
@@ -346,15 +357,17 @@ def test_a_generator_runs_on_the_callers_thread(tmp_path, encoder):
     assert threads == {threading.get_ident()}
 
 
-def test_errors_of_the_source_and_of_the_encoder_reach_the_caller(tmp_path, encoder):
-    def documents():
+def test_errors_of_the_source_and_of_the_encoder_reach_the_caller(
+    tmp_path: Path, encoder: FakeEncoder
+) -> None:
+    def documents() -> Iterator[str]:
         yield "a"
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError, match="the source broke"):
         Index.build(tmp_path / "index", documents(), encoder)
 
-    def fail(*_, **__):
+    def fail(*_: Any, **__: Any) -> NoReturn:
         raise KeyboardInterrupt
 
     encoder.encode_document = fail
@@ -364,7 +377,7 @@ def test_errors_of_the_source_and_of_the_encoder_reach_the_caller(tmp_path, enco
     assert not [thread for thread in threading.enumerate() if thread.name == "embedkit-prefetch"]
 
 
-def test_progress_counts_documents(tmp_path, encoder):
+def test_progress_counts_documents(tmp_path: Path, encoder: FakeEncoder) -> None:
     seen = []
     Index.build(
         tmp_path / "index", sentences(5000), encoder, factory="IVF4,Flat", progress=seen.append
@@ -374,13 +387,13 @@ def test_progress_counts_documents(tmp_path, encoder):
     assert seen[-1].done == seen[-1].total == 5000
 
 
-def test_threads_search_at_once(tmp_path, encoder):
+def test_threads_search_at_once(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = sentences(800)
     with Index.build(tmp_path / "index", texts, encoder, factory="IVF8,Flat") as index:
         expected = {nprobe: index.search(texts[:40], k=5, nprobe=nprobe) for nprobe in (1, 8)}
         failures = []
 
-        def work(nprobe):
+        def work(nprobe: int) -> None:
             for _ in range(15):
                 if index.search(texts[:40], k=5, nprobe=nprobe) != expected[nprobe]:
                     failures.append(nprobe)
@@ -393,7 +406,9 @@ def test_threads_search_at_once(tmp_path, encoder):
     assert failures == []
 
 
-def test_a_reader_keeps_its_generation_while_the_index_is_replaced(tmp_path, encoder):
+def test_a_reader_keeps_its_generation_while_the_index_is_replaced(
+    tmp_path: Path, encoder: FakeEncoder
+) -> None:
     root = tmp_path / "index"
     with Index.build(root, ["old one", "old two"], encoder) as reader:
         Index.build(root, ["new one"], encoder, overwrite=True).close()
@@ -409,7 +424,9 @@ def test_a_reader_keeps_its_generation_while_the_index_is_replaced(tmp_path, enc
     assert [path.name for path in (root / "manifests").iterdir()] == ["000002.json"]
 
 
-def test_faiss_missing_names_the_extra(tmp_path, encoder, monkeypatch):
+def test_faiss_missing_names_the_extra(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(ImportError, match=r"pip install 'embedkit\[cpu\]'"):
         Index.build(tmp_path / "index", ["a"], encoder)

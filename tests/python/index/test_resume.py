@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +21,13 @@ from peak_memory import PEAK_KIB, needs_peak
 from embedkit.index import BuildError, Document, Index, InputError, ResumeError
 from embedkit.index.build import encode, staging
 from embedkit.index.build.resume import resumable_rows
+from embedkit.index.build.settings import Progress
 from embedkit.index.search import searcher
+from embedkit.index.storage.generation import Generation
 from embedkit.index.storage.layout import Writer
 
 TESTS = Path(__file__).parents[1]
+Interrupted = tuple[Path, list[str]]  # the folder of an interrupted build and its texts
 
 # Kills itself at the n-th of all events that Python audits (files opened, renamed, removed, …) and of those of
 # the encoder; appends to a log the first text and the number of texts of each call of the encoder.
@@ -60,7 +65,7 @@ print(seen)
 """
 
 
-def child(kind, path, last, log):
+def child(kind: str, path: Path, last: int, log: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", CHILD, kind, str(path), str(last), str(log)],
         capture_output=True,
@@ -70,8 +75,8 @@ def child(kind, path, last, log):
     )
 
 
-def same(first, second):
-    """Two indexes hold the same documents and return the same hits."""
+def same(first: Path, second: Path) -> None:
+    """Two indexes hold the same documents and find the same."""
     with Index.open(first, FakeEncoder()) as one, Index.open(second, FakeEncoder()) as two:
         one.verify(sample=50)
         assert len(one) == len(two)
@@ -82,7 +87,7 @@ def same(first, second):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["build", "upsert"])
-def test_a_build_that_is_killed_again_and_again(tmp_path, kind, seed):
+def test_a_build_that_is_killed_again_and_again(tmp_path: Path, kind: str, seed: int) -> None:
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
     if kind == "upsert":
         for path in (whole, killed):
@@ -122,12 +127,12 @@ def test_a_build_that_is_killed_again_and_again(tmp_path, kind, seed):
 class Failing(FakeEncoder):
     """Fails at a given call; counts the encoded texts."""
 
-    def __init__(self, at):
+    def __init__(self, at: int) -> None:
         super().__init__()
         self.at = at
         self.texts = 0
 
-    def encode_document(self, sentences, **options):
+    def encode_document(self, sentences: list[str], **options: Any) -> np.ndarray:
         self.at -= 1
         if self.at == 0:
             raise KeyboardInterrupt
@@ -136,7 +141,7 @@ class Failing(FakeEncoder):
 
 
 @pytest.fixture
-def interrupted(tmp_path):
+def interrupted(tmp_path: Path) -> Interrupted:
     texts = [f"text {number}" for number in range(5000)]
     with pytest.raises(KeyboardInterrupt):
         Index.build(tmp_path / "index", texts, Failing(2))
@@ -144,7 +149,7 @@ def interrupted(tmp_path):
     return tmp_path / "index", texts
 
 
-def test_only_the_rest_is_encoded(interrupted):
+def test_the_rest_alone_is_encoded(interrupted: Interrupted) -> None:
     root, texts = interrupted
     encoder = Failing(0)
     steps = []
@@ -164,7 +169,7 @@ def test_only_the_rest_is_encoded(interrupted):
         lambda texts: [Document(texts[0], "0", {"new": 1}), *texts[1:]],
     ],
 )
-def test_another_input_is_refused(interrupted, change):
+def test_another_input_is_refused(interrupted: Interrupted, change: Callable[[list[str]], list[Any]]) -> None:
     root, texts = interrupted
     with pytest.raises(ResumeError, match=r"same input, or start over with --restart \(restart=True\)"):
         Index.build(root, change(texts), FakeEncoder())
@@ -181,14 +186,14 @@ def test_another_input_is_refused(interrupted, change):
         ({"metric": "dot"}, r"with another metric \(cosine, now dot\)"),
     ],
 )
-def test_other_settings_are_refused(interrupted, options, message):
+def test_other_settings_are_refused(interrupted: Interrupted, options: dict[str, Any], message: str) -> None:
     root, texts = interrupted
     encoder = options.pop("encoder", FakeEncoder())
     with pytest.raises(ResumeError, match=f"an interrupted 'build' has encoded 2048 documents {message}"):
         Index.build(root, texts, encoder, **options)
 
 
-def test_what_was_rejected_is_rejected_again(tmp_path):
+def test_what_was_rejected_is_rejected_again(tmp_path: Path) -> None:
     documents = [Document(f"text {number}", f"key {number % 4000}") for number in range(5000)]
     documents[3] = Document("bad\x00", "bad")
     problems = []
@@ -201,7 +206,7 @@ def test_what_was_rejected_is_rejected_again(tmp_path):
     assert str(problems[0]) == "the text holds a NUL character"
 
 
-def test_a_malformed_document_keeps_what_was_encoded(tmp_path):
+def test_a_malformed_document_keeps_what_was_encoded(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(5000)]
     with pytest.raises(InputError, match="document 4500: the text is a number"):
         Index.build(tmp_path / "index", [*texts[:4500], 5, *texts[4501:]], FakeEncoder())
@@ -211,7 +216,7 @@ def test_a_malformed_document_keeps_what_was_encoded(tmp_path):
     assert encoder.texts == 5000 - 4096
 
 
-def test_deleting_and_adding_work_during_an_interrupted_upsert(tmp_path):
+def test_deleting_and_adding_go_on_beside_an_interrupted_upsert(tmp_path: Path) -> None:
     root = tmp_path / "index"
     Index.build(root, [Document(f"old {n}", f"key {n}") for n in range(10)], FakeEncoder()).close()
     new = [Document(f"new {n}", f"key {n}") for n in range(3000)]
@@ -231,11 +236,11 @@ class Killed(BaseException):
     pass
 
 
-def killed(monkeypatch, when, command):
-    """Run ``command``, which is killed at the start or end of publishing, so that its journal stays."""
+def killed(monkeypatch: pytest.MonkeyPatch, when: str, command: Callable[[], object]) -> None:
+    """Run ``command``, which dies as it begins or ends to publish; its journal stays as a kill leaves it."""
     publish = Writer.publish
 
-    def dies(self, *arguments, **options):
+    def dies(self: Writer, *arguments: Any, **options: Any) -> None:
         if when == "after":
             publish(self, *arguments, **options)
         raise Killed
@@ -248,13 +253,15 @@ def killed(monkeypatch, when, command):
 
 
 @pytest.fixture
-def index(tmp_path):
+def index(tmp_path: Path) -> Iterator[Index]:
     with Index.build(tmp_path / "index", [Document("text x", "x1")], FakeEncoder()) as index:
         yield index
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_finished_segment_accepts_only_its_documents(index, monkeypatch, when):
+def test_a_finished_segment_takes_its_own_documents_alone(
+    index: Index, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     killed(monkeypatch, when, lambda: index.add([Document("text a", "a1")]))
     with pytest.raises(ResumeError, match="these"):
         index.add([Document("text b", "b1"), Document("text c", "c1")])
@@ -264,7 +271,7 @@ def test_a_finished_segment_accepts_only_its_documents(index, monkeypatch, when)
     assert [found.id for found in index.get(["x1", "a1", "b1"])] == ["x1", "a1", "b1"]
 
 
-def test_the_same_command_after_the_last_step_is_done(index, monkeypatch):
+def test_the_same_command_after_the_last_step_is_done(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     killed(monkeypatch, "after", lambda: index.add([Document("text a", "a1")]))
     assert index.add([Document("text a", "a1")]).resumed == 1
     assert not (index.path / "build.journal").exists()
@@ -272,7 +279,9 @@ def test_the_same_command_after_the_last_step_is_done(index, monkeypatch):
     assert len(index) == 2
 
 
-def test_what_is_deleted_after_a_kill_does_not_come_back(index, monkeypatch):
+def test_what_is_deleted_after_a_kill_does_not_come_back(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
     killed(monkeypatch, "after", lambda: index.add([Document("text a", "a1")]))
     index.refresh()
     assert index.delete(["a1"]) == 1
@@ -280,10 +289,12 @@ def test_what_is_deleted_after_a_kill_does_not_come_back(index, monkeypatch):
     assert [found.id for found in index.get(["x1", "a1", "b1"])] == ["x1", "b1"]
 
 
-def test_a_finished_segment_is_not_taken_for_another_kind(tmp_path, monkeypatch):
+def test_a_finished_segment_is_not_taken_for_another_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents = [Document(f"text {n}", str(n)) for n in range(30)]
 
-    def build(factory):
+    def build(factory: str) -> Index:
         return Index.build(tmp_path / "index", documents, FakeEncoder(), factory=factory)
 
     killed(monkeypatch, "before", lambda: build("Flat"))
@@ -293,17 +304,17 @@ def test_a_finished_segment_is_not_taken_for_another_kind(tmp_path, monkeypatch)
         assert len(index) == 30
 
 
-def test_given_vectors_are_compared(tmp_path, monkeypatch):
+def test_given_vectors_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "CHUNK_TEXTS", 4)
     vectors = np.random.default_rng(0).standard_normal((12, 32), np.float32)
 
-    def documents(given, stop=None):
+    def documents(given: np.ndarray, stop: int | None = None) -> Iterator[Document]:
         for n, vector in enumerate(given):
             if n == stop:
                 raise RuntimeError("the source broke")
             yield Document(f"text {n}", str(n), vector=vector)
 
-    def build(documents):
+    def build(documents: Iterator[Document]) -> Index:
         return Index.build(tmp_path / "index", documents, FakeEncoder())
 
     with pytest.raises(RuntimeError, match="the source broke"):
@@ -315,11 +326,13 @@ def test_given_vectors_are_compared(tmp_path, monkeypatch):
         assert len(index) == 12
 
 
-def test_a_slow_refresh_does_not_restore_an_older_generation(index, monkeypatch):
+def test_a_slow_refresh_does_not_bring_a_former_generation_back(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, go_on = threading.Event(), threading.Event()
     open_generation = searcher.open_generation
 
-    def slow(*arguments):
+    def slow(*arguments: Any) -> Generation:
         generation = open_generation(*arguments)
         if threading.current_thread() is thread:
             opened.set()
@@ -341,7 +354,7 @@ def test_a_slow_refresh_does_not_restore_an_older_generation(index, monkeypatch)
     assert len(index) == 3
 
 
-def test_a_torn_journal_line_counts_as_not_written(interrupted):
+def test_a_torn_journal_line_counts_as_not_written(interrupted: Interrupted) -> None:
     root, texts = interrupted
     journal = root / "build.journal"
     whole = journal.read_bytes()
@@ -353,7 +366,7 @@ def test_a_torn_journal_line_counts_as_not_written(interrupted):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage\n", b"[]\n", b'{"journal": 9}\n{"rows": 5}\n'])
-def test_a_meaningless_journal_is_replaced(interrupted, content):
+def test_a_journal_that_means_nothing_is_begun_anew(interrupted: Interrupted, content: bytes) -> None:
     root, texts = interrupted
     (root / "build.journal").write_bytes(content)
     assert resumable_rows(root) == 0
@@ -362,11 +375,11 @@ def test_a_meaningless_journal_is_replaced(interrupted, content):
     assert encoder.texts == 5000
 
 
-def test_shards_are_journaled_during_the_build(tmp_path, monkeypatch):
+def test_shards_are_noted_while_the_build_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "SHARD_ROWS", 4000)
     noted = []
 
-    def look(step):
+    def look(step: Progress) -> None:
         noted.append((step.done, resumable_rows(tmp_path / "index")))
 
     Index.build(tmp_path / "index", [f"text {n}" for n in range(9000)], FakeEncoder(), progress=look).close()
@@ -378,7 +391,7 @@ def test_shards_are_journaled_during_the_build(tmp_path, monkeypatch):
     ("factory", "parts"),
     [("Flat", 3), ("IVF64,Flat", 1), ("RR64,IVF64,Flat", 1)],
 )
-def test_the_peak_stays_below_the_bound(tmp_path, factory, parts):
+def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int) -> None:
     rows = int(os.environ.get("EMBEDKIT_TEST_ROWS", "100000"))
     code = (
         f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
@@ -418,13 +431,13 @@ def test_the_peak_stays_below_the_bound(tmp_path, factory, parts):
     assert float(right) > 0.95
 
 
-def test_too_little_memory_says_how_much_is_needed(tmp_path):
+def test_too_little_memory_says_how_much_is_needed(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"within 1 MB is not possible: .*; set --max-memory .* to at least"):
         Index.build(tmp_path / "index", ["a"], FakeEncoder(), max_memory=1_000_000)
     assert not (tmp_path / "index").exists()
 
 
-def test_the_journal_is_readable(interrupted):
+def test_the_journal_is_readable(interrupted: Interrupted) -> None:
     root, _ = interrupted
     lines = [json.loads(line) for line in (root / "build.journal").read_text().splitlines()]
     assert (lines[0]["journal"], lines[0]["mode"], lines[0]["dimension"]) == (1, "build", 32)

@@ -1,5 +1,7 @@
 """Files on disk: killed builds, full disks, damaged and hostile files."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -8,7 +10,9 @@ import sqlite3
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -23,22 +27,22 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def root(tmp_path, encoder):
+def root(tmp_path: Path, encoder: FakeEncoder) -> Path:
     root = tmp_path / "index"
     Index.build(root, ["a cat", "a dog", "a bird"], encoder).close()
     return root
 
 
-def manifest_path(root):
+def manifest_path(root: Path) -> Path:
     return root / "manifests" / (root / "CURRENT").read_text().strip()
 
 
-def segment_file(root, name):
+def segment_file(root: Path, name: str) -> Path:
     (segment,) = (root / "segments").iterdir()
     return segment / name
 
 
-def run(code, *arguments, **options):
+def run(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     prelude = f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom fake_encoder import FakeEncoder\n"
     return subprocess.run(
         [sys.executable, "-c", prelude + code, *map(str, arguments)],
@@ -50,7 +54,7 @@ def run(code, *arguments, **options):
     )
 
 
-def test_the_folder_is_as_designed(root):
+def test_the_folder_is_as_designed(root: Path) -> None:
     manifest = json.loads(manifest_path(root).read_bytes())
     assert (manifest["format"], manifest["format_version"]) == ("embedkit-index", 2)
     assert sorted(path.name for path in root.iterdir()) == [
@@ -102,7 +106,9 @@ Index.build(index, [f"new text {n}" for n in range(5000)], encoder, overwrite=ov
         ("os.remove", 9),
     ],
 )
-def test_a_killed_build_leaves_the_old_generation_or_none(tmp_path, encoder, event, number, existing):
+def test_a_killed_build_leaves_the_old_generation_or_none(
+    tmp_path: Path, encoder: FakeEncoder, event: str, number: int, existing: bool
+) -> None:
     root = tmp_path / "index"
     if existing:
         Index.build(root, ["old text"], encoder).close()
@@ -127,7 +133,9 @@ def test_a_killed_build_leaves_the_old_generation_or_none(tmp_path, encoder, eve
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("limit", [3_000, 20_000, 200_000, 700_000, 900_000])
-def test_a_full_disk_fails_the_build_and_keeps_encoded_vectors(tmp_path, encoder, limit, existing):
+def test_a_full_disk_fails_the_build_and_what_is_encoded_stays(
+    tmp_path: Path, encoder: FakeEncoder, limit: int, existing: bool
+) -> None:
     root = tmp_path / "index"
     if existing:
         Index.build(root, ["old text"], encoder).close()
@@ -163,7 +171,7 @@ def test_a_full_disk_fails_the_build_and_keeps_encoded_vectors(tmp_path, encoder
     assert sum(calls) == 5000 - rows
 
 
-def test_a_second_writer_is_refused_with_the_process_of_the_first(root, encoder):
+def test_a_second_writer_is_refused_with_the_process_of_the_first(root: Path, encoder: FakeEncoder) -> None:
     before = sorted(root.rglob("*"))
     with Writer(root), Index.open(root, encoder) as index:
         for write in (
@@ -179,7 +187,9 @@ def test_a_second_writer_is_refused_with_the_process_of_the_first(root, encoder)
     assert sorted(root.rglob("*")) == before
 
 
-def test_a_reader_finds_a_whole_generation_while_another_process_replaces_it(tmp_path, encoder):
+def test_a_reader_finds_a_whole_generation_while_another_process_replaces_it(
+    tmp_path: Path, encoder: FakeEncoder
+) -> None:
     root = tmp_path / "index"
     Index.build(root, ["generation 0", "more 0"], encoder).close()
     writer = subprocess.Popen(
@@ -204,7 +214,7 @@ def test_a_reader_finds_a_whole_generation_while_another_process_replaces_it(tmp
     assert len(seen) > 1
 
 
-def test_no_index(tmp_path):
+def test_no_index(tmp_path: Path) -> None:
     with pytest.raises(IndexNotFoundError, match="no such index; build one with: embedkit-index build"):
         Index.open(tmp_path / "none")
     with pytest.raises(IndexNotFoundError, match="not an index"):
@@ -215,13 +225,13 @@ def test_no_index(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "../../etc/passwd", "000001.json/../../x", "\xff", "000009.json"])
-def test_a_wrong_current(root, content):
+def test_a_wrong_current(root: Path, content: str) -> None:
     (root / "CURRENT").write_text(content, "latin-1")
     with pytest.raises(IndexDamagedError, match=r"CURRENT.*build the index again|000009.json: missing"):
         Index.open(root)
 
 
-def edit(root, change):
+def edit(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path = manifest_path(root)
     manifest = json.loads(path.read_bytes())
     change(manifest)
@@ -231,7 +241,7 @@ def edit(root, change):
 BITS = {"file": "x.bits", "deleted": 3, "size": 1, "sha256": "0" * 64}
 
 
-def set_file(manifest, field, value):
+def set_file(manifest: dict[str, Any], field: str, value: object) -> None:
     manifest["segments"][0]["files"]["keys"][field] = value
 
 
@@ -274,7 +284,9 @@ def set_file(manifest, field, value):
         (lambda m: set_file(m, "sha256", "zz"), "not 64 hexadecimal digits"),
     ],
 )
-def test_a_hostile_manifest_is_named(root, change, message):
+def test_a_hostile_manifest_is_named(
+    root: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
     edit(root, change)
     with pytest.raises(IndexDamagedError, match=message) as caught:
         Index.open(root)
@@ -282,14 +294,14 @@ def test_a_hostile_manifest_is_named(root, change, message):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b" " * (17 << 20)])
-def test_a_manifest_that_is_not_json(root, content):
+def test_a_manifest_that_is_no_json(root: Path, content: bytes) -> None:
     manifest_path(root).write_bytes(content)
     with pytest.raises(IndexDamagedError, match=r"000001\.json"):
         Index.open(root)
 
 
 @pytest.mark.parametrize("name", ["vectors.faiss", "keys", "documents.sqlite"])
-def test_damaged_files_are_named(root, encoder, name):
+def test_damaged_files_are_named(root: Path, encoder: FakeEncoder, name: str) -> None:
     path = segment_file(root, name)
     content = path.read_bytes()
     path.write_bytes(content[:-1])
@@ -309,14 +321,14 @@ def test_damaged_files_are_named(root, encoder, name):
 
 
 @pytest.mark.parametrize("name", ["vectors.faiss", "keys", "documents.sqlite"])
-def test_files_of_the_right_size_with_other_content(root, name):
+def test_files_of_the_right_size_with_other_content(root: Path, name: str) -> None:
     path = segment_file(root, name)
     path.write_bytes(b"\xaa" * path.stat().st_size)
     with pytest.raises(IndexDamagedError, match=rf"{name}: .*build the index again"):
         Index.open(root)
 
 
-def test_id_offsets_outside_the_file(root):
+def test_keys_that_point_outside(root: Path) -> None:
     path = segment_file(root, "keys")
     content = bytearray(path.read_bytes())
     table = struct.unpack_from("<Q", content, 16)[0]
@@ -329,7 +341,7 @@ def test_id_offsets_outside_the_file(root):
         index.ids([0])
 
 
-def test_a_missing_row_is_named(root, encoder):
+def test_a_missing_row_is_named(root: Path, encoder: FakeEncoder) -> None:
     path = segment_file(root, "documents.sqlite")
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM documents WHERE row = 1")
@@ -342,7 +354,7 @@ def test_a_missing_row_is_named(root, encoder):
 @pytest.mark.parametrize(
     "change", ["key = x'00'", "text = 5", "metadata = '[]'", "metadata = '{'", "metadata = 7", "text = NULL"]
 )
-def test_a_row_of_other_types_is_damaged(root, encoder, change):
+def test_a_row_of_other_types_is_damaged(root: Path, encoder: FakeEncoder, change: str) -> None:
     path = segment_file(root, "documents.sqlite")
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA writable_schema = ON")
@@ -356,7 +368,7 @@ def test_a_row_of_other_types_is_damaged(root, encoder, change):
         index.search("dog", k=3)
 
 
-def test_several_segments_are_searched_as_one(tmp_path, encoder):
+def test_several_segments_are_searched_as_one(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = [f"text number {number}" for number in range(60)]
     whole = Index.build(tmp_path / "whole", texts, encoder)
     Index.build(tmp_path / "index", texts[:25], encoder).close()
@@ -376,7 +388,7 @@ def test_several_segments_are_searched_as_one(tmp_path, encoder):
     whole.close()
 
 
-def test_a_read_only_index_opens(root, encoder):
+def test_a_read_only_index_opens(root: Path, encoder: FakeEncoder) -> None:
     for path in (*root.rglob("*"), root):
         path.chmod(0o555 if path.is_dir() else 0o444)
     try:
@@ -388,7 +400,7 @@ def test_a_read_only_index_opens(root, encoder):
 
 
 @needs_peak
-def test_a_corpus_larger_than_the_memory_it_takes(tmp_path):
+def test_a_corpus_larger_than_the_memory_it_takes(tmp_path: Path) -> None:
     # 200,000 texts of 1,000 characters are 200 MB; the peak above what is imported stays far below.
     measured = run(
         "from embedkit.index import Index\nimport faiss\n"
@@ -410,8 +422,8 @@ def test_a_corpus_larger_than_the_memory_it_takes(tmp_path):
     assert megabytes < 120, f"{megabytes} MB"
 
 
-def test_enospc_says_what_and_where(tmp_path, monkeypatch):
-    def full(*_):
+def test_enospc_says_what_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> NoReturn:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("embedkit.index.storage.layout.os.fsync", full)
@@ -420,7 +432,9 @@ def test_enospc_says_what_and_where(tmp_path, monkeypatch):
     assert not (tmp_path / "index").exists()
 
 
-def test_a_full_disk_at_the_last_bytes_of_the_vectors_keeps_the_old_index(tmp_path, encoder):
+def test_a_full_disk_at_the_last_bytes_of_the_vectors_keeps_the_old_index(
+    tmp_path: Path, encoder: FakeEncoder
+) -> None:
     root = tmp_path / "index"
     Index.build(root, [f"text {n}" for n in range(200)], encoder).close()
     size = segment_file(root, "vectors.faiss").stat().st_size
@@ -441,8 +455,8 @@ def test_a_full_disk_at_the_last_bytes_of_the_vectors_keeps_the_old_index(tmp_pa
         index.verify()
 
 
-def test_an_index_of_format_version_1_is_read(root, encoder):
-    def downgrade(manifest):
+def test_an_index_of_format_version_1_is_read(root: Path, encoder: FakeEncoder) -> None:
+    def downgrade(manifest: dict[str, Any]) -> None:
         for name in ("kept", "ef", "rescore", "tuning"):
             del manifest[name]
         manifest.update(format_version=1, factory="Flat", nlist=None, nprobe=None)
