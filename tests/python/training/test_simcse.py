@@ -65,7 +65,7 @@ def test_matryoshka_is_the_mean_of_both_widths(make_model: MakeModel, texts: lis
     with torch.inference_mode():
         loss = SimCse(model, options, tables).eval()(torch.tensor(0), *pack(ids))["loss"]
     assert loss.item() == pytest.approx(want, rel=1e-5)
-    with pytest.raises(ValueError, match=r"give less than the 8"):
+    with pytest.raises(ValueError, match=r"must be less than the 8"):
         SimCse(model, SimCseOptions(matryoshka=[8]), tables)
     with pytest.raises(ValueError, match="positive dimensions"):
         SimCseOptions(matryoshka=[0])
