@@ -104,7 +104,7 @@ class SentenceModel(LoadedModel[Engine]):
             return ""
         if name not in self.prompts:
             known = ", ".join(map(repr, self.prompts))
-            raise ValueError(f"prompt_name={name!r} is not known; this model's prompts are {known}")
+            raise ValueError(f"unknown prompt_name={name!r}; this model's prompts are {known}")
         return self.prompts[name]
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:

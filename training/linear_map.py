@@ -1,9 +1,10 @@
-"""Linear maps that are computed, not trained: principal components and whitening of sentence vectors.
+"""Linear maps that are computed, not trained: principal components, whitening and ridge regression of vectors.
 
 With x the vectors of a sample, their mean and C = U Λ Uᵀ their covariance (Λ falling):
 
     PCA         y = W^T (x - mean),  W = U[:, :d]
     whitening   y = W^T (x - mean),  W = (U Λ^(-1/2))[:, :d]      Su et al. 2021, arXiv:2103.15316
+    regression  y = W^T x + b,  W and b minimal in  sum ||y_i - W^T x_i - b||^2 + α ||W||^2
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LinearMap", "fit", "sample_distinct"]
+__all__ = ["LinearMap", "fit", "regress", "sample_distinct"]
 
 _METHODS = ("pca", "whitening")
 _RANK = 1e-9  # a smaller share of the largest variance is rounding error, which whitening would amplify
 _SEED = 0  # of `sample_distinct`
+_RIDGE = 1e-3  # α of `regress`, as a share of the mean squared component of x summed over the sample
 Vectors = npt.NDArray[np.float32]
 
 
@@ -81,6 +83,19 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
         weight = weight / np.sqrt(variance)
     mean = pca.mean_ if center else np.zeros_like(pca.mean_)
     return LinearMap(np.ascontiguousarray(weight, np.float32), mean.astype(np.float32))
+
+
+def regress(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[Vectors, Vectors]:
+    """The ridge regression from ``x (n, d)`` to ``y (n, k)``: weight (d, k) and bias (k,); deterministic.
+
+    The penalty is relative to the variance of ``x``, so that the scale of the vectors does not matter.
+    """
+    from sklearn.linear_model import Ridge
+
+    known = np.asarray(x, np.float64)
+    penalty = _RIDGE * len(known) * float(known.var(0).mean())
+    fitted = Ridge(alpha=penalty).fit(known, np.asarray(y, np.float64))
+    return np.ascontiguousarray(fitted.coef_.T, np.float32), np.asarray(fitted.intercept_, np.float32)
 
 
 def sample_distinct(texts: Iterable[str], most: int) -> list[str]:

@@ -21,7 +21,6 @@ from ..model_folder.modules import Dense, Normalize, module_entries, read_head, 
 from ..model_folder.modules import Pooling as PoolingModule
 from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_modules, write_settings
 from . import packed
-from .linear_map import LinearMap
 from .pooling import Activation, Pooling, pool_project_normalize
 
 __all__ = [
@@ -177,12 +176,12 @@ class SentenceModel(nn.Module):
         options = replace(self.options, projection=None, normalize=False)
         return SentenceModel(options, self.tokenizer_folder, self.backbone)
 
-    def project_by(self, linear_map: LinearMap) -> None:
-        """Set the projection to a linear map; its mean becomes the bias."""
+    def project_by(self, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]) -> None:
+        """Set the projection to ``weight^T x + bias``, weight (hidden_size, dimension)."""
         assert self.projection is not None
         with torch.no_grad():
-            self.projection.weight.copy_(torch.from_numpy(linear_map.weight.T))
-            self.projection.bias.copy_(torch.from_numpy(linear_map.bias))
+            self.projection.weight.copy_(torch.from_numpy(weight.T))
+            self.projection.bias.copy_(torch.from_numpy(bias))
 
     @property
     def hidden_size(self) -> int:

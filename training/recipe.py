@@ -107,7 +107,8 @@ class EvaluationOptions:
     Attributes:
         dev: name -> source, scored by the objective itself (accuracy, Spearman, ...) at every ``eval_steps``;
             the task of the same name in ``data`` provides the head.
-        sts_dev: also score the encoder on STS-B dev (Spearman x 100) at every ``eval_steps``.
+        sts_dev: also score the encoder on the STS-B dev pairs that are in no STS test set (Spearman x 100) at every
+            ``eval_steps``.
         select: the logged dev score that selects the best checkpoint (``stsb_dev``, ``nli_accuracy``); None keeps
             the last.
         test: evaluations of the final model: ``sts``, ``chinese``, ``retrieval``,

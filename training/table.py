@@ -41,6 +41,7 @@ __all__ = ["Run", "Spec", "Table", "collect", "list_tables", "load_table", "mark
 
 _FOLDER = Path(__file__).parent / "recipes" / "tables"
 _REFERENCE = re.compile(r"\{([\w-]+)\}")
+_COUNT = re.compile(r"\{([\w-]+)\.examples\.([\w-]+)\}")
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,28 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
                     "scores": scores,
                 }
             )
-    return {"title": table.title, "note": table.note, "rows": rows, "runs": runs}
+    return {"title": table.title, "note": _with_counts(table, runs), "rows": rows, "runs": runs}
+
+
+def _with_counts(table: Table, runs: Mapping[str, Any]) -> str:
+    """The note, with ``{run.examples.task}`` replaced by the number of training examples of that task.
+
+    Raises:
+        ValueError: the table has no such run, or the run no such task.
+    """
+
+    def count(match: re.Match[str]) -> str:
+        key, task = match.groups()
+        if key not in table.runs:
+            raise ValueError(f"the note names the run {key!r}, which the table does not have")
+        result = runs.get(f"{key}-{table.runs[key].seeds[0]}")
+        if result is None:
+            return "(not measured)"
+        if task not in result["examples"]:
+            raise ValueError(f"the note names the task {task!r}, which the run {key!r} does not have")
+        return f"{result['examples'][task]:,}"
+
+    return _COUNT.sub(count, table.note)
 
 
 def _majority(table: Table, runs: Mapping[str, Any]) -> list[dict[str, Any]]:

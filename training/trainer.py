@@ -21,7 +21,7 @@ from .data.checks import check
 from .data.readers import Table, read, root_folder
 from .data.sampler import TaskSampler
 from .dataset import Examples, Repeated
-from .evaluate import sts_dev
+from .evaluate import sts_dev, sts_dev_sets
 from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
@@ -95,6 +95,7 @@ def train(
     if not run.is_main:
         return {}
     result = facts(recipe, tables, checks, run.device) | {
+        **_dev_pairs(recipe, root),
         "steps": run.trainer.state.global_step,
         "train_seconds": round(run.clock.seconds, 1),
         "best_step": run.best_step,
@@ -112,6 +113,7 @@ def _postprocess(
     checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root)
     model = step.apply(recipe.model, [text for table in tables.values() for text in table.texts("text")])
     result = facts(recipe, tables, checks, "cpu") | {
+        **_dev_pairs(recipe, root),
         "steps": 0,
         "train_seconds": 0.0,
         "best_step": None,
@@ -120,6 +122,15 @@ def _postprocess(
     }
     finish(recipe, model.save, result, [], output=output, root=root)
     return result
+
+
+def _dev_pairs(recipe: Recipe, root: Path) -> dict[str, int]:
+    """For ``result.json``: the number of STS-B dev pairs that are in no test set, by which the best is selected."""
+    if not recipe.evaluation.sts_dev:
+        return {}
+    pairs = sum(len(one.pairs) for one in sts_dev_sets(root).values())
+    _LOG.info("STS-B dev: %s pairs are in no STS test set", f"{pairs:,}")
+    return {"sts_dev_pairs": pairs}
 
 
 class _Run:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ..data.checks import normalized
 from .pairs import Pair, PairSet, StsResult, score_pairs
 from .tables import Data, Row, data_folder, read_table
 from .vectors import TextEncoder
@@ -69,7 +70,7 @@ def sts(encoder: TextEncoder, data: Data = None) -> StsResult:
 
 
 def sts_dev(encoder: TextEncoder, data: Data = None) -> float:
-    """Spearman's correlation × 100 on STS-B dev, for model selection without the test sets.
+    """Spearman's correlation × 100 on the pairs of `sts_dev_sets`, for model selection without the test sets.
 
     Arguments and errors are those of `sts`.
     """
@@ -96,8 +97,25 @@ def sts_sets(data: Data = None) -> dict[str, PairSet]:
 
 
 def sts_dev_sets(data: Data = None) -> dict[str, PairSet]:
-    """The pairs of `sts_dev`, as the column "STS-B dev"."""
-    return _scored_sets(data_folder(data) / "sts_en" / "sts_en.tsv.gz", _STS_DEV)
+    """The pairs of `sts_dev`, as the column "STS-B dev": those that no set of `sts_sets` contains.
+
+    STS-B was drawn from STS12-17, so most of its dev pairs are in the test sets of those years. Pairs are compared
+    `normalized` (case, white space) and regardless of their order.
+    """
+    sets = _scored_sets(data_folder(data) / "sts_en" / "sts_en.tsv.gz", {**_STS, **_STS_DEV})
+    tested = {_pair_key(pair) for name in _STS for pair in sets[name].pairs}
+    return {
+        name: PairSet(
+            [pair for pair in sets[name].pairs if _pair_key(pair) not in tested],
+            f"{sets[name].source}, without pairs of the test sets",
+        )
+        for name in _STS_DEV
+    }
+
+
+def _pair_key(pair: Pair) -> tuple[str, str]:
+    first, second = sorted((normalized(pair.left), normalized(pair.right)))
+    return first, second
 
 
 def chinese_sets(data: Data = None) -> dict[str, PairSet]:

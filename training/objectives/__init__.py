@@ -10,14 +10,20 @@ if TYPE_CHECKING:
 __all__ = ["OBJECTIVES", "objective_class"]
 
 OBJECTIVES: dict[str, str] = {
+    "angle": "angle:Angle",
+    "cosent": "cosent:CoSent",
     "cross_encoder": "cross_encoder:CrossEncoder",
+    "distill_kl": "distill_kl:DistillKl",
     "dvbert": "dvbert:DvBert",
+    "gist": "gist:Gist",
+    "margin_mse": "margin_mse:MarginMse",
     "minbert": "minbert:MinBert",
     "hpd": "hpd:Hpd",
     "roformer_sim": "roformer_sim:RoformerSim",
     "roformer_sim_ft": "roformer_sim_ft:RoformerSimFt",
     "sbert": "sbert:Sbert",
     "simcse": "simcse:SimCse",
+    "symmetric": "symmetric:Symmetric",
 }
 """Name in a recipe -> module and class."""
 

@@ -1,4 +1,4 @@
-"""Cross-encoders: the teachers of DvBERT (Cheng 2021, arXiv:2104.08741, section 3.1), also useful by themselves.
+"""Cross-encoders: the teachers of DvBERT (Cheng 2021, arXiv:2104.08675, section 2), also useful by themselves.
 
 Both sentences are one input in the tokenizer's pair template, ``[CLS] Q [SEP] T [SEP]`` for BERT, with a classifier on
 the [CLS] vector h (in transformers after the model's own pooler):

@@ -1,4 +1,4 @@
-"""DvBERT (Cheng 2021, "Dual-View Distilled BERT for Sentence Embedding", arXiv:2104.08741, section 3).
+"""DvBERT (Cheng 2021, "Dual-View Distilled BERT for Sentence Embedding", arXiv:2104.08675, section 2).
 
 A siamese student learns from K frozen cross-encoders, which read both sentences at once (`cross_encoder`). With u and
 v the student's vectors, y the label (one-hot), q_k the output of teacher k, and the progress λ, linear from 0 to 1 over
@@ -9,7 +9,7 @@ the training:
     fixed weights       α sum_k KL(q_k || p) + (1 - α) CE(y, p)          (figure 3)
 
 On scored pairs (STS-B, the second stage) the cosine replaces the classifier, with y and q_k scaled to 0..1. The paper
-gives no formula for it; as we read its section 3.2, the squared error replaces the divergence:
+gives no formula for it; as we read it, the squared error replaces the divergence:
 
     teacher annealing   sum_k (cos(u, v) - (λ y + (1 - λ) q_k))^2
     fixed weights       α sum_k (cos(u, v) - q_k)^2 + (1 - α) (cos(u, v) - y)^2

@@ -6,6 +6,9 @@ h_t = W_t^T (e_t - mean), see `embedkit.training.teacher`:
     loss = 1/N sum_i ||h_s,i - h_t,i||^2        the sum over the d components, as in equation 2
     loss = 1/(N d) sum_i ||h_s,i - h_t,i||^2    as in the released code (``reduction: mean``)
 
+The paper's W_s starts at random. Our own addition, ``start: least_squares``, starts it from the ridge regression from
+the untrained student's pooled vectors e to h_t, the best linear map before any training.
+
 The paper's projection is linear; that of the released models ends with a tanh (``model.projection.activation``).
 
 Our own addition, ``similarity``: the student also learns the teacher's similarities of the texts in a batch, above all
@@ -26,7 +29,7 @@ from torch.nn import functional
 
 from ..augment import augment_wordnet, read_paraphrases
 from ..data.readers import Table
-from ..linear_map import fit
+from ..linear_map import fit, regress
 from ..model import SentenceModel
 from ..teacher import STORAGES, TeacherOptions, Teachers
 from .base import Arrays, Objective, check_choice, check_matryoshka, gather, sample_texts
@@ -34,7 +37,8 @@ from .base import Arrays, Objective, check_choice, check_matryoshka, gather, sam
 __all__ = ["Augmentation", "Hpd", "HpdOptions", "projective_loss", "similarity_loss"]
 
 _GROUP = ("text", "near", "far")  # the fields of a mined example
-_START_SAMPLES = 20_000  # sentences for the principal components from which the projection starts
+_STARTS = ("random", "pca", "least_squares")
+_START_SAMPLES = 20_000  # sentences on which the start of the projection is computed
 
 
 def projective_loss(student: Tensor, teacher: Tensor, reduction: str) -> Tensor:
@@ -95,8 +99,8 @@ class HpdOptions:
         augment: copies of the sentences, or None.
         mine: extend each single text to an example of three with two of its neighbors (`embedkit.training.mine`).
         storage: type of the teacher's vectors on disk, ``float16`` or ``float32``.
-        pca_start: start the student's projection from the principal components of its own vectors (our own
-            addition); otherwise it starts at random.
+        start: of the student's projection: ``random``; ``pca``, the principal components of its own vectors; or
+            ``least_squares``, the ridge regression from its own vectors to the teacher's.
         similarity: weight of `similarity_loss`.
         projective: weight of the projective loss; 0 with ``similarity`` lets the student choose its directions.
         teacher_dimension: d of h_t, None for the student's; another needs ``projective: 0``.
@@ -110,7 +114,7 @@ class HpdOptions:
     augment: Augmentation | None = None
     mine: bool = False
     storage: str = "float16"
-    pca_start: bool = False
+    start: str = "random"
     similarity: float = 0.0
     projective: float = 1.0
     teacher_dimension: int | None = None
@@ -134,6 +138,9 @@ class HpdOptions:
             raise ValueError("objective.teacher_dimension needs objective.projective to be 0")
         check_matryoshka(self.matryoshka)
         check_choice("storage", self.storage, STORAGES)
+        check_choice("start", self.start, _STARTS)
+        if self.start == "least_squares" and self.teacher_dimension is not None:
+            raise ValueError("objective.start least_squares learns h_t: remove objective.teacher_dimension")
 
 
 class Hpd(Objective):
@@ -155,8 +162,8 @@ class Hpd(Objective):
             )
         check_matryoshka(options.matryoshka, encoder.dimension)
         projection = encoder.options.projection
-        if options.pca_start and (projection is None or projection.activation != "identity"):
-            raise ValueError("objective.pca_start needs a linear model.projection")
+        if options.start != "random" and (projection is None or projection.activation != "identity"):
+            raise ValueError(f"objective.start {options.start} needs a linear model.projection")
         self._training_texts = [
             text for table in tables.values() for name in _fields_of(table) for text in table.texts(name)
         ]
@@ -203,16 +210,21 @@ class Hpd(Objective):
                 samples=self.options.pca_samples,
                 center=self.options.center,
             )
-            if self.options.pca_start:
-                self._start_from_pca()
+            if self.options.start != "random":
+                self._start_projection(self._teachers)
             self._training_texts = []
         targets = [self._teachers.targets(table.texts(field)) for field in _fields_of(table)]
         return {"teacher": targets[0] if len(targets) == 1 else np.stack(targets, axis=1)}
 
-    def _start_from_pca(self) -> None:
+    def _start_projection(self, teachers: Teachers) -> None:
         model = self.encoder
         texts = sample_texts(self._training_texts, _START_SAMPLES)
-        model.project_by(fit(model.bare().encode(texts), model.dimension, center=False))
+        pooled = model.bare().encode(texts)
+        if self.options.start == "pca":
+            components = fit(pooled, model.dimension, center=False)
+            model.project_by(components.weight, components.bias)
+        else:
+            model.project_by(*regress(pooled, teachers.targets(texts)))
 
     def prepared(self) -> None:
         """Free the teachers' memory."""

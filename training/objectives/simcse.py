@@ -15,7 +15,7 @@ truncated (Kusupati et al. 2022, arXiv:2205.13147, equation 1 with equal weights
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +24,8 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_matryoshka, first_row, gather
+from .base import first_row, gather
+from .vector_loss import VectorLoss, VectorOptions
 
 __all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
 
@@ -47,27 +48,25 @@ def contrastive_loss(
 
 
 @dataclass(frozen=True)
-class SimCseOptions:
+class SimCseOptions(VectorOptions):
     """Options of `SimCse`.
 
     Attributes:
         temperature: t.
         hard_negatives: whether an example has a field ``negative``.
-        matryoshka: dimensions to which the vectors can be truncated.
     """
 
     temperature: float = 0.05
     hard_negatives: bool = True
-    matryoshka: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Check the values."""
+        super().__post_init__()
         if self.temperature <= 0:
             raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
-        check_matryoshka(self.matryoshka)
 
 
-class SimCse(Objective):
+class SimCse(VectorLoss):
     """In-batch negatives and optional hard negatives."""
 
     Options: ClassVar[type[Any]] = SimCseOptions
@@ -78,23 +77,9 @@ class SimCse(Objective):
         """See `Objective`."""
         super().__init__(encoder, options, tables)
         self.fields = ("anchor", "positive", "negative") if options.hard_negatives else ("anchor", "positive")
-        check_matryoshka(options.matryoshka, encoder.dimension)
 
-    def forward(
-        self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
-    ) -> dict[str, Tensor]:
-        """See `Objective.forward`."""
-        vectors = self.encode(input_ids, cu_seqlens)
-        losses = []
-        for width in (*self.options.matryoshka, vectors.shape[-1]):
-            anchors, positives, *negatives = vectors[..., :width]
-            negative = negatives[0] if negatives else None
-            losses.append(contrastive_loss(anchors, positives, negative, self.options.temperature))
-        cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (1 or 2, batch)
-        return {"loss": torch.stack(losses).mean(), "cosine": cosine.t()}
-
-    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """The share of triplets whose positive is nearer than the hard negative; empty without hard negatives."""
-        if not self.options.hard_negatives:
-            return {}
-        return {"accuracy": 100 * float((outputs["cosine"][:, 0] > outputs["cosine"][:, 1]).mean())}
+    def loss(self, vectors: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """See `VectorLoss.loss`."""
+        anchors, positives, *negatives = vectors
+        negative = negatives[0] if negatives else None
+        return contrastive_loss(anchors, positives, negative, self.options.temperature)

@@ -63,7 +63,7 @@ class Refit:
             with Encoder(folder, precision="fp32", threads=torch.get_num_threads()) as core:
                 pooled = core.encode(sample_texts(texts, self.samples))
         fitted = fit_similarities(pooled, model.projection.dimension, self.matryoshka)
-        encoder.project_by(fitted)
+        encoder.project_by(fitted.weight, fitted.bias)
         return encoder
 
 

@@ -84,7 +84,7 @@ def sts_rows() -> list[str]:
                 rows.append(f"{task}\t{'a' if first else 'b'}\ttest\t{score:.4f}\t0\t{distance}")
             else:
                 rows.append(f"{task}\tx\ttest\t{5 - distance / 18:.4f}\t0\t{distance}")
-    rows += [f"STSB\tx\tdev\t{i % 6}\t0\t{90 - i % 7}" for i in range(1500)]
+    rows += [f"STSB\tx\tdev\t{i % 6}\t1\t{91 - i % 7}" for i in range(1500)]
     return [STS_HEADER, *rows]
 
 
@@ -127,6 +127,22 @@ def test_a_year_is_one_list_not_a_mean_of_subsets(tmp_path: Path) -> None:
     dev = [line.split("\t") for line in sts_rows() if "\tdev\t" in line]
     expected = spearman_by_hand([-float(r[5]) for r in dev], [float(r[3]) for r in dev])
     assert evaluate.sts_dev(encoder, tmp_path) == pytest.approx(100 * expected, abs=1e-6)
+
+
+def test_dev_pairs_of_a_test_set_do_not_select(tmp_path: Path) -> None:
+    """In either order, and whatever the case and the white space."""
+    rows = [row for row in sts_rows() if "\tdev\t" not in row]
+    rows[1:4] = [
+        f"STS12\ta\ttest\t1\t{left}\t{right}" for left, right in [("A cat", "A Dog"), ("x", "y"), ("u", "v")]
+    ]
+    dev = [("A dog ", "a  CAT"), ("X", "y"), ("v", "u"), ("0", "7"), ("x", "x"), ("1", "7"), ("a cat", "y")]
+    dev += [("1", f"{i}") for i in range(100, 1593)]
+    rows += [f"STSB\tx\tdev\t{i % 6}\t{left}\t{right}" for i, (left, right) in enumerate(dev)]
+    write(tmp_path / "sts_en" / "sts_en.tsv.gz", rows)
+    (one,) = evaluate.sts_dev_sets(tmp_path).values()
+    assert [(pair.left, pair.right) for pair in one.pairs[:3]] == [("x", "x"), ("1", "7"), ("a cat", "y")]
+    assert len(one.pairs) == 1496
+    assert one.source.endswith("STSB dev, without pairs of the test sets")
 
 
 def test_chinese_sets_and_their_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

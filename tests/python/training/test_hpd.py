@@ -146,7 +146,7 @@ def test_projection_starts_from_the_students_components(
     from sklearn.decomposition import PCA
 
     tables = {"t": Table({"text": list(dict.fromkeys(texts))})}
-    options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], pca_start=True)
+    options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], start="pca")
     model = ModelOptions(str(make_model()), projection=Projection(8), max_length=32)
     objective = Hpd(SentenceModel.load(model), options, tables)
     objective.prepare("t", tables["t"], tmp_path)
@@ -159,11 +159,41 @@ def test_projection_starts_from_the_students_components(
         Hpd(SentenceModel.load(tanh), options, tables)
 
 
+def test_projection_starts_from_the_regression_on_the_teacher(
+    make_model: MakeModel, texts: list[str], tmp_path: Path
+) -> None:
+    """numpy's least squares with the penalty as further rows; on sentences of training better than any other start."""
+    distinct = list(dict.fromkeys(texts))
+    tables, unseen = {"t": Table({"text": distinct[:-20]})}, Table({"text": distinct[-20:]})
+    model = ModelOptions(str(make_model()), projection=Projection(8), max_length=32)
+    r2 = {}
+    for start in ("random", "pca", "least_squares"):
+        options = HpdOptions([TeacherOptions(str(make_model(seed=3)))], start=start, storage="float32")
+        objective = Hpd(SentenceModel.load(model), options, tables)
+        teacher = objective.prepare("t", tables["t"], tmp_path)["teacher"]
+        outputs = {"vectors": objective.encoder.encode(tables["t"].texts("text"))}
+        r2[start] = objective.score("t", outputs, {"teacher": teacher})["r2"]
+    x = SentenceModel.load(dataclasses.replace(model, projection=None)).encode(distinct[:-20]).astype(float)
+    center, mean = x.mean(0), teacher.mean(0)
+    penalty = np.sqrt(1e-3 * len(x) * x.var(0).mean()) * np.eye(x.shape[1])
+    rows = np.vstack([x - center, penalty]), np.vstack([teacher - mean, np.zeros((x.shape[1], 8))])
+    weight = np.linalg.lstsq(*rows, rcond=None)[0]
+    np.testing.assert_allclose(outputs["vectors"], (x - center) @ weight + mean, atol=1e-3)
+    assert r2["least_squares"] > max(0.0, r2["random"], r2["pca"])
+    held_out = objective.prepare("held_out", unseen, tmp_path)
+    scores = objective.score("t", {"vectors": objective.encoder.encode(unseen.texts("text"))}, held_out)
+    assert np.isfinite(scores["r2"])
+    with pytest.raises(ValueError, match=r"remove objective\.teacher_dimension"):
+        dataclasses.replace(options, projective=0, similarity=1, teacher_dimension=8)
+    with pytest.raises(ValueError, match="known are random; pca; least_squares"):
+        dataclasses.replace(options, start="zero")
+
+
 def test_similarity_alone_learns(make_model: MakeModel, tmp_path: Path) -> None:
     """Vectors of length 1, half of them enough, from a teacher of more dimensions."""
     recipe = make_hpd(make_model, tmp_path, epochs=4)
     objective = dataclasses.replace(
-        recipe.objective, similarity=100, projective=0, teacher_dimension=16, pca_start=True, matryoshka=[4]
+        recipe.objective, similarity=100, projective=0, teacher_dimension=16, start="pca", matryoshka=[4]
     )
     model = dataclasses.replace(recipe.model, normalize=True)
     evaluation = dataclasses.replace(recipe.evaluation, dev={}, select=None)

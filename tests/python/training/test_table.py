@@ -59,6 +59,21 @@ def test_every_built_in_table_loads(name: str) -> None:
     assert all(run.seeds for run in table.runs.values())
 
 
+def test_counts_in_a_note_are_those_of_the_results(tmp_path: Path) -> None:
+    note = "{plain.examples.nli} pairs, {taught.examples.nli} more"
+    table = load_table(write(tmp_path / "table.yaml", note=note))
+    known = {
+        spec.folder: {"set": spec.told, "examples": {"nli": 12345}}
+        for spec in specs(table, tmp_path)
+        if spec.key == "plain"
+    }
+    assert module.collect(table, tmp_path, known)["note"] == "12,345 pairs, (not measured) more"
+    for unknown in ("{plain.examples.sts}", "{other.examples.nli}"):
+        wrong = load_table(write(tmp_path / "table.yaml", note=unknown))
+        with pytest.raises(ValueError, match="the note names the"):
+            module.collect(wrong, tmp_path, known)
+
+
 def test_the_trainings_of_a_table(tmp_path: Path) -> None:
     found = specs(load_table(write(tmp_path / "table.yaml")), tmp_path)
     assert [spec.folder for spec in found] == ["teacher-5", "plain-1", "plain-2", "taught-1", "taught-5"]

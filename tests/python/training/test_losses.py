@@ -1,0 +1,194 @@
+"""Losses against those of sentence-transformers on the same vectors, values and gradients, and short trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+st = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+
+from embedkit.training.objectives.angle import angle_similarity
+from embedkit.training.objectives.cosent import CoSent, ranking_loss
+from embedkit.training.objectives.distill_kl import DistillKlOptions, divergence
+from embedkit.training.objectives.gist import GistOptions, guided_loss
+from embedkit.training.objectives.margin_mse import MarginMse, margin_loss
+from embedkit.training.objectives.simcse import SimCseOptions
+from embedkit.training.objectives.symmetric import Symmetric
+from embedkit.training.objectives.triplet_distillation import TripletDistillationOptions, dot_scores
+from embedkit.training.objectives.vector_loss import ScoredPairsOptions, VectorLoss
+from embedkit.training.trainer import train
+from objective_fixtures import losses, make_recipe, sts_source, write_sts
+from torch import Tensor, nn
+
+
+class Encoder(nn.Module):
+    dimension = 7
+
+
+def vectors(fields: int, seed: int = 0, width: int = 7) -> Tensor:
+    return torch.randn(fields, 6, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def compare(ours: Callable[[Tensor], Tensor], theirs: Callable[[list[Tensor]], Tensor], fields: int) -> None:
+    """The same loss and the same gradient."""
+    x, y = (vectors(fields).requires_grad_() for _ in range(2))
+    a, b = ours(x), theirs(list(y.unbind()))
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    a.backward()
+    b.backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-6)
+
+
+SCORES = torch.tensor([0.0, 1.0, 1.0, 3.5, 5.0, 2.0], dtype=torch.float64)
+
+
+def test_cosent() -> None:
+    cosine = torch.nn.functional.cosine_similarity
+    reference = st.CoSENTLoss(None)
+    compare(
+        lambda x: ranking_loss(cosine(x[0], x[1]), SCORES, 20.0),
+        lambda y: reference.compute_loss_from_embeddings(y, SCORES),
+        2,
+    )
+
+
+@pytest.mark.parametrize("width", [6, 7])
+def test_angle(width: int) -> None:
+    from sentence_transformers.util import pairwise_angle_sim
+
+    u, v = vectors(2, 1, width)
+    torch.testing.assert_close(angle_similarity(u, v), pairwise_angle_sim(u, v))
+    reference = st.AnglELoss(None)
+    compare(
+        lambda x: ranking_loss(angle_similarity(x[0], x[1]), SCORES, 20.0),
+        lambda y: reference.compute_loss_from_embeddings(y, SCORES),
+        2,
+    )
+
+
+def test_margin_mse_and_divergence() -> None:
+    teacher = vectors(1, 2)[0, :, :2]
+    margin, kl = st.MarginMSELoss(None), st.DistillKLDivLoss(None, temperature=2.0)
+    compare(
+        lambda x: margin_loss(dot_scores(x), teacher),
+        lambda y: margin.compute_loss_from_embeddings(y, teacher),
+        3,
+    )
+    compare(
+        lambda x: divergence(dot_scores(x), teacher, 2.0),
+        lambda y: kl.compute_loss_from_embeddings(y, teacher),
+        3,
+    )
+
+
+@pytest.mark.parametrize("fields", [2, 3])
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_gist(fields: int, margin: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = vectors(fields, 3, 5)
+    reference = object.__new__(st.GISTEmbedLoss)
+    nn.Module.__init__(reference)
+    settings = {
+        "temperature": 0.1,
+        "margin": margin,
+        "margin_strategy": "absolute",
+        "model": "m",
+        "guide": "g",
+    }
+    settings |= {"contrast_anchors": True, "contrast_positives": True, "gather_across_devices": False}
+    settings |= {"must_retokenize": False, "similarity_fct": nn.CosineSimilarity(dim=-1)}
+    for name, value in {**settings, "cross_entropy_loss": nn.CrossEntropyLoss()}.items():
+        setattr(reference, name, value)
+
+    def theirs(own: list[Tensor]) -> Tensor:
+        columns = {"m": own, "g": list(guide.unbind())}
+        module = __import__(st.GISTEmbedLoss.__module__, fromlist=["embed_columns"])
+        monkeypatch.setattr(module, "embed_columns", lambda model, features: columns[model])
+        loss: Tensor = reference([{}] * fields, None)
+        return loss
+
+    compare(lambda x: guided_loss(x, guide, 0.1, margin), theirs, fields)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_symmetric(hard: bool) -> None:
+    ours = Symmetric(Encoder(), SimCseOptions(hard_negatives=hard), {})  # type: ignore[arg-type]
+    reference = st.MultipleNegativesSymmetricRankingLoss(None)
+    compare(
+        lambda x: ours.loss(x, {}),
+        lambda y: reference.compute_loss_from_embeddings(y, None),
+        3 if hard else 2,
+    )
+
+
+def test_matryoshka_is_the_mean_over_the_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = vectors(3)
+    for kind, options, targets in (
+        (CoSent, ScoredPairsOptions([2, 4]), {"label": SCORES}),
+        (MarginMse, TripletDistillationOptions([2, 4], teacher="t"), {"scores": vectors(1, 2)[0, :, :2]}),
+    ):
+        objective: VectorLoss = kind(Encoder(), options, {})  # type: ignore[arg-type]
+        monkeypatch.setattr(objective, "encode", lambda *_: x)
+        want = torch.stack([objective.loss(x[..., :width], targets) for width in (2, 4, 7)]).mean()
+        none = torch.zeros(0)
+        torch.testing.assert_close(objective(none, none, none, **targets)["loss"], want)
+        with pytest.raises(ValueError, match="must be less than the 7"):
+            kind(Encoder(), type(options)([7], **({"teacher": "t"} if kind is MarginMse else {})), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["cosent", "angle"])
+def test_scored_pairs_learn(name: str, make_model: Callable[..., Path], tmp_path: Path) -> None:
+    data = sts_source(write_sts(tmp_path / "train.tsv", 160, 1))
+    dev = sts_source(write_sts(tmp_path / "dev.tsv", 40, 2))
+    recipe = make_recipe({"name": name}, make_model(), {"sts": data}, {"sts": dev}, "sts_spearman", epochs=3)
+    result = train(recipe, tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 30
+    assert result["dev"]["sts_spearman"] > 30
+
+
+def triplets(path: Path) -> dict[str, Any]:
+    rows = ["anchor\tpositive\tnegative"]
+    for noun in ("people", "water", "time", "day", "world", "weather", "night", "query"):
+        rows += [
+            f"the {noun} {verb}\tmany {noun} {verb}\tnot {verb}" for verb in ("use", "find", "see", "make")
+        ]
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return {"path": str(path)}
+
+
+def test_a_guided_training(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    objective = {"name": "gist", "guide": {"path": str(make_model(seed=3))}, "hard_negatives": True}
+    source = triplets(tmp_path / "t.tsv")
+    result = train(make_recipe(objective, make_model(), {"t": source}, {"t": source}), tmp_path / "run")
+    assert result["steps"] == 2 and 0 <= result["dev"]["t_accuracy"] <= 100
+
+
+def test_targets_are_the_teachers_logits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from embedkit.training.data.readers import Table
+    from embedkit.training.objectives import triplet_distillation
+
+    def outputs(path: str, table: Table, length: int, cache: Path) -> np.ndarray:
+        logits = [float(text) for text in table.texts("text2")]
+        return 1 / (1 + np.exp(-np.array(logits, np.float32)[:, None]))
+
+    monkeypatch.setattr(triplet_distillation, "teacher_outputs", outputs)
+    objective = MarginMse(Encoder(), TripletDistillationOptions(teacher="t"), {})  # type: ignore[arg-type]
+    table = Table({"anchor": ["a", "b"], "positive": ["8", "-1"], "negative": ["-6", "0.5"]})
+    found = objective.prepare("t", table, tmp_path)["scores"]
+    np.testing.assert_allclose(found, [[8, -6], [-1, 0.5]], atol=2e-3)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"objective\.guide is missing"):
+        GistOptions()
+    with pytest.raises(ValueError, match=r"objective\.teacher is missing"):
+        TripletDistillationOptions()
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        DistillKlOptions(teacher="t", temperature=0)
+    with pytest.raises(ValueError, match="scale must be positive"):
+        ScoredPairsOptions(scale=0)

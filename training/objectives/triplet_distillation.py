@@ -1,0 +1,59 @@
+"""Shared by the distillation of triplets from a cross-encoder: its scores of (anchor, positive), (anchor, negative)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from ..data.readers import Table
+from .base import Arrays
+from .teachers import teacher_outputs
+from .vector_loss import VectorLoss, VectorOptions
+
+__all__ = ["TripletDistillation", "TripletDistillationOptions", "dot_scores"]
+
+
+def dot_scores(vectors: Tensor) -> Tensor:
+    """The dot products (batch, 2) of the anchor with the positive and the negative: vectors (3, batch, dimension)."""
+    return (vectors[0] * vectors[1:]).sum(-1).t()
+
+
+@dataclass(frozen=True)
+class TripletDistillationOptions(VectorOptions):
+    """Options of `TripletDistillation`.
+
+    Attributes:
+        teacher: folder or Hub name of a cross-encoder with one score.
+        teacher_max_length: maximum number of tokens of its pairs.
+    """
+
+    teacher: str = ""
+    teacher_max_length: int = 256
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        if not self.teacher:
+            raise ValueError("objective.teacher is missing; name a cross-encoder")
+
+
+class TripletDistillation(VectorLoss):
+    """Triplets with a teacher's scores (batch, 2), logits, as the target ``scores``."""
+
+    Options: ClassVar[type[Any]] = TripletDistillationOptions
+    fields = ("anchor", "positive", "negative")
+    options: TripletDistillationOptions
+
+    def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
+        """The teacher's logits: `teacher_outputs` are their sigmoid."""
+        scores = []
+        for field in self.fields[1:]:
+            pairs = Table({"text1": table.texts("anchor"), "text2": table.texts(field)})
+            found = teacher_outputs(self.options.teacher, pairs, self.options.teacher_max_length, cache)
+            p = found[:, 0].astype(np.float64).clip(1e-7, 1 - 1e-7)
+            scores.append(np.log(p / (1 - p)))
+        return {"scores": np.stack(scores, axis=1).astype(np.float32)}

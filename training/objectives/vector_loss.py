@@ -1,0 +1,99 @@
+"""Shared by objectives whose loss depends on the vectors of a batch alone: Matryoshka, and their dev scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..data.readers import Table
+from ..model import SentenceModel
+from .base import Arrays, Objective, check_matryoshka, check_scores, spearman
+
+__all__ = ["ScoredPairs", "ScoredPairsOptions", "VectorLoss", "VectorOptions"]
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """Options of every `VectorLoss`.
+
+    Attributes:
+        matryoshka: dimensions to which the vectors can be truncated: the loss is the mean over them and all (Kusupati
+            et al. 2022, arXiv:2205.13147, equation 1 with equal weights).
+    """
+
+    matryoshka: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_matryoshka(self.matryoshka)
+
+
+class VectorLoss(Objective):
+    """A subclass implements `loss`."""
+
+    Options: ClassVar[type[Any]] = VectorOptions
+    encoder: SentenceModel
+
+    def __init__(self, encoder: SentenceModel, options: Any, tables: Mapping[str, Table]) -> None:
+        """See `Objective`."""
+        super().__init__(encoder, options, tables)
+        check_matryoshka(options.matryoshka, encoder.dimension)
+
+    def loss(self, vectors: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """The loss of vectors (fields, batch, dimension), a scalar; ``targets`` are the arrays of `prepare`."""
+        raise NotImplementedError
+
+    def forward(
+        self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
+    ) -> dict[str, Tensor]:
+        """See `Objective.forward`."""
+        vectors = self.encode(input_ids, cu_seqlens)
+        widths = (*self.options.matryoshka, vectors.shape[-1])
+        loss = torch.stack([self.loss(vectors[..., :width], targets) for width in widths]).mean()
+        cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (fields - 1, batch)
+        return {"loss": loss, "cosine": cosine.t()}
+
+    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
+        """The share of triplets whose positive is nearer than the hard negative; empty without hard negatives."""
+        if len(self.fields) < 3:
+            return {}
+        return {"accuracy": 100 * float((outputs["cosine"][:, 0] > outputs["cosine"][:, 1]).mean())}
+
+
+@dataclass(frozen=True)
+class ScoredPairsOptions(VectorOptions):
+    """Options of `ScoredPairs`.
+
+    Attributes:
+        scale: of the similarities.
+        max_score: the highest score in the data.
+    """
+
+    scale: float = 20.0
+    max_score: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        if self.scale <= 0:
+            raise ValueError(f"objective.scale must be positive, not {self.scale}")
+
+
+class ScoredPairs(VectorLoss):
+    """Pairs of texts with a score in the field ``label``."""
+
+    Options: ClassVar[type[Any]] = ScoredPairsOptions
+    options: ScoredPairsOptions
+
+    def check(self, where: str, task: str, table: Table) -> None:
+        """See `Objective.check`."""
+        check_scores(where, table, self.options.max_score)
+
+    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
+        """Spearman's correlation of the cosine with the score."""
+        return {"spearman": spearman(outputs["cosine"][:, 0], arrays["label"])}
