@@ -16,6 +16,7 @@ from ...documents.document import Document
 from ...documents.errors import InputError
 from ..auto.stored import stored_parameters
 from ..errors import IndexExistsError, ModelMismatchError
+from ..several import several_ids
 from ..storage import faiss_index
 from ..storage.document_store import DocumentWriter
 from ..storage.generation import Generation, open_generation
@@ -39,7 +40,7 @@ def _changing(root: Path) -> Iterator[tuple[Writer, Generation]]:
         yield writer, base
 
 
-def delete(root: Path, ids: Iterable[str] | None, where: str | None, *, missing_ok: bool) -> int:
+def delete(root: Path, ids: str | Iterable[str] | None, where: str | None, *, missing_ok: bool) -> int:
     """Delete documents; see `Index.delete`. Returns how many."""
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
@@ -59,8 +60,8 @@ def _rows_where(base: Generation, where: str) -> dict[int, Any]:
     }
 
 
-def _rows_of_ids(base: Generation, ids: Iterable[str], missing_ok: bool) -> dict[int, Any]:
-    wanted = list(dict.fromkeys(ids))
+def _rows_of_ids(base: Generation, ids: str | Iterable[str], missing_ok: bool) -> dict[int, Any]:
+    wanted = list(dict.fromkeys(several_ids(ids)))
     rows: dict[int, Any] = {}
     for begin in range(0, len(wanted), _AT_ONCE):
         block = wanted[begin : begin + _AT_ONCE]

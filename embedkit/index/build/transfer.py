@@ -17,6 +17,7 @@ from ...documents.document import Document
 from ...documents.errors import InputError
 from ..encoder import TextEncoder
 from ..errors import IndexExistsError
+from ..several import several_documents
 from ..storage.document_store import DocumentWriter
 from ..storage.faiss_index import import_faiss, is_exact, ivf_of, read_index, short, write_index
 from ..storage.generation import open_generation
@@ -48,6 +49,7 @@ def import_faiss_file(
 ) -> int:
     """Make an index of a Faiss file; see `Index.import_faiss`. Returns the number of its documents."""
     settings = BuildSettings(metric=metric)
+    documents = None if documents is None else several_documents(documents)
     index, ids = _read(path)
     rows, dimension = int(index.ntotal), int(index.d)
     if dimension != encoder.get_embedding_dimension():
