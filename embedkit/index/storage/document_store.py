@@ -11,6 +11,7 @@ import contextlib
 import json
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,6 +216,14 @@ def _stored(document_id: object, text: object, metadata: object) -> StoredDocume
     return StoredDocument(document_id, text, fields)
 
 
+def _with(
+    reader: weakref.ref[DocumentReader], function: Callable[[DocumentReader], int], otherwise: int
+) -> int:
+    """``function`` of the reader, if it still exists."""
+    alive = reader()
+    return otherwise if alive is None else function(alive)
+
+
 class DocumentReader:
     """Reads ``documents.sqlite`` of a finished segment, from any thread.
 
@@ -239,8 +248,15 @@ class DocumentReader:
             found = 0 if last is None else last + 1
             if found != rows:
                 raise self._damaged(f"holds {found} documents where the manifest says {rows}")
-            self._db.create_function("allowed", 1, self._is_allowed)
-            self._db.set_authorizer(self._authorize)
+            # The connection keeps these where the garbage collector does not look: they must not hold the reader,
+            # or one that is dropped unclosed would keep its file open forever.
+            this = weakref.ref(self)
+            self._db.create_function(
+                "allowed", 1, lambda row: _with(this, lambda own: own._is_allowed(row), 0)
+            )
+            self._db.set_authorizer(
+                lambda *action: _with(this, lambda own: own._authorize(*action), sqlite3.SQLITE_DENY)
+            )
         except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
             self._db.close()
             raise error if isinstance(error, IndexDamagedError) else self._damaged(str(error)) from None
