@@ -29,6 +29,7 @@ from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
 from .build_parts import VECTORS_FILE, build_parts
 from .publish import dated, new_manifest
+from .resume import change_errors
 from .settings import BuildSettings, Progress, Report
 
 __all__ = ["IMPORTED", "export_faiss_file", "export_parquet_file", "import_faiss_file"]
@@ -167,7 +168,7 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
     for target in (path, ids_path):
         if target.exists():
             raise IndexExistsError(f"{target}: already exists; name another file")
-    with contextlib.closing(open_generation(root, lambda _: None)) as base:
+    with change_errors(path, "the export"), contextlib.closing(open_generation(root, lambda _: None)) as base:
         manifest = base.manifest
         rows = base.living_rows()
         if len(rows) == 0:
@@ -212,7 +213,7 @@ def export_parquet_file(root: Path, path: Path, report: Report | None = None) ->
     report = report or (lambda _: None)
     if path.exists():
         raise IndexExistsError(f"{path}: already exists; name another file")
-    with contextlib.closing(open_generation(root, lambda _: None)) as base:
+    with change_errors(path, "the export"), contextlib.closing(open_generation(root, lambda _: None)) as base:
         total = base.manifest.documents
         if total == 0:
             raise InputError(str(root), "the index contains no documents")
