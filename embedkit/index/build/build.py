@@ -103,6 +103,10 @@ def build(
 ) -> Written:
     """Build, add or upsert; see `Index.build`, `Index.add` and `Index.upsert`."""
     documents = several_documents(documents)
+    if not hasattr(encoder, "encode_document"):
+        raise TypeError(
+            f"encoder must be an encoder such as embedkit.Encoder(...), not {type(encoder).__name__}"
+        )
     if settings.factory != faiss_index.AUTO:  # a bad string fails now, not after hours of encoding
         faiss_index.create_index(settings.factory, encoder.get_embedding_dimension())
     else:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from .ids import write_ids
 from .manifest import DOCUMENTS_FILE, IDS_FILE
 from .where import compile_where
 
+_MOST_SECONDS = 20.0  # of a condition in one segment
+_STEPS = 10_000  # of SQLite between two looks at the clock
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
 
@@ -336,13 +339,20 @@ class DocumentReader:
         expression = compile_where(where)
         with self._lock:
             self._restricted = True
+            deadline = time.monotonic() + _MOST_SECONDS
+            self._db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
             try:
                 found = self._db.execute(f"SELECT row FROM documents WHERE ({expression})").fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-                if "malformed" in str(error) or "not a database" in str(error):
+                if not isinstance(error, sqlite3.OperationalError):  # the file, not the condition
                     raise self._damaged(str(error)) from None
+                if time.monotonic() >= deadline:
+                    raise ValueError(
+                        f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
+                    ) from None
                 raise ValueError(f"invalid condition {where[:200]!r}: {error}") from None
             finally:
+                self._db.set_progress_handler(None, 0)
                 self._restricted = False
         return np.fromiter((row for (row,) in found), np.int64, len(found))
 
