@@ -59,7 +59,11 @@ class InputDigest:
             vector = None if document.vector is None else np.asarray(document.vector)
             metadata = None if document.metadata is None else dict(document.metadata)
             fields = (document.id, document.text, metadata, None if vector is None else vector.tobytes())
-            self._hash.update(repr(fields).encode("utf-8", "surrogatepass"))
+            try:
+                content = repr(fields)
+            except RecursionError:  # metadata that is refused where it is stored
+                content = ""
+            self._hash.update(content.encode("utf-8", "surrogatepass"))
             yield item
 
     def hexdigest(self) -> str:

@@ -344,7 +344,9 @@ class DocumentReader:
             try:
                 found = self._db.execute(f"SELECT row FROM documents WHERE ({expression})").fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-                if not isinstance(error, sqlite3.OperationalError):  # the file, not the condition
+                # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
+                denied = "prohibited" in str(error) or "not authorized" in str(error)
+                if not isinstance(error, sqlite3.OperationalError) and not denied:
                     raise self._damaged(str(error)) from None
                 if time.monotonic() >= deadline:
                     raise ValueError(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
-from embedkit.index import Document, Index
+from embedkit.documents.readers import Corpus
+from embedkit.index import Document, Index, InputError
 from embedkit.index.storage import document_store
 
 
@@ -53,3 +54,20 @@ def test_a_condition_that_takes_too_long_is_stopped(index: Index, monkeypatch: p
     monkeypatch.setattr(document_store, "_STEPS", 1)
     with pytest.raises(ValueError, match="was stopped"):
         index.search("cat", where="n > 2")
+
+
+def test_metadata_nested_too_deeply_is_refused(tmp_path: Path, encoder: FakeEncoder) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    documents = [Document("a cat", "1"), Document("a dog", "2", deep)]
+    with pytest.raises(InputError, match="cannot be written as JSON"):
+        Index.build(tmp_path / "other", documents, encoder)
+
+
+def test_a_stray_byte_is_not_utf_16(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\n\xff\xfe two\n")
+    with pytest.raises(InputError, match="not valid UTF-8") as raised:
+        list(Corpus(path))
+    assert "UTF-16" not in str(raised.value)
