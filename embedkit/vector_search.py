@@ -122,6 +122,8 @@ def paraphrase_mining(
     """
     k, most = check_positive("top_k", top_k), check_positive("max_pairs", max_pairs)
     cosine = _check_score(score_function) == "cosine"
+    if isinstance(sentences, str):
+        raise TypeError("sentences must be a list of texts, not one text")
     texts = list(sentences)
     if len(texts) < 2:
         return []

@@ -53,7 +53,7 @@ class Corpus:
 
     def __init__(
         self,
-        inputs: Sequence[str | os.PathLike[str]],
+        inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         format: Format | None = None,
         text_field: str = "text",
@@ -65,7 +65,7 @@ class Corpus:
         """Check that every input exists and is readable, without reading it.
 
         Args:
-            inputs: files, folders (all files of a known type below them) and patterns such as ``*.jsonl``;
+            inputs: files, or one: folders (all files of a known type below them) and patterns such as ``*.jsonl``;
                 ``-`` is standard input.
             format: the format of every input; ``None``: by file name, and ``txt`` for standard input.
             text_field: field or column of the text.
@@ -78,6 +78,8 @@ class Corpus:
             InputError: an input is missing, unreadable, of unknown format, or given twice.
             ImportError: an input needs pyarrow, which is not installed.
         """
+        if isinstance(inputs, (str, os.PathLike)):
+            inputs = [inputs]
         if not inputs:
             raise InputError("", "no input files given")
         if vectors is not None and (vector_field is not None or on_error != "stop"):

@@ -231,7 +231,11 @@ class Source:
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
-                hint = "; the file looks like UTF-16: convert it" if line.startswith(_UTF16_BOMS) else ""
+                hint = (
+                    "; the file looks like UTF-16: convert it"
+                    if number == 1 and line.startswith(_UTF16_BOMS)
+                    else ""
+                )
                 self.reject(
                     number, f"not valid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}{hint}"
                 )

@@ -175,6 +175,8 @@ class Index(Searcher):
             InputError: two of them contain the same id.
             IndexExistsError: ``path`` contains an index, or something else.
         """
+        if isinstance(indexes, (str, os.PathLike)):
+            raise TypeError(f"indexes must be a list of paths, not one path: {os.fspath(indexes)!r}")
         change.merge(Path(path), [Path(source) for source in indexes])
         return cls.open(path)
 
@@ -262,9 +264,9 @@ class Index(Searcher):
         return self._write("upsert", documents, settings, progress)
 
     def delete(
-        self, ids: Iterable[str] | None = None, *, where: str | None = None, missing_ok: bool = False
+        self, ids: str | Iterable[str] | None = None, *, where: str | None = None, missing_ok: bool = False
     ) -> int:
-        """Delete the documents with ``ids``, or those that match the condition ``where``.
+        """Delete the documents with ``ids`` (one, or several), or those that match the condition ``where``.
 
         Returns:
             How many were deleted.

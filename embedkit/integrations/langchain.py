@@ -155,6 +155,9 @@ class EmbedkitVectorStore(VectorStore):
             ValueError: the numbers of texts, metadatas and ids differ.
         """
         _refuse("add_texts", kwargs)
+        for name, value in (("texts", texts), ("ids", ids)):
+            if isinstance(value, str):
+                raise TypeError(f"{name} must be a list of texts, not one text")
         given = list(texts)
         fields = [{} for _ in given] if metadatas is None else metadatas
         own = [document_id or str(uuid.uuid4()) for document_id in (ids or [None] * len(given))]

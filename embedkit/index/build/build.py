@@ -33,6 +33,7 @@ from ..auto.stored import CHOICE_FILE, choose_for, stored_parameters, write_choi
 from ..encoder import TextEncoder, check_encoder, describe_encoder
 from ..errors import IndexDamagedError, IndexExistsError, ResumeError
 from ..prefetch import prefetch
+from ..several import several_documents
 from ..storage import faiss_index
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State
@@ -101,6 +102,11 @@ def build(
     report: Report | None = None,
 ) -> Written:
     """Build, add or upsert; see `Index.build`, `Index.add` and `Index.upsert`."""
+    documents = several_documents(documents)
+    if not hasattr(encoder, "encode_document"):
+        raise TypeError(
+            f"encoder must be an encoder such as embedkit.Encoder(...), not {type(encoder).__name__}"
+        )
     if settings.factory != faiss_index.AUTO:  # a bad string fails now, not after hours of encoding
         faiss_index.create_index(settings.factory, encoder.get_embedding_dimension())
     else:

@@ -16,6 +16,7 @@ from ...documents.document import Document
 from ...documents.errors import InputError
 from ..auto.stored import stored_parameters
 from ..errors import IndexExistsError, ModelMismatchError
+from ..several import several_ids
 from ..storage import faiss_index
 from ..storage.document_store import DocumentWriter
 from ..storage.generation import Generation, open_generation
@@ -24,6 +25,7 @@ from ..storage.manifest import Manifest, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from .publish import dated, tombstone
+from .resume import change_errors
 from .segment import finish_segment, remove_all_but
 from .settings import BuildSettings, Progress, Report
 
@@ -33,17 +35,21 @@ _AT_ONCE = 4096
 
 
 @contextlib.contextmanager
-def _changing(root: Path) -> Iterator[tuple[Writer, Generation]]:
+def _changing(root: Path, what: str) -> Iterator[tuple[Writer, Generation]]:
     """Lock the index at ``root`` for writing, and open its live generation."""
-    with Writer(root) as writer, contextlib.closing(open_generation(root, lambda _: None)) as base:
+    with (
+        change_errors(root, what),
+        Writer(root) as writer,
+        contextlib.closing(open_generation(root, lambda _: None)) as base,
+    ):
         yield writer, base
 
 
-def delete(root: Path, ids: Iterable[str] | None, where: str | None, *, missing_ok: bool) -> int:
+def delete(root: Path, ids: str | Iterable[str] | None, where: str | None, *, missing_ok: bool) -> int:
     """Delete documents; see `Index.delete`. Returns how many."""
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
-    with _changing(root) as (writer, base):
+    with _changing(root, "deleting") as (writer, base):
         rows = _rows_of_ids(base, ids, missing_ok) if ids is not None else _rows_where(base, where or "")
         count = sum(map(len, rows.values()))
         if count:
@@ -59,8 +65,8 @@ def _rows_where(base: Generation, where: str) -> dict[int, Any]:
     }
 
 
-def _rows_of_ids(base: Generation, ids: Iterable[str], missing_ok: bool) -> dict[int, Any]:
-    wanted = list(dict.fromkeys(ids))
+def _rows_of_ids(base: Generation, ids: str | Iterable[str], missing_ok: bool) -> dict[int, Any]:
+    wanted = list(dict.fromkeys(several_ids(ids)))
     rows: dict[int, Any] = {}
     for begin in range(0, len(wanted), _AT_ONCE):
         block = wanted[begin : begin + _AT_ONCE]
@@ -78,7 +84,7 @@ def compact(root: Path, factory: str | None, settings: BuildSettings, report: Re
 
     ``factory`` is ``None`` for the index's own; of ``settings``, ``max_memory`` and ``threads`` are used.
     """
-    with _changing(root) as (writer, base):
+    with _changing(root, "compacting") as (writer, base):
         manifest = base.manifest
         if factory is not None and factory != faiss_index.AUTO:
             faiss_index.create_index(factory, manifest.dimension)
@@ -128,7 +134,7 @@ def _copy(
 
 def merge(target: Path, sources: Sequence[Path]) -> int:
     """Merge several indexes into one; see `Index.merge`. Returns the number of its documents."""
-    with contextlib.ExitStack() as stack:
+    with change_errors(target, "merging"), contextlib.ExitStack() as stack:
         generations = []
         for source in sources:
             generation = open_generation(source, lambda _: None)
@@ -217,7 +223,7 @@ def _link(source: Path, target: Path) -> None:
 
 def set_search_defaults(root: Path, parameters: SearchParameters, tuning: dict[str, Any] | None) -> None:
     """Store the default search parameters, and the measurements they were chosen from."""
-    with _changing(root) as (writer, base):
+    with _changing(root, "storing the search defaults") as (writer, base):
         manifest = replace(
             base.manifest,
             nprobe=parameters.nprobe,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import shutil
 import sqlite3
@@ -21,6 +22,7 @@ from .settings import Written
 
 __all__ = [
     "InputDigest",
+    "change_errors",
     "check_finished",
     "check_header",
     "disk_errors",
@@ -31,6 +33,7 @@ __all__ = [
     "written_before",
 ]
 
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _HEADER_NAMES = {
     "mode": "command",
     "fingerprint": "model",
@@ -56,7 +59,11 @@ class InputDigest:
             vector = None if document.vector is None else np.asarray(document.vector)
             metadata = None if document.metadata is None else dict(document.metadata)
             fields = (document.id, document.text, metadata, None if vector is None else vector.tobytes())
-            self._hash.update(repr(fields).encode("utf-8", "surrogatepass"))
+            try:
+                content = repr(fields)
+            except RecursionError:  # metadata that is refused where it is stored
+                content = ""
+            self._hash.update(content.encode("utf-8", "surrogatepass"))
             yield item
 
     def hexdigest(self) -> str:
@@ -140,6 +147,19 @@ def check_finished(root: Path, state: State, made: Made, documents: Iterable[str
             "or start over with --restart (restart=True)"
         )
     return state.finished.segment
+
+
+@contextlib.contextmanager
+def change_errors(path: Path, what: str) -> Iterator[None]:
+    """Turn errors of the disk into a `BuildError` that names ``path``; ``what`` failed and left nothing."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise BuildError(f"{path}: {what} failed and was undone: {error}") from error
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise BuildError(f"{path}: {what} failed and was undone: {error.strerror}") from error
 
 
 @contextlib.contextmanager

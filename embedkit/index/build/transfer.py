@@ -17,6 +17,7 @@ from ...documents.document import Document
 from ...documents.errors import InputError
 from ..encoder import TextEncoder
 from ..errors import IndexExistsError
+from ..several import several_documents
 from ..storage.document_store import DocumentWriter
 from ..storage.faiss_index import import_faiss, is_exact, ivf_of, read_index, short, write_index
 from ..storage.generation import open_generation
@@ -28,6 +29,7 @@ from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
 from .build_parts import VECTORS_FILE, build_parts
 from .publish import dated, new_manifest
+from .resume import change_errors
 from .settings import BuildSettings, Progress, Report
 
 __all__ = ["IMPORTED", "export_faiss_file", "export_parquet_file", "import_faiss_file"]
@@ -48,6 +50,7 @@ def import_faiss_file(
 ) -> int:
     """Create an index from a Faiss file; see `Index.import_faiss`. Returns the number of its documents."""
     settings = BuildSettings(metric=metric)
+    documents = None if documents is None else several_documents(documents)
     index, ids = _read(path)
     rows, dimension = int(index.ntotal), int(index.d)
     if dimension != encoder.get_embedding_dimension():
@@ -165,7 +168,7 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
     for target in (path, ids_path):
         if target.exists():
             raise IndexExistsError(f"{target}: already exists; name another file")
-    with contextlib.closing(open_generation(root, lambda _: None)) as base:
+    with change_errors(path, "the export"), contextlib.closing(open_generation(root, lambda _: None)) as base:
         manifest = base.manifest
         rows = base.living_rows()
         if len(rows) == 0:
@@ -210,7 +213,7 @@ def export_parquet_file(root: Path, path: Path, report: Report | None = None) ->
     report = report or (lambda _: None)
     if path.exists():
         raise IndexExistsError(f"{path}: already exists; name another file")
-    with contextlib.closing(open_generation(root, lambda _: None)) as base:
+    with change_errors(path, "the export"), contextlib.closing(open_generation(root, lambda _: None)) as base:
         total = base.manifest.documents
         if total == 0:
             raise InputError(str(root), "the index contains no documents")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +76,10 @@ def prepare(
     Raises:
         ValueError: an argument is out of range or does not apply to this index, or the condition is invalid.
     """
+    try:
+        k = operator.index(k)
+    except TypeError:
+        raise TypeError(f"k must be an integer, not {k!r:.80}") from None
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
     check_search_parameters(generation, parameters)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..encoder import TextEncoder, check_encoder, load_encoder, query_steps
+from ..several import several_ids
 from ..storage.document_store import StoredDocument
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.generation import Generation, open_generation
@@ -224,6 +225,8 @@ class Searcher:
         Yields:
             What `search` returns, for each block in order.
         """
+        if isinstance(queries, (str, bytes)):
+            raise TypeError("queries must be an iterable of lists of texts, not one text; use search")
         generation = self._open_generation()
         counts = SearchStats() if stats is None else stats
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
@@ -252,10 +255,10 @@ class Searcher:
             rows = list(rows)
         return self._open_generation().ids(np.asarray(rows, np.int64))
 
-    def get(self, ids: Iterable[str]) -> list[StoredDocument]:
-        """The documents with ``ids``, in that order, without ids that are not in the index."""
+    def get(self, ids: str | Iterable[str]) -> list[StoredDocument]:
+        """The documents with ``ids`` (one, or several), in that order, without ids that are not in the index."""
         generation = self._open_generation()
-        wanted = list(ids)
+        wanted = several_ids(ids)
         found = generation.find(wanted)
         documents: dict[str, StoredDocument] = {}
         for number, segment in enumerate(generation.segments):

@@ -11,6 +11,8 @@ import contextlib
 import json
 import sqlite3
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ from .where import compile_where
 
 __all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
 
+_MOST_SECONDS = 20.0  # of a condition in one segment
+_STEPS = 10_000  # of SQLite between two looks at the clock
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
 
@@ -217,6 +221,14 @@ def _stored(document_id: object, text: object, metadata: object) -> StoredDocume
     return StoredDocument(document_id, text, fields)
 
 
+def _with(
+    reader: weakref.ref[DocumentReader], function: Callable[[DocumentReader], int], otherwise: int
+) -> int:
+    """``function`` of the reader, if it still exists."""
+    alive = reader()
+    return otherwise if alive is None else function(alive)
+
+
 class DocumentReader:
     """Reads ``documents.sqlite`` of a finished segment, from any thread.
 
@@ -241,8 +253,15 @@ class DocumentReader:
             found = 0 if last is None else last + 1
             if found != rows:
                 raise self._damaged(f"holds {found} documents where the manifest says {rows}")
-            self._db.create_function("allowed", 1, self._is_allowed)
-            self._db.set_authorizer(self._authorize)
+            # The connection keeps these where the garbage collector does not look: they must not hold the reader,
+            # or one that is dropped unclosed would keep its file open forever.
+            this = weakref.ref(self)
+            self._db.create_function(
+                "allowed", 1, lambda row: _with(this, lambda own: own._is_allowed(row), 0)
+            )
+            self._db.set_authorizer(
+                lambda *action: _with(this, lambda own: own._authorize(*action), sqlite3.SQLITE_DENY)
+            )
         except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
             self._db.close()
             raise error if isinstance(error, IndexDamagedError) else self._damaged(str(error)) from None
@@ -322,13 +341,22 @@ class DocumentReader:
         expression = compile_where(where)
         with self._lock:
             self._restricted = True
+            deadline = time.monotonic() + _MOST_SECONDS
+            self._db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
             try:
                 found = self._db.execute(f"SELECT row FROM documents WHERE ({expression})").fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-                if "malformed" in str(error) or "not a database" in str(error):
+                # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
+                denied = "prohibited" in str(error) or "not authorized" in str(error)
+                if not isinstance(error, sqlite3.OperationalError) and not denied:
                     raise self._damaged(str(error)) from None
+                if time.monotonic() >= deadline:
+                    raise ValueError(
+                        f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
+                    ) from None
                 raise ValueError(f"invalid condition {where[:200]!r}: {error}") from None
             finally:
+                self._db.set_progress_handler(None, 0)
                 self._restricted = False
         return np.fromiter((row for (row,) in found), np.int64, len(found))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,20 @@ Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
 
 
+_forked = False
+
+
+def _after_fork() -> None:
+    """Keep Faiss to one thread: OpenMP's threads do not survive a fork, and it would wait for them forever."""
+    global _forked  # noqa: PLW0603 (a fork is an event of the whole process)
+    if "faiss" in sys.modules:
+        _forked = True
+        sys.modules["faiss"].omp_set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class SelectorError(Exception):
     """A Faiss index cannot restrict a search to given rows."""
 
@@ -69,12 +85,16 @@ def faiss_threads(count: int | None, queries: int | None = None) -> Iterator[Non
 
     At most as many threads are used as there are ``queries``: OpenMP's threads keep spinning after their work, on
     the cores that encode the next query (encoding a text after a search with two threads took 2.9 ms, not 1.1).
+
+    In a process forked from one that had imported Faiss it is always one thread (see `_after_fork`).
     """
     faiss = import_faiss()
     before = faiss.omp_get_max_threads()
     wanted = before if count is None else count
     if queries is not None:
         wanted = max(1, min(wanted, queries))
+    if _forked:
+        wanted = 1
     if wanted == before:
         yield
         return

@@ -87,6 +87,10 @@ class Generation:
 
     def choose(self, where: str) -> Chosen:
         """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
+        if not isinstance(where, str):
+            raise TypeError(
+                f"a condition (where) is a string, e.g. \"lang = 'en'\", not {type(where).__name__}"
+            )
         with self._lock:
             known = self._chosen.get(where)
             if known is not None:

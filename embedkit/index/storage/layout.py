@@ -65,6 +65,10 @@ _OURS = {
 }
 
 
+_STRAY = frozenset((".DS_Store", "Thumbs.db", "desktop.ini", ".directory", "lost+found"))
+"""What file managers and file systems leave in any folder."""
+
+
 def current_name(root: Path) -> str:
     """The file name of the live manifest of the index at ``root``.
 
@@ -189,11 +193,12 @@ class Writer:
         return descriptor
 
     def _refuse_foreign(self) -> None:
-        foreign = sorted(entry.name for entry in self.root.iterdir() if entry.name not in _OURS)
+        names = {entry.name for entry in self.root.iterdir()} - _STRAY
+        foreign = sorted(name for name in names - _OURS if not name.startswith("._"))
         if foreign:
+            advice = "move them away" if CURRENT_FILE in names else "name a new or empty folder"
             raise IndexExistsError(
-                f"{self.root}: the folder holds other things ({', '.join(foreign[:3])}); "
-                "name a new or empty folder"
+                f"{self.root}: the folder holds other things ({', '.join(foreign[:3])}); {advice}"
             )
 
     def _manifests(self) -> list[Path]:

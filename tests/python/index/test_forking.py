@@ -1,0 +1,61 @@
+"""An index that is used in a forked child, where OpenMP's threads are gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+CODE = """
+import os, sys, threading, warnings
+sys.path.insert(0, sys.argv[1])
+warnings.simplefilter("ignore")
+from fake_encoder import FakeEncoder
+from embedkit.index import Document, Index
+
+texts = [f"word{n % 97} cat{n % 31} dog{n}" for n in range(900)]
+index = Index.build(sys.argv[2], texts, FakeEncoder(), factory=sys.argv[3], threads=4)
+queries = [f"word{n} cat{n}" for n in range(40)]
+before = [[hit.id for hit in hits] for hits in index.search(queries, 5)]
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        found = [[hit.id for hit in hits] for hits in index.search(queries, 5)]
+        on_thread = []
+        thread = threading.Thread(target=lambda: on_thread.append(index.search(queries, 5)))
+        thread.start()
+        thread.join()
+        index.add([Document("a new text", "new")])
+        code = 0 if found == before and on_thread and index.get("new") else 2
+    finally:
+        os._exit(code)
+print(child, flush=True)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF8,Flat", "HNSW8", "PQ4x4"])
+def test_a_forked_child_searches_and_adds(tmp_path: Path, factory: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, str(TESTS), str(tmp_path / "index"), factory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    begin = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out = process.communicate()[0]
+        os.kill(int(out.split()[0]), signal.SIGKILL)
+        pytest.fail(f"the child hangs ({time.monotonic() - begin:.0f} s)")
+    assert out.split()[1:] == ["0"], err
