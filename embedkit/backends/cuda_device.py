@@ -220,6 +220,7 @@ class CudaDevice:
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
                 graph = self._capture(run)
+        assert graph is not None
         return partial(_replay, graph, self._streams)
 
     def _capture(self, run: Callable[[], None], *, retry: bool = False) -> torch.cuda.CUDAGraph | None:
