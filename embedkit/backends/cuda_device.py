@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 __all__ = ["CudaDevice", "Device", "Event", "Staging", "find_devices", "out_of_memory"]
+
+_NATIVE_STREAMS = 32  # of each priority, in torch
+_NO_MEMORY = re.compile("out of memory|ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED")
 
 
 class Event(Protocol):
@@ -85,6 +90,63 @@ class Device(Protocol):
         """Wait for the device and free all memory that no tensor holds; captured work is lost."""
 
 
+class _Streams:
+    """Streams for uploading, computing and downloading, and the graphs captured on the second.
+
+    torch hands out 32 native streams per priority in turn (pytorch #173729), so that two objects may share one. A
+    stream with graphs must be nobody else's: other work on it would be captured, too, and when a graph is freed, torch
+    frees the cuBLAS workspaces of its stream, which the other graphs on it address (pytorch #193402). Therefore the
+    streams in use are registered, and the graphs are freed all together.
+
+    Attributes:
+        exclusive: no other object computes on the second stream; graphs need this.
+        graphs: everything captured, also where the capture failed.
+    """
+
+    _lock = threading.RLock()  # reentrant: an object may be freed by garbage collection while another is made
+    _captured: set[int] = set()  # noqa: RUF012
+    _others: Counter[int] = Counter()  # noqa: RUF012
+
+    def __init__(self) -> None:
+        """Draw streams of the current device."""
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self._mine: list[int] = []
+        with self._lock:
+            self.compute, self.exclusive = self._draw()
+            if self.exclusive:
+                self._captured.add(self.compute.cuda_stream)
+            else:
+                self._share(self.compute)
+            self.upload, self.download = (self._share(self._draw()[0]) for _ in range(2))
+
+    def _draw(self) -> tuple[torch.cuda.Stream, bool]:
+        """An unused stream and True, or one without graphs and False."""
+        shared = None
+        for priority in (0, -1):
+            for _ in range(2 * _NATIVE_STREAMS):  # other threads may draw, too
+                stream = torch.cuda.Stream(priority=priority)
+                if stream.cuda_stream not in self._captured:
+                    shared = stream
+                    if not self._others[stream.cuda_stream]:
+                        return stream, True
+        if shared is None:
+            raise RuntimeError("every CUDA stream has graphs; close Encoders that are not needed")
+        return shared, False
+
+    def _share(self, stream: torch.cuda.Stream) -> torch.cuda.Stream:
+        self._others[stream.cuda_stream] += 1
+        self._mine.append(stream.cuda_stream)
+        return stream
+
+    def __del__(self) -> None:
+        """Free the graphs, and only then the streams."""
+        self.graphs.clear()
+        with self._lock:
+            self._others.subtract(self._mine)
+            if getattr(self, "exclusive", False):
+                self._captured.discard(self.compute.cuda_stream)
+
+
 class CudaDevice:
     """A CUDA device with three streams: upload, compute, download.
 
@@ -94,15 +156,17 @@ class CudaDevice:
 
     # torch captures one graph at a time in a process, and synchronizing the device ends a capture on it.
     _capturing = threading.Lock()
-    # Graphs whose capture failed: torch's allocators may still ask them for their stream.
+    # Graphs whose capture could not be ended: torch's allocators may still ask them for their stream.
     _abandoned: list[torch.cuda.CUDAGraph] = []  # noqa: RUF012
 
     def __init__(self, name: str) -> None:
         """Create the streams; ``name`` is e.g. "cuda:0"."""
         self.device = torch.device(name)
         with torch.cuda.device(self.device):
-            self._copy, self._compute, self._deliver = (torch.cuda.Stream() for _ in range(3))
+            self._streams = _Streams()
             self._pool = torch.cuda.graph_pool_handle()
+        self._copy, self._compute = self._streams.upload, self._streams.compute
+        self._deliver = self._streams.download
 
     @property
     def has_fast_halves(self) -> bool:
@@ -145,28 +209,41 @@ class CudaDevice:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """As `Device.capture`; all graphs share one memory pool, since one runs at a time.
 
-        Graphs are dropped all together by `reset`, never one by one: with a graph torch frees the cuBLAS workspaces of
-        its stream, which the other graphs use.
+        Unlike `torch.cuda.graph`, this neither synchronizes the device nor empties torch's caches, unless memory runs
+        out: a capture cannot use what they hold.
+        """
+        if not self._streams.exclusive:
+            raise RuntimeError("other Encoders use all CUDA streams")
+        with self._capturing, torch.cuda.device(self.device), torch.cuda.stream(self._compute):
+            graph = self._capture(run, retry=True)
+            if graph is None:
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+                graph = self._capture(run)
+        assert graph is not None
+        return partial(_replay, graph, self._streams)
+
+    def _capture(self, run: Callable[[], None], *, retry: bool = False) -> torch.cuda.CUDAGraph | None:
+        """A graph of ``run``, or with ``retry`` None if memory ran out.
+
+        Whatever goes wrong, also an interrupt, the graph is kept: see `_Streams`.
         """
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate pinned memory meanwhile: only calls of this thread must be capturable.
+        self._streams.graphs.append(graph)
         try:
-            with (
-                self._capturing,
-                torch.cuda.graph(
-                    graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"
-                ),
-            ):
-                run()
-        except RuntimeError as error:
+            # Other threads may allocate pinned memory meanwhile: only calls of this thread must be capturable.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            run()
+            graph.capture_end()
+        except BaseException as error:
+            # Of the errors of a failed capture the first one names the cause.
+            with suppress(RuntimeError):
+                graph.capture_end()
             self._abandon(graph)
-            # Ending a capture that ran out of memory may also fail, which would hide the cause.
-            cause = error.__context__
-            if cause is not None and out_of_memory(cause) and not out_of_memory(error):
-                raise cause from None
+            if retry and out_of_memory(error):
+                return None
             raise
-        replay: Callable[[], None] = graph.replay
-        return replay
+        return graph
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Clean up after torch when the end of a capture fails.
@@ -178,7 +255,8 @@ class CudaDevice:
             graph.pool()
         except RuntimeError:
             self._abandoned.append(graph)
-            with suppress(RuntimeError):  # if the capture had not started
+            # RuntimeError: the capture had not started. AttributeError: another torch, without these private calls.
+            with suppress(RuntimeError, AttributeError, TypeError):
                 torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
                 torch._C._cuda_releasePool(self.device.index, self._pool)
 
@@ -210,13 +288,23 @@ class CudaDevice:
         """As `Device.reset`."""
         with self._capturing, torch.cuda.device(self.device):
             torch.cuda.synchronize()
+            self._streams.graphs.clear()
             self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()
 
 
+def _replay(graph: torch.cuda.CUDAGraph, streams: _Streams) -> None:
+    """Replay a graph; the reference to ``streams`` keeps them from being drawn by another device meanwhile."""
+    del streams
+    graph.replay()
+
+
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether device or pinned memory ran out, in torch's allocator, the driver or cuBLAS."""
-    return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|ALLOC_FAILED", str(error)))
+    """Whether device or pinned memory ran out, in torch's allocator, the driver or cuBLAS.
+
+    cuBLAS reports CUBLAS_STATUS_NOT_INITIALIZED if there is no memory for its handle.
+    """
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
 
 def find_devices(names: Sequence[str]) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ BUDGET = 16384
 """Maximum tokens in a batch."""
 _CUBLAS_WORKSPACE = 32 << 20
 """Bytes per submitting thread: torch's default for compute capability 9.0; less on older GPUs."""
+_SPARE = 0.25
+"""Maximum share of tokens left idle by a batch that uses the graph of a larger size."""
 _log = logging.getLogger("embedkit")
 _COLUMNS = int(HEADER + BLOCK)
 _DTYPES = {
@@ -236,10 +238,11 @@ class PackedStage:
         """Start one batch that is within the budget."""
         tokens, texts, device = int(lengths.sum()), len(order), self._device
         size = None if request.token_embeddings else self._buckets.choose(tokens, texts)
+        skips = bool(window.pool_skip[order].any())
+        if size is not None:
+            size = self._captured(size, tokens, texts, skips)
         layout = _Layout(
-            tokens if size is None else size,
-            texts if size is None else Buckets.sequences(size),
-            skips=bool(window.pool_skip[order].any()),
+            tokens if size is None else size, texts if size is None else Buckets.sequences(size), skips
         )
         if not len(self._static):
             self._allocate()
@@ -283,6 +286,21 @@ class PackedStage:
             if not request.on_device:
                 result, ready = device.download(result, end)
         return _Batch(device, result, (begin, end, ready), request, lengths)
+
+    def _captured(self, size: int, tokens: int, texts: int, skips: bool) -> int:
+        """``size``, or for its first batch a size that has a graph and at most `_SPARE` idle tokens.
+
+        The last batch of a call has another size than the others, and may never occur again.
+        """
+        own = _Layout(size, Buckets.sequences(size), skips)
+        if own in self._met:
+            return size
+        for larger in self._buckets.sizes:
+            fits = size < larger <= tokens / (1 - _SPARE) and texts <= Buckets.sequences(larger)
+            if fits and _Layout(larger, Buckets.sequences(larger), skips) in self._graphs:
+                self._met.add(own)
+                return larger
+        return size
 
     def _staging(self) -> Staging:
         """One of two that alternate, after its last upload is done."""

@@ -52,6 +52,7 @@ class Index(Searcher):
         *,
         threads: int | None = None,
         device: str = "cpu",
+        half: bool = False,
         force: bool = False,
     ) -> Index:
         """Open the live generation of the index at ``path``.
@@ -63,7 +64,10 @@ class Index(Searcher):
                 settings differ from the model's own (prompts, max_length); it must have the fingerprint and the
                 dimension of the one that built the index.
             threads: threads of Faiss (and of an encoder loaded here); ``None``: all.
-            device: "cpu", or "cuda" to search with faiss-gpu, and to encode there if the encoder is loaded here.
+            device: "cpu", or "cuda" (or e.g. "cuda:1") to search with faiss-gpu, and to encode there if the encoder is
+                loaded here. Faiss visits at most 2,048 inverted lists there; searches for more than 2,048 hits run on
+                the CPU.
+            half: store vectors in float16 on the GPU: half the memory, and scores to three digits.
             force: accept an encoder with another fingerprint, with a warning.
 
         Raises:
@@ -82,7 +86,9 @@ class Index(Searcher):
             if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
                 check_encoder(root, manifest, encoder, force=force)
 
-        return cls(root, open_generation(root, accept), encoder, threads, device=device, force=force)
+        return cls(
+            root, open_generation(root, accept), encoder, threads, device=device, half=half, force=force
+        )
 
     @classmethod
     def build(

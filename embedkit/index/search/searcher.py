@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +17,13 @@ import numpy.typing as npt
 from ..encoder import TextEncoder, check_encoder, load_encoder, query_steps
 from ..several import several_ids
 from ..storage.document_store import StoredDocument
+from ..storage.faiss_gpu import faiss_gpu
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
+from ..storage.faiss_part import FaissPart
 from ..storage.generation import Generation, open_generation
 from ..storage.manifest import Manifest
 from ..storage.search_parameters import SearchParameters
-from .device import gpu_resources
+from .device import gpu_number
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
 from .prepared import prepare
@@ -44,6 +46,7 @@ class Searcher:
         threads: int | None,
         *,
         device: str = "cpu",
+        half: bool = False,
         force: bool = False,
     ) -> None:
         """Search ``generation`` of the index at ``path``; the other arguments are as in `Index.open`."""
@@ -54,8 +57,9 @@ class Searcher:
         self._generation_lock = threading.Lock()
         self._threads = threads
         self._device = device
+        self._half = half
         self._force = force
-        self._to_device(generation)
+        self._to_device(generation, [])
 
     def refresh(self) -> bool:
         """Switch to the live generation; returns whether it is a newer one."""
@@ -65,7 +69,7 @@ class Searcher:
             if generation.manifest.generation == before.manifest.generation:
                 generation.close()
                 return False
-            self._to_device(generation)
+            self._to_device(generation, before.faiss_parts)
             # the old one is closed when the last search that uses it has ended
             self._generation = generation
             return True
@@ -296,11 +300,11 @@ class Searcher:
             raise ValueError(f"{self.path}: the index is closed")
         return self._generation
 
-    def _to_device(self, generation: Generation) -> None:
-        if self._device == "cuda":
-            resources = gpu_resources()
+    def _to_device(self, generation: Generation, before: Sequence[FaissPart]) -> None:
+        if self._device != "cpu":
+            gpu = faiss_gpu(gpu_number(self._device))
             for part in generation.faiss_parts:
-                part.to_gpu(resources)
+                part.to_gpu(gpu, half=self._half, before=before)
 
     def _encode(self, texts: list[str], manifest: Manifest) -> npt.NDArray[np.floating[Any]]:
         if not texts:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .faiss_gpu import GPU_MOST, FaissGpu, OnGpu
 from .faiss_index import (
     Float32Array,
     Int64Array,
@@ -60,7 +60,7 @@ class FaissPart:
     Attributes:
         entry: its entry in the manifest.
         rows: the number of vectors.
-        index: the Faiss object.
+        index: the Faiss object in main memory.
         exact: its scores are exact.
         nlist: inverted lists; ``None`` if it has none.
         nprobe: its default.
@@ -70,6 +70,8 @@ class FaissPart:
     def __init__(self, path: Path, entry: PartEntry, dimension: int) -> None:
         """Map the file at ``path`` (`IndexDamagedError` if Faiss cannot)."""
         self.entry = entry
+        stat = path.stat()
+        self._file = (path, stat.st_dev, stat.st_ino, stat.st_mtime_ns)
         self.rows = entry.rows
         self.index = read_index(path, rows=entry.rows, dimension=dimension)
         self.exact = is_exact(self.index)
@@ -78,25 +80,30 @@ class FaissPart:
         self.nprobe: int | None = None if ivf is None else int(ivf.nprobe)
         self.ef: int | None = _ef_of(self.index)
         self._takes_selectors = True
-        self._device_lock: threading.Lock | None = None
+        self._on_gpu: OnGpu | None = None
         self._without_selector: dict[SearchParameters, Any] = {}
 
-    def to_gpu(self, resources: Any) -> None:
-        """Search on the GPU from now on.
+    def to_gpu(self, gpu: FaissGpu, *, half: bool, before: Iterable[FaissPart] = ()) -> None:
+        """Search on the GPU from now on, except for more than `GPU_MOST` hits.
+
+        Args:
+            gpu: where to copy the index.
+            half: store vectors in float16 there.
+            before: parts of an earlier generation; the copy of the same file is shared.
 
         Raises:
             ValueError: Faiss cannot search such an index on a GPU.
         """
-        faiss = import_faiss()
+        self._on_gpu = next((part._on_gpu for part in before if part._file == self._file), None)
+        if self._on_gpu is not None:
+            return
         try:
-            self.index = faiss.index_cpu_to_gpu(resources, 0, self.index)
+            self._on_gpu = gpu.move(self.index, half=half)
         except RuntimeError:
             raise ValueError(
                 f"Faiss cannot search {self.entry.factory} on a GPU; use device='cpu', or build the index "
                 "as Flat or IVF"
             ) from None
-        self._takes_selectors = False
-        self._device_lock = threading.Lock()  # a GPU index serves one thread at a time
 
     def search(
         self,
@@ -116,28 +123,33 @@ class FaissPart:
             return np.empty(empty, np.float32), np.empty(empty, np.int64)
         if allowed.count <= EXACT_ROWS and allowed.filtered:
             return exact(vectors, k, rows_of(allowed.bits))
-        if self._takes_selectors:
+        takes_selectors = self._takes_selectors and not self._uses_gpu(k)
+        if takes_selectors:
             try:
                 scores, rows = self._search(vectors, k, parameters, allowed.bits)
             except SelectorError:
-                self._takes_selectors = False
-        if not self._takes_selectors:
-            scores, rows = self._overfetch(vectors, k, parameters, allowed)
+                takes_selectors = self._takes_selectors = False
+        lacking = np.empty(0, np.int64)
+        if not takes_selectors:
+            scores, rows, lacking = self._overfetch(vectors, k, parameters, allowed)
         # An inverted file finds fewer than k if the lists visited hold fewer; a filter must not be the reason.
         if allowed.filtered or self.nlist is None:
-            short = np.flatnonzero(rows[:, -1] < 0)
-            if len(short):
-                scores[short], rows[short] = exact(vectors[short], k, rows_of(allowed.bits))
+            lacking = np.flatnonzero(rows[:, -1] < 0)
+        if len(lacking):
+            scores[lacking], rows[lacking] = exact(vectors[lacking], k, rows_of(allowed.bits))
         return scores, rows
+
+    def _uses_gpu(self, k: int) -> bool:
+        return self._on_gpu is not None and k <= GPU_MOST
 
     def _search(
         self, vectors: Float32Array, k: int, parameters: SearchParameters, bits: Bits | None = None
     ) -> tuple[Float32Array, Int64Array]:
-        if self._device_lock is not None:
-            with self._device_lock:
-                return self._search_on_device(vectors, k, parameters)
         if bits is not None:
             given = faiss_parameters(self.index, parameters, import_faiss().IDSelectorBitmap(bits))
+        elif self._on_gpu is not None and k <= GPU_MOST:
+            nprobe = None if self.nlist is None else min(parameters.nprobe or self.nprobe or 1, self.nlist)
+            return self._on_gpu.search(vectors, k, nprobe)
         else:
             if parameters not in self._without_selector:
                 self._without_selector[parameters] = faiss_parameters(self.index, parameters)
@@ -145,26 +157,21 @@ class FaissPart:
         scores, rows = self.index.search(vectors, k, params=given)
         return scores, rows
 
-    def _search_on_device(
-        self, vectors: Float32Array, k: int, parameters: SearchParameters
-    ) -> tuple[Float32Array, Int64Array]:
-        faiss = import_faiss()
-        given = None
-        if self.nlist is not None and parameters.nprobe is not None:
-            given = faiss.SearchParametersIVF(nprobe=min(parameters.nprobe, self.nlist))
-        scores, rows = self.index.search(vectors, k, params=given)
-        return scores, rows
-
     def _overfetch(
         self, vectors: Float32Array, k: int, parameters: SearchParameters, allowed: Allowed
-    ) -> tuple[Float32Array, Int64Array]:
-        """Fetch more than ``k``, drop what is not allowed, and fetch still more where too few are left."""
+    ) -> tuple[Float32Array, Int64Array, Int64Array]:
+        """Fetch more than ``k``, drop what is not allowed, and fetch still more where too few are left.
+
+        Returns:
+            Scores, rows, and the queries for which too few are left even so.
+        """
         scores = np.full((len(vectors), k), MISSING, np.float32)
         rows = np.full((len(vectors), k), -1, np.int64)
         open_ = np.arange(len(vectors))
+        limit = min(self.rows, GPU_MOST) if self._uses_gpu(k) else self.rows
         fetch = k + min(self.rows - allowed.count, int(k * self.rows / allowed.count * 1.5) + 16)
         while len(open_):
-            fetch = min(fetch, self.rows)
+            fetch = min(fetch, limit)
             found_scores, found = self._search(vectors[open_], fetch, parameters)
             keep = (found >= 0) & is_set(allowed.bits, np.maximum(found, 0))
             # those kept, in their order, at the left
@@ -174,10 +181,10 @@ class FaissPart:
             scores[open_] = np.where(kept, np.take_along_axis(found_scores, order, axis=1), MISSING)
             lacking = (rows[open_, -1] < 0) & (found[:, -1] >= 0)
             open_ = open_[lacking]
-            if fetch >= min(self.rows, _MOST_FETCHED):
+            if fetch >= min(limit, _MOST_FETCHED):
                 break
             fetch *= 4
-        return scores, rows
+        return scores, rows, open_
 
 
 def _ef_of(index: Any) -> int | None:

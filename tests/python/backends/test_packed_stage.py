@@ -24,7 +24,7 @@ from eager_device import EagerDevice, PlainModel, cosine, packed
 import embedkit.encoder
 from embedkit import Encoder, Index
 from embedkit.backends import cuda, cuda_device, packed_stage
-from embedkit.backends.buckets import IDLE, SMALL
+from embedkit.backends.buckets import SMALL
 from embedkit.backends.cuda import choose_precision
 from embedkit.backends.many import ManyStages
 from embedkit.backends.packed_model import DTYPES
@@ -53,7 +53,8 @@ def test_vectors_of_the_cpu(make_model: Make, texts: list[str], include_prompt: 
     assert len(device.stagings) == 2 and device.stagings[0].copied.waited >= 2
     for used, all_ in model.batches:
         # The largest graph is captured before other large ones, with no text in it.
-        assert all_ <= SMALL or all_ - used <= IDLE * all_ or (used, all_) == (0, 592)
+        # The first batch of a size may use the graph of a larger one.
+        assert all_ <= SMALL or all_ - used <= 0.25 * all_ or (used, all_) == (0, 592)
     described = encoder.describe()
     assert described["cuda_graphs"] == device.captured and described["token_budget"] == 592
     assert described["batch_memory_bytes"] > 2 * 592 * (7 * 32 + 64) * 4 + (32 << 20)
@@ -69,6 +70,22 @@ def test_one_query_replays_a_small_graph(make_model: Make) -> None:
         np.testing.assert_allclose(encoder.encode(query), expected.encode(query), rtol=0, atol=1e-5)
     assert {size for _, size in model.batches} == {16}
     assert (device.captured, device.replayed, device.uploads) == (1, 2, 4)
+
+
+def test_a_remainder_replays_a_larger_graph(make_model: Make) -> None:
+    folder = make_model()
+    encoder, _, _ = packed(folder)
+    stage = encoder._engine.stage  # type: ignore[attr-defined]
+    larger, own = stage._buckets.sizes[-1], stage._buckets.sizes[-2]
+    layout = packed_stage._Layout(larger, stage._buckets.sequences(larger), False)
+    assert stage._captured(own, own, 10, False) == own
+    stage._graphs[layout] = lambda: None
+    assert stage._captured(own, own, 10, True) == own
+    assert stage._captured(own, own, stage._buckets.sequences(larger) + 1, False) == own
+    assert stage._captured(own, larger // 2, 10, False) == own
+    assert stage._captured(own, own, 10, False) == larger
+    assert stage._captured(own, own, 10, False) == own
+    assert stage._captured(16, 16, 2, False) == 16
 
 
 def same(got: Any, want: Any, dtype: str) -> None:

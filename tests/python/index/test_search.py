@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faiss
@@ -332,7 +335,7 @@ def test_cuda_is_refused_without_a_faiss_for_it(
         ImportError, match=r"the installed one is for the CPU only: .*pip install 'embedkit\[gpu\]'"
     ):
         Index.open(tmp_path / "index", encoder, device="cuda")
-    with pytest.raises(ValueError, match="device must be 'cpu' or 'cuda', not 'tpu'"):
+    with pytest.raises(ValueError, match=r"device must be 'cpu', 'cuda' or .*, not 'tpu'"):
         Index.open(tmp_path / "index", encoder, device="tpu")
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
@@ -340,42 +343,134 @@ def test_cuda_is_refused_without_a_faiss_for_it(
         Index.open(tmp_path / "index", encoder, device="cuda")
 
 
+class GpuFaiss:
+    """Stands in for faiss-gpu: no selectors, at most 2,048 hits and lists, and one call at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.moved: list[int] = []
+        self.temporary: list[int] = []
+        self.options: list[Any] = []
+        self.searches: list[tuple[int, int | None]] = []
+        self._one = threading.Lock()
+
+        class Resources:
+            def setTempMemory(resources, size: int) -> None:
+                self.temporary.append(size)
+
+        class OnGpu:
+            def __init__(index, inner: Any) -> None:
+                index.inner = inner
+
+            def search(index, queries: np.ndarray, k: int, *, params: Any = None) -> Any:
+                assert params is None or params.sel is None
+                nprobe = None if params is None else params.nprobe
+                if k > 2048 or (nprobe or 0) > 2048:
+                    raise RuntimeError(
+                        f"GPU index only supports k and nprobe <= 2048 (requested {k}, {nprobe})"
+                    )
+                with self.alone():
+                    self.searches.append((k, nprobe))
+                    return index.inner.search(queries, k, params=params)
+
+        def move(resources: Resources, device: int, index: Any, options: Any) -> OnGpu:
+            with self.alone():
+                self.moved.append(device)
+                self.options.append(options)
+                return OnGpu(index)
+
+        monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
+        monkeypatch.setattr(faiss, "GpuClonerOptions", SimpleNamespace, raising=False)
+        monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2, raising=False)
+        monkeypatch.setattr(faiss, "index_cpu_to_gpu", move, raising=False)
+        monkeypatch.setattr("embedkit.index.storage.faiss_gpu._opened", {})
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        assert self._one.acquire(blocking=False), "StandardGpuResources are not thread-safe"
+        try:
+            time.sleep(0.001)
+            yield
+        finally:
+            self._one.release()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuFaiss:
+    return GpuFaiss(monkeypatch)
+
+
 @pytest.mark.parametrize("factory", ["Flat", "IVF8,Flat"])
 def test_cuda_uses_what_faiss_moves_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: GpuFaiss, factory: str
 ) -> None:
-    """Simulates a GPU: an index that accepts no selector, like those of faiss-gpu."""
     vectors, documents = corpus(600)
     encoder = FakeEncoder(truncate_dim=24)
     Index.build(tmp_path / "index", documents, encoder, factory=factory).close()
-    moved = []
-
-    class OnGpu:
-        def __init__(self, index: Any) -> None:
-            self.index = index
-
-        def search(self, queries: np.ndarray, k: int, *, params: Any = None) -> Any:
-            assert params is None or params.sel is None
-            return self.index.search(queries, k, params=params)
-
-    def move(resources: object, device: int, index: Any) -> OnGpu:
-        moved.append(device)
-        return OnGpu(index)
-
-    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", move, raising=False)
     monkeypatch.setattr("embedkit.index.storage.faiss_part.EXACT_ROWS", 0)
     nprobe = 8 if factory != "Flat" else None
-    with Index.open(tmp_path / "index", encoder, device="cuda") as index:
-        assert moved == [0]
+    with Index.open(tmp_path / "index", encoder, device="cuda:1", half=True) as index:
+        assert gpu.moved == [1] and gpu.options[0].useFloat16 and gpu.temporary[0] <= 1 << 28
         scores, rows = index.search_vectors(vectors[:20], 5, nprobe=nprobe, where="n % 3 = 0")
         exact = vectors[:20] @ vectors[::3].T
         np.testing.assert_allclose(scores, np.sort(exact, axis=1)[:, ::-1][:, :5], atol=1e-5)
         index.delete([f"k{n}" for n in range(0, 600, 2)])
-        assert len(moved) == 2
+        index.add([Document("new", "new")])
+        assert len(gpu.moved) == 2  # only the new segment
         _, rows = index.search_vectors(vectors[:20], 5, nprobe=nprobe)
-        assert (rows % 2 == 1).all()
+        assert (rows % 2 == 1).all() or (rows[rows % 2 == 0] == 600).all()
+    with pytest.raises(ValueError, match="device='cuda:2': Faiss finds 2 GPUs, 'cuda:0' to 'cuda:1'"):
+        Index.open(tmp_path / "index", encoder, device="cuda:2")
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF2100,Flat"])
+def test_cuda_finds_as_much_as_the_cpu_beyond_its_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: GpuFaiss, factory: str
+) -> None:
+    if factory != "Flat":
+        monkeypatch.setattr("embedkit.index.storage.faiss_index.MIN_POINTS_PER_LIST", 1)
+        monkeypatch.setattr("embedkit.index.storage.faiss_index.default_nprobe", lambda nlist: nlist)
+    vectors, documents = corpus(4200)
+    encoder = FakeEncoder(truncate_dim=24)
+    path = tmp_path / "index"
+    built = faiss.index_factory(24, factory, faiss.METRIC_INNER_PRODUCT)
+    built.train(vectors)
+    built.add(vectors)
+    if factory != "Flat":
+        built.nprobe = built.nlist
+    faiss.write_index(built, str(tmp_path / "file.faiss"))
+    Index.import_faiss(path, tmp_path / "file.faiss", encoder, documents).close()
+    monkeypatch.setattr("embedkit.index.storage.faiss_part.EXACT_ROWS", 0)
+    with Index.open(path, encoder) as cpu, Index.open(path, encoder, device="cuda") as index:
+        for k, where in (
+            (5, None),
+            (2100, None),
+            (5, "n % 500 = 0"),
+            (2100, "n % 2 = 0"),
+            (2000, "n % 2 = 0"),
+        ):
+            scores, _ = index.search_vectors(vectors[:4], k, where=where)
+            expected, _ = cpu.search_vectors(vectors[:4], k, where=where)
+            missing = ((scores < -1) & (expected > -1)).mean()
+            assert missing == 0
+            assert np.isclose(scores, expected, atol=1e-4).mean() > 0.9, (k, where)
+        assert max(nprobe or 0 for _, nprobe in gpu.searches) == (0 if factory == "Flat" else 2048)
+        assert max(k for k, _ in gpu.searches) <= 2048
+
+
+def test_cuda_serves_one_thread_at_a_time(tmp_path: Path, gpu: GpuFaiss) -> None:
+    """Indexes share the resources of their GPU."""
+    vectors, documents = corpus(60)
+    encoder = FakeEncoder(truncate_dim=24)
+    for name in "ab":
+        Index.build(tmp_path / name, documents, encoder, factory="Flat").close()
+    indexes = [Index.open(tmp_path / name, encoder, device="cuda") for name in "ab"]
+    assert len(gpu.temporary) == 1
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(indexes[n % 2].search_vectors, vectors[:2], 3) for n in range(24)]
+        for future in futures:
+            assert future.result()[1][:, 0].tolist() == [0, 1]
+    for index in indexes:
+        index.close()
 
 
 def test_another_model_is_refused_or_forced_with_a_warning(tmp_path: Path) -> None:

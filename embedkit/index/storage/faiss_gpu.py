@@ -1,0 +1,85 @@
+"""Faiss indexes on a GPU."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from .faiss_index import Float32Array, Int64Array, import_faiss
+
+__all__ = ["GPU_MOST", "FaissGpu", "OnGpu", "faiss_gpu"]
+
+GPU_MOST = 2048
+"""Maximum k and nprobe of Faiss on a GPU, unless it is built with cuVS."""
+
+_TEMPORARY = 256 << 20  # bytes; Faiss would reserve up to 1.5 GB for intermediate results
+
+
+class FaissGpu:
+    """Faiss' memory, streams and handles on one GPU, shared by all indexes of the process. Thread-safe."""
+
+    def __init__(self, number: int) -> None:
+        """Reserve temporary memory on GPU ``number``."""
+        self.number = number
+        # StandardGpuResources are not thread-safe. Reentrant: garbage collection may free an index at any time.
+        self.lock = threading.RLock()
+        self._resources = import_faiss().StandardGpuResources()
+        self._resources.setTempMemory(_TEMPORARY)
+
+    def move(self, index: Any, *, half: bool) -> OnGpu:
+        """A copy of ``index`` on the GPU; with ``half``, vectors are stored in float16.
+
+        Raises:
+            RuntimeError: Faiss cannot search such an index on a GPU.
+        """
+        faiss = import_faiss()
+        options = faiss.GpuClonerOptions()
+        options.useFloat16 = half
+        with self.lock:
+            return OnGpu(self, faiss.index_cpu_to_gpu(self._resources, self.number, index, options))
+
+
+class OnGpu:
+    """A Faiss index on a GPU. Thread-safe."""
+
+    def __init__(self, gpu: FaissGpu, index: Any) -> None:
+        """Keep what `FaissGpu.move` has copied."""
+        self._gpu, self._index = gpu, index
+
+    def search(self, vectors: Float32Array, k: int, nprobe: int | None) -> tuple[Float32Array, Int64Array]:
+        """The best ``k`` (at most `GPU_MOST`) in ``nprobe`` inverted lists (if there are any), at most `GPU_MOST`."""
+        given = None
+        if nprobe is not None:
+            given = _parameters(self._index, min(nprobe, GPU_MOST))
+        with self._gpu.lock:
+            scores, rows = self._index.search(vectors, k, params=given)
+        return scores, rows
+
+    def __del__(self) -> None:
+        """Free the memory, not while another thread uses the GPU."""
+        with self._gpu.lock:
+            del self._index
+
+
+def _parameters(index: Any, nprobe: int) -> Any:
+    """Faiss' object for a search in ``nprobe`` lists of ``index`` or of the index inside it."""
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexPreTransform):
+        inner = _parameters(faiss.downcast_index(index.index), nprobe)
+        return faiss.SearchParametersPreTransform(index_params=inner)
+    if isinstance(index, faiss.IndexRefine):
+        inner = _parameters(faiss.downcast_index(index.base_index), nprobe)
+        return faiss.IndexRefineSearchParameters(k_factor=index.k_factor, base_index_params=inner)
+    return faiss.SearchParametersIVF(nprobe=nprobe)
+
+
+_opened: dict[int, FaissGpu] = {}
+_opening = threading.Lock()
+
+
+def faiss_gpu(number: int) -> FaissGpu:
+    """The process's only `FaissGpu` for GPU ``number``."""
+    with _opening:
+        if number not in _opened:
+            _opened[number] = FaissGpu(number)
+        return _opened[number]
