@@ -26,7 +26,7 @@ __all__ = [
 
 MAX_THREADS = 1024
 OVERFLOWS = ("truncate", "error", "window")
-PRECISIONS = ("auto", "fp32", "int8")
+PRECISIONS = ("auto", "fp32", "bf16", "int8")
 CUDA_PRECISIONS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8")
 
 _FOLDER_ONLY = "embedkit takes a model folder as it is"
@@ -150,13 +150,13 @@ def check_precision(precision: Any, folder: ModelFolder, device: str = "cpu") ->
     if device != "cpu":
         return _one_of(f"on {device!r}, precision", precision, CUDA_PRECISIONS)
     if isinstance(precision, str) and precision in CUDA_PRECISIONS and precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r} is for CUDA devices; a CPU has 'fp32' and 'int8'")
+        raise ValueError(f"precision={precision!r} is for CUDA devices; a CPU has 'fp32', 'bf16' and 'int8'")
     _one_of("precision", precision, PRECISIONS)
     if precision == "auto":
         return folder.precision
-    if precision == "fp32" and folder.precision == "int8":
+    if precision in ("fp32", "bf16") and folder.precision == "int8":
         raise ValueError(
-            f"precision='fp32': {folder.path} holds int8 weights, the fp32 ones are not in it; "
+            f"precision={precision!r}: {folder.path} holds int8 weights, the fp32 ones are not in it; "
             "use precision='auto', or the fp32 model it was made from "
             "(embedkit-model convert --precision fp32 writes what the int8 weights stand for)"
         )

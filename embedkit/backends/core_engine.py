@@ -162,7 +162,7 @@ class Engine(ABC):
     @property
     def stored_precision(self) -> str:
         """Of a folder that this model is saved to."""
-        return self.precision
+        return self.folder.precision if self.precision == "bf16" else self.precision
 
     @abstractmethod
     def empty(self, texts: int, plan: Plan) -> Any:
