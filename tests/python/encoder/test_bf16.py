@@ -31,5 +31,5 @@ def test_near_fp32_and_independent_of_the_batch(make_model: Make, tmp_path: Path
 
 
 def test_int8_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="precision='bf16': .* holds int8 weights"):
+    with pytest.raises(ValueError, match=r"precision='bf16': .* holds int8 weights"):
         Encoder(precision="bf16")
