@@ -54,8 +54,8 @@ class CrossEncoder:
             ``"sigmoid"``, or a function of them; None for the folder's own, which is the sigmoid for one class and
             nothing for several where the folder does not say.
         device: ``"auto"`` or ``"cpu"``.
-        precision: ``"fp32"``, ``"bf16"`` (as in `Encoder`), ``"int8"`` (quantized when opened), or ``"auto"`` for that of
-            the folder.
+        precision: ``"fp32"``, ``"bf16"`` (as in `Encoder`), ``"int8"`` (quantized when opened), or ``"auto"``
+            for that of the folder.
         threads: how many threads score; None for as many as the CPU affinity and quota of the process allow.
         revision, cache_folder, token, local_files_only: as in ``CrossEncoder``, for the Hub.
         unsupported: further arguments of sentence-transformers, which must be None or False.

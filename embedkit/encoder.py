@@ -47,9 +47,8 @@ class Encoder(Model):
             'embedkit[gpu]'``.
         precision: on a CPU ``"fp32"``, ``"bf16"``, ``"int8"``, or ``"auto"`` for that of the folder; an fp32
             folder is rounded for ``"bf16"`` (cosine to fp32 above 0.9999; faster than fp32 on AMD's Zen 4 and 5
-            only) and quantized for ``"int8"``.
-            On CUDA ``"fp32"``, ``"fp16"``, ``"bf16"``, or ``"auto"``: the 16-bit type
-            whose vectors of a few texts are nearest to fp32's, and fp32 before compute capability 8.0; also
+            only) and quantized for ``"int8"``. On CUDA ``"fp32"``, ``"fp16"``, ``"bf16"``, or ``"auto"``: the
+            16-bit type whose vectors of a few texts are nearest to fp32's, and fp32 before compute capability 8.0; also
             ``"fp8"`` and ``"int8"``, the large matrix products in 8 bits (cosine to fp32 about 0.998).
         threads: how many threads encode, on CUDA tokenize; None for as many as the CPU affinity and quota of
             the process allow.
