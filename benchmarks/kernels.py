@@ -27,6 +27,7 @@ import common
 #: Operation -> shapes (rows, columns, out_features).
 CPU_OPS: dict[str, list[tuple[int, int, int]]] = {
     "int8_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
+    "bf16_linear": [(128, 384, 1152), (128, 1536, 384), (16, 384, 1152)],
     "fp32_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
     "attention": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
     "gelu": [(128, 1536, 0)],
@@ -84,7 +85,7 @@ def chosen(given: str | None, known: tuple[str, ...]) -> list[str]:
 
 
 def cpu_work(operation: str, shape: tuple[int, int, int], eight: int) -> tuple[str, float]:
-    """Work of one call: ("int8" or "fp32", operations) or ("copy", bytes read and written).
+    """Work of one call: ("int8", "bf16" or "fp32", operations) or ("copy", bytes read and written).
 
     Args:
         operation: a key of CPU_OPS.

@@ -26,7 +26,8 @@ def default_threads() -> int:
     """How many threads the CPU affinity and the cgroup quota of this process allow."""
 
 def measure_peak(precision: str, seconds: float = 0.2, isa: str = "") -> float:
-    """GOP/s that one thread reaches on registers alone: the ceiling of the kernels for "fp32" or "int8".
+    """GOP/s that one thread reaches on registers alone: the ceiling of the kernels for "fp32", "bf16" or
+    "int8".
 
     ``isa`` is one of `available_isas`, by default `active_isa`.
     """
@@ -37,7 +38,7 @@ def measure_kernel(
     """Seconds of the fastest call of one kernel on one thread, its operands in the cache.
 
     Args:
-        operation: "int8_linear", "fp32_linear" (rows, columns) to (rows, out_features); "attention", a
+        operation: "int8_linear", "bf16_linear", "fp32_linear" (rows, columns) to (rows, out_features); "attention", a
             sequence of ``rows`` tokens and a head of ``columns`` values; "rotate", "quantize", "gelu" and
             "layer_norm" (both with their quantized result) on (rows, columns); "copy", of as many floats.
         isa: one of `available_isas`, by default `active_isa`.

@@ -32,7 +32,7 @@ __all__ = [
 
 MAX_THREADS = 1024
 OVERFLOWS = ("truncate", "error", "window")
-PRECISIONS = ("auto", "fp32", "int8")
+PRECISIONS = ("auto", "fp32", "bf16", "int8")
 CUDA_PRECISIONS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8")
 
 _FOLDER_ONLY = "embedkit uses a model folder as it is"
@@ -177,13 +177,13 @@ def check_precision(precision: Any, folder: ModelFolder, device: str = "cpu") ->
     if device != "cpu":
         return _one_of("precision", precision, CUDA_PRECISIONS, f" on {device!r}")
     if isinstance(precision, str) and precision in CUDA_PRECISIONS and precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r} is for CUDA devices; a CPU has 'fp32' and 'int8'")
+        raise ValueError(f"precision={precision!r} is for CUDA devices; a CPU has 'fp32', 'bf16' and 'int8'")
     _one_of("precision", precision, PRECISIONS)
     if precision == "auto":
         return folder.precision
-    if precision == "fp32" and folder.precision == "int8":
+    if precision in ("fp32", "bf16") and folder.precision == "int8":
         raise ValueError(
-            f"precision='fp32': {folder.path} holds int8 weights and no fp32 weights; "
+            f"precision={precision!r}: {folder.path} holds int8 weights and no fp32 weights; "
             "use precision='auto', or the fp32 model it was made from "
             "(embedkit-model convert --precision fp32 dequantizes the weights)"
         )

@@ -44,8 +44,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
         activation_fn: applied to the logits unless `predict` is given another: ``"identity"``, ``"sigmoid"``, or a
             function; None for the folder's own, which defaults to sigmoid for one class and identity for several.
         device: ``"cpu"``; ``"auto"`` means the same.
-        precision: ``"fp32"``, ``"int8"`` (an fp32 folder is quantized when opened), or ``"auto"`` for the folder's
-            own.
+        precision: ``"fp32"``, ``"bf16"``, ``"int8"`` (an fp32 folder is quantized when opened), or ``"auto"`` for the
+            folder's own; see `Encoder`.
         threads: number of threads; None means as many as the process may use by its CPU affinity and quota.
         revision, cache_folder, token, local_files_only: for the Hub, as in sentence-transformers.
         unsupported: other arguments of sentence-transformers; they must be None or False.

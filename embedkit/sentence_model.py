@@ -192,6 +192,10 @@ class SentenceModel(LoadedModel[Engine]):
         kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
         if precision == "auto":
             precision = engine.stored_precision
+        elif precision == "bf16":
+            raise ValueError(
+                "precision='bf16': folders hold fp32 or int8 weights; save the model in 'fp32' and open it in bf16"
+            )
         elif not (dequantize and precision == "fp32"):
             precision = check_precision(precision, engine.folder)
         write_folder(

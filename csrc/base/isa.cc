@@ -39,6 +39,15 @@ bool has_avx_vnni() {
 #endif
 }
 
+bool gains_from_avx512_bf16() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 std::vector<Isa> available_isas() {
   std::vector<Isa> isas{Isa::kReference};
 #if defined(__x86_64__)

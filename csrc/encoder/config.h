@@ -12,7 +12,7 @@
 
 namespace embedkit {
 
-enum class Precision { kFp32, kInt8 };
+enum class Precision { kFp32, kBf16, kInt8 };
 
 /// The shape of an encoder; names as in Hugging Face's config.json. Without the fields that have a default it
 /// is a BERT, and the tensors have BERT's names whatever the architecture calls them.

@@ -39,16 +39,25 @@ void Activations::shape(const Kernels& kernels, Precision precision, size_t rows
                         size_t padded) {
   floats_.shape(rows, padded);
   precision_ = precision;
-  if (precision == Precision::kFp32) return;
-  stride_ = odd_lines(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes);
+  switch (precision) {
+    case Precision::kFp32:
+      return;
+    case Precision::kBf16:
+      stride_ = odd_lines(round_up(columns, 2) * sizeof(uint16_t));
+      break;
+    case Precision::kInt8:
+      stride_ = odd_lines(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes);
+      scale_.reserve(rows);
+      lowest_.reserve(rows);
+      break;
+  }
   data_.reserve(rows * stride_);
-  scale_.reserve(rows);
-  lowest_.reserve(rows);
 }
 
 QuantizedRows Activations::quantized(size_t first) {
   if (precision_ == Precision::kFp32) return {};
-  return QuantizedRows{data_.data(), stride_, scale_.data(), lowest_.data()}.from(first);
+  const auto form = precision_ == Precision::kBf16 ? QuantizedRows::Form::kBf16 : QuantizedRows::Form::kInt8;
+  return QuantizedRows{data_.data(), stride_, scale_.data(), lowest_.data(), form}.from(first);
 }
 
 Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<PoolingMode> pooling,

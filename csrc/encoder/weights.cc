@@ -30,9 +30,9 @@ class Reader {
     return get(name, Tensor::Type::kFloat32, std::move(shape));
   }
 
-  /// A matrix in the folder's precision, and the scales of its rows.
+  /// A matrix as floats, or in int8 with the scales of its rows.
   std::pair<Tensor, Tensor> matrix(const std::string& name, size_t rows, size_t columns) const {
-    if (precision_ == Precision::kFp32) return {floats(name, {rows, columns}), {}};
+    if (precision_ != Precision::kInt8) return {floats(name, {rows, columns}), {}};
     return {get(name, Tensor::Type::kInt8, {rows, columns}), floats(name + "_scale", {rows})};
   }
 
@@ -154,6 +154,10 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
       weights_.reset(kernels.packed_fp32_bytes(out, in));
       kernels.pack_fp32(reinterpret_cast<const float*>(rows), out, in, weights_.data());
       break;
+    case Precision::kBf16:
+      weights_.reset(kernels.packed_bf16_bytes(out, in));
+      kernels.pack_bf16(reinterpret_cast<const float*>(rows), out, in, weights_.data());
+      break;
     case Precision::kInt8: {
       const auto* w = reinterpret_cast<const int8_t*>(rows);
       for (size_t n = 0; n < out; ++n)
@@ -172,6 +176,8 @@ void Linear::multiply(const Kernels& kernels, const Operand& x, size_t rows, Sha
   switch (precision_) {
     case Precision::kFp32:
       return kernels.linear_fp32(x.x, x.ld, rows, packed_, panels.begin, panels.end, out, ld_out);
+    case Precision::kBf16:
+      return kernels.bf16.linear(x.quantized, rows, packed_, panels.begin, panels.end, out, ld_out);
     case Precision::kInt8:
       return kernels.linear_int8(x.quantized, rows, packed_, panels.begin, panels.end, out, ld_out);
   }

@@ -2,6 +2,20 @@
 #include "kernels/kernels.h"
 
 namespace embedkit {
+namespace {
+
+#if defined(__x86_64__)
+const Kernels& avx512_kernels() {
+  static const Kernels kernels = [] {
+    Kernels table = kAvx512VnniKernels;
+    if (gains_from_avx512_bf16()) table.bf16 = kAvx512Bf16Products;
+    return table;
+  }();
+  return kernels;
+}
+#endif
+
+}  // namespace
 
 const Kernels& kernels_for(Isa isa) {
   switch (isa) {
@@ -13,7 +27,7 @@ const Kernels& kernels_for(Isa isa) {
     case Isa::kAvx2Vnni:
       return has_avx_vnni() ? kAvx2VnniKernels : kAvx2VnniEvexKernels;
     case Isa::kAvx512Vnni:
-      return kAvx512VnniKernels;
+      return avx512_kernels();
 #elif defined(__aarch64__)
     case Isa::kNeon:
       return kNeonKernels;

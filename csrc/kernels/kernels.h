@@ -20,16 +20,24 @@ namespace embedkit {
 
 enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid };
 
-/// Rows quantized one by one: x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255.
-/// The elements are uint8 or uint16, as the instruction set multiplies them; each row is zero-filled to its
-/// stride.
+/// Rows in the form that products read; each is zero-filled to its stride.
+///
+/// kInt8: quantized one by one, x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255; the elements are
+/// uint8 or uint16, as the instruction set multiplies them. kBf16: rounded to bfloat16, without scale and
+/// lowest.
 struct QuantizedRows {
+  enum class Form { kInt8, kBf16 };
+
   uint8_t* data;
   size_t stride;  ///< bytes from row to row
   float* scale;
   float* lowest;
+  Form form = Form::kInt8;
 
-  QuantizedRows from(size_t row) const { return {data + row * stride, stride, scale + row, lowest + row}; }
+  QuantizedRows from(size_t row) const {
+    if (form == Form::kBf16) return {data + row * stride, stride, nullptr, nullptr, form};
+    return {data + row * stride, stride, scale + row, lowest + row};
+  }
 };
 
 /// Rows that a product reads: floats or their quantized form, depending on the precision of its weights.
@@ -66,6 +74,14 @@ struct AttentionTask {
   const float* bias = nullptr;
 };
 
+/// bfloat16 products; rows and packed weights are the same on every instruction set of one panel width.
+struct Bf16Products {
+  /// As Kernels::linear_int8.
+  void (*linear)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+                 size_t panel_end, float* out, size_t ld_out);
+  double (*spin)(size_t iterations);
+};
+
 struct Kernels {
   static constexpr size_t kSlack = 64;      ///< floats
   static constexpr size_t kSlackRows = 16;  ///< rows that attention may read past the end of a sequence
@@ -81,12 +97,15 @@ struct Kernels {
   size_t (*packed_fp32_bytes)(size_t out, size_t in);
   void (*pack_int8)(const int8_t* weights, size_t out, size_t in, void* packed);
   void (*pack_fp32)(const float* weights, size_t out, size_t in, void* packed);
+  size_t (*packed_bf16_bytes)(size_t out, size_t in);
+  void (*pack_bf16)(const float* weights, size_t out, size_t in, void* packed);
 
   /// out[:, panel_begin * panel : panel_end * panel] = x Wᵀ + b, whole panels; K is never split.
   void (*linear_int8)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                       size_t panel_end, float* out, size_t ld_out);
   void (*linear_fp32)(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
                       size_t panel_end, float* out, size_t ld_out);
+  Bf16Products bf16;
   /// The integers that linear_int8 scales, for tests: out[m][n] = Σ_k q[m][k] w[n][k].
   void (*products_int8)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
                         size_t ld_out);
@@ -125,6 +144,7 @@ extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx2VnniKernels;
 extern const Kernels kAvx2VnniEvexKernels;
 extern const Kernels kAvx512VnniKernels;
+extern const Bf16Products kAvx512Bf16Products;
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

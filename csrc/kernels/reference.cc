@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/aligned.h"
+#include "kernels/bf16.h"
 #include "kernels/kernels.h"
 
 namespace embedkit {
@@ -64,7 +65,43 @@ void linear_fp32(const float* x, size_t ld, size_t rows, const PackedLinear& lin
     }
 }
 
+size_t packed_bf16_bytes(size_t out, size_t in) { return out * round_up(in, 2) * sizeof(uint16_t); }
+
+void pack_bf16(const float* weights, size_t out, size_t in, void* packed) {
+  pack_bf16_panels(weights, out, in, kPanel, packed);
+}
+
+float from_bf16(uint16_t half) {
+  const uint32_t bits = uint32_t{half} << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+void linear_bf16(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
+                 size_t panel_end, float* out, size_t ld_out) {
+  const size_t k = linear.in_features;
+  const auto* weights = static_cast<const uint16_t*>(linear.weights);
+  for (size_t r = 0; r < rows; ++r) {
+    const auto* row = reinterpret_cast<const uint16_t*>(x.data + r * x.stride);
+    for (size_t n = panel_begin; n < panel_end; ++n) {
+      float sum = linear.bias[n];
+      for (size_t i = 0; i < k; ++i) sum += from_bf16(row[i]) * from_bf16(weights[n * round_up(k, 2) + i]);
+      out[r * ld_out + n] = sum;
+    }
+  }
+}
+
+void round_to_bf16(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out) {
+  for (size_t r = 0; r < rows; ++r, x += ld) {
+    std::memset(out.data + r * out.stride, 0, out.stride);
+    auto* to = reinterpret_cast<uint16_t*>(out.data + r * out.stride);
+    for (size_t i = 0; i < columns; ++i) to[i] = to_bf16(x[i]);
+  }
+}
+
 void quantize(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out) {
+  if (out.form == QuantizedRows::Form::kBf16) return round_to_bf16(x, ld, rows, columns, out);
   for (size_t r = 0; r < rows; ++r, x += ld) {
     const auto [low, high] = std::minmax_element(x, x + columns);
     const float width = *high - *low;
@@ -188,8 +225,11 @@ extern const Kernels kReferenceKernels = {
     .packed_fp32_bytes = packed_fp32_bytes,
     .pack_int8 = pack_int8,
     .pack_fp32 = pack_fp32,
+    .packed_bf16_bytes = packed_bf16_bytes,
+    .pack_bf16 = pack_bf16,
     .linear_int8 = linear_int8,
     .linear_fp32 = linear_fp32,
+    .bf16 = {linear_bf16, spin_fp32},
     .products_int8 = products_int8,
     .quantize = quantize,
     .activate = activate,

@@ -54,8 +54,26 @@ inline void quantize_row(const float* x, size_t columns, const Range<V>& range, 
   std::memset(q + end, 0, out.stride - end * sizeof(Q));
 }
 
+/// Rounds a row to bfloat16.
+template <class V>
+inline void round_row(const float* x, size_t columns, const QuantizedRows& out, size_t row) {
+  auto* to = reinterpret_cast<uint16_t*>(out.data + row * out.stride);
+  over_columns<V>(
+      columns, [&](size_t i) { V::store_bf16(to + i, V::load(x + i)); },
+      [&](size_t i, size_t n) {
+        uint16_t tail[V::kLanes];
+        V::store_bf16(tail, V::load_first(x + i, n));
+        std::memcpy(to + i, tail, n * sizeof(uint16_t));
+      });
+  std::memset(to + columns, 0, out.stride - columns * sizeof(uint16_t));
+}
+
 template <class V, typename Q>
 void quantize_rows(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out) {
+  if (out.form == QuantizedRows::Form::kBf16) {
+    for (size_t r = 0; r < rows; ++r) round_row<V>(x + r * ld, columns, out, r);
+    return;
+  }
   for (size_t r = 0; r < rows; ++r, x += ld) {
     Range<V> range;
     over_columns<V>(
@@ -82,13 +100,17 @@ void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const Quant
           V::store_first(x + i, y, n);
           if constexpr (kQuantized) range.add_first(y, n);
         });
-    if constexpr (kQuantized) quantize_row<V, Q>(x, columns, range, quantized, r);
+    if constexpr (kQuantized) {
+      quantize_row<V, Q>(x, columns, range, quantized, r);
+    } else if (quantized.data != nullptr) {
+      round_row<V>(x, columns, quantized, r);
+    }
   }
 }
 
 template <class V, typename Q, Activation kActivation>
 void activate_as(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& quantized) {
-  if (quantized.data != nullptr) {
+  if (quantized.data != nullptr && quantized.form == QuantizedRows::Form::kInt8) {
     activate_rows<V, Q, kActivation, true>(x, ld, rows, columns, quantized);
   } else {
     activate_rows<V, Q, kActivation, false>(x, ld, rows, columns, quantized);
@@ -165,7 +187,12 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
           V::store_first(x + i, v, n);
           range.add_first(v, n);
         });
-    if (quantized.data != nullptr) quantize_row<V, Q>(x, columns, range, quantized, r);
+    if (quantized.data == nullptr) continue;
+    if (quantized.form == QuantizedRows::Form::kBf16) {
+      round_row<V>(x, columns, quantized, r);
+    } else {
+      quantize_row<V, Q>(x, columns, range, quantized, r);
+    }
   }
 }
 

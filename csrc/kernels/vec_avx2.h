@@ -80,6 +80,19 @@ struct Avx2 {
     std::memcpy(&four, p, sizeof(four));
     return _mm256_set1_epi32(four);
   }
+  /// The lower and the upper half of each lane, two bfloat16s, as floats.
+  static F bf16_low(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+  /// By two shifts: a mask would take the register that the products lack.
+  static F bf16_high(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(x, 16), 16)); }
+  /// Rounds to bfloat16 as `to_bf16`.
+  static void store_bf16(uint16_t* p, F x) {
+    const I bits = _mm256_castps_si256(x);
+    const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const I rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
+  }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
   /// sums += x * x in assembly, which no compiler takes away.
   static void spin(F& sums, F x) { asm volatile("vfmadd231ps %1, %1, %0" : "+x"(sums) : "x"(x)); }

@@ -64,6 +64,18 @@ struct Avx512 {
     std::memcpy(&four, p, sizeof(four));
     return _mm512_set1_epi32(four);
   }
+  /// The lower and the upper half of each lane, two bfloat16s, as floats.
+  static F bf16_low(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+  static F bf16_high(I x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  }
+  /// Rounds to bfloat16 as `to_bf16`.
+  static void store_bf16(uint16_t* p, F x) {
+    const I bits = _mm512_castps_si512(x);
+    const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const I rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
   /// sums += x * x in assembly, which no compiler takes away.
   static void spin(F& sums, F x) { asm volatile("vfmadd231ps %1, %1, %0" : "+v"(sums) : "v"(x)); }

@@ -68,6 +68,23 @@ struct Neon {
 
   static I zero_int() { return vdupq_n_s32(0); }
   static I load_int(const void* p) { return vld1q_s32(static_cast<const int32_t*>(p)); }
+  /// The same four bytes in each lane.
+  static I broadcast_four(const void* p) {
+    int32_t four;
+    std::memcpy(&four, p, sizeof(four));
+    return vdupq_n_s32(four);
+  }
+  /// The lower and the upper half of each lane, two bfloat16s, as floats.
+  static F bf16_low(I x) { return vreinterpretq_f32_s32(vshlq_n_s32(x, 16)); }
+  static F bf16_high(I x) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_s32(x), vdupq_n_u32(0xffff0000)));
+  }
+  /// Rounds to bfloat16 as `to_bf16`.
+  static void store_bf16(uint16_t* p, F x) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(x);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    vst1_u16(p, vshrn_n_u32(vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd), 16));
+  }
   static F to_float(I x) { return vcvtq_f32_s32(x); }
   /// sums += x * x in assembly, which no compiler takes away.
   static void spin(F& sums, F x) { asm volatile("fmla %0.4s, %1.4s, %1.4s" : "+w"(sums) : "w"(x)); }

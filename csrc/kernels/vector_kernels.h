@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention.h"
+#include "kernels/linear_bf16.h"
 #include "kernels/linear_fp32.h"
 #include "kernels/linear_int8.h"
 #include "kernels/rows.h"
@@ -50,8 +51,11 @@ constexpr Kernels vector_kernels(Isa isa) {
       .packed_fp32_bytes = packed_fp32_bytes<V::kPanel>,
       .pack_int8 = pack_int8<Dot>,
       .pack_fp32 = pack_fp32<V::kPanel>,
+      .packed_bf16_bytes = packed_bf16_bytes<V::kPanel>,
+      .pack_bf16 = pack_bf16<V::kPanel>,
       .linear_int8 = linear_int8<Dot>,
       .linear_fp32 = linear_fp32<V, V::kRows, V::kVectors>,
+      .bf16 = {linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>},
       .products_int8 = products_int8<Dot>,
       .quantize = quantize_rows<V, Q>,
       .activate = activate<V, Q>,

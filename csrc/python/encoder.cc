@@ -25,7 +25,8 @@ namespace {
 const Names<Activation> kActivations = {
     {"identity", Activation::kIdentity}, {"gelu", Activation::kGelu}, {"gelu_new", Activation::kGeluTanh},
     {"relu", Activation::kRelu},         {"tanh", Activation::kTanh}, {"sigmoid", Activation::kSigmoid}};
-const Names<Precision> kPrecisions = {{"fp32", Precision::kFp32}, {"int8", Precision::kInt8}};
+const Names<Precision> kPrecisions = {
+    {"fp32", Precision::kFp32}, {"bf16", Precision::kBf16}, {"int8", Precision::kInt8}};
 const Names<PoolingMode> kPoolingModes = {{"cls", PoolingMode::kCls},
                                           {"lasttoken", PoolingMode::kLastToken},
                                           {"max", PoolingMode::kMax},

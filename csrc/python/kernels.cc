@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "python/bind.h"
 #include "python/gil.h"
+#include "python/options.h"
 
 namespace py = pybind11;
 
@@ -72,6 +73,7 @@ class Operands {
       return {[] {}, [this] { std::memcpy(x_.data(), source_.data(), rows_ * columns_ * sizeof(float)); }};
     if (operation == "int8_linear") return int8_linear();
     if (operation == "fp32_linear") return fp32_linear();
+    if (operation == "bf16_linear") return bf16_linear();
     if (operation == "attention") return attention();
     if (operation == "rotate") return rotate(restore);
     if (operation == "quantize") {
@@ -91,7 +93,7 @@ class Operands {
               }};
     }
     throw py::value_error(concat("operation is '", operation,
-                                 "'; expected one of int8_linear, fp32_linear, attention, rotate, quantize, gelu, "
+                                 "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, rotate, quantize, gelu, "
                                  "layer_norm, copy"));
   }
 
@@ -124,6 +126,20 @@ class Operands {
     widen_output();
     return {[] {},
             [this] { kernels_.linear_int8(quantized_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
+  }
+
+  Case bf16_linear() {
+    quantized_ = {nullptr, round_up(columns_, 2) * sizeof(uint16_t) + 64, nullptr, nullptr,
+                  QuantizedRows::Form::kBf16};
+    bytes_.reset(rows_ * quantized_.stride);
+    quantized_.data = bytes_.data();
+    kernels_.quantize(source_.data(), ld_, rows_, columns_, quantized_);
+    linear_ = packed(kernels_.packed_bf16_bytes(out_features_, columns_));
+    const AlignedBuffer<float> weights = values(out_features_, columns_);
+    kernels_.pack_bf16(weights.data(), out_features_, columns_, packed_.data());
+    widen_output();
+    return {[] {},
+            [this] { kernels_.bf16.linear(quantized_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
   }
 
   Case fp32_linear() {
@@ -171,7 +187,7 @@ double measure_kernel(const std::string& operation, size_t rows, size_t columns,
   constexpr size_t kMost = size_t{1} << 20;
   if (rows == 0 || columns == 0 || rows > kMost || columns > kMost || out_features > kMost)
     throw py::value_error("rows and columns must be 1 to 2^20, out_features at most that");
-  const bool product = operation == "int8_linear" || operation == "fp32_linear";
+  const bool product = operation.size() > 7 && operation.compare(operation.size() - 7, 7, "_linear") == 0;
   if (product != (out_features > 0)) throw py::value_error("out_features belongs to the products");
   if (operation == "rotate" && columns % 2 != 0)
     throw py::value_error("rotate turns pairs: give even columns");
@@ -190,16 +206,17 @@ double measure_kernel(const std::string& operation, size_t rows, size_t columns,
 }
 
 double measure_peak(const std::string& precision, double seconds, const std::string& isa) {
-  const bool int8 = precision == "int8";
-  if (!int8 && precision != "fp32")
-    throw py::value_error(concat("precision is '", precision, "'; expected one of fp32, int8"));
   const Kernels& kernels = kernels_named(isa);
+  const auto spin =
+      choose(precision, "precision",
+             Names<double (*)(size_t)>{
+                 {"fp32", kernels.spin_fp32}, {"bf16", kernels.bf16.spin}, {"int8", kernels.spin_int8}});
   const GilRelease release;
   const Clock::time_point start = Clock::now();
   double best = 0;
   do {
     const Clock::time_point begin = Clock::now();
-    const double products = int8 ? kernels.spin_int8(100000) : kernels.spin_fp32(100000);
+    const double products = spin(100000);
     best = std::max(best, 2e-9 * products / seconds_since(begin));
   } while (seconds_since(start) < seconds);
   return best;

@@ -164,7 +164,8 @@ class Engine(ABC):
     @property
     def stored_precision(self) -> str:
         """The precision that `Encoder.save` writes by default."""
-        return self.precision
+        # bf16 is a way to compute: folders hold fp32 or int8
+        return self.folder.precision if self.precision == "bf16" else self.precision
 
     @abstractmethod
     def empty(self, texts: int, plan: Plan) -> Any:

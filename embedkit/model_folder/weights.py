@@ -64,6 +64,8 @@ def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
     dies with SIGBUS, and if it is overwritten, the vectors change.
     """
     tensors = stored_tensors(folder)
+    if precision == "bf16":  # the core rounds the matrices of the layers as it packs them
+        precision = "fp32"
     if precision != folder.precision:
         specs = folder.architecture.tensor_specs(folder.config)
         tensors = quantize(specs, tensors) if precision == "int8" else dequantize(tensors)

@@ -18,6 +18,7 @@ for object in "$@"; do
     *kernels/avx2_vnni.cc.o) wanted='\{vex\} vpdpbusd .*ymm' forbidden='%zmm|%k[0-7]|[xy]mm(1[6-9]|[23][0-9])' ;;
     *kernels/avx2_vnni_evex.cc.o) wanted='vpdpbusd .*ymm' forbidden='\{vex\}|%zmm' ;;
     *kernels/avx512_vnni.cc.o) wanted='vpdpbusd .*zmm' ;;
+    *kernels/avx512_bf16.cc.o) wanted='vdpbf16ps .*zmm' ;;
     *kernels/neon.cc.o) wanted='sdot' forbidden='usdot|smmla' ;;
     *) continue ;;
   esac
@@ -28,11 +29,11 @@ for object in "$@"; do
   fi
   code=$("$objdump" -dC "$object")
   spills=$(printf '%s\n' "$code" | awk '
-    /^[0-9a-f]+ <.*>:$/ { kernel = $0 ~ /(int8_tile|[^_]tile)</; name = $0 }
+    /^[0-9a-f]+ <.*>:$/ { kernel = $0 ~ /((int8|bf16)_tile|[^_]tile)</; name = $0 }
     kernel { total++ }
     kernel && /vmov[a-z0-9]* +%[yz]mm[0-9]+,-?(0x[0-9a-f]+)?\(%r[sb]p/ { print name ": " $0 }
     kernel && /[[:space:]]st[pr][[:space:]]+q[0-9]+,.*\[sp/ { print name ": " $0 }
-    END { if (total < 1000) print "no kernels found: only " total " instructions" }')
+    END { if (total < 100) print "no kernels found: only " total " instructions" }')
   if [ -n "$spills" ]; then
     printf '%s spills:\n%s\n' "$object" "$spills"
     status=1

@@ -61,7 +61,7 @@ class Model {
     tensors_[name] = {Tensor::Type::kFloat32, data->data(), std::move(shape), data};
   }
   void matrix(const std::string& name, size_t rows, size_t columns) {
-    if (config_.precision == Precision::kFp32) return floats(name, {rows, columns});
+    if (config_.precision != Precision::kInt8) return floats(name, {rows, columns});
     auto data = std::make_shared<std::vector<int8_t>>(rows * columns);
     std::uniform_int_distribution<int> bytes(-127, 127);
     for (int8_t& v : *data) v = static_cast<int8_t>(bytes(random_));
@@ -242,6 +242,7 @@ void bad_models_are_refused(Isa isa) {
 int main() {
   for (const Isa isa : available_isas()) {
     same_bits_everywhere(isa, Precision::kFp32);
+    same_bits_everywhere(isa, Precision::kBf16);
     same_bits_everywhere(isa, Precision::kInt8);
     windows_are_averaged(isa);
     options_are_kept(isa);

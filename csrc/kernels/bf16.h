@@ -1,0 +1,27 @@
+// bfloat16: the upper half of a float, rounded to nearest, ties to even.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace embedkit {
+namespace {
+
+/// Of a finite number.
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/// weights (out, in) as [panel][k / 2][column of the panel][k % 2], zeros beyond both.
+inline void pack_bf16_panels(const float* weights, size_t out, size_t in, size_t panel, void* packed) {
+  auto* to = static_cast<uint16_t*>(packed);
+  for (size_t n0 = 0; n0 < out; n0 += panel)
+    for (size_t k0 = 0; k0 < in; k0 += 2)
+      for (size_t n = n0; n < n0 + panel; ++n)
+        for (size_t k = k0; k < k0 + 2; ++k) *to++ = n < out && k < in ? to_bf16(weights[n * in + k]) : 0;
+}
+
+}  // namespace
+}  // namespace embedkit
