@@ -92,9 +92,10 @@ class Operands {
                                         source_.data(), 1e-12f, quantized_);
               }};
     }
-    throw py::value_error(concat("operation is '", operation,
-                                 "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, rotate, quantize, gelu, "
-                                 "layer_norm, copy"));
+    throw py::value_error(
+        concat("operation is '", operation,
+               "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, rotate, quantize, gelu, "
+               "layer_norm, copy"));
   }
 
  private:
