@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 from tokenizer_pair import OPTIONS, Pair, character_vocabulary, special, subword_vocabulary
 
@@ -21,11 +18,3 @@ def subwords() -> Pair:
 def variant(request: pytest.FixtureRequest) -> Pair:
     """Each set of options, with the vocabulary of all characters."""
     return Pair(character_vocabulary(), special(), **OPTIONS[request.param])
-
-
-@pytest.fixture(scope="session")
-def model_folder() -> Path:
-    folder = os.environ.get("EMBEDKIT_TEST_MODEL")
-    if not folder:
-        pytest.skip("EMBEDKIT_TEST_MODEL is not set")
-    return Path(folder)

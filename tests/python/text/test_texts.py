@@ -96,11 +96,11 @@ def test_long_texts(subwords: Pair) -> None:
 
 
 @pytest.mark.model
-def test_real_model(model_folder: Path) -> None:
-    reference = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+def test_real_model(real_model: Path) -> None:
+    reference = Tokenizer.from_file(str(real_model / "tokenizer.json"))
     reference.no_truncation()
     reference.no_padding()
-    tokenizer = load_tokenizer(model_folder)
+    tokenizer = load_tokenizer(real_model)
     texts = [*SENTENCES, *random_texts(8, 50_000)]
     expected = reference.encode_batch_fast(texts, add_special_tokens=False)
     assert tokenizer.encode_batch(texts) == [encoding.ids for encoding in expected]
