@@ -56,14 +56,13 @@ def load_encoder(
 ) -> TextEncoder:
     """The encoder that the manifest names, or the one at ``model``, with the precision of the index."""
     from .. import Encoder
-    from ..arguments import PRECISIONS
     from ..model_folder.folder import BUILTIN
 
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
         model = entry.model
-    # What was encoded on a GPU is closest to the model's own precision on a CPU.
-    precision = entry.precision if device != "cpu" or entry.precision in PRECISIONS else "auto"
+    # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16.
+    precision = entry.precision if device != "cpu" or entry.precision in ("fp32", "int8") else "auto"
     encoder = Encoder(model, device=device, precision=precision, threads=threads)
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension

@@ -127,14 +127,14 @@ def test_export_parquet(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     np.testing.assert_allclose(scores[:, 0], 1, atol=1e-6)
 
 
-def test_a_text_that_cannot_be_encoded_is_skipped_by_the_estimate_too(
+def test_the_estimate_also_skips_an_unusable_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("x.jsonl").write_text('{"text": "lone \\ud800"}\n{"text": "good"}\n')
     assert "1 malformed line skipped" in done(capsys, "build", "x.jsonl", "-o", "new", "--on-error", "skip")
 
 
-def test_the_engine_has_options_of_its_own(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_engine_has_its_own_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--shards needs --engine ray" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
     )
@@ -172,7 +172,7 @@ def test_sizes(text: str, size: int) -> None:
     assert byte_size(text) == size
 
 
-def test_a_size_that_is_none(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_size(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "'many': invalid size; expected e.g. 2GB" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "many", code=2
     )

@@ -99,7 +99,7 @@ def test_another_model_is_refused(index: Path, make_model: Callable[..., Path], 
     assert Encoder(other).fingerprint in done.stderr
 
 
-def test_a_model_folder_and_where_it_went(
+def test_a_moved_model_folder(
     make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(make_model(), tmp_path / "model")

@@ -237,7 +237,7 @@ def test_a_model_that_is_gone_names_the_option(
     assert "fake: no such model; if it was moved, give its path with --model" in capsys.readouterr().err
 
 
-def test_a_model_that_is_broken_is_not_said_to_be_moved(
+def test_a_broken_model_is_not_reported_as_moved(
     index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> NoReturn:
@@ -433,7 +433,7 @@ def test_output_in_another_encoding(index: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_damaged_file_is_not_called_a_line_to_skip(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_not_a_skippable_line(capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.txt.gz").write_bytes(b"no gzip data")
     assert main(["build", "x.txt.gz", "-o", "index", "--on-error", "skip"]) == 2
     assert "--on-error" not in capsys.readouterr().err
@@ -447,8 +447,6 @@ def test_options_may_stand_between_index_and_texts(index: str, capsys: pytest.Ca
 
 
 def test_closed_stdout(index: str) -> None:
-    code = (
-        "import sys; sys.stdout = None; from embedkit.cli import main; sys.exit(main(['info', sys.argv[1]]))"
-    )
+    code = "import sys; sys.stdout = None; from embedkit.cli.main import main; sys.exit(main(['info', sys.argv[1]]))"
     done = subprocess.run([sys.executable, "-c", code, index], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -77,7 +77,7 @@ def test_unknown_similarity(vectors: np.ndarray) -> None:
 def test_wrong_shapes() -> None:
     with pytest.raises(ValueError, match="3 and 4 dimensions; use one encoder"):
         similarity(np.ones((1, 3)), np.ones((1, 4)), "dot")
-    with pytest.raises(ValueError, match="equally many"):
+    with pytest.raises(ValueError, match="the same number of vectors"):
         similarity_pairwise(np.ones((2, 3)), np.ones((1, 3)), "dot")
     with pytest.raises(ValueError, match="a has 3 dimensions"):
         similarity(np.ones((1, 1, 3)), np.ones((1, 3)), "dot")

@@ -68,7 +68,7 @@ def test_deleting_writes_a_bitmap(index: Index) -> None:
     index.verify()
 
 
-def test_rows_and_ids_stay_when_others_go(index: Index) -> None:
+def test_rows_and_ids_are_stable_under_deletions(index: Index) -> None:
     _, rows = index.search_vectors(index.encoder.encode_query(["text 77 of 0"]), 1)
     index.delete(["k3"])
     index.add(documents(500, 503))
@@ -90,7 +90,7 @@ def test_a_reader_keeps_its_generation_until_it_refreshes(index: Index, encoder:
         assert ids(reader) == {"k0", "k1", "k2", "k3", "k4", "k500", "k501"}
 
 
-def test_searches_go_on_in_threads_while_the_index_changes(index: Index) -> None:
+def test_threads_search_while_the_index_changes(index: Index) -> None:
     failures = []
     stop = threading.Event()
 
@@ -116,7 +116,7 @@ def test_searches_go_on_in_threads_while_the_index_changes(index: Index) -> None
     assert failures == []
 
 
-def test_all_may_go_and_come_back(index: Index) -> None:
+def test_everything_can_be_deleted_and_added_again(index: Index) -> None:
     assert index.delete(where="n >= 0") == 500
     assert (len(index), index.search("text"), index.info()["segments"]) == (0, [[]], 0)
     assert index.search(["text", "x"], where="n = 1", hybrid=True) == [[], []]
@@ -309,7 +309,7 @@ def vectors(rows: int, dimension: int = 32) -> np.ndarray:
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF4,SQ8", "PCA16,Flat"])
-def test_a_faiss_file_comes_in_and_goes_out(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
+def test_a_faiss_file_is_imported_and_exported(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
     array = vectors(400)
     raw = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
     raw.train(array)
@@ -389,7 +389,7 @@ def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncode
         Index.import_faiss(tmp_path / "two", tmp_path / "long", encoder, ["a", "b"], metric="dot")
 
 
-def test_documents_may_bring_their_vectors(tmp_path: Path, encoder: FakeEncoder) -> None:
+def test_documents_with_vectors(tmp_path: Path, encoder: FakeEncoder) -> None:
     array = vectors(300) * 5
     made = [Document(f"text {n}", str(n), vector=array[n]) for n in range(0, 300, 2)]
     mixed = sorted(

@@ -31,7 +31,7 @@ from embedkit.index.storage.factory import check_factory
         "IVF16,SQ4,Refine(Flat)",
     ],
 )
-def test_taken(factory: str) -> None:
+def test_valid_factories(factory: str) -> None:
     check_factory(factory, 384)
 
 
@@ -56,7 +56,7 @@ def test_taken(factory: str) -> None:
         ("Flat\n", "unknown factory"),
     ],
 )
-def test_refused(factory: str, message: str) -> None:
+def test_invalid_factories(factory: str, message: str) -> None:
     with pytest.raises(ValueError, match="factory") as refused:
         check_factory(factory, 384)
     assert message in str(refused.value)

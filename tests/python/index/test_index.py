@@ -136,7 +136,7 @@ def test_k_above_the_count_gives_all(tmp_path: Path, encoder: FakeEncoder) -> No
         assert scores.shape == rows.shape == (1, 2)
 
 
-def test_documents_keep_key_text_and_metadata(tmp_path: Path, encoder: FakeEncoder) -> None:
+def test_documents_keep_id_text_and_metadata(tmp_path: Path, encoder: FakeEncoder) -> None:
     documents = [
         Document("Ein Text über Äpfel", "äpfel", {"lang": "de", "n": [1, None], "deep": {"a": 1.5}}),
         Document("日本語のテキスト", "ja/1"),
@@ -283,7 +283,7 @@ def test_bad_arguments(tmp_path: Path, encoder: FakeEncoder, arguments: dict[str
         Index.build(tmp_path / "index", ["a"], encoder, **arguments)
 
 
-def test_an_index_is_not_replaced_unasked(tmp_path: Path, encoder: FakeEncoder) -> None:
+def test_an_index_is_not_replaced_without_overwrite(tmp_path: Path, encoder: FakeEncoder) -> None:
     Index.build(tmp_path / "index", ["old"], encoder).close()
     with pytest.raises(IndexExistsError, match="pass --overwrite"):
         Index.build(tmp_path / "index", ["new"], encoder)

@@ -149,7 +149,7 @@ def interrupted(tmp_path: Path) -> Interrupted:
     return tmp_path / "index", texts
 
 
-def test_the_rest_alone_is_encoded(interrupted: Interrupted) -> None:
+def test_only_the_rest_is_encoded(interrupted: Interrupted) -> None:
     root, texts = interrupted
     encoder = Failing(0)
     steps = []
@@ -216,7 +216,7 @@ def test_a_malformed_document_keeps_what_was_encoded(tmp_path: Path) -> None:
     assert encoder.texts == 5000 - 4096
 
 
-def test_deleting_and_adding_go_on_beside_an_interrupted_upsert(tmp_path: Path) -> None:
+def test_deleting_and_adding_work_during_an_interrupted_upsert(tmp_path: Path) -> None:
     root = tmp_path / "index"
     Index.build(root, [Document(f"old {n}", f"key {n}") for n in range(10)], FakeEncoder()).close()
     new = [Document(f"new {n}", f"key {n}") for n in range(3000)]
@@ -259,7 +259,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_finished_segment_takes_its_own_documents_alone(
+def test_a_finished_segment_accepts_only_its_documents(
     index: Index, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     killed(monkeypatch, when, lambda: index.add([Document("text a", "a1")]))
@@ -326,7 +326,7 @@ def test_given_vectors_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert len(index) == 12
 
 
-def test_a_slow_refresh_does_not_bring_a_former_generation_back(
+def test_a_slow_refresh_does_not_restore_an_older_generation(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, go_on = threading.Event(), threading.Event()
@@ -366,7 +366,7 @@ def test_a_torn_journal_line_counts_as_not_written(interrupted: Interrupted) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage\n", b"[]\n", b'{"journal": 9}\n{"rows": 5}\n'])
-def test_a_journal_that_means_nothing_is_begun_anew(interrupted: Interrupted, content: bytes) -> None:
+def test_a_meaningless_journal_is_replaced(interrupted: Interrupted, content: bytes) -> None:
     root, texts = interrupted
     (root / "build.journal").write_bytes(content)
     assert resumable_rows(root) == 0
@@ -375,7 +375,7 @@ def test_a_journal_that_means_nothing_is_begun_anew(interrupted: Interrupted, co
     assert encoder.texts == 5000
 
 
-def test_shards_are_noted_while_the_build_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_journaled_during_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "SHARD_ROWS", 4000)
     noted = []
 

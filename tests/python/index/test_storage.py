@@ -133,7 +133,7 @@ def test_a_killed_build_leaves_the_old_generation_or_none(
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("limit", [3_000, 20_000, 200_000, 700_000, 900_000])
-def test_a_full_disk_fails_the_build_and_what_is_encoded_stays(
+def test_a_full_disk_fails_the_build_and_keeps_encoded_vectors(
     tmp_path: Path, encoder: FakeEncoder, limit: int, existing: bool
 ) -> None:
     root = tmp_path / "index"
@@ -294,7 +294,7 @@ def test_a_hostile_manifest_is_named(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b" " * (17 << 20)])
-def test_a_manifest_that_is_no_json(root: Path, content: bytes) -> None:
+def test_a_manifest_that_is_not_json(root: Path, content: bytes) -> None:
     manifest_path(root).write_bytes(content)
     with pytest.raises(IndexDamagedError, match=r"000001\.json"):
         Index.open(root)
@@ -328,7 +328,7 @@ def test_files_of_the_right_size_with_other_content(root: Path, name: str) -> No
         Index.open(root)
 
 
-def test_keys_that_point_outside(root: Path) -> None:
+def test_id_offsets_outside_the_file(root: Path) -> None:
     path = segment_file(root, "keys")
     content = bytearray(path.read_bytes())
     table = struct.unpack_from("<Q", content, 16)[0]

@@ -13,7 +13,7 @@ from fake_encoder import FakeEncoder
 
 pytest.importorskip("faiss")
 
-from embedkit import cli
+from embedkit.cli import main as cli
 from embedkit.index import Document, Index
 
 

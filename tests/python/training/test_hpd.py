@@ -185,7 +185,7 @@ def test_projection_starts_from_the_regression_on_the_teacher(
     assert np.isfinite(scores["r2"])
     with pytest.raises(ValueError, match=r"remove objective\.teacher_dimension"):
         dataclasses.replace(options, projective=0, similarity=1, teacher_dimension=8)
-    with pytest.raises(ValueError, match="known are random; pca; least_squares"):
+    with pytest.raises(ValueError, match="expected one of random; pca; least_squares"):
         dataclasses.replace(options, start="zero")
 
 

@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
     objective, tables = objective_of(make_model(), tmp_path)
     with pytest.raises(ValueError, match="has no head"):
         objective.check("evaluation.dev.mood", "mood", tables["sentiment"])
-    with pytest.raises(ValueError, match="no task of minbert"):
+    with pytest.raises(ValueError, match="not a task of minbert"):
         MinBert(objective.encoder, MinBertOptions(), {"mood": tables["sentiment"]})
     with pytest.raises(ValueError, match=r"two classes, no and then yes: data\.paraphrase\.labels"):
         MinBert(objective.encoder, MinBertOptions(), {"paraphrase": tables["sentiment"]})

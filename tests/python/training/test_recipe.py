@@ -125,7 +125,7 @@ def test_what_is_wrong_is_named(file: Path, overrides: list[str], message: str) 
 
 
 def test_the_file_is_named(file: Path) -> None:
-    with pytest.raises(ValueError, match=r"mine.yaml: training key"):
+    with pytest.raises(ValueError, match=r"mine.yaml: unknown training key"):
         load_recipe(file, ["training.x=1"])
 
 
