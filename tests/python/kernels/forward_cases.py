@@ -1,4 +1,4 @@
-"""Cases of `forward`, run by test_cases.py in a separate process."""
+"""Cases of `forward`, run by test_arithmetic.py in a separate process."""
 
 from __future__ import annotations
 

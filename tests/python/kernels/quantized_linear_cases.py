@@ -1,4 +1,4 @@
-"""Cases of `quantized_linear`, run by test_cases.py in a separate process."""
+"""Cases of `quantized_linear`, run by test_arithmetic.py in a separate process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Shared by the tests of all Triton kernels: inputs, processes for the interpreter, compiling without a GPU.
 
-``NAME_cases.py`` calls a kernel and compares it with a reference in double precision. ``test_cases.py`` runs all
+``NAME_cases.py`` calls a kernel and compares it with a reference in double precision. ``test_arithmetic.py`` runs all
 such files in separate processes, under Triton's interpreter and, if there is one, on a GPU. ``test_NAME.py``
 compiles the kernel for GPUs that this machine may not have.
 """
