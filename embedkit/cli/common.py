@@ -39,26 +39,6 @@ __all__ = [
     "size",
 ]
 
-__all__ = [
-    "EXIT_FAILED",
-    "EXIT_INTERRUPTED",
-    "EXIT_OK",
-    "EXIT_USAGE",
-    "CommandError",
-    "add_max_memory",
-    "add_threads",
-    "byte_size",
-    "complain",
-    "duration",
-    "integer",
-    "load_encoder",
-    "load_index_encoder",
-    "plural",
-    "print_json",
-    "show",
-    "size",
-]
-
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
