@@ -233,16 +233,16 @@ def _serve(arguments: argparse.Namespace) -> int:
                 settings=settings,
             )
         )
-        bound.listen(
-            1024
-        )  # who reads the line below can connect: the system keeps connections until they are accepted
         host, port = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         models = ", ".join([*state.embedders.models, *state.rerankers.models])
-        print(f"embedkit-serve: {printable(models)} on http://{shown}:{port}", flush=True)
-        if not keys and arguments.host not in LOOPBACK:
-            _complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key")
-        run(state, bound, drain=arguments.drain, log_level=arguments.log_level)
+
+        def ready() -> None:
+            print(f"embedkit-serve: {printable(models)} on http://{shown}:{port}", flush=True)
+            if not keys and arguments.host not in LOOPBACK:
+                _complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key")
+
+        run(state, bound, ready=ready, drain=arguments.drain, log_level=arguments.log_level)
     return EXIT_OK
 
 

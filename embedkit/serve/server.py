@@ -6,6 +6,7 @@ import gc
 import logging
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
@@ -23,11 +24,16 @@ _SWITCH_SECONDS = 0.0005  # a worker thread waits this long for the interpreter,
 
 
 class _Server(uvicorn.Server):
-    """Tells the readiness check of a signal at once, and lets requests finish."""
+    """Says when it is ready, tells the readiness check of a signal at once, and lets requests finish."""
 
-    def __init__(self, config: uvicorn.Config, state: State) -> None:
+    def __init__(self, config: uvicorn.Config, state: State, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._state = state
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()  # from here on a signal ends it in order: its handlers stand
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._state.draining = True
@@ -52,8 +58,18 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def run(state: State, bound: socket.socket, *, drain: float = 30.0, log_level: str = "warning") -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was begun within ``drain`` seconds, and close ``state``."""
+def run(
+    state: State,
+    bound: socket.socket,
+    *,
+    ready: Callable[[], None] = lambda: None,
+    drain: float = 30.0,
+    log_level: str = "warning",
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what was begun within ``drain`` seconds, and close ``state``.
+
+    ``ready`` is called once connections are accepted and signals are handled.
+    """
     limits = state.settings.limits
     config = uvicorn.Config(
         create_app(state),
@@ -76,7 +92,7 @@ def run(state: State, bound: socket.socket, *, drain: float = 30.0, log_level: s
     gc.freeze()  # models and code are not looked at again
     try:
         with suppress(KeyboardInterrupt):
-            _Server(config, state).run([bound])
+            _Server(config, state, ready).run([bound])
     finally:
         sys.setswitchinterval(before)
         state.close()

@@ -60,9 +60,12 @@ def test_kill_9_under_load_and_start_again(start: Callable[..., RunningServer]) 
         )
 
 
-def test_ctrl_c_ends_it(start: Callable[..., RunningServer]) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_right_after_the_first_line_ends_it(
+    start: Callable[..., RunningServer], sent: signal.Signals
+) -> None:
     with start() as running:
-        assert running.stop(signal.SIGINT) == 0
+        assert running.stop(sent) == 0
         assert running.errors() == ""
 
 
