@@ -18,8 +18,9 @@ def active_isa() -> str:
 def available_isas() -> list[str]:
     """The instruction sets that this machine can run, slowest first.
 
-    Of "reference" (everywhere), "avx2", "avx2_vnni" (256-bit vpdpbusd, of AVX-VNNI or of AVX-512 VNNI),
-    "avx512_vnni" and "neon" (with the dot product of Armv8.2).
+    Of "reference" (everywhere), "amx_emulated" (the kernels of "amx" without its instructions, for tests), "avx2",
+    "avx2_vnni" (256-bit vpdpbusd, of AVX-VNNI or of AVX-512 VNNI), "avx512_vnni", "amx" and "neon" (with the dot
+    product of Armv8.2).
     """
 
 def default_threads() -> int:
@@ -324,6 +325,10 @@ class Encoder:
     @property
     def isa(self) -> str:
         """The instruction set that it runs on, chosen when it was made; one of `available_isas`."""
+
+    @property
+    def products(self) -> str:
+        """The instruction that multiplies: "tdpbf16ps", "vpdpbusd", …; "fma" in fp32, "widened" for bf16 by "fma"."""
 
     def __init__(
         self,

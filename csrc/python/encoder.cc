@@ -220,6 +220,18 @@ void bind_encoder(py::module_& m) {
            py::arg("head"), py::arg("precision"))
       .def_property_readonly("dimension", &Encoder::dimension)
       .def_property_readonly("isa", [](const Encoder& e) { return std::string(isa_name(e.kernels().isa)); })
+      .def_property_readonly("products",
+                             [](const Encoder& e) {
+                               switch (e.config().precision) {
+                                 case Precision::kFp32:
+                                   return e.kernels().fp32_instruction;
+                                 case Precision::kBf16:
+                                   return e.kernels().bf16.instruction;
+                                 case Precision::kInt8:
+                                   return e.kernels().int8_instruction;
+                               }
+                               throw InternalError("unknown precision");
+                             })
       .def_property_readonly("memory_bytes", &Encoder::memory_bytes)
       .def("encode",
            [](const Encoder& encoder, const py::list& texts, const WordPiece& tokenizer,
