@@ -252,7 +252,9 @@ def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tup
     if model is None:
         return {"embedkit-serve": (own, "hpd-minilm-l6-128-int8")}
     own += ["--model", f"m={model}"]
-    found = {"embedkit-serve": (own, "m"), "embedkit-serve int8": ([*own, "--precision", "int8"], "m")}
+    found = {"embedkit-serve": (own, "m")}
+    for precision in ("bf16", "int8"):
+        found[f"embedkit-serve {precision}"] = ([*own, "--precision", precision], "m")
     if find_spec("fastapi") and find_spec("sentence_transformers"):
         peer = Path(__file__).parent / "peers" / "fastapi_server.py"
         found["fastapi + sentence-transformers"] = ([sys.executable, str(peer), model, str(port)], "m")
