@@ -163,7 +163,8 @@ class PackedStage:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._warned = False
-        self._load_wider, self._wider = wider, None
+        self._load_wider = wider
+        self._wider: BatchModel | None = None
         self._overflowed = 0
         self._prompted = not folder.pooling.include_prompt
         self._ranges: tuple[Any, Tensor | None] = (None, None)

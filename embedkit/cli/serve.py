@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "--precision",
         choices=CUDA_PRECISIONS,
         default="auto",
-        help="of the models; fp16 and fp8 on CUDA only (default: auto)",
+        help="of the models; fp16 and fp8 on CUDA only (default: auto, each model's own)",
     )
     what.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:1" (default: cpu)')
     what.add_argument(
