@@ -173,26 +173,27 @@ bool Charsmap::apply(std::string_view text, std::string& out) const {
     out.append(replacement(at));
     copied = to;
   };
+  Clusters clusters;
+  const uint8_t* known = begin;  // behind what `clusters` has seen: the code point at p, or less
   for (const uint8_t* p = begin; p < end;) {
     // ASCII between ASCII is a cluster by itself.
     while (p + 1 < end && plain(p) && p[1] < 0x80) ++p;
-    Clusters clusters;
-    const uint8_t* const from = p;
-    clusters.joins(decode_or_throw(p, end));
-    const uint8_t* to = p;
-    while (p < end) {
-      to = p;
-      if (!clusters.joins(decode_or_throw(p, end))) break;
-      to = p;
+    const uint8_t* const first = p;
+    if (known <= p) {
+      clusters = Clusters();
+      known = p;
+      clusters.joins(decode_or_throw(known, end));
     }
+    const uint8_t* to = known;
+    while (known < end && clusters.joins(decode_or_throw(known, end))) to = known;
     p = to;
-    if (static_cast<size_t>(to - from) < kShortCluster) {
-      if (const uint32_t at = find(view(from, to)); at != kNone) {
-        replace(from, to, at);
+    if (static_cast<size_t>(to - first) < kShortCluster) {
+      if (const uint32_t at = find(view(first, to)); at != kNone) {
+        replace(first, to, at);
         continue;
       }
     }
-    for (const uint8_t* c = from; c < to;) {
+    for (const uint8_t* c = first; c < to;) {
       const uint8_t* next = c;
       decode_or_throw(next, to);
       if (const uint32_t at = find(view(c, next)); at != kNone) replace(c, next, at);

@@ -10,8 +10,8 @@ namespace embedkit {
 
 class WordCache {
  public:
-  static constexpr size_t kMaxBytes = 30;
-  static constexpr size_t kMaxIds = 8;
+  static constexpr size_t kMaxBytes = 38;
+  static constexpr size_t kMaxIds = 14;
 
   /// Appends the ids of `word` and returns true, or returns false.
   bool find(std::string_view word, std::vector<int32_t>& ids) {
@@ -41,7 +41,7 @@ class WordCache {
   }
 
  private:
-  static constexpr size_t kSlots = size_t{1} << 14;  // 1 MiB
+  static constexpr size_t kSlots = size_t{1} << 13;  // of 96 bytes
   static constexpr size_t kWays = 2;
 
   struct Slot {

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
-from subword_families import FAMILIES, TEXTS, family, fuzzed
+from subword_families import FAMILIES, TEXTS, Content, family, fuzzed
 from test_code_points import CODE_POINTS, COMMON, NORMALIZATION_TEST
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from embedkit import _core
 from embedkit.model_folder.tokenizer import load_tokenizer
@@ -86,8 +91,6 @@ def test_apostrophes(pairs: object) -> None:
 
 
 def test_unicode_normalization_test(pair: Pair) -> None:
-    import gzip
-
     sources = gzip.decompress(NORMALIZATION_TEST.read_bytes()).decode("utf-8").split("\n")[:-1]
     texts = {unicodedata.normalize(form, s) for s in sources[::5] for form in ("NFC", "NFD", "NFKD")}
     pair.check(sorted(texts.union(sources[::5])))
@@ -163,10 +166,6 @@ def test_lone_surrogates_are_refused(pair: Pair, surrogate: str) -> None:
 
 
 def test_added_tokens_with_flags(tmp_path: Path, pair: Pair) -> None:
-    from itertools import product
-
-    from tokenizers import AddedToken
-
     tokenizer = Tokenizer.from_str(pair.reference.to_str())
     for i, (single, left, right, normalized) in enumerate(product([False, True], repeat=4)):
         tokenizer.add_tokens(
@@ -185,3 +184,128 @@ def test_added_tokens_with_flags(tmp_path: Path, pair: Pair) -> None:
         "<0x>",
     ]
     flagged.check(["".join(rng.choices(parts, k=rng.randint(1, 9))) for _ in range(8_000)])
+
+
+def without_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_package_is_not_needed(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(family(name)))
+    without_package(monkeypatch)
+    assert load_tokenizer(tmp_path).encode_batch(["the library"])[0]
+
+
+def model(content: Content) -> Any:
+    return content["model"]
+
+
+# What the core does not know runs through the package, as the whole file does.
+OTHERS: dict[str, tuple[str, Callable[[Content], Any]]] = {
+    "another expression": (
+        "qwen3",
+        lambda c: c["pre_tokenizer"]["pretokenizers"][0].update(pattern={"Regex": r"\w+|\s+"}),
+    ),
+    "inverted": ("gemma", lambda c: c["pre_tokenizer"].update(invert=True)),
+    "dropout": ("gpt2", lambda c: model(c).update(dropout=0.0001)),
+    "suffix": ("gpt2", lambda c: model(c).update(end_of_word_suffix="</w>")),
+    "no unknown token": ("t5", lambda c: model(c).update(unk_id=None)),
+    "unknown token elsewhere": ("gemma", lambda c: model(c).update(unk_token="<nowhere>")),
+    "another normalizer": ("gpt2", lambda c: c.update(normalizer={"type": "ByteLevel"})),
+    "another pre-tokenizer": ("t5", lambda c: c.update(pre_tokenizer={"type": "Whitespace"})),
+    "first behind a normalizer": (
+        "llama2, new",
+        lambda c: c.update(normalizer={"type": "Strip", "strip_left": True, "strip_right": True}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_settings_run_through_the_package(tmp_path: Path, case: str) -> None:
+    name, edit = OTHERS[case]
+    content = deepcopy(family(name))
+    edit(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert load_tokenizer(tmp_path).core is None
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Content], Any], str]] = {
+    "id is text": ("gpt2", lambda c: model(c)["vocab"].update(zz="7"), "id of the token 'zz' is '7'"),
+    "id is a boolean": ("gpt2", lambda c: model(c)["vocab"].update(zz=True), "is True"),
+    "negative id": ("gemma", lambda c: model(c)["vocab"].update(zz=-1), "is -1"),
+    "huge id": ("gemma", lambda c: model(c)["vocab"].update(zz=10**30), "not from 0"),
+    "id twice": ("gpt2", lambda c: model(c)["vocab"].update(zz=3), "id 3 twice"),
+    "no vocabulary": ("gpt2", lambda c: model(c).update(vocab={}), "no vocabulary"),
+    "vocabulary is a list": ("gpt2", lambda c: model(c).update(vocab=[]), "no vocabulary"),
+    "merges are an object": ("gpt2", lambda c: model(c).update(merges={}), "merges"),
+    "merge of three": ("gpt2", lambda c: model(c)["merges"].append("a b c"), "'a b c' is not a merge"),
+    "merge of a number": ("gpt2", lambda c: model(c)["merges"].append([1, "a"]), "not a merge"),
+    "merge of a stranger": ("gpt2", lambda c: model(c)["merges"].append(["zz", "a"]), "not in the vocabulary"),
+    "merge into a stranger": ("gpt2", lambda c: model(c)["merges"].append(["!", "\""]), "not in the vocabulary"),
+    "merge of nothing": (
+        "gpt2",
+        lambda c: (model(c)["vocab"].update({"": 9_000}), model(c)["merges"].append(["a", ""])),
+        "joins nothing",
+    ),
+    "surrogate": ("gpt2", lambda c: model(c)["vocab"].update({"\ud800": 9_000}), "lone surrogate"),
+    "score is NaN": ("t5", lambda c: model(c)["vocab"].append(["zz", float("nan")]), "not a finite number"),
+    "score is infinite": ("t5", lambda c: model(c)["vocab"].append(["zz", float("inf")]), "not a finite"),
+    "score is huge": ("t5", lambda c: model(c)["vocab"].append(["zz", 10**400]), "tokenizer.json"),
+    "score is text": ("t5", lambda c: model(c)["vocab"].append(["zz", "1"]), "not a token and its score"),
+    "entry of three": ("t5", lambda c: model(c)["vocab"].append(["zz", 1, 2]), "not a token and its score"),
+    "unknown id": ("t5", lambda c: model(c).update(unk_id=10**9), '"unk_id" is 1000000000'),
+    "charsmap": (
+        "t5",
+        lambda c: c["normalizer"]["normalizers"][0].update(precompiled_charsmap="a"),
+        "not base64",
+    ),
+    "empty charsmap": (
+        "t5",
+        lambda c: c["normalizer"]["normalizers"][0].update(precompiled_charsmap=""),
+        "character map has 0 bytes",
+    ),
+    "charsmap that ends early": (
+        "t5",
+        lambda c: c["normalizer"]["normalizers"][0].update(precompiled_charsmap="////f0AAAAA="),
+        "character map has an array of",
+    ),
+    "flag is text": ("gpt2", lambda c: c["pre_tokenizer"].update(add_prefix_space="no"), "add_prefix_space"),
+    "steps are text": ("qwen3", lambda c: c["pre_tokenizer"].update(pretokenizers="x"), "pretokenizers"),
+    "step is text": ("qwen3", lambda c: c["pre_tokenizer"].update(pretokenizers=["x"]), "'x'"),
+    "replacement": ("camembert", lambda c: c["pre_tokenizer"].update(replacement="ab"), "one character"),
+    "scheme": ("camembert", lambda c: c["pre_tokenizer"].update(prepend_scheme="often"), "often"),
+    "behavior": ("gemma", lambda c: c["pre_tokenizer"].update(behavior="Lost"), "Lost"),
+    "normalizer is a list": ("gpt2", lambda c: c.update(normalizer=[]), "normalizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_files(tmp_path: Path, damage: str) -> None:
+    name, edit, message = DAMAGE[damage]
+    content = deepcopy(family(name))
+    edit(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer\.json") as error:
+        load_tokenizer(tmp_path)
+    assert message in str(error.value)
+
+
+def test_old_form_of_merges_and_of_metaspace(tmp_path: Path) -> None:
+    content = deepcopy(family("gpt2"))
+    content["model"]["merges"] = ["#version: 0.2", *(" ".join(m) for m in content["model"]["merges"])]
+    Pair(tmp_path / "bpe", content).check(TEXTS)
+    content = deepcopy(family("t5"))
+    for old in (
+        {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True},
+        {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": False, "prepend_scheme": "never"},
+    ):
+        content["pre_tokenizer"] = old
+        Pair(tmp_path / "unigram", content).check(TEXTS)
+
+
+def test_lowercase_first(tmp_path: Path) -> None:
+    for name in ("modernbert", "xlm-roberta"):
+        pair = Pair(tmp_path / name, family(name))
+        lowered = load_tokenizer(tmp_path / name, lowercase_first=True).encode_batch(TEXTS)
+        assert lowered == pair.core.encode_batch([t.lower().replace("\u03c2", "\u03c3") for t in TEXTS])
