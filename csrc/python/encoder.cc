@@ -234,14 +234,14 @@ void bind_encoder(py::module_& m) {
                              })
       .def_property_readonly("memory_bytes", &Encoder::memory_bytes)
       .def("encode",
-           [](const Encoder& encoder, const py::list& texts, const WordPiece& tokenizer,
+           [](const Encoder& encoder, const py::list& texts, const Tokenizer& tokenizer,
               const EncodeOptions& options) {
              const Texts views(texts);
              return run(encoder, TextSource(tokenizer, views.views()), options);
            })
       .def("encode_pairs",
            [](const Encoder& encoder, const py::list& first, const py::list& second,
-              const WordPiece& tokenizer, const EncodeOptions& options) {
+              const Tokenizer& tokenizer, const EncodeOptions& options) {
              const Texts a(first, "first");
              const Texts b(second, "second");
              return run_pairs(encoder, TextSource(tokenizer, a.views()), TextSource(tokenizer, b.views()),
