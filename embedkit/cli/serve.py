@@ -76,7 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--index", metavar="INDEX", help="index folder, for /v1/search and the search page")
     what.add_argument(
-        "--precision", choices=("auto", "fp32", "int8"), default="auto", help="of the models (default: auto)"
+        "--precision",
+        choices=("auto", "fp32", "bf16", "fp16", "int8"),
+        default="auto",
+        help="of the models (default: auto, each model's own)",
     )
     what.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:1" (default: cpu)')
     what.add_argument(
