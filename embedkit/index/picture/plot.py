@@ -58,7 +58,7 @@ def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
     axes = figure.add_subplot()
     count = len(picture.ids)
     dots: dict[str, Any] = {
-        "s": float(np.clip(20_000 / count, 4, 60)),
+        "s": float(np.clip(40_000 / count, 7, 60)),
         "alpha": 0.75 if count < 3000 else 0.5,
         "linewidths": 0,
     }
