@@ -228,6 +228,7 @@ class Run {
     const size_t tokens = window_.tokens();
     stats_.tokens += tokens;
     stats_.truncated += window_.truncated();
+    stats_.unknown += window_.unknown();
     delivery_.begin_window(sequences, window_.texts());
 
     order_.resize(sequences.size());

@@ -94,7 +94,11 @@ class StageEngine(Engine):
         )
         with closing(results):
             for result, window in results:
-                stats: _core.Stats = {"tokens": window.tokens, "truncated": window.truncated}
+                stats: _core.Stats = {
+                    "tokens": window.tokens,
+                    "truncated": window.truncated,
+                    "unknown": window.unknown,
+                }
                 counts.add(window.texts, stats, plan.options.max_length)
                 yield result
 
