@@ -11,6 +11,9 @@ struct Vnni : ByteDot<Avx512> {
   static __m512i add(__m512i sums, __m512i x, __m512i w) {
     return _mm512_dpbusd_epi32(sums, x, w);
   }
+  static constexpr int kAttentionRows = 12;
+  static __m512i add_bytes(__m512i sums, __m512i x, __m512i w) { return _mm512_dpbusd_epi32(sums, x, w); }
+  static __m512i add_words(__m512i sums, __m512i x, __m512i w) { return _mm512_dpwssd_epi32(sums, x, w); }
   static void spin(__m512i& sums, __m512i x) { asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums) : "v"(x)); }
 };
 

@@ -129,6 +129,9 @@ struct Kernels {
 
   size_t (*attention_scratch)(size_t length, size_t head_size);
   void (*attention)(const AttentionTask& task);
+  /// The same with 8-bit scores and 16-bit probabilities, for int8 models; the scratch memory is its own.
+  size_t (*attention_int8_scratch)(size_t length, size_t head_size);
+  void (*attention_int8)(const AttentionTask& task);
 
   /// Multiply-adds done by a loop that touches registers only, for the ceiling that benchmarks divide by.
   double (*spin_int8)(size_t iterations);

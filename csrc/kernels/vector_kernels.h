@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention.h"
+#include "kernels/attention_int8.h"
 #include "kernels/linear_bf16.h"
 #include "kernels/linear_fp32.h"
 #include "kernels/linear_int8.h"
@@ -23,7 +24,8 @@ double spin_int8(size_t iterations) {
 #pragma GCC unroll 24
     for (auto& a : acc) Dot::spin(a, x);
   }
-  return static_cast<double>(iterations) * V::kSpinning * (V::kBytes / sizeof(typename Dot::Weight));
+  return static_cast<double>(iterations) * V::kSpinning * Dot::kSpun *
+         (V::kBytes / sizeof(typename Dot::Weight));
 }
 
 template <class V>
@@ -37,6 +39,20 @@ double spin_fp32(size_t iterations) {
   }
   return static_cast<double>(iterations) * V::kSpinning * V::kLanes;
 }
+
+/// Where attention has no integers it is that of fp32.
+template <class Dot>
+constexpr auto attention_of_int8 = [] {
+  struct Both {
+    decltype(&attention_scratch<typename Dot::V, Dot::V::kRows>) scratch;
+    decltype(&attention<typename Dot::V, Dot::V::kRows>) run;
+  };
+  using V = typename Dot::V;
+  if constexpr (requires { Dot::kAttentionRows; })
+    return Both{attention_int8_scratch<Dot>, attention_int8<Dot>};
+  else
+    return Both{attention_scratch<V, V::kRows>, attention<V, V::kRows>};
+}();
 
 template <class Dot>
 constexpr Kernels vector_kernels(Isa isa) {
@@ -64,6 +80,8 @@ constexpr Kernels vector_kernels(Isa isa) {
       .rotate = rotate<V>,
       .attention_scratch = attention_scratch<V, V::kRows>,
       .attention = attention<V, V::kRows>,
+      .attention_int8_scratch = attention_of_int8<Dot>.scratch,
+      .attention_int8 = attention_of_int8<Dot>.run,
       .spin_int8 = spin_int8<Dot>,
       .spin_fp32 = spin_fp32<V>,
   };

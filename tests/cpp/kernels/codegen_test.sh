@@ -14,7 +14,7 @@ seen=0
 for object in "$@"; do
   forbidden='^$'
   case "$object" in
-    *kernels/avx2.cc.o) wanted='vpmaddwd .*ymm' forbidden='vpdpbusd|%zmm|%k[0-7]' ;;
+    *kernels/avx2.cc.o) wanted='vpmaddubsw .*ymm' forbidden='vpdpbusd|%zmm|%k[0-7]' ;;
     *kernels/avx2_vnni.cc.o) wanted='\{vex\} vpdpbusd .*ymm' forbidden='%zmm|%k[0-7]|[xy]mm(1[6-9]|[23][0-9])' ;;
     *kernels/avx2_vnni_evex.cc.o) wanted='vpdpbusd .*ymm' forbidden='\{vex\}|%zmm' ;;
     *kernels/avx512_vnni.cc.o) wanted='vpdpbusd .*zmm' ;;
@@ -29,7 +29,7 @@ for object in "$@"; do
   fi
   code=$("$objdump" -dC "$object")
   spills=$(printf '%s\n' "$code" | awk '
-    /^[0-9a-f]+ <.*>:$/ { kernel = $0 ~ /((int8|bf16)_tile|[^_]tile)</; name = $0 }
+    /^[0-9a-f]+ <.*>:$/ { kernel = $0 ~ /((int8|bf16|score|mix)_tile|[^_]tile)</; name = $0 }
     kernel { total++ }
     kernel && /vmov[a-z0-9]* +%[yz]mm[0-9]+,-?(0x[0-9a-f]+)?\(%r[sb]p/ { print name ": " $0 }
     kernel && /[[:space:]]st[pr][[:space:]]+q[0-9]+,.*\[sp/ { print name ": " $0 }
