@@ -1,5 +1,5 @@
 // AVX2 with FMA. vpmaddubsw multiplies unsigned bytes (activations) by signed bytes (weights) and adds two products
-// in 16 bits; weights are packed so that these sums, and those of two such, do not saturate.
+// in 16 bits. Weights are packed so that these sums, and those of two such, do not saturate.
 #include "kernels/vec_avx2.h"
 #include "kernels/vector_kernels.h"
 
@@ -7,6 +7,7 @@ namespace embedkit {
 namespace {
 
 struct Paired : ByteDot<Avx2> {
+  static constexpr int kLevels = paired::kLevels;
   static constexpr int kRows = 4;  // 8 sums, 4 registers of weights, 2 of products, activations, ones
   static constexpr int kSpun = 2;
 

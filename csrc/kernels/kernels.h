@@ -22,8 +22,8 @@ enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid };
 
 /// Rows in the form that products read; each is zero-filled to its stride.
 ///
-/// kInt8: quantized one by one, x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255; the elements are
-/// uint8 or uint16, as the instruction set multiplies them. kBf16: rounded to bfloat16, without scale and
+/// kInt8: quantized one by one, x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255, or less where
+/// products of bytes have 16 bits. kBf16: rounded to bfloat16, without scale and
 /// lowest.
 struct QuantizedRows {
   enum class Form { kInt8, kBf16 };

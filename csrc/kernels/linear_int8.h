@@ -2,8 +2,7 @@
 // of them multiplies; each product is exact:
 //
 //   Dot::V           the vector type: its int32 vectors hold the sums
-//   Dot::Weight      of packed weights: int8_t or int16_t
-//   Dot::Activation  of quantized rows: uint8_t or uint16_t
+//   Dot::kLevels     the largest activation, 255 at most
 //   Dot::kParts      a step of K takes kParts times four bytes of each row
 //   Dot::load        those of a row; of one part they are in all lanes
 //   Dot::kShift      what load subtracts from the activations; the sums start from kShift Σ w to make up for it
@@ -36,8 +35,7 @@ constexpr size_t kPartBytes = 4;  // of a row or a column, in each lane of a vec
 template <class Vector>
 struct ByteDot {
   using V = Vector;
-  using Weight = int8_t;
-  using Activation = uint8_t;
+  static constexpr int kLevels = 255;
   static constexpr int kParts = 1;
   static constexpr int32_t kShift = 0;
   static constexpr int kRows = V::kRows;
@@ -54,14 +52,13 @@ concept PairedDot = requires(typename Dot::V::I x) { Dot::join(x, x); };
 /// [k / kGroup][column of the panel][k % kGroup].
 template <class Dot>
 struct Int8Layout {
-  using Weight = typename Dot::Weight;
   static constexpr size_t kPanel = Dot::V::kPanel;
-  static constexpr size_t kGroup = kPartBytes / sizeof(typename Dot::Activation);  // of K in a lane
-  static constexpr size_t kStep = kGroup * Dot::kParts;                            // of K in a step
+  static constexpr size_t kGroup = kPartBytes;           // of K in a lane
+  static constexpr size_t kStep = kGroup * Dot::kParts;  // of K in a step
   static constexpr size_t kStartBytes = Dot::kShift == 0 ? 0 : kPanel * sizeof(int32_t);
 
   static size_t steps(size_t in) { return (in + kStep - 1) / kStep; }
-  static size_t panel_bytes(size_t in) { return kStartBytes + steps(in) * kStep * kPanel * sizeof(Weight); }
+  static size_t panel_bytes(size_t in) { return kStartBytes + steps(in) * kStep * kPanel; }
 };
 
 template <class Dot>
@@ -84,7 +81,7 @@ void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
         for (size_t k = 0; k < in; ++k) start[n - n0] += Dot::kShift * weights[n * in + k];
       std::memcpy(bytes, start, sizeof(start));
     }
-    auto* to = reinterpret_cast<typename Layout::Weight*>(bytes + Layout::kStartBytes);
+    auto* to = reinterpret_cast<int8_t*>(bytes + Layout::kStartBytes);
     for (size_t k0 = 0; k0 < Layout::steps(in) * Layout::kStep; k0 += kGroup)
       for (size_t n = n0; n < n0 + Layout::kPanel; ++n, to += kGroup) {
         const bool whole = n < out && k0 + kGroup <= in;
@@ -165,9 +162,9 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
   paired::PanelHeader header;
   std::memcpy(&header, panel, sizeof(header));
   const auto* offset = reinterpret_cast<const uint16_t*>(panel + sizeof(header));
-  const uint8_t* b = panel + round_up(sizeof(header) + (2 * header.pairs + header.singles) * sizeof(uint16_t),
-                                      kCacheLine);
-  for (uint32_t step = 0; step < header.pairs; ++step, offset += 2, b += 2 * C * V::kBytes) {
+  const size_t groups = size_t{2} * header.pairs + header.singles;
+  const uint8_t* b = panel + round_up(sizeof(header) + groups * sizeof(uint16_t), kCacheLine);
+  for (size_t step = 0; step < header.pairs; ++step, offset += 2, b += 2 * C * V::kBytes) {
     const uint8_t* a0 = a + offset[0];
     const uint8_t* a1 = a + offset[1];
     typename V::I column[2 * C];
@@ -183,7 +180,7 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
             acc[r][c], Dot::join(Dot::products(x0, column[c]), Dot::products(x1, column[C + c])));
     }
   }
-  for (uint32_t step = 0; step < header.singles; ++step, ++offset, b += C * V::kBytes) {
+  for (size_t step = 0; step < header.singles; ++step, ++offset, b += C * V::kBytes) {
     const uint8_t* a0 = a + offset[0];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {

@@ -9,8 +9,7 @@ namespace {
 
 struct Sdot {
   using V = Neon;
-  using Weight = int8_t;
-  using Activation = uint8_t;
+  static constexpr int kLevels = 255;
   static constexpr int kParts = 4;  // sdot picks four of sixteen activations by their lane
   static constexpr int32_t kShift = 128;
   static constexpr int kRows = V::kRows;

@@ -151,12 +151,6 @@ struct Avx2 {
   }
 
   /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
-  static void store_quantized(uint16_t* p, F x) {
-    const __m256i q = _mm256_min_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(255));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
-  }
-
   static void store_quantized(uint8_t* p, F x) {
     const __m256i q = _mm256_min_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(255));
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));

@@ -24,8 +24,7 @@ double spin_int8(size_t iterations) {
 #pragma GCC unroll 24
     for (auto& a : acc) Dot::spin(a, x);
   }
-  return static_cast<double>(iterations) * V::kSpinning * Dot::kSpun *
-         (V::kBytes / sizeof(typename Dot::Weight));
+  return static_cast<double>(iterations) * V::kSpinning * Dot::kSpun * V::kBytes;
 }
 
 template <class V>
@@ -57,11 +56,11 @@ constexpr auto attention_of_int8 = [] {
 template <class Dot>
 constexpr Kernels vector_kernels(Isa isa) {
   using V = typename Dot::V;
-  using Q = typename Dot::Activation;
+  constexpr int kLevels = Dot::kLevels;
   return {
       .isa = isa,
       .panel = V::kPanel,
-      .quantized_bytes = sizeof(Q),
+      .quantized_bytes = 1,
       .quantized_group = Int8Layout<Dot>::kStep,
       .packed_int8_bytes = packed_int8_bytes<Dot>,
       .packed_fp32_bytes = packed_fp32_bytes<V::kPanel>,
@@ -73,9 +72,9 @@ constexpr Kernels vector_kernels(Isa isa) {
       .linear_fp32 = linear_fp32<V, V::kRows, V::kVectors>,
       .bf16 = {linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>},
       .products_int8 = products_int8<Dot>,
-      .quantize = quantize_rows<V, Q>,
-      .activate = activate<V, Q>,
-      .add_layer_norm = add_layer_norm<V, Q>,
+      .quantize = quantize_rows<V, kLevels>,
+      .activate = activate<V, kLevels>,
+      .add_layer_norm = add_layer_norm<V, kLevels>,
       .add_scaled_int8 = add_scaled_int8<V>,
       .rotate = rotate<V>,
       .attention_scratch = attention_scratch<V, V::kRows>,
