@@ -36,14 +36,20 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common.add_text_arguments(parser, default_limit=2048)
-    parser.add_argument("--models", type=Path, nargs="+", required=True, help="model folders with fp32 weights")
+    parser.add_argument(
+        "--models", type=Path, nargs="+", required=True, help="model folders with fp32 weights"
+    )
     parser.add_argument(
         "--gflop", type=float, default=150, help="work of one run of a package (default: 150, ~2 s in fp32)"
     )
     parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)")
-    parser.add_argument("--load", type=float, default=0.3, help="wait until the load is below this (default: 0.3)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
+    )
+    parser.add_argument(
+        "--load", type=float, default=0.3, help="wait until the load is below this (default: 0.3)"
+    )
     parser.add_argument(
         "--patience", type=float, default=1800, help="seconds to wait for it, then fail (default: 1800)"
     )

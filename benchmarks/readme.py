@@ -59,9 +59,7 @@ def processor(result: dict[str, Any]) -> str:
     """Sentences per second of every package on several models and two lengths, by precision."""
     cases = result["cases"]
     peers = {row["peer"]: row["name"] for case in cases for row in case["rows"]}
-    speed = [
-        {row["peer"]: row["sentences_per_s"]["median"] for row in case["rows"]} for case in cases
-    ]
+    speed = [{row["peer"]: row["sentences_per_s"]["median"] for row in case["rows"]} for case in cases]
     rows = []
     for precision, title in _CLASSES.items():
         own = [key for key in peers if key.startswith("embedkit") and peer_class(key).precision == precision]

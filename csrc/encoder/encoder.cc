@@ -182,8 +182,7 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Worker& worker
 void Encoder::attend(const PackedBatch& batch, Workspace& w, const Worker& worker) const {
   const size_t heads = config_.num_attention_heads;
   const size_t head_size = config_.hidden_size / heads;
-  const auto attention =
-      config_.precision == Precision::kInt8 ? kernels_.attention_int8 : kernels_.attention;
+  const auto attention = config_.precision == Precision::kInt8 ? kernels_.attention_int8 : kernels_.attention;
   const auto [begin, end] = worker.share(batch.sequences() * heads);
   for (size_t item = begin; item < end; ++item) {
     const size_t sequence = item / heads;

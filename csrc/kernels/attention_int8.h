@@ -1,12 +1,13 @@
-// Attention of int8 models: scores of 8-bit queries and keys, probabilities of 15 bits times values of 10 bits,
-// with exact sums in int32; softmax in fp32. Written once for every instruction set that multiplies bytes.
+// Attention of int8 models: scores of 8-bit queries and keys, probabilities of 15 bits times values of 10
+// bits, with exact sums in int32; softmax in fp32. Written once for every instruction set that multiplies
+// bytes.
 //
 //   q ≈ s_q (q8 - kHalf)   k ≈ s_k k8   v ≈ s_v v16         one scale each for the sequence and head
 //   softmax(q kᵀ / √d)_ij ≈ p_ij / Σ_j p_ij,  p_ij = round(32767 exp(s_q s_k (t_ij - max_j t_ij) / √d)),
 //   t_ij = Σ_d (q8_id - kHalf) k8_jd
 //
-// As in attention.h, blocks of query rows pass through two products and the softmax between them, so the memory
-// grows with the length, not with its square. `Dot` is that of linear_int8.h and, for attention,
+// As in attention.h, blocks of query rows pass through two products and the softmax between them, so the
+// memory grows with the length, not with its square. `Dot` is that of linear_int8.h and, for attention,
 //
 //   Dot::kHalf            queries are 0..2 kHalf - 1, so that no product saturates
 //   Dot::add_bytes        sums += x * w, four unsigned bytes by four signed ones in each lane
@@ -63,9 +64,9 @@ __attribute__((noinline)) void score_tile(const uint8_t* q, size_t stride, const
 
 /// out[r][c] = (first ? 0 : out[r][c]) + factor[r] Σ_k p[r][k] values[k][c], two keys a step.
 template <class Dot, int R, int C>
-__attribute__((noinline)) void mix_tile(const int16_t* p, size_t ld_p, const int32_t* values, size_t ld_values,
-                                        size_t steps, const float* factor, bool first, float* out,
-                                        size_t ld_out) {
+__attribute__((noinline)) void mix_tile(const int16_t* p, size_t ld_p, const int32_t* values,
+                                        size_t ld_values, size_t steps, const float* factor, bool first,
+                                        float* out, size_t ld_out) {
   using V = typename Dot::V;
   typename V::I acc[R][C];
 #pragma GCC unroll 16
@@ -273,11 +274,13 @@ class Int8Attention {
     over_columns<V>(
         task_.length, [&](size_t j) { high = V::max_int(high, V::load_int(t + j)); },
         [&](size_t j, size_t n) {
-          high = V::max_int(high, V::first_or_int(V::load_int(t + j), n, std::numeric_limits<int32_t>::min()));
+          high =
+              V::max_int(high, V::first_or_int(V::load_int(t + j), n, std::numeric_limits<int32_t>::min()));
         });
     const auto shift = V::set1_int(V::highest_int(high));
     const auto scale = V::set1(factor * kLog2E);
-    return powers(r, [&](size_t j) { return V::mul(V::to_float(V::sub_int(V::load_int(t + j), shift)), scale); });
+    return powers(
+        r, [&](size_t j) { return V::mul(V::to_float(V::sub_int(V::load_int(t + j), shift)), scale); });
   }
 
   float softmax_biased(size_t r, size_t query, float factor) {
@@ -318,8 +321,8 @@ class Int8Attention {
     return static_cast<float>(V::sum_int(sum));
   }
 
-  /// round(32767 2^x) for x <= 0: 2^n by the exponent's bits, 2^f of |f| <= 1/2 by a polynomial with a relative
-  /// error below 4e-6.
+  /// round(32767 2^x) for x <= 0: 2^n by the exponent's bits, 2^f of |f| <= 1/2 by a polynomial with a
+  /// relative error below 4e-6.
   static typename V::I power_of_two(typename V::F x) {
     x = V::max(x, V::set1(-30.0f));
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
@@ -333,7 +336,8 @@ class Int8Attention {
   }
 
   void mix_values(size_t row, size_t height, const float* factor) {
-    const bool whole = at_.features == task_.head_size;  // whole vectors: the tile can write the result itself
+    const bool whole =
+        at_.features == task_.head_size;  // whole vectors: the tile can write the result itself
     float* out = whole ? task_.out + row * task_.ld_out : at<float>(at_.mixed);
     const size_t ld_out = whole ? task_.ld_out : at_.features;
     for (size_t j = 0; j < at_.keys; j += kBlockOfKeys) {
@@ -342,11 +346,11 @@ class Int8Attention {
       const auto* v = at<int32_t>(at_.v) + j / 2 * at_.features;
       size_t d = 0;
       for (; d + 2 * V::kLanes <= at_.features; d += 2 * V::kLanes)
-        Int8Tiles<Dot, 2>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor, j == 0, out + d,
-                                              ld_out);
+        Int8Tiles<Dot, 2>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor, j == 0,
+                                              out + d, ld_out);
       if (d < at_.features)
-        Int8Tiles<Dot, 1>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor, j == 0, out + d,
-                                              ld_out);
+        Int8Tiles<Dot, 1>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor, j == 0,
+                                              out + d, ld_out);
     }
     if (whole) return;
     for (size_t r = 0; r < height; ++r)

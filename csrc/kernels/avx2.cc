@@ -1,5 +1,5 @@
-// AVX2 with FMA. vpmaddubsw multiplies unsigned bytes (activations) by signed bytes (weights) and adds two products
-// in 16 bits. Weights are packed so that these sums, and those of two such, do not saturate.
+// AVX2 with FMA. vpmaddubsw multiplies unsigned bytes (activations) by signed bytes (weights) and adds two
+// products in 16 bits. Weights are packed so that these sums, and those of two such, do not saturate.
 #include "kernels/vec_avx2.h"
 #include "kernels/vector_kernels.h"
 

@@ -5,10 +5,10 @@
 //   Dot::kLevels     the largest activation, 255 at most
 //   Dot::kParts      a step of K takes kParts times four bytes of each row
 //   Dot::load        those of a row; of one part they are in all lanes
-//   Dot::kShift      what load subtracts from the activations; the sums start from kShift Σ w to make up for it
-//   Dot::add<kPart>  adds the products of part kPart of a row with a vector of weights, four bytes a column
-//   Dot::kRows       rows of the register tile
-//   Dot::spin        the same on one register in assembly, for the ceiling; kSpun of them
+//   Dot::kShift      what load subtracts from the activations; the sums start from kShift Σ w to make up for
+//   it Dot::add<kPart>  adds the products of part kPart of a row with a vector of weights, four bytes a
+//   column Dot::kRows       rows of the register tile Dot::spin        the same on one register in assembly,
+//   for the ceiling; kSpun of them
 //
 // Where an instruction's own sums have 16 bits, `Dot` is a PairedDot (see paired_int8.h):
 //
@@ -176,8 +176,8 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
       const typename V::I x1 = Dot::load(a1 + static_cast<size_t>(r) * stride);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c)
-        acc[r][c] = Dot::widen(
-            acc[r][c], Dot::join(Dot::products(x0, column[c]), Dot::products(x1, column[C + c])));
+        acc[r][c] =
+            Dot::widen(acc[r][c], Dot::join(Dot::products(x0, column[c]), Dot::products(x1, column[C + c])));
     }
   }
   for (size_t step = 0; step < header.singles; ++step, ++offset, b += C * V::kBytes) {
@@ -187,8 +187,8 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
       const typename V::I x = Dot::load(a0 + static_cast<size_t>(r) * stride);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c)
-        acc[r][c] = Dot::widen(acc[r][c],
-                               Dot::products(x, V::load_int(b + static_cast<size_t>(c) * V::kBytes)));
+        acc[r][c] =
+            Dot::widen(acc[r][c], Dot::products(x, V::load_int(b + static_cast<size_t>(c) * V::kBytes)));
     }
   }
 #pragma GCC unroll 4
@@ -253,16 +253,15 @@ void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& line
   using Layout = Int8Layout<Dot>;
   for (size_t column = 0; column < linear.out_features; column += Layout::kPanel)
     for (size_t row = 0; row < rows; ++row)
-      int8_products<Dot, 1>(x.data + row * x.stride, x.stride, int8_panel<Dot>(linear, column / Layout::kPanel),
-                            linear.in_features,
-                            [&](int, int c, typename V::I sums) {
-                              int32_t lanes[V::kLanes];
-                              std::memcpy(lanes, &sums, sizeof(lanes));
-                              const size_t first = column + static_cast<size_t>(c) * V::kLanes;
-                              for (size_t n = first; n < std::min(first + V::kLanes, linear.out_features);
-                                   ++n)
-                                out[row * ld_out + n] = lanes[n - first];
-                            });
+      int8_products<Dot, 1>(
+          x.data + row * x.stride, x.stride, int8_panel<Dot>(linear, column / Layout::kPanel),
+          linear.in_features, [&](int, int c, typename V::I sums) {
+            int32_t lanes[V::kLanes];
+            std::memcpy(lanes, &sums, sizeof(lanes));
+            const size_t first = column + static_cast<size_t>(c) * V::kLanes;
+            for (size_t n = first; n < std::min(first + V::kLanes, linear.out_features); ++n)
+              out[row * ld_out + n] = lanes[n - first];
+          });
 }
 
 }  // namespace

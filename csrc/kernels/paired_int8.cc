@@ -20,7 +20,7 @@ size_t table_bytes(size_t out) {
 
 /// Four features of all columns of a panel.
 struct Group {
-  uint16_t offset;                           ///< of its activations in a row
+  uint16_t offset;                            ///< of its activations in a row
   std::array<int8_t, kGroupBytes> weights{};  ///< [column][feature]
   /// For each two neighbors of a column the positive weights added up, then the negative ones' magnitudes.
   std::array<uint16_t, kGroupBytes> sums{};
@@ -84,7 +84,8 @@ struct Order {
     const PanelHeader header{static_cast<uint32_t>(pairs.size() / 2), static_cast<uint32_t>(singles.size())};
     std::memcpy(to, &header, sizeof(header));
     uint8_t* offsets = to + sizeof(header);
-    const size_t first = round_up(sizeof(header) + (pairs.size() + singles.size()) * sizeof(uint16_t), kCacheLine);
+    const size_t first =
+        round_up(sizeof(header) + (pairs.size() + singles.size()) * sizeof(uint16_t), kCacheLine);
     uint8_t* weights = to + first;
     for (const std::vector<Group>* part : {&pairs, &singles})
       for (const Group& group : *part) {
@@ -101,7 +102,8 @@ struct Order {
 
 size_t packed_bytes(size_t out, size_t in) {
   const size_t most = 2 * groups_of(in);  // all of them in halves; what is not needed is never touched
-  const size_t panel = round_up(sizeof(PanelHeader) + most * sizeof(uint16_t), kCacheLine) + most * kGroupBytes;
+  const size_t panel =
+      round_up(sizeof(PanelHeader) + most * sizeof(uint16_t), kCacheLine) + most * kGroupBytes;
   return table_bytes(out) + round_up(out, kPanel) / kPanel * panel;
 }
 
