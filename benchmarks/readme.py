@@ -57,6 +57,48 @@ def throughput(result: dict[str, Any]) -> str:
     return "\n".join([*caption, "", common.table(headers, rows)])
 
 
+def processor(result: dict[str, Any]) -> str:
+    """Sentences per second of every package on several models and two lengths, by precision."""
+    cases = result["cases"]
+    peers = {row["peer"]: row["name"] for case in cases for row in case["rows"]}
+    speed = [{row["peer"]: row["sentences_per_s"]["median"] for row in case["rows"]} for case in cases]
+    rows = []
+    for precision, title in _CLASSES.items():
+        own = [key for key in peers if key.startswith("embedkit") and peer_class(key).precision == precision]
+        others = [key for key in peers if key not in own and peer_class(key).precision == precision]
+        for key in sorted(own + others, key=lambda key: -max(one.get(key, 0) for one in speed)):
+            cosines = [row["cosine"] for case in cases for row in case["rows"] if row["peer"] == key]
+            cells = [
+                peers[key] + _named(result, peer_class(key).packages[:1]),
+                title,
+                *(f"{one[key]:,.0f}" if key in one else "" for one in speed),
+                f"{min(cosines):.4f}",
+            ]
+            rows.append([f"**{c}**" if key in own and c else c for c in cells])
+        if own and others:
+            leads = [_lead(one, own, others) for one in speed]
+            rows.append(["*fastest embedkit / fastest other*", title, *leads, ""])
+    headers = [
+        "",
+        "",
+        *(f"{case['model']}, {case['texts']['mean']:.0f} tokens" for case in cases),
+        "cosine to fp32, lowest mean",
+    ]
+    return (
+        f"Sentences per second, tokenization included; {result['threads']} threads, median of at least "
+        f"{min(case['rounds'] for case in cases)} alternating runs,\neach package at its best batch size and number of "
+        f"streams. {_machine(result)}.\n\n{common.table(headers, rows)}"
+    )
+
+
+_CLASSES = {"fp32": "lossless", "bf16": "nearly lossless", "int8": "8 bits"}
+
+
+def _lead(speed: dict[str, float], own: list[str], others: list[str]) -> str:
+    ours, theirs = (max((speed.get(key, 0) for key in keys), default=0) for keys in (own, others))
+    return f"*{ours / theirs:.2f}*" if ours and theirs else ""
+
+
 def latency(result: dict[str, Any]) -> str:
     """Latency of single texts, cold start, and embedkit's import time and memory."""
     singles = result["one_at_a_time"]
@@ -243,7 +285,7 @@ _FLEET = 1000  # cores, an example
 
 def scale(result: dict[str, Any]) -> str:
     """Time, disk and money of 100 million and 10 billion texts, from one machine's figures."""
-    cpu = json.loads((common.RESULTS / "cpu.json").read_text(encoding="utf-8"))
+    cpu = json.loads((common.RESULTS / "cpu-zen4.json").read_text(encoding="utf-8"))["cases"][0]
     encoder = next(row for row in cpu["rows"] if row["peer"] == "embedkit-int8")
     rate = encoder["sentences_per_s"]["median"] / cpu["threads"]
     over = result["actor_us"]["median"] / result["encode_us"]["median"]
@@ -352,6 +394,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "auto_index": auto_index,
     "kernels-cpu": kernels,
     "latency": latency,
+    "processor": processor,
     "retrieval": retrieval,
     "throughput": throughput,
     "throughput-hpd": table_of_hpd,

@@ -75,6 +75,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+#: From lossless to least exact.
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8")
 #: The default of most packages.
 USUAL_BATCH = "32"
 #: On a GPU, candidates find their batch size on at most this many texts and tokens.
@@ -97,7 +99,7 @@ def ceiling(threads: int, isa: str | None = None) -> dict[str, float]:
             precision: sum(
                 pool.map(lambda _, p=precision: _core.measure_peak(p, 0.5, isa or ""), range(threads))
             )
-            for precision in ("fp32", "int8")
+            for precision in ("fp32", "bf16", "int8")
         }
 
 
@@ -130,8 +132,23 @@ def best_setting(
     return best, {str(s): round(len(texts) / t, 1) for s, t in seconds.items()}
 
 
-def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[str]) -> dict[str, Any]:
-    """Run every candidate; return the result to print, plot and write."""
+def measure(
+    options: argparse.Namespace,
+    model: Path,
+    cache: Path,
+    texts: list[str],
+    settings: dict[str, Setting] | None = None,
+) -> dict[str, Any]:
+    """Run every candidate; return the result to print, plot and write.
+
+    Args:
+        options: the command line.
+        model: model folder.
+        cache: folder for converted models.
+        texts: what is encoded.
+        settings: of candidates that need not search for theirs; those found are added.
+    """
+    settings = {} if settings is None else settings
     counts = [len(row) for row in Tokenizer(model)(texts)]
     tokens = sum(counts)
     histogram = common.length_histogram(counts)
@@ -210,7 +227,9 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
             )
             try:
                 worker.convert()
-                best[key] = best_setting(worker, search, worker.settings())
+                known = [settings[key]] if key in settings else worker.settings()
+                best[key] = best_setting(worker, search, known)
+                settings[key] = best[key][0]
                 worker.texts(texts)
                 worker.run(best[key][0].batch)  # warm-up at full size
                 if on_cuda:
@@ -288,7 +307,7 @@ def _rows(
                 "share_of_ceiling": round(speed * flops / (peak * 1e9), 4) if peak else None,
             }
         )
-    rows.sort(key=lambda row: (row["precision"], -row["sentences_per_s"].median))
+    rows.sort(key=lambda row: (PRECISIONS.index(row["precision"]), -row["sentences_per_s"].median))
     return rows
 
 

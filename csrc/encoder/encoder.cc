@@ -111,8 +111,9 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
   w.inner_.shape(kernels_, config_.precision, std::min(tokens, kernels_.feed_forward_rows),
                  config_.intermediate_size, layer.intermediate.columns());
   if (w.scratch_.size() < static_cast<size_t>(workers)) w.scratch_.resize(static_cast<size_t>(workers));
-  const size_t scratch =
-      kernels_.attention_scratch(longest, hidden / config_.num_attention_heads) + Kernels::kSlack;
+  const auto attention_scratch =
+      config_.precision == Precision::kInt8 ? kernels_.attention_int8_scratch : kernels_.attention_scratch;
+  const size_t scratch = attention_scratch(longest, hidden / config_.num_attention_heads) + Kernels::kSlack;
   for (int m = 0; m < workers; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
   w.stop_step_.store(kNever, std::memory_order_relaxed);
 }
@@ -177,6 +178,7 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Worker& worker
 void Encoder::attend(const PackedBatch& batch, Workspace& w, const Worker& worker) const {
   const size_t heads = config_.num_attention_heads;
   const size_t head_size = config_.hidden_size / heads;
+  const auto attention = config_.precision == Precision::kInt8 ? kernels_.attention_int8 : kernels_.attention;
   const auto [begin, end] = worker.share(batch.sequences() * heads);
   for (size_t item = begin; item < end; ++item) {
     const size_t sequence = item / heads;
@@ -188,7 +190,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, const Worker& worke
       for (size_t part = 0; part < (config_.rotary_value ? 3 : 2); ++part)
         kernels_.rotate(q + part * config_.hidden_size, w.query_key_value_.ld, batch.length(sequence),
                         head_size, weights_.rotary.data());
-    kernels_.attention({
+    attention({
         .q = q,
         .k = q + config_.hidden_size,
         .v = q + 2 * config_.hidden_size,

@@ -4,8 +4,8 @@
 //
 // The system must have been asked for the tiles (see has_amx). A signal handler starts with tiles of its own
 // and what it interrupted gets its tiles back; a child process inherits the permission.
+#include "kernels/dot_avx512.h"
 #include "kernels/tile_kernels.h"
-#include "kernels/vec_avx512.h"
 
 namespace embedkit {
 namespace {
@@ -75,6 +75,6 @@ class AmxTiles {
 
 }  // namespace
 
-extern constinit const Kernels kAmxKernels = tile_kernels<AmxTiles, Avx512>(Isa::kAmx);
+extern constinit const Kernels kAmxKernels = tile_kernels<AmxTiles, Vnni>(Isa::kAmx);
 
 }  // namespace embedkit

@@ -22,8 +22,8 @@ enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid };
 
 /// Rows in the form that products read; each is zero-filled to its stride.
 ///
-/// kInt8: quantized one by one, x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255; the elements are
-/// uint8 or uint16, as the instruction set multiplies them. kBf16: rounded to bfloat16, without scale and
+/// kInt8: quantized one by one, x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255, or less where
+/// products of bytes have 16 bits. kBf16: rounded to bfloat16, without scale and
 /// lowest.
 struct QuantizedRows {
   enum class Form { kInt8, kBf16 };
@@ -140,6 +140,9 @@ struct Kernels {
 
   size_t (*attention_scratch)(size_t length, size_t head_size);
   void (*attention)(const AttentionTask& task);
+  /// The same with 8-bit scores and 16-bit probabilities, for int8 models; the scratch memory is its own.
+  size_t (*attention_int8_scratch)(size_t length, size_t head_size);
+  void (*attention_int8)(const AttentionTask& task);
 
   /// Multiply-adds done by a loop that touches registers only, for the ceiling that benchmarks divide by.
   double (*spin_int8)(size_t iterations);

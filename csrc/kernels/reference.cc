@@ -243,6 +243,8 @@ extern const Kernels kReferenceKernels = {
     .rotate = rotate,
     .attention_scratch = attention_scratch,
     .attention = attention,
+    .attention_int8_scratch = attention_scratch,
+    .attention_int8 = attention,
     .spin_int8 = spin_int8,
     .spin_fp32 = spin_fp32,
 };

@@ -238,11 +238,12 @@ double spin_tiles(size_t iterations) {
   return static_cast<double>(run) * 4 * kTileRows * kTileColumns * kTileGroup<Product>;
 }
 
-/// The table of an instruction set with tiles and the vectors V: products in int8 and bfloat16 on tiles, all
-/// else on vectors.
-template <class Tiles, class V>
+/// The table of an instruction set with tiles and the vectors of `Dot`: products in int8 and bfloat16 on
+/// tiles, all else on vectors.
+template <class Tiles, class Dot>
 constexpr Kernels tile_kernels(Isa isa) {
-  Kernels kernels = row_kernels<V, uint8_t>(isa);
+  using V = typename Dot::V;
+  Kernels kernels = row_kernels<Dot, 255>(isa);
   kernels.quantized_panel = kTilePanel;
   kernels.quantized_group = kTileGroup<TileInt8>;
   kernels.packed_int8_bytes = packed_tile_bytes<TileInt8>;

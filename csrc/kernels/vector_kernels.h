@@ -1,8 +1,9 @@
-// The table of an instruction set with vectors: every operation of `Kernels`, for a vector type and, in int8,
-// the product of `Dot` (see linear_int8.h).
+// The table of an instruction set with vectors: every operation of `Kernels`, for the vector type and the
+// int8 product of `Dot` (see linear_int8.h).
 #pragma once
 
 #include "kernels/attention.h"
+#include "kernels/attention_int8.h"
 #include "kernels/linear_bf16.h"
 #include "kernels/linear_fp32.h"
 #include "kernels/linear_int8.h"
@@ -23,7 +24,7 @@ double spin_int8(size_t iterations) {
 #pragma GCC unroll 24
     for (auto& a : acc) Dot::spin(a, x);
   }
-  return static_cast<double>(iterations) * V::kSpinning * (V::kBytes / sizeof(typename Dot::Weight));
+  return static_cast<double>(iterations) * V::kSpinning * Dot::kSpun * V::kBytes;
 }
 
 template <class V>
@@ -38,14 +39,29 @@ double spin_fp32(size_t iterations) {
   return static_cast<double>(iterations) * V::kSpinning * V::kLanes;
 }
 
-/// All but the int8 products, for activations quantized to Q.
-template <class V, typename Q>
+/// Where attention has no integers it is that of fp32.
+template <class Dot>
+constexpr auto attention_of_int8 = [] {
+  struct Both {
+    decltype(&attention_scratch<typename Dot::V, Dot::V::kRows>) scratch;
+    decltype(&attention<typename Dot::V, Dot::V::kRows>) run;
+  };
+  using V = typename Dot::V;
+  if constexpr (requires { Dot::kAttentionRows; })
+    return Both{attention_int8_scratch<Dot>, attention_int8<Dot>};
+  else
+    return Both{attention_scratch<V, V::kRows>, attention<V, V::kRows>};
+}();
+
+/// All but the int8 products, for activations quantized to kLevels; `Dot` multiplies in attention.
+template <class Dot, int kLevels>
 constexpr Kernels row_kernels(Isa isa) {
+  using V = typename Dot::V;
   return {
       .isa = isa,
       .panel = V::kPanel,
       .quantized_panel = V::kPanel,
-      .quantized_bytes = sizeof(Q),
+      .quantized_bytes = 1,
       .quantized_group = 0,
       .token_budget = 128,  // 64 to 256 measured alike
       .feed_forward_rows = 48,
@@ -61,13 +77,15 @@ constexpr Kernels row_kernels(Isa isa) {
       .linear_fp32 = linear_fp32<V, V::kRows, V::kVectors>,
       .bf16 = {"widened", 2, linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>},
       .products_int8 = nullptr,
-      .quantize = quantize_rows<V, Q>,
-      .activate = activate<V, Q>,
-      .add_layer_norm = add_layer_norm<V, Q>,
+      .quantize = quantize_rows<V, kLevels>,
+      .activate = activate<V, kLevels>,
+      .add_layer_norm = add_layer_norm<V, kLevels>,
       .add_scaled_int8 = add_scaled_int8<V>,
       .rotate = rotate<V>,
       .attention_scratch = attention_scratch<V, V::kRows>,
       .attention = attention<V, V::kRows>,
+      .attention_int8_scratch = attention_of_int8<Dot>.scratch,
+      .attention_int8 = attention_of_int8<Dot>.run,
       .spin_int8 = nullptr,
       .spin_fp32 = spin_fp32<V>,
   };
@@ -75,7 +93,7 @@ constexpr Kernels row_kernels(Isa isa) {
 
 template <class Dot>
 constexpr Kernels vector_kernels(Isa isa) {
-  Kernels kernels = row_kernels<typename Dot::V, typename Dot::Activation>(isa);
+  Kernels kernels = row_kernels<Dot, Dot::kLevels>(isa);
   kernels.quantized_group = Int8Layout<Dot>::kStep;
   kernels.int8_instruction = Dot::kInstruction;
   kernels.packed_int8_bytes = packed_int8_bytes<Dot>;

@@ -74,7 +74,9 @@ class Operands {
     if (operation == "int8_linear") return int8_linear();
     if (operation == "fp32_linear") return fp32_linear();
     if (operation == "bf16_linear") return bf16_linear();
-    if (operation == "attention") return attention();
+    if (operation == "attention") return attention(kernels_.attention_scratch, kernels_.attention);
+    if (operation == "attention_int8")
+      return attention(kernels_.attention_int8_scratch, kernels_.attention_int8);
     if (operation == "rotate") return rotate(restore);
     if (operation == "quantize") {
       quantized();
@@ -94,8 +96,8 @@ class Operands {
     }
     throw py::value_error(
         concat("operation is '", operation,
-               "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, rotate, quantize, gelu, "
-               "layer_norm, copy"));
+               "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, attention_int8, "
+               "rotate, quantize, gelu, layer_norm, copy"));
   }
 
  private:
@@ -122,8 +124,13 @@ class Operands {
     quantized();
     linear_ = packed(kernels_.packed_int8_bytes(out_features_, columns_), kernels_.quantized_panel);
     std::vector<int8_t> weights(out_features_ * columns_);
-    for (size_t i = 0; i < weights.size(); ++i)
-      weights[i] = static_cast<int8_t>(static_cast<int>(i * 7919 % 255) - 127);
+    // Four uniform numbers added up, as most weights of a model are small.
+    for (size_t i = 0; i < weights.size(); ++i) {
+      int sum = 0;
+      for (const size_t prime : {7919u, 104729u, 15485863u, 32452843u})
+        sum += static_cast<int>(i * prime % 64) - 32;
+      weights[i] = static_cast<int8_t>(std::min(sum, 127));
+    }
     kernels_.pack_int8(weights.data(), out_features_, columns_, packed_.data());
     return {[] {},
             [this] { kernels_.linear_int8(quantized_, rows_, linear_, 0, panels_, out_.data(), ld_out_); }};
@@ -153,13 +160,13 @@ class Operands {
   }
 
   /// One sequence of `rows` tokens and one head of `columns` values.
-  Case attention() {
+  Case attention(size_t (*scratch)(size_t, size_t), void (*run)(const AttentionTask&)) {
     value_ = values(rows_, ld_);
     out_ = values(rows_, ld_);
-    scratch_.reset(kernels_.attention_scratch(rows_, columns_));
+    scratch_.reset(scratch(rows_, columns_));
     const AttentionTask task{x_.data(),   y_.data(), value_.data(),  ld_, rows_, columns_,
                              out_.data(), ld_,       scratch_.data()};
-    return {[] {}, [this, task] { kernels_.attention(task); }};
+    return {[] {}, [task, run] { run(task); }};
   }
 
   Case rotate(const std::function<void()>& restore) {

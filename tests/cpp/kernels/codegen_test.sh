@@ -16,7 +16,7 @@ for object in "$@"; do
   forbidden='^$'
   also='' tiles=0
   case "$object" in
-    *kernels/avx2.cc.o) wanted='vpmaddwd .*ymm' forbidden='vpdpbusd|%zmm|%k[0-7]' ;;
+    *kernels/avx2.cc.o) wanted='vpmaddubsw .*ymm' forbidden='vpdpbusd|%zmm|%k[0-7]' ;;
     *kernels/avx2_vnni.cc.o) wanted='\{vex\} vpdpbusd .*ymm' forbidden='%zmm|%k[0-7]|[xy]mm(1[6-9]|[23][0-9])' ;;
     *kernels/avx2_vnni_evex.cc.o) wanted='vpdpbusd .*ymm' forbidden='\{vex\}|%zmm' ;;
     *kernels/avx512_vnni.cc.o) wanted='vpdpbusd .*zmm' ;;
@@ -34,7 +34,7 @@ for object in "$@"; do
   fi
   code=$("$objdump" -dC "$object")
   spills=$(printf '%s\n' "$code" | awk -v tiles=$tiles '
-    /^[0-9a-f]+ <.*>:$/ { kernel = $0 ~ /((int8|bf16)_tile|[^_]tile)</; sums = $0 ~ /tile_sums<.*AmxTiles/; name = $0 }
+    /^[0-9a-f]+ <.*>:$/ { kernel = $0 ~ /((int8|bf16|score|mix)_tile|[^_]tile)</; sums = $0 ~ /tile_sums<.*AmxTiles/; name = $0 }
     kernel { total++ }
     sums && /[[:space:]]tdp/ { tiles-- }
     sums && (/tilestored/ || /\(%r[sb]p/) { print name ": " $0 }

@@ -1,4 +1,4 @@
-// The integer products are equal on every instruction set, up to the largest values; what is scaled from them
+// The integer products are exact on every instruction set, up to the largest values; what is scaled from them
 // agrees with the reference; a row's result does not depend on the tile that it is computed in.
 #include <cmath>
 #include <cstring>
@@ -15,7 +15,7 @@ void products_are_exact(const Kernels& kernels, bool extreme) {
     const size_t rows = shape[0], out = shape[1], in = shape[2];
     Weights weights(kernels, out, in, 7);
     Matrix x(rows, in, 8);
-    if (extreme) {  // every activation 255 and every weight at its bound: 8- and 16-bit sums would saturate
+    if (extreme) {  // activations at their largest, weights at their bound: 8- and 16-bit sums would saturate
       for (size_t i = 0; i < weights.int8.size(); ++i) weights.int8[i] = i % 3 == 0 ? -127 : 127;
       kernels.pack_int8(weights.int8.data(), out, in, weights.packed_int8.data());
       for (size_t r = 0; r < rows; ++r)
