@@ -127,6 +127,7 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
   const size_t panel = precision == Precision::kFp32 ? kernels.panel : kernels.quantized_panel;
   panels_ = (out + panel - 1) / panel;
   columns_ = panels_ * panel;
+  // No packing pads a row by more than a cache line.
   checked_mul(checked_mul(columns_, round_up(in, kCacheLine)), sizeof(float));
   vectors_.reset(3 * columns_);
   std::fill_n(vectors_.data(), vectors_.size(), 0.0f);
