@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from math import copysign, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,21 @@ def _merges(merges: list[Any], path: Path) -> tuple[list[str], list[str]]:
     return lefts, rights
 
 
+def _score(value: float) -> float:
+    """The number as `tokenizers` reads it: its digits as a double, then scaled, which rounds twice.
+
+    Paths of equal pieces differ in the last bit, and it decides between them.
+    """
+    if not isfinite(value):
+        return value
+    mantissa, _, scale = repr(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    exponent = int(scale or 0) - len(fraction)
+    power = float(f"1e{abs(exponent)}")
+    digits = float(int(whole + fraction))
+    return copysign(digits / power if exponent < 0 else digits * power, value)
+
+
 def _unigram(model: Mapping[str, Any], path: Path) -> tuple[_core.SubwordModel, dict[str, int]]:
     entries = model.get("vocab")
     if not isinstance(entries, list) or not entries:
@@ -328,7 +344,7 @@ def _unigram(model: Mapping[str, Any], path: Path) -> tuple[_core.SubwordModel, 
         if not well_formed:
             raise damaged(path, f"{entry!r:.80} of the vocabulary is not a token and its score")
         tokens.append(entry[0])
-        scores.append(float(entry[1]))
+        scores.append(_score(float(entry[1])))
     unknown = model.get("unk_id")
     if unknown is None:
         raise UnknownToCore("no unknown token")
