@@ -18,8 +18,9 @@ def active_isa() -> str:
 def available_isas() -> list[str]:
     """The instruction sets that this machine can run, slowest first.
 
-    Of "reference" (everywhere), "avx2", "avx2_vnni" (256-bit vpdpbusd, of AVX-VNNI or of AVX-512 VNNI),
-    "avx512_vnni" and "neon" (with the dot product of Armv8.2).
+    Of "reference" (everywhere), "amx_emulated" (the kernels of "amx" without its instructions, for tests), "avx2",
+    "avx2_vnni" (256-bit vpdpbusd, of AVX-VNNI or of AVX-512 VNNI), "avx512_vnni", "amx" and "neon" (with the dot
+    product of Armv8.2).
     """
 
 def default_threads() -> int:
@@ -220,6 +221,7 @@ class EncodeOptions:
         truncation_side: "right", or "left" to keep the end of the text.
         pool_skip: leading tokens that the pooling leaves out.
         first_text: index of the first text in the caller's input, for messages.
+        unknown_id: the token that stands for words that the model does not know; -1 for none.
         pair: set for pairs of texts.
         batch_size: most texts of a batch; 0 for no cap.
         truncate_dim: dimensions kept; 0 for all.
@@ -240,6 +242,7 @@ class EncodeOptions:
     truncation_side: Final[str]
     pool_skip: Final[int]
     first_text: Final[int]
+    unknown_id: Final[int]
     pair: Final[PairTemplate | None]
     batch_size: Final[int]
     truncate_dim: Final[int]
@@ -257,6 +260,7 @@ class EncodeOptions:
         truncation_side: str = "right",
         pool_skip: int = 0,
         first_text: int = 0,
+        unknown_id: int = -1,
         pair: PairTemplate | None = None,
         batch_size: int = 0,
         truncate_dim: int = 0,
@@ -329,6 +333,7 @@ class Stats(TypedDict):
 
     tokens: int
     truncated: int
+    unknown: int
     stages: NotRequired[dict[str, float]]
 
 class Cancel:
@@ -345,6 +350,7 @@ class TokenWindow:
         texts: how many texts.
         tokens: of all sequences together.
         truncated: texts that lost tokens.
+        unknown: texts of more than a third ``unknown_id``.
         lengths: (sequences,) tokens of each, in the order of the texts.
         text_of_sequence: (sequences,); with overflow "window" a text may have several, one after another.
         pool_skip: (sequences,) leading tokens that the pooling leaves out.
@@ -355,6 +361,7 @@ class TokenWindow:
     texts: int
     tokens: int
     truncated: int
+    unknown: int
     lengths: npt.NDArray[np.int32]
     text_of_sequence: npt.NDArray[np.int32]
     pool_skip: npt.NDArray[np.int32]
@@ -411,6 +418,10 @@ class Encoder:
     @property
     def isa(self) -> str:
         """The instruction set that it runs on, chosen when it was made; one of `available_isas`."""
+
+    @property
+    def products(self) -> str:
+        """The instruction that multiplies: "tdpbf16ps", "vpdpbusd", …; "fma" in fp32, "widened" for bf16 by "fma"."""
 
     def __init__(
         self,

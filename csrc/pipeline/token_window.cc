@@ -113,6 +113,9 @@ void TokenWindow::add(size_t text, size_t worker, const std::vector<int32_t>& co
   };
   const size_t size = content.size();
   const size_t most = room(options);
+  if (options.unknown_id >= 0)
+    chunk.unknown +=
+        3 * static_cast<size_t>(std::count(content.begin(), content.end(), options.unknown_id)) > size;
   if (size <= most) {
     store(0, size);
     return;
@@ -171,9 +174,11 @@ void TokenWindow::finish() {
   sequences_.clear();
   tokens_ = 0;
   truncated_ = 0;
+  unknown_ = 0;
   for (const Chunk& chunk : chunks_) {
     sequences_.insert(sequences_.end(), chunk.sequences.begin(), chunk.sequences.end());
     truncated_ += chunk.truncated;
+    unknown_ += chunk.unknown;
   }
   for (const Sequence& s : sequences_) tokens_ += s.length;
 }

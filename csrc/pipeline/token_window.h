@@ -42,6 +42,7 @@ struct TokenizeOptions {
   bool truncate_left = false;  ///< keep the end of a text that is too long
   size_t pool_skip = 0;        ///< leading tokens left out of the pooling
   size_t first_text = 0;       ///< the caller's index of text 0, for messages
+  int32_t unknown_id = -1;     ///< what stands for words that the model does not know; -1 for none
   /// Each text is a pair. One that is too long loses tokens as "longest_first" says: the shorter text is kept
   /// whole where it fits into half of the room, else each gets half of it.
   std::optional<PairTemplate> pair;
@@ -152,6 +153,7 @@ class TokenWindow {
   size_t texts() const { return texts_; }
   size_t tokens() const { return tokens_; }        ///< special tokens included
   size_t truncated() const { return truncated_; }  ///< texts that lost tokens
+  size_t unknown() const { return unknown_; }      ///< texts of more than a third `unknown_id`; no pairs
 
  private:
   /// Texts that one worker tokenizes at a time.
@@ -160,6 +162,7 @@ class TokenWindow {
     size_t count;
     std::vector<Sequence> sequences;
     size_t truncated = 0;
+    size_t unknown = 0;
   };
 
   void add(size_t text, size_t worker, const std::vector<int32_t>& content, const TokenizeOptions& options,
@@ -174,6 +177,7 @@ class TokenWindow {
   size_t texts_ = 0;
   size_t tokens_ = 0;
   size_t truncated_ = 0;
+  size_t unknown_ = 0;
 };
 
 /// Fills `window` with all texts of the source, on workers of its own. Throws Interrupted when `stop` says

@@ -102,6 +102,7 @@ void bind_token_window(py::module_& m) {
       .def_property_readonly("texts", &TokenWindow::texts)
       .def_property_readonly("tokens", &TokenWindow::tokens)
       .def_property_readonly("truncated", &TokenWindow::truncated)
+      .def_property_readonly("unknown", &TokenWindow::unknown)
       .def_property_readonly("lengths",
                              [](const py::object& window) {
                                return array_of(window, "lengths", [](const Sequence& s) { return s.length; });

@@ -61,6 +61,7 @@ class Tokenizer:
         truncation_max_length: of the truncation in tokenizer.json, which is not applied here; None if unset.
         pad_id: id of the padding token; None if there is none.
         vocab_size: the highest id, including added tokens, plus one.
+        unknown_id: id of the token for words that are not in the vocabulary; None if there is none.
     """
 
     core: _core.Tokenizer | None
@@ -72,6 +73,7 @@ class Tokenizer:
     pad_id: int | None
     vocab_size: int
     _other: Any = field(default=None, repr=False)  # a tokenizers.Tokenizer
+    unknown_id: int | None = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The content ids of each text, without prefix and suffix, not truncated.
@@ -190,7 +192,27 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -
     if pad_id is not None and type(pad_id) is not int:
         raise damaged(path, f'"pad_id" is {pad_id!r}, not an integer')
     _check_ids((*prefix, *suffix), size, path)
-    return Tokenizer(core, prefix, suffix, side, settings.model_max_length, limit, pad_id, size, other)
+    return Tokenizer(
+        core,
+        prefix,
+        suffix,
+        side,
+        settings.model_max_length,
+        limit,
+        pad_id,
+        size,
+        other,
+        unknown_id=_unknown_id(model, other),
+    )
+
+
+def _unknown_id(model: Mapping[str, Any], other: Any) -> int | None:
+    """The id of the model's unknown token, by its name or, in Unigram models, by number."""
+    name, number = model.get("unk_token", "[UNK]" if other is None else None), model.get("unk_id")
+    if isinstance(name, str):
+        found = model["vocab"].get(name) if other is None else other.token_to_id(name)
+        return None if found is None else int(found)
+    return number if type(number) is int else None
 
 
 def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
@@ -220,7 +242,10 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
     pad_id = ids_of_added[contents["pad_token"]]
     size = max(len(tokens), max(ids_of_added.values()) + 1)
     side = settings.truncation_side()
-    return Tokenizer(core, prefix, suffix, side, settings.model_max_length, None, pad_id, size)
+    unknown_id = vocab.get(contents["unk_token"])
+    return Tokenizer(
+        core, prefix, suffix, side, settings.model_max_length, None, pad_id, size, unknown_id=unknown_id
+    )
 
 
 def _build(
