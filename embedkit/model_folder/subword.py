@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from itertools import pairwise
 from math import copysign, isfinite
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,10 @@ def added_ids(
 
 
 def _kind(value: Any, name: str, path: Path) -> str:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
         raise damaged(path, f'a step of the {name} is {value!r:.80}, not an object with a "type"')
-    return value["type"]
+    return kind
 
 
 def _pattern(value: Mapping[str, Any], path: Path) -> tuple[str, str]:
@@ -286,8 +288,8 @@ def _ids(vocab: Any, path: Path) -> dict[str, int]:
                 path, f"the id of the token {token!r:.80} is {i!r:.80}, not from 0 to {_LARGEST_ID}"
             )
     if len(set(vocab.values())) < len(vocab):
-        seen: set[int] = set()
-        repeated = next(i for i in vocab.values() if i in seen or seen.add(i))
+        ids = sorted(vocab.values())
+        repeated = next(i for i, following in pairwise(ids) if i == following)
         raise damaged(path, f"the vocabulary has the id {repeated} twice")
     return vocab
 
