@@ -14,6 +14,7 @@ namespace embedkit {
 namespace {
 
 constexpr size_t kWindow = size_t{1} << 16;  // of text that may be worked on in parts
+constexpr size_t kKept = size_t{1} << 18;    // buffers that held a longer piece of text are not kept
 
 // Before a space between ASCII letters or digits, behind the size of a window; else the end of the text.
 size_t window_end(std::string_view text, size_t begin) {
@@ -106,6 +107,7 @@ struct Subword::Work : Tokenizer::Buffers {
   std::vector<std::string> texts;  // of each split step
   std::unique_ptr<SubwordModel::Buffers> model;
   WordCache cache;
+  size_t longest = 0;  // piece of text so far, in bytes
 };
 
 // The buffers that no thread uses: what they remember is worth keeping.
@@ -163,6 +165,7 @@ class Subword::Encoding {
     const size_t invalid = utf8::find_invalid(text);
     require(invalid == std::string_view::npos, "the text is not valid UTF-8 (",
             text.size() - std::min(invalid, text.size()), " bytes before its end)");
+    w_.longest = std::max(w_.longest, text.size());
     text = t_.normalizer.apply(text, first, last, w_.normalizer);
     size_t begin = 0, from = 0;
     AddedTokenMatcher::Match match;
@@ -268,6 +271,7 @@ std::shared_ptr<Tokenizer::Buffers> Subword::make_buffers() const {
   }
   const auto give_back = [pool = pool_](Work* used) {
     std::unique_ptr<Work> mine(used);
+    if (mine->longest > kKept) return;
     const std::lock_guard lock(pool->mutex);
     pool->idle.push_back(std::move(mine));
   };

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from itertools import pairwise
+from math import copysign, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +130,10 @@ def added_ids(
 
 
 def _kind(value: Any, name: str, path: Path) -> str:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
         raise damaged(path, f'a step of the {name} is {value!r:.80}, not an object with a "type"')
-    return value["type"]
+    return kind
 
 
 def _pattern(value: Mapping[str, Any], path: Path) -> tuple[str, str]:
@@ -285,8 +288,8 @@ def _ids(vocab: Any, path: Path) -> dict[str, int]:
                 path, f"the id of the token {token!r:.80} is {i!r:.80}, not from 0 to {_LARGEST_ID}"
             )
     if len(set(vocab.values())) < len(vocab):
-        seen: set[int] = set()
-        repeated = next(i for i in vocab.values() if i in seen or seen.add(i))
+        ids = sorted(vocab.values())
+        repeated = next(i for i, following in pairwise(ids) if i == following)
         raise damaged(path, f"the vocabulary has the id {repeated} twice")
     return vocab
 
@@ -312,6 +315,21 @@ def _merges(merges: list[Any], path: Path) -> tuple[list[str], list[str]]:
     return lefts, rights
 
 
+def _score(value: float) -> float:
+    """The number as `tokenizers` reads it: its digits as a double, then scaled, which rounds twice.
+
+    Paths of equal pieces differ in the last bit, and it decides between them.
+    """
+    if not isfinite(value):
+        return value
+    mantissa, _, scale = repr(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    exponent = int(scale or 0) - len(fraction)
+    power = float(f"1e{abs(exponent)}")
+    digits = float(int(whole + fraction))
+    return copysign(digits / power if exponent < 0 else digits * power, value)
+
+
 def _unigram(model: Mapping[str, Any], path: Path) -> tuple[_core.SubwordModel, dict[str, int]]:
     entries = model.get("vocab")
     if not isinstance(entries, list) or not entries:
@@ -328,7 +346,7 @@ def _unigram(model: Mapping[str, Any], path: Path) -> tuple[_core.SubwordModel, 
         if not well_formed:
             raise damaged(path, f"{entry!r:.80} of the vocabulary is not a token and its score")
         tokens.append(entry[0])
-        scores.append(float(entry[1]))
+        scores.append(_score(float(entry[1])))
     unknown = model.get("unk_id")
     if unknown is None:
         raise UnknownToCore("no unknown token")

@@ -202,16 +202,15 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -
         pad_id,
         size,
         other,
-        unknown_id=_unknown_id(model, other),
+        unknown_id=_unknown_id(model, ids),
     )
 
 
-def _unknown_id(model: Mapping[str, Any], other: Any) -> int | None:
+def _unknown_id(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
     """The id of the model's unknown token, by its name or, in Unigram models, by number."""
-    name, number = model.get("unk_token", "[UNK]" if other is None else None), model.get("unk_id")
+    name, number = model.get("unk_token", "[UNK]" if _is_wordpiece(model) else None), model.get("unk_id")
     if isinstance(name, str):
-        found = model["vocab"].get(name) if other is None else other.token_to_id(name)
-        return None if found is None else int(found)
+        return ids.get(name)
     return number if type(number) is int else None
 
 
