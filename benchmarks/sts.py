@@ -54,6 +54,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--precision", choices=("auto", "fp32", "int8"), default="auto", help="precision of embedkit"
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--unseen", action="store_true", help="also the sets without pairs of STS-B dev and STS12 train"
+    )
     parser.add_argument("--zh", action="store_true", help="also the Chinese sets")
     parser.add_argument("--retrieval", action="store_true", help="also Cranfield and Quora duplicates")
     parser.add_argument("--pairs", action="store_true", help="also the minimal pairs (negation, color)")
@@ -114,6 +117,9 @@ def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
         "sentences_per_s": round(timed.texts / timed.seconds, 1),
         "sts": {**asdict(result), "average": result.average},
     }
+    if options.unseen:
+        unseen = evaluate.score_pairs(encoder, evaluate.sts_unseen_sets(options.data))
+        row["sts_unseen"] = {**asdict(unseen), "average": unseen.average}
     if options.zh:
         chinese = evaluate.chinese(encoder, options.data)
         row["chinese"] = {**asdict(chinese), "average": chinese.average}
@@ -192,6 +198,10 @@ def main() -> None:
         except (ValueError, OSError, ImportError) as error:
             raise SystemExit(f"{model}: {error}") from None
     print("\nSTS, Spearman x 100\n" + sets_table(rows, "sts"))
+    if options.unseen:
+        print("\nwithout pairs of STS-B dev and STS12 train\n" + sets_table(rows, "sts_unseen"))
+        pairs = {name: score["pairs"] for name, score in rows[0]["sts_unseen"]["sets"].items()}
+        print("; ".join(f"{name}: {count:,} pairs" for name, count in pairs.items()))
     if options.zh:
         print("\nChinese pairs, Spearman x 100\n" + sets_table(rows, "chinese"))
         sources = {name: score["source"] for name, score in rows[0]["chinese"]["sets"].items()}

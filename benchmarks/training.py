@@ -1,7 +1,8 @@
 """Reproduce the tables of the papers: ``python benchmarks/training.py TABLE... --data DIR --work DIR``.
 
 A table (``training/recipes/tables/*.yaml``) consists of many trainings, each in its own process, several at once. A
-second call resumes where the first was stopped. Results are written to benchmarks/results/training/.
+second call resumes where the first was stopped, a training at its last checkpoint. Results are written after each
+training, to benchmarks/results/training/ or the folder of --results.
 """
 
 from __future__ import annotations
@@ -10,12 +11,33 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from common import machine_info, versions, write_json
+from embedkit.training import plots
 from embedkit.training import table as tables
 
 RESULTS = Path(__file__).parent / "results" / "training"
+
+
+def write(table: tables.Table, work: Path, held: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Write the results so far, those of earlier calls (``held``) included, and their plots."""
+    results = tables.collect(table, work, held["runs"])
+    if held["runs"] and results["runs"] == held["runs"]:  # nothing new was measured
+        results |= {"machine": held["machine"], "versions": held["versions"]}
+    else:
+        results |= {
+            "machine": machine_info(),
+            "versions": versions(["torch", "transformers", "scikit-learn"]),
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, results)
+    plots.plot(results, table.plot, path.with_suffix(".png"))
+    if table.curve is not None:
+        plots.plot_curves(results, table.curve, path.with_name(f"{path.stem}-curve.png"))
+    return results
 
 
 def main() -> int:
@@ -26,6 +48,7 @@ def main() -> int:
         "--work", type=Path, default=Path("runs"), help="folder for the trainings (default: runs)"
     )
     parser.add_argument("--data", type=Path, help="data folder (default: EMBEDKIT_DATA)")
+    parser.add_argument("--results", type=Path, help=f"folder for the results (default: {RESULTS.name})")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trainings to run at once")
     parser.add_argument("--only", default="", help="run only trainings whose folder name contains this")
     parser.add_argument("--collect", action="store_true", help="run nothing, only write the results so far")
@@ -33,32 +56,21 @@ def main() -> int:
     if options.workers < 1:
         parser.error(f"--workers must be 1 or more, not {options.workers}")
     for name in options.table:
-        table, work, path = tables.load_table(known[name]), options.work / name, RESULTS / f"{name}.json"
+        table, work = tables.load_table(known[name]), options.work / name
+        path = (options.results or RESULTS) / f"{name}.json"
         held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": {}}
-        earlier = held["runs"]
-        if options.collect:
-            results = tables.collect(table, work, earlier)
-        else:
-            results = tables.measure(
+        if not options.collect:
+            tables.measure(
                 table,
                 work,
-                earlier,
+                held["runs"],
                 data_root=options.data,
                 workers=options.workers,
                 report=lambda line: print(line, file=sys.stderr, flush=True),
                 only=lambda spec: options.only in spec.folder,
+                finished=partial(write, table, work, held, path),
             )
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        if earlier and results["runs"] == earlier:  # nothing new was measured
-            results |= {"machine": held["machine"], "versions": held["versions"]}
-        else:
-            results |= {
-                "machine": machine_info(),
-                "versions": versions(["torch", "transformers", "scikit-learn"]),
-            }
-        write_json(path, results)
-        tables.plot(results, table.plot, path.with_suffix(".png"))
-        print(tables.markdown(results, table.columns), end="\n\n")
+        print(tables.markdown(write(table, work, held, path), table.columns), end="\n\n")
     return 0
 
 

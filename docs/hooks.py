@@ -145,12 +145,26 @@ def _training() -> str:
                 scores = [_score(row["scores"].get(key), len(row["seeds"])) for key in columns]
                 tables.append(f"| {row['name']} | {len(row['seeds'])} | {' | '.join(scores)} |")
             tables.append("")
+        tables += _claims(path.stem, result)
         if path.with_suffix(".png").is_file():
             tables.append(f"![{result['title']}](figures/training/{path.stem}.png)\n")
+        if path.with_name(f"{path.stem}-curve.png").is_file():
+            tables.append(f"![Dev scores over the steps](figures/training/{path.stem}-curve.png)\n")
         examples = path.with_suffix(".txt")  # examples of generated texts
         if examples.is_file():
             tables.append(f"```text\n{examples.read_text(encoding='utf-8')}```\n")
     return "\n".join(tables)
+
+
+def _claims(name: str, result: dict[str, Any]) -> list[str]:
+    """What a table shows: the claims of its file, which tests/python/training/test_claims.py holds to the results."""
+    table = yaml.safe_load((RECIPES / "tables" / f"{name}.yaml").read_text(encoding="utf-8"))
+    names = {row["run"]: row["name"] for row in result["rows"]}
+    lines = [
+        f"- {claim['text']} ({claim['column']}): {' > '.join(names[key] for key in claim['order'])}"
+        for claim in table.get("claims", [])
+    ]
+    return ["What it shows, by the means:\n", *lines, ""] if lines else []
 
 
 def _score(score: dict[str, float] | None, seeds: int) -> str:

@@ -1,1 +1,32 @@
 """Training of small encoders from large ones, installed as ``embedkit.training``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .hard_negatives import MineOptions, mine_negatives
+    from .hub import push_to_hub
+    from .recipe import Recipe, load_recipe, recipe_of
+    from .trainer import train
+
+__all__ = ["MineOptions", "Recipe", "load_recipe", "mine_negatives", "push_to_hub", "recipe_of", "train"]
+
+_MODULES = {
+    "MineOptions": "hard_negatives",
+    "Recipe": "recipe",
+    "load_recipe": "recipe",
+    "mine_negatives": "hard_negatives",
+    "push_to_hub": "hub",
+    "recipe_of": "recipe",
+    "train": "trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported on demand: `embedkit.training.evaluate` needs no torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

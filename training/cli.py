@@ -1,4 +1,4 @@
-"""``embedkit-train RECIPE key=value ...``: trains or resumes a recipe, and lists recipes."""
+"""``embedkit-train RECIPE key=value ...``: trains or resumes a recipe, lists recipes, and mines hard negatives."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _EPILOG = """examples:
   embedkit-train sbert --output runs/sbert training.seed=2 training.batch_size=32
   embedkit-train my-recipe.yaml --output runs/mine --show
   accelerate launch --num_processes 4 -m embedkit.training.cli hpd-128
+  embedkit-train mine pairs.tsv triplets.tsv --margin 0.05
 
 The same command resumes a run that was stopped.
 """
@@ -23,6 +24,38 @@ The same command resumes a run that was stopped.
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    mining = given[:1] == ["mine"]
+    options = _mine_options(given[1:]) if mining else _options(given)
+    try:
+        if mining:
+            from .mine_cli import run
+
+            return run(options)
+        return _list() if options.list else _train(options)
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"embedkit-train: {error}", file=sys.stderr)
+        return 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
+    except ImportError as error:
+        print(f"embedkit-train: {error}; install the extra: pip install 'embedkit[train]'", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nembedkit-train: stopped; the same command resumes from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _mine_options(arguments: list[str]) -> argparse.Namespace:
+    from .mine_cli import add_arguments
+
+    parser = argparse.ArgumentParser(
+        prog="embedkit-train mine",
+        description="Add hard negatives to a file of pairs: near texts that are none of the anchor's positives.",
+    )
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="embedkit-train",
         description="Train a sentence encoder from a recipe.",
@@ -38,21 +71,16 @@ def main(arguments: list[str] | None = None) -> int:
         "--data", type=Path, help="folder of the recipe's data files (default: EMBEDKIT_DATA)"
     )
     parser.add_argument("--cache", type=Path, help="folder for teachers' outputs, which runs can share")
+    parser.add_argument(
+        "--report-to", action="append", default=[], metavar="NAME", help="wandb, mlflow, ...: may be repeated"
+    )
+    parser.add_argument("--push-to-hub", metavar="USER/NAME", help="upload the finished model to the Hub")
+    parser.add_argument("--private", action="store_true", help="as a private repository")
     parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
     options = parser.parse_intermixed_args(arguments)
     if not options.list and options.recipe is None:
         parser.error("give a recipe, or --list")
-    try:
-        return _list() if options.list else _train(options)
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(f"embedkit-train: {error}", file=sys.stderr)
-        return 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
-    except ImportError as error:
-        print(f"embedkit-train: {error}; install the extra: pip install 'embedkit[train]'", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nembedkit-train: stopped; the same command resumes from the last checkpoint", file=sys.stderr)
-        return 130
+    return options
 
 
 def _list() -> int:
@@ -80,9 +108,13 @@ def _train(options: argparse.Namespace) -> int:
     from .trainer import train
 
     output = options.output or Path("runs") / f"{recipe.name}-{recipe.training.seed}"
-    result = train(recipe, output, data_root=options.data, cache=options.cache)
+    result = train(recipe, output, data_root=options.data, cache=options.cache, report_to=options.report_to)
     if result:
         _report(output, result)
+        if options.push_to_hub:
+            from .hub import push_to_hub
+
+            print(push_to_hub(output / "model", options.push_to_hub, private=options.private))
     return 0
 
 

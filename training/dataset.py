@@ -25,9 +25,22 @@ class Examples:
     """
 
     def __init__(
-        self, objective: Objective, tables: Mapping[str, Table], folder: Path, max_length: int, cache: Path
+        self,
+        objective: Objective,
+        tables: Mapping[str, Table],
+        folder: Path,
+        max_length: int,
+        cache: Path,
+        *,
+        prompts: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """Tokenize the texts and let the objective prepare the other content of batches."""
+        """Tokenize the texts and let the objective prepare the other content of batches.
+
+        ``prompts``: task -> field -> text that the model reads before the field's texts; teachers do not.
+
+        Raises:
+            ValueError: a prompt is of a field that its task does not have.
+        """
         self._objective = objective
         texts: list[str] = []
         self.tasks: dict[str, range] = {}
@@ -35,8 +48,13 @@ class Examples:
         for task, table in tables.items():
             self.tasks[task] = range(start, start + len(table))
             start += len(table)
-            for field in objective.fields_of(task, table):
-                texts += table.texts(field)
+            fields = objective.fields_of(task, table)
+            own = (prompts or {}).get(task, {})
+            if unknown := sorted(set(own) - set(fields)):
+                raise ValueError(f"{task}: prompts names {unknown[0]!r}; the fields are {', '.join(fields)}")
+            for field in fields:
+                prompt = own.get(field, "")
+                texts += [prompt + text for text in table.texts(field)] if prompt else table.texts(field)
         self._store = TextStore(folder, texts, max_length)
         self._texts: list[npt.NDArray[np.int64]] = []  # of each task (examples, fields): rows of the store
         first = 0
@@ -64,6 +82,10 @@ class Examples:
     def arrays(self, task: str) -> Arrays:
         """The arrays that the objective prepared for a task."""
         return self._arrays[list(self.tasks).index(task)]
+
+    def text_numbers(self, task: str) -> npt.NDArray[np.int64]:
+        """The numbers of each example's texts, (examples, fields); equal texts have equal numbers."""
+        return self._texts[list(self.tasks).index(task)]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The batch of some examples of one task."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,13 +13,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from ..model_folder.architectures import counts_from_padding, graph_config
+from ..model_folder.architectures import graph_config
 from ..model_folder.folder import SentenceConfig, Settings, read_length
 from ..model_folder.json_file import read_json
 from ..model_folder.modules import Dense, Normalize, module_entries, read_head, read_pooling
 from ..model_folder.modules import Pooling as PoolingModule
 from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_modules, write_settings
 from . import packed
+from .backbone import load_backbone, position_offset, quiet, root_folder, transformer_folder
+from .lora import LoraOptions, add_lora, merged
 from .pooling import Activation, Pooling, pool_project_normalize
 
 __all__ = [
@@ -68,6 +69,10 @@ class ModelOptions:
         max_length: maximum number of tokens in a text, special tokens included.
         dropout: of hidden states and attention; None for the backbone's own.
         freeze_embeddings: do not train the word, position and type embeddings.
+        prompts: name -> text, written into the model folder beside the backbone's own. The prompt of training data is
+            ``data.TASK.prompts``; dev sets of queries and documents use ``query`` and ``document``.
+        default_prompt: the name of the prompt that the trained model uses when none is given; None for the backbone's.
+        lora: train low-rank additions to the backbone instead of its weights; they are merged when it is saved.
     """
 
     path: str
@@ -80,6 +85,9 @@ class ModelOptions:
     max_length: int = 128
     dropout: float | None = None
     freeze_embeddings: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    lora: LoraOptions | None = None
 
     def __post_init__(self) -> None:
         if self.max_length < 3:
@@ -131,8 +139,12 @@ class SentenceModel(nn.Module):
             ValueError: the options do not fit the backbone.
         """
         folder = transformer_folder(options.path)
-        model = cls(options, folder, load_backbone(options, folder))
+        backbone = load_backbone(options, folder)
+        if options.lora is not None:
+            backbone = add_lora(backbone, options.lora)
+        model = cls(options, folder, backbone)
         model.continue_from_folder()
+        model._add_prompts()
         return model
 
     def continue_from_folder(self) -> None:
@@ -148,7 +160,7 @@ class SentenceModel(nn.Module):
 
         if self.options.random:
             return
-        root = _root_folder(self.options.path)
+        root = root_folder(self.options.path)
         config, entries = SentenceConfig(root), module_entries(root)
         self.settings = replace(
             self.settings,
@@ -170,6 +182,17 @@ class SentenceModel(nn.Module):
                     self.projection.weight.copy_(tensors["linear.weight"])
                     self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
             return
+
+    def _add_prompts(self) -> None:
+        options = self.options
+        prompts = {**self.settings.prompts, **options.prompts}
+        default = options.default_prompt or self.settings.default_prompt_name
+        if default is not None and default not in prompts:
+            raise ValueError(
+                f"model.default_prompt {default!r} is none of the prompts {', '.join(prompts) or '(none)'}; "
+                "add it to model.prompts"
+            )
+        self.settings = replace(self.settings, prompts=prompts, default_prompt_name=default)
 
     def bare(self) -> SentenceModel:
         """The same backbone without projection, normalization and prompts: its vectors are the pooled ones."""
@@ -200,7 +223,7 @@ class SentenceModel(nn.Module):
         if self._packed:
             starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
             positions = torch.arange(len(input_ids), device=input_ids.device) - starts
-            positions = positions + _position_offset(self.backbone.config)
+            positions = positions + position_offset(self.backbone.config)
             idle = (0, -len(input_ids) % _ROW_MULTIPLE)
             arguments = {
                 "input_ids": nn.functional.pad(input_ids, idle)[None],
@@ -233,10 +256,32 @@ class SentenceModel(nn.Module):
             normalize=self.options.normalize,
         )
 
-    def encode(self, sentences: Sequence[str], batch_tokens: int = 4096) -> npt.NDArray[np.float32]:
-        """Vectors (n, dimension) of texts, in order, without dropout; for dev scores."""
+    def encode_query(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+        """`encode` with the prompt "query", if the model has it."""
+        return self.encode(sentences, prompt=self._prompt("query"))
+
+    def encode_document(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+        """`encode` with the prompt "document", "passage" or "corpus", the first that the model has."""
+        return self.encode(sentences, prompt=self._prompt("document", "passage", "corpus"))
+
+    def _prompt(self, *names: str) -> str | None:
+        """The text of the first prompt of these names; None for the default one."""
+        return next((self.settings.prompts[name] for name in names if name in self.settings.prompts), None)
+
+    def encode(
+        self, sentences: Sequence[str], batch_tokens: int = 4096, *, prompt: str | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Vectors (n, dimension) of texts, in order, without dropout; for dev scores.
+
+        ``prompt`` is put before each text; None for that of ``settings.default_prompt_name``. A backbone that leaves
+        prompts out of its pooling is scored without one.
+        """
         from .data.store import TextStore
 
+        if prompt is None:
+            prompt = self.settings.prompts.get(self.settings.default_prompt_name or "", "")
+        if prompt and self.include_prompt:
+            sentences = [prompt + sentence for sentence in sentences]
         store = TextStore(self.tokenizer_folder, sentences, self.options.max_length)
         vectors = np.empty((len(store.lengths), self.dimension), np.float32)
         with inference(self) as device:
@@ -253,7 +298,7 @@ class SentenceModel(nn.Module):
         self.backbone.config._attn_implementation = None  # the next reader picks its own
         try:
             with quiet():
-                self.backbone.save_pretrained(folder)
+                merged(self.backbone).save_pretrained(folder)
         finally:
             if self._packed:
                 self.backbone.config._attn_implementation = packed.NAME
@@ -298,88 +343,6 @@ def inference(model: nn.Module) -> Iterator[torch.device]:
         model.train(was_training)
 
 
-def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", **extra: Any) -> Any:
-    """The transformers model of ``options``: an ``AutoModel`` or another of its auto classes, in fp32."""
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(folder)
-    unknown = sorted(set(options.config) - set(config.to_dict()) - set(extra))
-    if unknown:
-        raise ValueError(f"model.config: {unknown[0]!r} is not a key of {folder / 'config.json'}")
-    config.update({**options.config, **extra})
-    positions = getattr(config, "max_position_embeddings", options.max_length + 2)
-    positions -= _position_offset(config)
-    if options.max_length > positions:
-        raise ValueError(
-            f"model.max_length is {options.max_length}, and {folder} has {positions} positions; "
-            f"set model.max_length to at most {positions}"
-        )
-    if options.dropout is not None:
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
-            if hasattr(config, name):
-                setattr(config, name, options.dropout)
-    auto = getattr(transformers, kind)
-    arguments = {"add_pooling_layer": False} if kind == "AutoModel" and _has_pooling_layer(config) else {}
-    if options.random:
-        if options.layers is not None:
-            raise ValueError(
-                "model.layers selects layers of trained weights; with model.random, set config.num_hidden_layers"
-            )
-        return auto.from_config(config, **arguments).float()
-    with quiet():
-        model = auto.from_pretrained(folder, config=config, **arguments).float()
-    if options.layers is not None:
-        _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
-    return model
-
-
-def _has_pooling_layer(config: Any) -> bool:
-    """Whether the architecture has an optional pooler (BERT and MPNet do, RoFormer does not)."""
-    import transformers
-
-    try:
-        architecture: Any = transformers.MODEL_MAPPING[type(config)]
-    except KeyError:
-        return False
-    return "add_pooling_layer" in inspect.signature(architecture).parameters
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' progress bar and its report of unused tensors."""
-    from transformers.utils import logging
-
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
-
-
-def _layer_numbers(layers: int | list[int], total: int) -> list[int]:
-    numbers = layers if isinstance(layers, list) else [round(x) for x in np.linspace(0, total - 1, layers)]
-    if not numbers or sorted(set(numbers)) != numbers or not 0 <= numbers[0] <= numbers[-1] < total:
-        raise ValueError(f"model.layers {layers!r} must choose from the backbone's {total} layers, in order")
-    return numbers
-
-
-def _keep_layers(model: Any, numbers: list[int]) -> None:
-    """Drop the other layers."""
-    base = getattr(model, model.base_model_prefix, model)
-    stack = getattr(base, "encoder", None) or base.transformer  # DistilBERT calls it transformer
-    stack.layer = nn.ModuleList([stack.layer[i] for i in numbers])
-    model.config.num_hidden_layers = len(numbers)
-
-
-def _position_offset(config: Any) -> int:
-    """The position of a text's first token."""
-    return int(config.pad_token_id) + 1 if counts_from_padding(config.model_type) else 0
-
-
 def options_of(path: str) -> ModelOptions:
     """The options with which a folder was written: pooling, projection, normalization and length.
 
@@ -387,7 +350,7 @@ def options_of(path: str) -> ModelOptions:
         ValueError: the folder has other modules than a transformer, one pooling mode, a projection and a
             normalization.
     """
-    entries = module_entries(_root_folder(path))
+    entries = module_entries(root_folder(path))
     transformer = entries[0][1]
     config = transformer / "config.json"
     hidden_size = int(graph_config(read_json(config), str(config))["hidden_size"])
@@ -406,15 +369,3 @@ def options_of(path: str) -> ModelOptions:
         normalize=any(isinstance(module, Normalize) for module in modules),
         max_length=ModelOptions.max_length if length is None else length,
     )
-
-
-def transformer_folder(path: str) -> Path:
-    """The transformer's folder in a sentence-transformers folder, a transformers folder or a Hub repository."""
-    root = _root_folder(path)
-    return module_entries(root)[0][1] if (root / "modules.json").is_file() else root
-
-
-def _root_folder(path: str) -> Path:
-    from ..model_folder.hub import resolve
-
-    return resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)

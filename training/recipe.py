@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from .data.readers import check_source
 from .data.sampler import Schedule
+from .evaluate.collection import check_collection
 from .model import ModelOptions
 from .objectives import OBJECTIVES, objective_class
 from .postprocess import STEPS, Step, step_class
@@ -41,7 +42,11 @@ class TrainingOptions:
         head_learning_rate: of the layers after the backbone (projection, heads); None for ``learning_rate``.
         schedule: the order of the batches of several tasks: ``proportional``, ``round_robin``,
             ``sequential``, ``annealed``.
-        precision: ``fp32``, or ``bf16`` for mixed precision (autocast; the weights stay fp32).
+        precision: ``fp32``, or ``bf16`` or ``fp16`` for mixed precision (autocast; the weights stay fp32; fp16 scales
+            the loss).
+        gradient_checkpointing: compute each layer's activations again in the backward pass, to save memory.
+        no_duplicates: no batch holds a text twice, since in-batch negatives would be wrong.
+        workers: processes that prepare batches ahead; 0 prepares them between the steps.
         eval_steps: steps between dev scores and between checkpoints, or a fraction of the training if below 1.
         early_stopping: stop after this number of dev scores (``evaluation.select``) without improvement; None
             never stops.
@@ -62,6 +67,9 @@ class TrainingOptions:
     max_grad_norm: float = 1.0
     schedule: str = "proportional"
     precision: str = "fp32"
+    gradient_checkpointing: bool = False
+    no_duplicates: bool = False
+    workers: int = 0
     eval_steps: float = 0.25
     early_stopping: int | None = None
     logging_steps: int = 50
@@ -77,7 +85,7 @@ class TrainingOptions:
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"training.{name} must be positive, not {getattr(self, name)}")
-        for name in ("epochs", "weight_decay", "max_grad_norm"):
+        for name in ("epochs", "weight_decay", "max_grad_norm", "workers"):
             if getattr(self, name) < 0:
                 raise ValueError(f"training.{name} must not be negative, but is {getattr(self, name)}")
         if self.max_steps < -1:
@@ -94,8 +102,8 @@ class TrainingOptions:
             raise ValueError(_unknown("training.schedule", self.schedule, typing.get_args(Schedule)))
         if self.schedule == "annealed" and self.max_steps <= 0 and self.epochs <= 1:
             raise ValueError("training.schedule annealed needs more than one epoch; use proportional")
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f"training.precision must be fp32 or bf16, not {self.precision!r}")
+        if self.precision not in ("fp32", "bf16", "fp16"):
+            raise ValueError(f"training.precision must be fp32, bf16 or fp16, not {self.precision!r}")
         if not 0 <= self.warmup_ratio < 1:
             raise ValueError(f"training.warmup_ratio must be from 0 to below 1, not {self.warmup_ratio}")
 
@@ -109,6 +117,12 @@ class EvaluationOptions:
             the task of the same name in ``data`` provides the head.
         sts_dev: also score the encoder on the STS-B dev pairs that are in no STS test set (Spearman x 100) at every
             ``eval_steps``.
+        pairs: name -> source with the fields ``text1``, ``text2`` and ``label``, a score or 0 and 1: Spearman x 100 of
+            the cosine, ``NAME_spearman``, whatever the objective.
+        retrieval: name -> files ``queries``, ``documents`` and ``judgments``, see
+            `embedkit.training.evaluate.collection`: ``NAME_ndcg`` and ``NAME_mrr`` at rank 10, x 100.
+        holdout: examples of each task of ``data`` to hold out of training, with all that share a text with them, as
+            dev sets of the objective; 0 for none.
         select: the logged dev score that selects the best checkpoint (``stsb_dev``, ``nli_accuracy``); None keeps
             the last.
         test: evaluations of the final model: ``sts``, ``chinese``, ``retrieval``,
@@ -117,6 +131,9 @@ class EvaluationOptions:
 
     dev: dict[str, dict[str, Any]] = field(default_factory=dict)
     sts_dev: bool = False
+    pairs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    retrieval: dict[str, dict[str, Any]] = field(default_factory=dict)
+    holdout: int = 0
     select: str | None = None
     test: list[str] = field(default_factory=list)
 
@@ -124,8 +141,13 @@ class EvaluationOptions:
         for name in self.test:
             if name not in EVALUATIONS:
                 raise ValueError(_unknown("evaluation.test", name, EVALUATIONS))
-        if self.select is not None and not self.dev and not self.sts_dev:
-            raise ValueError("evaluation.select names a dev score, but there is none: set sts_dev or dev")
+        if self.holdout < 0:
+            raise ValueError(f"evaluation.holdout must not be negative, but is {self.holdout}")
+
+    @property
+    def of_vectors(self) -> bool:
+        """Whether sentence vectors are scored, which a cross-encoder does not have."""
+        return bool(self.sts_dev or self.pairs or self.retrieval or self.test)
 
 
 @dataclass(frozen=True)
@@ -270,7 +292,12 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
                 EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"
             ),
         )
-        for section, sources in (("data", recipe.data), ("evaluation.dev", recipe.evaluation.dev)):
+        evaluation = recipe.evaluation
+        for section, sources in (
+            ("data", recipe.data),
+            ("evaluation.dev", evaluation.dev),
+            ("evaluation.pairs", evaluation.pairs),
+        ):
             for task, source in sources.items():
                 try:
                     check_source(source)
@@ -280,10 +307,15 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             raise ValueError(
                 "a postprocess step trains nothing: leave out training.epochs and training.max_steps"
             )
-        if postprocess is not None and recipe.evaluation.dev:
+        if postprocess is not None and (evaluation.dev or evaluation.holdout):
             raise ValueError(
                 "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"
             )
+        for own, collection in evaluation.retrieval.items():
+            try:
+                check_collection(collection)
+            except ValueError as error:
+                raise ValueError(f"evaluation.retrieval.{own}: {error}") from None
         if recipe.training.early_stopping is not None and recipe.evaluation.select is None:
             raise ValueError("training.early_stopping needs evaluation.select, the dev score to watch")
         return recipe

@@ -15,6 +15,9 @@ A table is a YAML file under ``recipes/tables``:
         seeds: [1, 2, 3]
     columns: {STS-B: test.sts.STS-B}         # column -> where in a run's result.json
     plot: STS-B                              # the column to plot
+    curve: stsb_dev                          # the dev score to plot against the step, or none
+    claims:                                  # what the table shows; a test holds them to the results
+      - {text: teachers help, column: STS-B, order: [annealed, plain]}   # runs, the highest mean first
 
 A run that refers to another waits for it. ``{name}`` is the other run with the same seed if it has that seed, else
 with its first one.
@@ -32,12 +35,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from .recipe import build, find_recipe, load_recipe
 
-__all__ = ["Run", "Spec", "Table", "collect", "list_tables", "load_table", "markdown", "measure", "plot"]
+__all__ = ["Claim", "Run", "Spec", "Table", "collect", "list_tables", "load_table", "markdown", "measure"]
 
 _FOLDER = Path(__file__).parent / "recipes" / "tables"
 _REFERENCE = re.compile(r"\{([\w-]+)\}")
@@ -64,6 +68,29 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What a table shows.
+
+    Attributes:
+        text: the claim, for the documentation.
+        column: the column that it is about.
+        order: keys of runs, the highest mean first.
+    """
+
+    text: str
+    column: str
+    order: list[str]
+
+    def holds(self, rows: Mapping[str, Mapping[str, Any]]) -> bool | None:
+        """Whether the means of ``rows``, by key of the run, fall in this order; None if one is missing."""
+        scores = [rows[key]["scores"].get(self.column) if key in rows else None for key in self.order]
+        if any(score is None for score in scores):
+            return None
+        means = [score["mean"] for score in scores if score is not None]
+        return all(first > second for first, second in pairwise(means))
+
+
+@dataclass(frozen=True)
 class Table:
     """A checked table file; see the module's docstring."""
 
@@ -72,6 +99,8 @@ class Table:
     columns: dict[str, str]
     plot: str
     note: str = ""
+    curve: str | None = None
+    claims: list[Claim] = field(default_factory=list)
     set: list[str] = field(default_factory=list)
     prepare: dict[str, list[str]] = field(default_factory=dict)
 
@@ -108,6 +137,10 @@ def load_table(path: Path) -> Table:
         table = build(Table, content, "table")
         if table.plot not in table.columns:
             raise ValueError(f"plot {table.plot!r} is none of the columns {', '.join(table.columns)}")
+        for claim in table.claims:
+            unknown = [key for key in claim.order if key not in table.runs]
+            if unknown or claim.column not in table.columns or len(claim.order) < 2:
+                raise ValueError(f"claims: {claim.text!r} needs a column and two or more runs of the table")
         for key, run in table.runs.items():
             if not run.seeds:
                 raise ValueError(f"runs.{key}: give at least one seed")
@@ -161,6 +194,7 @@ def measure(
     workers: int,
     report: Callable[[str], None],
     only: Callable[[Spec], bool] = lambda spec: True,
+    finished: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run the missing trainings, each in its own process, and collect all results.
 
@@ -171,6 +205,7 @@ def measure(
         workers: parallel trainings; each has one thread if there are several.
         report: called at each start and end.
         only: selects the trainings to run, besides those that they need.
+        finished: called after each training, to write the results so far.
 
     Returns:
         ``rows`` (name, seeds, scores by column with mean and standard deviation) and ``runs``.
@@ -199,6 +234,7 @@ def measure(
                     tail = log.read_text(encoding="utf-8", errors="replace")[-1500:]
                     raise RuntimeError(f"{spec.folder} failed; {log} ends with:\n{tail}")
                 report(f"{spec.folder}: {time.monotonic() - started:.0f} s")
+                finished()
             ready = [spec for spec in waiting if all(_finished(work, need) for need in spec.needs)]
             for spec in ready[: workers - len(running)]:
                 waiting.remove(spec)
@@ -367,41 +403,6 @@ def markdown(results: Mapping[str, Any], columns: Mapping[str, str]) -> str:
             name = row["name"].replace("|", r"\|")  # of (u, v, |u-v|)
             lines.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", results["note"]])
-
-
-def plot(results: Mapping[str, Any], column: str, path: Path) -> None:
-    """Plot one column with the standard deviation over the seeds, part by part, as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    parts: dict[str, list[Any]] = {}
-    for row in results["rows"]:
-        if row["scores"].get(column):
-            parts.setdefault(row["part"], []).append(row)
-    if not parts:
-        return
-    heights = [len(rows) for rows in parts.values()]
-    figure = Figure(figsize=(8, 0.32 * sum(heights) + 0.6 * len(parts) + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(parts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[
-        :, 0
-    ]
-    for axis, (part, rows) in zip(axes, parts.items(), strict=True):
-        scores = [row["scores"][column] for row in rows]
-        axis.errorbar(
-            [score["mean"] for score in scores],
-            range(len(rows)),
-            xerr=[score["sd"] for score in scores],
-            fmt="o",
-            capsize=3,
-        )
-        axis.set_yticks(range(len(rows)), [row["name"] for row in rows])
-        axis.set_ylim(len(rows) - 0.5, -0.5)
-        axis.grid(axis="x", alpha=0.3)
-        axis.set_title(part, fontsize="medium", loc="left")
-    axes[-1].set_xlabel(column)
-    figure.suptitle(results["title"], fontsize="medium")
-    figure.savefig(path, dpi=120)
 
 
 def _cell(score: Mapping[str, float] | None, seeds: int) -> str:

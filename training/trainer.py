@@ -5,47 +5,60 @@ from __future__ import annotations
 import json
 import logging
 import math
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from torch.utils.data import DataLoader
-from transformers.trainer_callback import PrinterCallback, TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 from .callbacks import Clock, EarlyStopping, Milestones, Progress
 from .data.checks import check
+from .data.holdout import hold_out
 from .data.readers import Table, read, root_folder
-from .data.sampler import TaskSampler
+from .data.sampler import TaskRows, TaskSampler, balanced_weights
 from .dataset import Examples, Repeated
-from .evaluate import sts_dev, sts_dev_sets
+from .dev import DevSets, Evaluator
+from .loop import Batches, Loop, optimizer, trainer_arguments
 from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
 from .postprocess import Step
-from .recipe import Recipe, TrainingOptions
+from .recipe import Recipe
 from .run_folder import claim, facts, finish, last_checkpoint, process_rank, world_size
 from .scores import evaluation_pairs
 
 __all__ = ["train"]
 
 _LOG = logging.getLogger("embedkit")
+_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def train(
-    recipe: Recipe, output: Path, *, data_root: Path | None = None, cache: Path | None = None
+    recipe: Recipe,
+    output: Path,
+    *,
+    data_root: Path | None = None,
+    cache: Path | None = None,
+    evaluators: Mapping[str, Evaluator] | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    report_to: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train a recipe, or resume an earlier call that was stopped in the same folder.
 
     Args:
-        recipe: from `load_recipe`.
+        recipe: from `load_recipe`, or `recipe_of` a mapping.
         output: receives ``model/`` (the model folder), ``result.json`` (scores, data, seconds), ``curve.png``,
             ``tensorboard/`` and, during training, ``checkpoints/``.
         data_root: folder to which the recipe's data paths are relative; None for EMBEDKIT_DATA or the current folder.
         cache: folder of teachers' outputs, which runs can share; None for ``output/cache``.
+        evaluators: name -> function of the encoder in training, which returns a dev score, or several by name; the
+            recipe's ``evaluation.select`` and early stopping take them as they take its own (``name``, ``name_key``).
+        callbacks: of transformers, called after embedkit's own.
+        report_to: integrations of transformers (``wandb``, ``mlflow``, ...), beside TensorBoard.
 
     Returns:
         The content of ``result.json``.
@@ -65,6 +78,13 @@ def train(
     root = root_folder(data_root)
     tables = {task: read(source, root=root) for task, source in recipe.data.items()}
     dev = {task: read(source, root=root) for task, source in recipe.evaluation.dev.items()}
+    if recipe.evaluation.holdout:
+        tables, held = hold_out(tables, recipe.evaluation.holdout)
+        if both := sorted(held.keys() & dev.keys()):
+            raise ValueError(
+                f"evaluation.holdout makes a dev set of {both[0]}; remove evaluation.dev.{both[0]}"
+            )
+        dev |= held
     _check_dev(tables, dev)
     if recipe.postprocess is not None:
         if process_rank() != 0:
@@ -75,11 +95,12 @@ def train(
     cache.mkdir(parents=True, exist_ok=True)
     tables = kind.expand(recipe.objective, tables, root, cache)
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
-    if (recipe.evaluation.sts_dev or recipe.evaluation.test) and not hasattr(encoder, "encode"):
+    if (recipe.evaluation.of_vectors or evaluators) and not hasattr(encoder, "encode"):
         raise ValueError(
             f"evaluation.sts_dev and evaluation.test score sentence vectors, but {recipe.objective_name} trains a "
-            "model without sentence vectors; remove them"
+            "model without sentence vectors; remove them, and evaluation.pairs, evaluation.retrieval and evaluators"
         )
+    sets = DevSets(recipe.evaluation, root, evaluators)
     if recipe.training.mini_batch_size is not None and not hasattr(encoder, "encode"):
         raise ValueError(
             f"training.mini_batch_size is for sentence vectors, but {recipe.objective_name} trains a model without "
@@ -89,18 +110,22 @@ def train(
     for section, given in (("data", tables), ("evaluation.dev", dev)):
         for task, table in given.items():
             objective.check(f"{section}.{task}", task, table)
-    checks = _check_data(recipe, objective.fields_of, tables, dev, root)  # before teachers run for hours
-    run = _Run(recipe, objective, tables, dev, output=output, root=root, cache=cache)
+    checks = _check_data(
+        recipe, objective.fields_of, tables, dev, root=root, sets=sets
+    )  # before teachers run for hours
+    with_all = _Given(tables, dev, sets, callbacks, report_to)
+    run = _Run(recipe, objective, with_all, output=output, cache=cache)
     history = run.train()
     if not run.is_main:
         return {}
     result = facts(recipe, tables, checks, run.device) | {
-        **_dev_pairs(recipe, root),
+        **_dev_pairs(sets),
         "steps": run.trainer.state.global_step,
         "train_seconds": round(run.clock.seconds, 1),
         "best_step": run.best_step,
         "dev": run.dev_scores(),
         "majority": run.majority,
+        "curve": _curve(history),
     }
     finish(recipe, objective.save, result, history, output=output, root=root)
     return result
@@ -110,65 +135,114 @@ def _postprocess(
     recipe: Recipe, step: Step, tables: Mapping[str, Table], *, output: Path, root: Path
 ) -> dict[str, Any]:
     """Apply the post-processing step of a recipe, then score and write the model."""
-    checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root)
+    sets = DevSets(recipe.evaluation, root)
+    checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root=root, sets=sets)
     model = step.apply(recipe.model, [text for table in tables.values() for text in table.texts("text")])
     result = facts(recipe, tables, checks, "cpu") | {
-        **_dev_pairs(recipe, root),
+        **_dev_pairs(sets),
         "steps": 0,
         "train_seconds": 0.0,
         "best_step": None,
-        "dev": {"stsb_dev": sts_dev(model, root)} if recipe.evaluation.sts_dev else {},
+        "dev": sets.scores(model),
         "majority": {},
     }
     finish(recipe, model.save, result, [], output=output, root=root)
     return result
 
 
-def _dev_pairs(recipe: Recipe, root: Path) -> dict[str, int]:
+def _dev_pairs(sets: DevSets) -> dict[str, int]:
     """For ``result.json``: the number of STS-B dev pairs that are in no test set, by which the best is selected."""
-    if not recipe.evaluation.sts_dev:
+    if sets.sts_pairs is None:
         return {}
-    pairs = sum(len(one.pairs) for one in sts_dev_sets(root).values())
-    _LOG.info("STS-B dev: %s pairs are in no STS test set", f"{pairs:,}")
-    return {"sts_dev_pairs": pairs}
+    _LOG.info("STS-B dev: %s pairs are in no STS test set", f"{sets.sts_pairs:,}")
+    return {"sts_dev_pairs": sets.sts_pairs}
+
+
+def _curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """The dev scores of each evaluation, with its step."""
+    return [
+        {"step": entry["step"]}
+        | {
+            key.removeprefix("eval_"): round(value, 4)
+            for key, value in entry.items()
+            if key.startswith("eval_") and isinstance(value, int | float)
+        }
+        for entry in history
+        if any(key.startswith("eval_") for key in entry)
+    ]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The data and the listeners of a training."""
+
+    tables: Mapping[str, Table]
+    dev: Mapping[str, Table]
+    sets: DevSets
+    callbacks: Sequence[TrainerCallback]
+    report_to: Sequence[str]
 
 
 class _Run:
     """The state of one training."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        objective: Objective,
-        tables: Mapping[str, Table],
-        dev: Mapping[str, Table],
-        *,
-        output: Path,
-        root: Path,
-        cache: Path,
+        self, recipe: Recipe, objective: Objective, given: _Given, *, output: Path, cache: Path
     ) -> None:
         self.recipe, self.objective, self.output = recipe, objective, output
-        self._dev_tables, self._root = dev, root
+        self._dev_tables, self._sets = given.dev, given.sets
         options, length = recipe.training, recipe.model.max_length
         folder = objective.encoder.tokenizer_folder
-        self.examples = Examples(objective, tables, folder, length, cache)
-        self.dev = Examples(objective, dev, folder, length, cache) if dev else None
+        prompts = {task: source.get("prompts", {}) for task, source in recipe.data.items()}
+        dev_prompts = {task: source.get("prompts", {}) for task, source in recipe.evaluation.dev.items()}
+        if any(prompts.values()) and not getattr(objective.encoder, "include_prompt", True):
+            raise ValueError(
+                f"{recipe.model.path} leaves prompts out of its pooling, which training does not; remove the prompts"
+            )
+        self.examples = Examples(objective, given.tables, folder, length, cache, prompts=prompts)
+        self.dev = None
+        if given.dev:
+            self.dev = Examples(
+                objective, given.dev, folder, length, cache, prompts={**prompts, **dev_prompts}
+            )
         objective.prepared()
         objective.mini_batch_size = options.mini_batch_size
-        objective.encoder.autocast = torch.bfloat16 if options.precision == "bf16" else None
-        self.sampler, steps = self._sampler()
-        self._evaluated = bool(dev) or recipe.evaluation.sts_dev
-        arguments = _arguments(options, output, steps, self._evaluated, recipe.evaluation.select)
+        objective.encoder.autocast = _AUTOCAST[options.precision]
+        if options.gradient_checkpointing:
+            objective.encoder.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+        self.sampler, steps = self._sampler(given.tables)
+        self._evaluated = bool(given.dev) or bool(given.sets)
+        if recipe.evaluation.select is not None and not self._evaluated:
+            raise ValueError("evaluation.select names a dev score, but there is none: set sts_dev or dev")
+        arguments = trainer_arguments(
+            options,
+            recipe.evaluation,
+            output,
+            steps,
+            evaluated=self._evaluated,
+            report_to=given.report_to,
+        )
         self.clock = Clock()
         callbacks = [self.clock, Progress(objective), Milestones(self._evaluated)]
         if options.early_stopping is not None:
             callbacks.append(EarlyStopping(options.early_stopping))
-        self.trainer = _Trainer(self, arguments, callbacks)
+        self.trainer = Loop(
+            objective,
+            arguments,
+            Batches(self.examples, self.sampler, options.workers),
+            self.dev_scores,
+            select=recipe.evaluation.select,
+            callbacks=[*callbacks, *given.callbacks],
+            optimizer=optimizer(objective, options, arguments.device) if self.trained else None,
+            tensorboard=output / "tensorboard",
+        )
+        if options.precision == "fp16":
+            self.trainer.scale_losses()
         _LOG.info(
             "%s: %d steps, %s examples",
             recipe.name,
             steps,
-            {name: len(table) for name, table in tables.items()},
+            {name: len(table) for name, table in given.tables.items()},
         )
         for task, accuracy in self.majority.items():
             _LOG.info("%s (dev): the majority class has an accuracy of %.1f", task, accuracy)
@@ -205,13 +279,13 @@ class _Run:
         best = self.trainer.state.best_model_checkpoint
         return int(best.rpartition("-")[2]) if best else None
 
-    def _sampler(self) -> tuple[Repeated, int]:
+    def _sampler(self, tables: Mapping[str, Table]) -> tuple[Repeated, int]:
         """The batches of this process, and the optimizer steps of the run."""
         options = self.recipe.training
         epochs = max(1, math.ceil(options.epochs))
         one = TaskSampler(
             self.examples.lengths,
-            {task: np.arange(span.start, span.stop) for task, span in self.examples.tasks.items()},
+            {task: self._rows(task, table) for task, table in tables.items()},
             options.batch_size,
             options.schedule,  # type: ignore[arg-type]  # checked by TrainingOptions
             epochs=epochs,
@@ -225,6 +299,17 @@ class _Run:
             steps = options.max_steps
             one.epochs = epochs = math.ceil(steps * options.gradient_accumulation / len(one))
         return Repeated(one, epochs), max(1, steps)
+
+    def _rows(self, task: str, table: Table) -> TaskRows:
+        """How the examples of a task are drawn."""
+        span = self.examples.tasks[task]
+        texts = self.examples.text_numbers(task) if self.recipe.training.no_duplicates else None
+        fraction = self.recipe.data[task].get("weighted_fraction")
+        if fraction is None:
+            return TaskRows(np.arange(span.start, span.stop), texts=texts)
+        weights = balanced_weights(table["label"])
+        draws = max(1, round(fraction * len(table)))
+        return TaskRows(np.arange(span.start, span.stop), weights, draws, texts)
 
     def train(self) -> list[dict[str, Any]]:
         """Train to the end, from the last complete checkpoint if there is one; returns the log."""
@@ -241,7 +326,7 @@ class _Run:
         return history
 
     def dev_scores(self) -> dict[str, float]:
-        """Scores of the objective's tasks, and of STS-B dev."""
+        """Scores of the objective's tasks, and those that do not depend on it."""
         scores: dict[str, float] = {}
         if self.dev is not None:
             for task in self.dev.tasks:
@@ -251,9 +336,7 @@ class _Run:
                     raise ValueError(f"evaluation.dev.{task}: {error}") from None
                 scores.update({f"{task}_{name}": value for name, value in scored.items()})
             scores.update(self.objective.summary(scores))
-        if self.recipe.evaluation.sts_dev:
-            scores["stsb_dev"] = sts_dev(self.objective.encoder, self._root)
-        return scores
+        return scores | self._sets.scores(self.objective.encoder)
 
     def _outputs(self, task: str) -> Arrays:
         """The objective's outputs for all examples of a dev task, in order."""
@@ -276,110 +359,6 @@ class _Run:
         return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 
 
-class _Trainer(transformers.Trainer):
-    """Trainer with embedkit's batches and scores."""
-
-    def __init__(self, run: _Run, arguments: Any, callbacks: list[TrainerCallback]) -> None:
-        options, objective = run.recipe.training, run.objective
-        self._run = run
-        super().__init__(
-            model=objective,
-            args=arguments,
-            train_dataset=run.examples,
-            eval_dataset=run.examples,  # required, but `evaluate` is overridden
-            callbacks=callbacks,
-            optimizers=(_optimizer(objective, options, arguments.device) if run.trained else None, None),
-        )
-        # forward's **targets are not loss options; otherwise gradients of accumulated batches would be summed
-        self.model_accepts_loss_kwargs = False
-        self.remove_callback(PrinterCallback)
-        if self.is_world_process_zero():
-            from torch.utils.tensorboard import SummaryWriter
-            from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]  # not in __all__
-
-            self.add_callback(TensorBoardCallback(SummaryWriter(run.output / "tensorboard")))
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Batches of this process, as chosen by the sampler."""
-        examples = self._run.examples
-        return DataLoader(examples, batch_sampler=self._run.sampler, collate_fn=examples.batch)  # type: ignore[arg-type]
-
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Dev scores, logged and passed to the callbacks under the names by which the best is selected."""
-        scores = self._run.dev_scores()
-        select = self._run.recipe.evaluation.select
-        if select is not None and select not in scores:
-            raise ValueError(
-                f"evaluation.select {select!r} is not a dev score; available are {', '.join(scores)}"
-            )
-        metrics = {f"eval_{name}": value for name, value in scores.items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-
-def _arguments(
-    options: TrainingOptions, output: Path, steps: int, evaluated: bool, select: str | None
-) -> Any:
-    every = options.eval_steps if options.eval_steps >= 1 else steps * options.eval_steps
-    every = min(steps, max(1, round(every)))
-    arguments = transformers.TrainingArguments(
-        output_dir=str(output / "checkpoints"),
-        per_device_train_batch_size=options.batch_size // world_size(),
-        gradient_accumulation_steps=options.gradient_accumulation,
-        max_steps=steps,
-        lr_scheduler_type=options.scheduler,
-        warmup_steps=math.ceil(options.warmup_ratio * steps),
-        max_grad_norm=options.max_grad_norm,
-        eval_strategy="steps" if evaluated else "no",
-        eval_steps=every,
-        save_strategy="steps",
-        save_steps=every,
-        save_total_limit=1,
-        load_best_model_at_end=select is not None,
-        metric_for_best_model=None if select is None else f"eval_{select}",
-        greater_is_better=not (select or "").endswith("perplexity"),
-        logging_steps=options.logging_steps,
-        logging_nan_inf_filter=False,
-        disable_tqdm=sys.stderr is None or not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO),
-        seed=options.seed,
-        use_cpu=not torch.cuda.is_available(),
-        ddp_find_unused_parameters=True if world_size() > 1 else None,  # the heads of other tasks
-        remove_unused_columns=False,
-        label_names=[],
-        report_to="none",
-    )
-    if arguments.n_gpu > 1:
-        arguments._n_gpu = 1  # DataParallel would split a packed batch at an arbitrary token
-    return arguments
-
-
-def _optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW without decay of biases and norms; heads may have their own learning rate."""
-    objective.to(device)
-    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
-    for name, parameter in objective.named_parameters():
-        if parameter.requires_grad:
-            # a cross-encoder's classifier is part of its transformers model
-            of_backbone = name.startswith("encoder.backbone.") and "classifier" not in name
-            key = (of_backbone, parameter.ndim > 1)
-            groups.setdefault(key, []).append(parameter)
-    if not groups:
-        raise ValueError("no parameter is trained: all of the model is frozen, and the objective has no head")
-    head_rate = options.head_learning_rate or options.learning_rate
-    return torch.optim.AdamW(
-        [
-            {
-                "params": parameters,
-                "lr": options.learning_rate if of_backbone else head_rate,
-                "weight_decay": options.weight_decay if decays else 0.0,
-            }
-            for (of_backbone, decays), parameters in groups.items()
-        ],
-        fused=device.type in ("cpu", "cuda"),
-    )
-
-
 def _check_dev(tables: Mapping[str, Table], dev: Mapping[str, Table]) -> None:
     """Refuse a dev set whose class ids differ from those of the training task of the same name."""
     for name in dev.keys() & tables.keys():
@@ -396,11 +375,14 @@ def _check_data(
     fields_of: Callable[[str, Table], tuple[str, ...]],
     tables: Mapping[str, Table],
     dev: Mapping[str, Table],
+    *,
     root: Path,
+    sets: DevSets,
 ) -> dict[str, Any]:
     """Count duplicates in the training data and overlap with the evaluation data."""
     evaluation = recipe.evaluation
     evaluations = {f"{task} (dev)": _texts(table, fields_of(task, table)) for task, table in dev.items()}
+    evaluations |= sets.texts()
     if evaluation.test or evaluation.sts_dev:
         evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, root)
     reports = {}

@@ -35,6 +35,8 @@ _KEYS = (
     "max_score",
     "limit",
     "balanced_fraction",
+    "weighted_fraction",
+    "prompts",
     "seed",
 )
 
@@ -141,6 +143,9 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
             ``limit``: maximum number of rows, drawn with ``seed`` (0).
             ``balanced_fraction``: of these, a fraction with equally many rows of each of the ``labels``, drawn with
             ``seed``, see `embedkit.training.data.sampler.balanced_fraction`.
+            ``weighted_fraction``: of training data: an epoch draws this fraction of the rows, with replacement and each
+            of the ``labels`` equally often (torch's ``WeightedRandomSampler``); unused here.
+            ``prompts``: field -> text that the trained model reads before the field's texts; unused here.
         root: None for the environment variable EMBEDKIT_DATA, else the current directory.
 
     Returns:
@@ -201,13 +206,19 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
     limit, seed = spec.get("limit"), spec.get("seed", 0)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"limit is {limit!r}; give a number of rows from 1")
-    fraction = spec.get("balanced_fraction")
-    if fraction is not None and (
-        type(fraction) not in (int, float) or not 0 < fraction <= 1 or "labels" not in spec
+    for key in ("balanced_fraction", "weighted_fraction"):
+        fraction = spec.get(key)
+        if fraction is not None and (
+            type(fraction) not in (int, float) or not 0 < fraction <= 1 or "labels" not in spec
+        ):
+            raise ValueError(
+                f"{key} is {fraction!r}; give a number above 0 and up to 1, and the classes in `labels`"
+            )
+    prompts = spec.get("prompts")
+    if prompts is not None and (
+        not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values())
     ):
-        raise ValueError(
-            f"balanced_fraction is {fraction!r}; give a number above 0 and up to 1, and the classes in `labels`"
-        )
+        raise ValueError(f"prompts is {prompts!r}; give a mapping of our field to a text")
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed is {seed!r}; give an integer from 0")
 

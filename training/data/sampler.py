@@ -8,16 +8,19 @@ skipping the batches it has seen, and the global batches do not depend on the nu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
     "Schedule",
+    "TaskRows",
     "TaskSampler",
     "annealed_probabilities",
     "balanced_fraction",
+    "balanced_weights",
 ]
 
 Schedule = Literal["sequential", "round_robin", "proportional", "annealed"]
@@ -25,6 +28,24 @@ Indices = npt.NDArray[np.int64]
 
 _MEGABATCH = 50  # batches whose texts are sorted together
 _ORDER = 1 << 20  # random stream for the order of tasks; the streams of the tasks are their numbers
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """How the examples of a task are drawn.
+
+    Attributes:
+        indices: (n,) of its examples.
+        weights: (n,), proportional to the probability of each example; None sees each once a pass. With weights, a
+            pass draws with replacement, as torch's ``WeightedRandomSampler``.
+        draws: examples that a pass with weights draws; None for n.
+        texts: (n, fields), numbers of each example's texts: a batch then holds no text twice, in any field.
+    """
+
+    indices: Sequence[int] | Indices
+    weights: npt.NDArray[np.float64] | None = None
+    draws: int | None = None
+    texts: npt.NDArray[np.integer[Any]] | None = None
 
 
 class TaskSampler:
@@ -53,7 +74,7 @@ class TaskSampler:
     def __init__(
         self,
         lengths: npt.ArrayLike,
-        tasks: Mapping[str, Sequence[int] | Indices],
+        tasks: Mapping[str, Sequence[int] | Indices | TaskRows],
         batch_size: int,
         schedule: Schedule,
         *,
@@ -67,7 +88,7 @@ class TaskSampler:
 
         Args:
             lengths: (n,), tokens of each example of all tasks.
-            tasks: name -> indices of its examples: a range, or the result of `balanced_fraction`.
+            tasks: name -> its examples: a range, the result of `balanced_fraction`, or `TaskRows`.
             batch_size: of the global batch, over all processes.
             schedule: see the class.
             epochs: over which ``annealed`` anneals; later epochs are like the last.
@@ -95,10 +116,10 @@ class TaskSampler:
         self.names = tuple(tasks)
         self.schedule: Schedule = schedule
         self.epochs = _positive("epochs", epochs)
-        self._tasks = [np.asarray(indices, np.int64) for indices in tasks.values()]
-        for name, indices in zip(self.names, self._tasks, strict=True):
-            self._plan.check(f"the task {name!r}", indices)
-        self._sizes = np.array([self._plan.batches(indices) for indices in self._tasks])
+        self._tasks = [_rows(rows) for rows in tasks.values()]
+        for name, rows in zip(self.names, self._tasks, strict=True):
+            self._plan.check(f"the task {name!r}", rows)
+        self._sizes = np.array([self._plan.batches(rows) for rows in self._tasks])
         total = int(self._sizes.sum())
         rounds = len(self._sizes) * int(self._sizes.max())
         self.steps_per_epoch = rounds if schedule == "round_robin" else total
@@ -203,6 +224,13 @@ def balanced_fraction(labels: npt.ArrayLike, fraction: float, *, seed: int = 0) 
     return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
+def balanced_weights(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """A weight for each example, (n,): one over the number of examples with its label, for `TaskRows`."""
+    _, inverse, counts = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
+    weights: npt.NDArray[np.float64] = 1 / counts[inverse]
+    return weights
+
+
 class _Plan:
     """How the indices of a task become batches."""
 
@@ -232,43 +260,116 @@ class _Plan:
                 f"give {-(-batch_size // world_size) * world_size}"
             )
 
-    def check(self, name: str, indices: Indices) -> None:
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self.lengths):
+    def check(self, name: str, rows: _Rows) -> None:
+        if len(rows.indices) and not 0 <= rows.indices.min() <= rows.indices.max() < len(self.lengths):
             raise ValueError(f"{name} has an index outside of the {len(self.lengths)} examples")
-        if not self.batches(indices):
+        if not self.batches(rows):
             raise ValueError(
-                f"{name} has {len(indices)} examples and no whole batch of {self.batch_size}; "
+                f"{name} has {rows.draws} examples and no whole batch of {self.batch_size}; "
                 "give more data, or a smaller batch_size"
             )
 
     def random(self, *stream: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, *stream])
 
-    def batches(self, indices: Indices) -> int:
-        return -(-self._used(indices) // self.batch_size)
+    def batches(self, rows: _Rows) -> int:
+        return -(-self._used(rows) // self.batch_size)
 
     def share(self, batch: Indices) -> list[int]:
         size = len(batch) // self._world_size
         share: list[int] = batch[self._rank * size : (self._rank + 1) * size].tolist()
         return share
 
-    def pass_over(self, indices: Indices, task: int, number: int) -> list[Indices]:
+    def pass_over(self, rows: _Rows, task: int, number: int) -> list[Indices]:
         """All batches of one pass over a task."""
         random = self.random(task, number)
         # Dropped indices are cut off here, before sorting: otherwise they would be the longest texts.
-        shuffled = indices[random.permutation(len(indices))[: self._used(indices)]]
+        if rows.weights is None:
+            drawn = random.permutation(len(rows.indices))[: self._used(rows)]
+        else:
+            drawn = random.choice(len(rows.indices), self._used(rows), p=rows.weights)
         batches: list[Indices] = []
         span = _MEGABATCH * self.batch_size
-        for start in range(0, len(shuffled), span):
-            block = shuffled[start : start + span]
-            block = block[np.argsort(-self.lengths[block], kind="stable")]
+        for start in range(0, len(drawn), span):
+            block = drawn[start : start + span]
+            block = block[np.argsort(-self.lengths[rows.indices[block]], kind="stable")]
+            if rows.texts is not None:
+                block = _spread_repeated(block, rows.texts, self.batch_size)
+            block = rows.indices[block]
             batches += [block[at : at + self.batch_size] for at in range(0, len(block), self.batch_size)]
         return [batches[i] for i in random.permutation(len(batches))]
 
-    def _used(self, indices: Indices) -> int:
-        """How many of the indices a pass yields."""
+    def _used(self, rows: _Rows) -> int:
+        """How many indices a pass yields."""
         unit = self.batch_size if self._drop_last else self._world_size
-        return len(indices) // unit * unit
+        return rows.draws // unit * unit
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """`TaskRows`, checked: probabilities in place of weights."""
+
+    indices: Indices
+    weights: npt.NDArray[np.float64] | None
+    draws: int
+    texts: npt.NDArray[np.integer[Any]] | None
+
+
+def _rows(given: Sequence[int] | Indices | TaskRows) -> _Rows:
+    if not isinstance(given, TaskRows):
+        given = TaskRows(given)
+    indices = np.asarray(given.indices, np.int64)
+    weights = given.weights
+    if weights is not None:
+        if len(weights) != len(indices) or not weights.sum() > 0 or weights.min() < 0:
+            raise ValueError(
+                f"{len(weights)} weights for {len(indices)} examples; give each one from 0, not all of them 0"
+            )
+        weights = weights / weights.sum()
+    draws = len(indices) if given.draws is None or weights is None else given.draws
+    return _Rows(indices, weights, draws, given.texts)
+
+
+def _spread_repeated(block: Indices, texts: npt.NDArray[np.integer[Any]], batch_size: int) -> Indices:
+    """The block in an order in which no run of ``batch_size`` examples holds a text twice, as far as possible.
+
+    Each example goes, in order, to the first batch that has room and none of its texts. What fits nowhere then takes
+    the place of an example that fits elsewhere; only texts in more examples than there are batches are repeated.
+    """
+    count = -(-len(block) // batch_size)
+    own = {example: frozenset(texts[example].tolist()) for example in block.tolist()}
+    room = [min(batch_size, len(block) - at * batch_size) for at in range(count)]
+    batches: list[list[int]] = [[] for _ in range(count)]
+    seen: list[set[int]] = [set() for _ in range(count)]
+
+    def put(example: int, at: int) -> None:
+        batches[at].append(example)
+        seen[at] |= own[example]
+
+    first, left = 0, []
+    for example in block.tolist():
+        place = (i for i in range(first, count) if len(batches[i]) < room[i] and not own[example] & seen[i])
+        if (at := next(place, None)) is None:
+            left.append(example)
+        else:
+            put(example, at)
+        while first < count and len(batches[first]) == room[first]:
+            first += 1
+    for example in left:
+        free = next(i for i in range(count) if len(batches[i]) < room[i])
+        for at in range(count):
+            shared = [other for other in batches[at] if own[other] & own[example]]
+            movable = shared if len(shared) == 1 else batches[at] if not shared else []
+            moved = next((other for other in movable if not own[other] & seen[free]), None)
+            if at != free and moved is not None:
+                batches[at].remove(moved)
+                seen[at] = set().union(*(own[other] for other in batches[at]))
+                put(moved, free)
+                put(example, at)
+                break
+        else:
+            put(example, free)
+    return np.array([example for batch in batches for example in batch], np.int64)
 
 
 def _rounded(expected: npt.NDArray[np.float64]) -> Indices:

@@ -19,7 +19,7 @@ from .pairs import Pair, PairSet, StsResult, score_pairs
 from .tables import Data, Row, data_folder, read_table
 from .vectors import TextEncoder
 
-__all__ = ["chinese", "chinese_sets", "sts", "sts_dev", "sts_dev_sets", "sts_sets"]
+__all__ = ["chinese", "chinese_sets", "sts", "sts_dev", "sts_dev_sets", "sts_sets", "sts_unseen_sets"]
 
 
 class _Wanted(NamedTuple):
@@ -42,6 +42,7 @@ _STS = {
     "SICK-R": _Wanted("SICKR", "test", 4927),
 }
 _STS_DEV = {"STS-B dev": _Wanted("STSB", "dev", 1500)}
+_STS12_TRAIN = {"STS12 train": _Wanted("STS12", "train", 2234)}
 
 # For ATEC, the data has training pairs only. AFQMC was drawn from ATEC: if a pair of its dev split is among them
 # (1,682 of 4,316), the label is the same. When training on ATEC, exclude those pairs.
@@ -110,6 +111,29 @@ def sts_dev_sets(data: Data = None) -> dict[str, PairSet]:
             f"{sets[name].source}, without pairs of the test sets",
         )
         for name in _STS_DEV
+    }
+
+
+def sts_unseen_sets(data: Data = None) -> dict[str, PairSet]:
+    """The pairs of `sts_sets` that are neither in STS-B dev nor in STS12 train, by column.
+
+    For a model that was selected by these: 1,130 of the 1,497 distinct STS-B dev pairs are in the sets STS12-16.
+
+    Args:
+        data: as for `sts`; also contains ``sts_en/sts12_train.tsv.gz``.
+    """
+    folder = data_folder(data) / "sts_en"
+    sets = _scored_sets(folder / "sts_en.tsv.gz", {**_STS, **_STS_DEV})
+    selected = [*sets["STS-B dev"].pairs]
+    for one in _scored_sets(folder / "sts12_train.tsv.gz", _STS12_TRAIN).values():
+        selected += one.pairs
+    seen = {_pair_key(pair) for pair in selected}
+    return {
+        name: PairSet(
+            [pair for pair in sets[name].pairs if _pair_key(pair) not in seen],
+            f"{sets[name].source}, without pairs of STS-B dev and STS12 train",
+        )
+        for name in _STS
     }
 
 

@@ -19,6 +19,7 @@ OBJECTIVES: dict[str, str] = {
     "margin_mse": "margin_mse:MarginMse",
     "minbert": "minbert:MinBert",
     "hpd": "hpd:Hpd",
+    "multi": "multi:Multi",
     "roformer_sim": "roformer_sim:RoformerSim",
     "roformer_sim_ft": "roformer_sim_ft:RoformerSimFt",
     "sbert": "sbert:Sbert",

@@ -28,7 +28,7 @@ from ..data.readers import Table
 from ..model import SentenceModel
 from ..teacher import TeacherOptions, VectorStore
 from .base import Arrays, first_row, gather
-from .vector_loss import VectorLoss, VectorOptions
+from .vector_loss import VectorLoss, VectorOptions, negative_fields
 
 __all__ = ["Gist", "GistOptions", "guided_loss"]
 
@@ -37,7 +37,7 @@ def guided_loss(vectors: Tensor, guide: Tensor, temperature: float, margin: floa
     """The loss above, averaged over this process' anchors; candidates are those of all processes.
 
     Args:
-        vectors, guide: (2 or 3 fields, batch, dimension), of any length.
+        vectors, guide: (fields, batch, dimension), of any length: anchor, positive and hard negatives.
         temperature: t.
         margin: see above.
     """
@@ -51,8 +51,8 @@ def guided_loss(vectors: Tensor, guide: Tensor, temperature: float, margin: floa
         (anchor @ anchor.t(), anchor_guide @ anchor_guide.t()),
         (positive @ everyone.t(), positive_guide @ everyone_guide.t()),
     ]
-    if len(vectors) > 2:
-        blocks.append((anchor @ gather(student[2]).t(), anchor_guide @ gather(known[2]).t()))
+    for negative, negative_guide in zip(student[2:], known[2:], strict=True):
+        blocks.append((anchor @ gather(negative).t(), anchor_guide @ gather(negative_guide).t()))
     label = own + first_row(len(own))
     scores = []
     for number, (similarity, guided) in enumerate(blocks):
@@ -75,13 +75,15 @@ class GistOptions(VectorOptions):
         guide: the model whose similarities choose the negatives.
         temperature: t.
         margin: how much less similar than the positive a negative must be to the guide.
-        hard_negatives: whether an example has a field ``negative``.
+        hard_negatives: whether an example has hard negatives.
+        negatives: how many: the field ``negative``, or ``negative_1``, ``negative_2``, ... of several.
     """
 
     guide: TeacherOptions | None = None
     temperature: float = 0.01
     margin: float = 0.0
     hard_negatives: bool = False
+    negatives: int = 1
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -90,6 +92,8 @@ class GistOptions(VectorOptions):
             raise ValueError("objective.guide is missing; name a model: {path: FOLDER}")
         if self.temperature <= 0:
             raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
+        if self.negatives < 1:
+            raise ValueError(f"objective.negatives must be positive, not {self.negatives}")
 
 
 class Gist(VectorLoss):
@@ -102,7 +106,9 @@ class Gist(VectorLoss):
     def __init__(self, encoder: SentenceModel, options: GistOptions, tables: Mapping[str, Table]) -> None:
         """See `Objective`."""
         super().__init__(encoder, options, tables)
-        self.fields = ("anchor", "positive", "negative") if options.hard_negatives else ("anchor", "positive")
+        self.fields = ("anchor", "positive")
+        if options.hard_negatives:
+            self.fields += negative_fields(options.negatives)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The guide's vectors (examples, fields, dimension)."""

@@ -262,6 +262,10 @@ class Hpd(Objective):
         total = np.square(teacher - teacher.mean(0)).sum()
         return {"r2": 100 * float(1 - left / total)} if total else {}
 
+    def summary(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """The mean of all dev sets' R^2."""
+        return {"r2": float(np.mean(list(scores.values())))} if scores else {}
+
 
 def _fields_of(table: Table) -> tuple[str, ...]:
     if "text" in table.names and table.names != _GROUP:

@@ -19,8 +19,8 @@ __all__ = ["MarginMse", "margin_loss"]
 
 
 def margin_loss(student: Tensor, teacher: Tensor) -> Tensor:
-    """The loss above of scores (batch, 2) of the positives and the negatives."""
-    return functional.mse_loss(student[:, 0] - student[:, 1], teacher[:, 0] - teacher[:, 1])
+    """The loss above of scores (batch, 1 + k) of the positives and k negatives, averaged over the negatives too."""
+    return functional.mse_loss(student[:, :1] - student[:, 1:], teacher[:, :1] - teacher[:, 1:])
 
 
 class MarginMse(TripletDistillation):

@@ -3,19 +3,21 @@
 With u and v the vectors of the sentences, y the label and T the highest score (5):
 
     sentiment   softmax(W u), cross-entropy over the classes of SST-5; one sentence
-    paraphrase  σ(w f(u, v) + b), binary cross-entropy; f is the dot product u.v, or (u, v, u*v) or (u, v, |u-v|), in
-                which u*v is the elementwise product
+    paraphrase  σ(w f(u, v) + b), binary cross-entropy, or softmax(W f(u, v)) over no and yes, cross-entropy; f is the
+                dot product u.v, or (u, v, u*v) or (u, v, |u-v|), in which u*v is the elementwise product
     sts         a score s, T cos(u, v), or a (u.v) + b in the baseline, and one of
                   mse            (s - y)^2
                   l1             |s - y|
                   hinge          max(|s - y| - margin, 0), the hinge of support vector regression
-                  cross_entropy  -Σ_j t_j log q_j,  q = softmax(W (u, v, |u-v|)) over the scores j = 0..T, where t
+                  cross_entropy  -Σ_j t_j log q_j,  q = softmax(W f(u, v)) over the scores j = 0..T, where t
                                  splits y between its two neighbours, t_⌊y⌋ = ⌊y⌋ + 1 - y and t_⌊y⌋₊₁ = y - ⌊y⌋, and
                                  s = Σ_j j q_j (Tai, Socher & Manning 2015, arXiv:1503.00075, section 4.2)
 
-The meaning of "hinge" and "cross-entropy" in a report of the project is our reading. Dropout is applied to the input
-of linear layers, not before a cosine or a dot product, which would no longer be those of the vectors. The order of
-tasks is ``training.schedule``: ``sequential`` in the report.
+The meaning of "hinge" and "cross-entropy" in a report of the project is our reading. With ``dropout_of: features``,
+dropout is applied to the input of linear layers, not before a cosine or a dot product, which would no longer be
+those of the vectors; with ``dropout_of: vectors`` to u and v, before any product, as in the report's baseline. That
+baseline is a softmax for all three tasks: ``paraphrase_loss: softmax``, ``sts_loss: cross_entropy`` and
+``sts_features: u.v``. The order of tasks is ``training.schedule``: ``sequential`` in the report.
 """
 
 from __future__ import annotations
@@ -38,7 +40,6 @@ __all__ = ["STS_LOSSES", "TASKS", "MinBert", "MinBertOptions", "score_classes", 
 
 TASKS = ("sentiment", "paraphrase", "sts")
 STS_LOSSES = ("mse", "l1", "hinge", "cross_entropy")
-_SCORE_FEATURES = "u,v,|u-v|"
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,34 @@ class MinBertOptions:
 
     Attributes:
         paraphrase: the input of the paraphrase head: ``u.v``, ``u,v,u*v``, ``u,v,|u-v|`` or another of SBERT's.
+        paraphrase_loss: ``binary``, or ``softmax`` over the two classes.
         sts_loss: ``mse``, ``l1``, ``hinge`` or ``cross_entropy``.
+        sts_features: the input of the STS head for ``cross_entropy``, as for the paraphrase head.
         sts_similarity: ``cosine``, or ``u.v`` for the baseline's dot product with a linear layer; unused for
             ``cross_entropy``.
         hinge_margin: distance of a score without loss, for ``hinge``.
         max_score: the highest STS score, a whole number.
-        dropout: of the vectors before a linear head.
+        dropout: before a linear head.
+        dropout_of: ``features``, the head's input, or ``vectors``, before products of them.
     """
 
     paraphrase: str = "u,v,|u-v|"
+    paraphrase_loss: str = "binary"
     sts_loss: str = "mse"
     sts_similarity: str = "cosine"
+    sts_features: str = "u,v,|u-v|"
     hinge_margin: float = 0.5
     max_score: int = 5
     dropout: float = 0.5
+    dropout_of: str = "features"
 
     def __post_init__(self) -> None:
         """Check the values."""
         for name, known in (
             ("paraphrase", CONCATENATIONS),
+            ("paraphrase_loss", ("binary", "softmax")),
+            ("sts_features", CONCATENATIONS),
+            ("dropout_of", ("features", "vectors")),
             ("sts_loss", STS_LOSSES),
             ("sts_similarity", ("cosine", "u.v")),
         ):
@@ -115,10 +125,11 @@ class MinBert(Objective):
         if "paraphrase" in tables:
             if len(self._classes["paraphrase"]) != 2:
                 raise ValueError("paraphrase has two classes, no and then yes: data.paraphrase.labels")
-            self.paraphrase = nn.Linear(feature_size(width, options.paraphrase), 1)
+            outputs = 2 if options.paraphrase_loss == "softmax" else 1
+            self.paraphrase = nn.Linear(feature_size(width, options.paraphrase), outputs)
         if "sts" in tables:
             if options.sts_loss == "cross_entropy":
-                self.sts = nn.Linear(feature_size(width, _SCORE_FEATURES), options.max_score + 1)
+                self.sts = nn.Linear(feature_size(width, options.sts_features), options.max_score + 1)
             elif options.sts_similarity == "u.v":
                 self.sts = nn.Linear(1, 1)
 
@@ -143,11 +154,19 @@ class MinBert(Objective):
         """See `Objective.forward`."""
         name, label = self.tasks[int(task)], targets["label"]
         vectors = self.encode(input_ids, cu_seqlens, 1 if name == "sentiment" else 2)
+        if self.options.dropout_of == "vectors":
+            vectors = self.dropout(vectors)
         if name == "sentiment":
-            logits = self.sentiment(self.dropout(vectors[0]))
+            logits = self.sentiment(self._dropped(vectors[0]))
             return {"loss": functional.cross_entropy(logits, label), "logits": logits}
         u, v = vectors
         if name == "paraphrase":
+            if self.options.paraphrase_loss == "softmax":
+                logits = self.paraphrase(self._features(u, v, self.options.paraphrase))
+                return {
+                    "loss": functional.cross_entropy(logits, label),
+                    "logit": logits[:, 1] - logits[:, 0],
+                }
             logit = self.paraphrase(self._features(u, v, self.options.paraphrase))[:, 0]
             loss = functional.binary_cross_entropy_with_logits(logit, label.to(logit.dtype))
             return {"loss": loss, "logit": logit}
@@ -155,13 +174,17 @@ class MinBert(Objective):
 
     def _features(self, u: Tensor, v: Tensor, concatenation: str) -> Tensor:
         seen = features(u, v, concatenation)
-        dropped: Tensor = self.dropout(seen) if seen.shape[1] > 1 else seen
+        return self._dropped(seen) if seen.shape[1] > 1 else seen
+
+    def _dropped(self, features: Tensor) -> Tensor:
+        """Dropout of a linear layer's input, unless the vectors have had it."""
+        dropped: Tensor = features if self.options.dropout_of == "vectors" else self.dropout(features)
         return dropped
 
     def _sts(self, u: Tensor, v: Tensor, label: Tensor) -> dict[str, Tensor]:
         options = self.options
         if options.sts_loss == "cross_entropy":
-            logits = self.sts(self._features(u, v, _SCORE_FEATURES))
+            logits = self.sts(self._features(u, v, options.sts_features))
             loss = functional.cross_entropy(logits, score_classes(label, options.max_score))
             score = (logits.softmax(-1) * torch.arange(logits.shape[1], device=u.device)).sum(-1)
             return {"loss": loss, "score": score}

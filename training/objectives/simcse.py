@@ -25,7 +25,7 @@ from torch.nn import functional
 from ..data.readers import Table
 from ..model import SentenceModel
 from .base import first_row, gather
-from .vector_loss import VectorLoss, VectorOptions
+from .vector_loss import VectorLoss, VectorOptions, negative_fields
 
 __all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
 
@@ -36,7 +36,8 @@ def contrastive_loss(
     """The loss above, averaged over this process's anchors.
 
     Args:
-        anchors, positives, negatives: (batch, dimension) of this process, of any length.
+        anchors, positives: (batch, dimension) of this process, of any length.
+        negatives: (k * batch, dimension), the first hard negatives of all examples, then the second ones, ...
         temperature: t.
     """
     candidates = gather(functional.normalize(positives, dim=-1))
@@ -53,17 +54,21 @@ class SimCseOptions(VectorOptions):
 
     Attributes:
         temperature: t.
-        hard_negatives: whether an example has a field ``negative``.
+        hard_negatives: whether an example has hard negatives.
+        negatives: how many: the field ``negative``, or ``negative_1``, ``negative_2``, ... of several.
     """
 
     temperature: float = 0.05
     hard_negatives: bool = True
+    negatives: int = 1
 
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
         if self.temperature <= 0:
             raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
+        if self.negatives < 1:
+            raise ValueError(f"objective.negatives must be positive, not {self.negatives}")
 
 
 class SimCse(VectorLoss):
@@ -76,10 +81,11 @@ class SimCse(VectorLoss):
     def __init__(self, encoder: SentenceModel, options: SimCseOptions, tables: Mapping[str, Table]) -> None:
         """See `Objective`."""
         super().__init__(encoder, options, tables)
-        self.fields = ("anchor", "positive", "negative") if options.hard_negatives else ("anchor", "positive")
+        self.fields = ("anchor", "positive")
+        if options.hard_negatives:
+            self.fields += negative_fields(options.negatives)
 
     def loss(self, vectors: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """See `VectorLoss.loss`."""
-        anchors, positives, *negatives = vectors
-        negative = negatives[0] if negatives else None
-        return contrastive_loss(anchors, positives, negative, self.options.temperature)
+        negatives = vectors[2:].flatten(0, 1) if len(vectors) > 2 else None
+        return contrastive_loss(vectors[0], vectors[1], negatives, self.options.temperature)

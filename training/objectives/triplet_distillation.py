@@ -1,7 +1,8 @@
-"""Shared by the distillation of triplets from a cross-encoder: its scores of (anchor, positive), (anchor, negative)."""
+"""Shared by the distillation of rankings from a cross-encoder: its scores of the anchor with positive and negatives."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,15 +11,16 @@ import numpy as np
 from torch import Tensor
 
 from ..data.readers import Table
+from ..model import SentenceModel
 from .base import Arrays
 from .teachers import teacher_outputs
-from .vector_loss import VectorLoss, VectorOptions
+from .vector_loss import VectorLoss, VectorOptions, negative_fields
 
 __all__ = ["TripletDistillation", "TripletDistillationOptions", "dot_scores"]
 
 
 def dot_scores(vectors: Tensor) -> Tensor:
-    """The dot products (batch, 2) of the anchor with the positive and the negative: vectors (3, batch, dimension)."""
+    """The dot products (batch, 1 + k) of the anchor with positive and negatives: vectors (2 + k, batch, dimension)."""
     return (vectors[0] * vectors[1:]).sum(-1).t()
 
 
@@ -29,24 +31,34 @@ class TripletDistillationOptions(VectorOptions):
     Attributes:
         teacher: folder or Hub name of a cross-encoder with one score.
         teacher_max_length: maximum number of tokens of its pairs.
+        negatives: k: the field ``negative``, or ``negative_1``, ``negative_2``, ... of several.
     """
 
     teacher: str = ""
     teacher_max_length: int = 256
+    negatives: int = 1
 
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
         if not self.teacher:
             raise ValueError("objective.teacher is missing; name a cross-encoder")
+        if self.negatives < 1:
+            raise ValueError(f"objective.negatives must be positive, not {self.negatives}")
 
 
 class TripletDistillation(VectorLoss):
-    """Triplets with a teacher's scores (batch, 2), logits, as the target ``scores``."""
+    """Examples with a teacher's scores (batch, 1 + k), logits, as the target ``scores``."""
 
     Options: ClassVar[type[Any]] = TripletDistillationOptions
-    fields = ("anchor", "positive", "negative")
     options: TripletDistillationOptions
+
+    def __init__(
+        self, encoder: SentenceModel, options: TripletDistillationOptions, tables: Mapping[str, Table]
+    ) -> None:
+        """See `Objective`."""
+        super().__init__(encoder, options, tables)
+        self.fields = ("anchor", "positive", *negative_fields(options.negatives))
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The teacher's logits: `teacher_outputs` are their sigmoid."""

@@ -14,7 +14,12 @@ from ..data.readers import Table
 from ..model import SentenceModel
 from .base import Arrays, Objective, check_matryoshka, check_scores, spearman
 
-__all__ = ["ScoredPairs", "ScoredPairsOptions", "VectorLoss", "VectorOptions"]
+__all__ = ["ScoredPairs", "ScoredPairsOptions", "VectorLoss", "VectorOptions", "negative_fields"]
+
+
+def negative_fields(count: int) -> tuple[str, ...]:
+    """The fields of an example's hard negatives: ``negative``, or ``negative_1``, ``negative_2``, ... of several."""
+    return ("negative",) if count == 1 else tuple(f"negative_{i}" for i in range(1, count + 1))
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,11 @@ class VectorLoss(Objective):
         return {"loss": loss, "cosine": cosine.t()}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """The share of triplets whose positive is nearer than the hard negative; empty without hard negatives."""
+        """The share of examples whose positive is nearer than all hard negatives; empty without hard negatives."""
         if len(self.fields) < 3:
             return {}
-        return {"accuracy": 100 * float((outputs["cosine"][:, 0] > outputs["cosine"][:, 1]).mean())}
+        cosine = outputs["cosine"]
+        return {"accuracy": 100 * float((cosine[:, 0] > cosine[:, 1:].max(1)).mean())}
 
 
 @dataclass(frozen=True)

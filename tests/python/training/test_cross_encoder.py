@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from embedkit.training import trainer
+from embedkit.training import loop
 from embedkit.training.data.readers import Table, read
 from embedkit.training.model import ModelOptions
 from embedkit.training.objectives.cross_encoder import CrossEncoder, CrossEncoderOptions, PairClassifier
@@ -152,7 +152,7 @@ def test_the_classifier_has_the_heads_rate(make_model: Callable[..., Path]) -> N
     options = TrainingOptions(learning_rate=1e-5, head_learning_rate=1e-3)
     encoder = PairClassifier.load(ModelOptions(str(make_model()), max_length=64), NLI)
     objective = CrossEncoder(encoder, CrossEncoderOptions(), {})
-    groups = trainer._optimizer(objective, options, torch.device("cpu")).param_groups
+    groups = loop.optimizer(objective, options, torch.device("cpu")).param_groups
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     for name, parameter in objective.named_parameters():
         assert rates[id(parameter)] == (1e-3 if "classifier" in name else 1e-5), name

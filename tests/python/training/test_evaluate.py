@@ -144,6 +144,20 @@ def test_dev_pairs_of_a_test_set_do_not_select(tmp_path: Path) -> None:
     assert len(one.pairs) == 1496
     assert one.source.endswith("STSB dev, without pairs of the test sets")
 
+    train = [("p", "q"), ("U ", "v"), *((f"{i}", "w") for i in range(2232))]  # (u, v) is in STS12's test
+    lines = [f"STS12\tx\ttrain\t{i % 6}\t{left}\t{right}" for i, (left, right) in enumerate(train)]
+    write(tmp_path / "sts_en" / "sts12_train.tsv.gz", [STS_HEADER, *lines])
+    unseen = evaluate.sts_unseen_sets(tmp_path)
+    whole = {name: len(one.pairs) for name, one in evaluate.sts_sets(tmp_path).items()}
+    assert {("a cat", "a dog"), ("x", "y"), ("u", "v")}.isdisjoint(
+        (pair.left.lower(), pair.right.lower()) for pair in unseen["STS12"].pairs
+    )
+    assert len(unseen["STS12"].pairs) == whole["STS12"] - 3 - sum(
+        (pair.left, pair.right) in {("0", "7"), ("1", "7")}
+        for pair in evaluate.sts_sets(tmp_path)["STS12"].pairs
+    )
+    assert unseen["STS12"].source.endswith("without pairs of STS-B dev and STS12 train")
+
 
 def test_chinese_sets_and_their_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {("AFQMC", "dev"): 4316, ("BQ", "test"): 10000, ("LCQMC", "test"): 12500, ("PAWSX", "test"): 2000}

@@ -140,6 +140,46 @@ def test_sts_heads(make_model: Callable[..., Path], tmp_path: Path, loss: str, s
     assert found["loss"] == pytest.approx(expected, rel=1e-3)
 
 
+def test_the_softmax_baseline_of_the_report(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """A softmax for every task, over the dot product for pairs, with dropout of the vectors before the product."""
+    options = {"paraphrase": "u.v", "paraphrase_loss": "softmax", "sts_loss": "cross_entropy"}
+    objective, tables = objective_of(
+        make_model(), tmp_path, **options, sts_features="u.v", dropout_of="vectors", dropout=0.5
+    )
+    found, (u, v), y = run(objective, tables, "paraphrase")
+    dot = (u * v).sum(1, keepdims=True)
+    logits = linear(objective.paraphrase, dot)
+    assert logits.shape == (len(y), 2)
+    np.testing.assert_allclose(found["logit"], logits[:, 1] - logits[:, 0], rtol=1e-3, atol=1e-4)
+    expected = -log_softmax(logits)[np.arange(len(y)), y.astype(int)].mean()
+    assert found["loss"] == pytest.approx(expected, rel=1e-3)
+
+    found, (u, v), y = run(objective, tables, "sts")
+    log_q = log_softmax(linear(objective.sts, (u * v).sum(1, keepdims=True)))
+    assert log_q.shape == (len(y), 6)
+    np.testing.assert_allclose(found["score"], np.exp(log_q) @ np.arange(6), rtol=1e-3, atol=1e-4)
+    assert found["loss"] == pytest.approx(-log_q[np.arange(len(y)), y.astype(int)].mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize(("of", "columns"), [("vectors", True), ("features", False)])
+def test_what_dropout_is_applied_to(
+    make_model: Callable[..., Path], tmp_path: Path, of: str, columns: bool
+) -> None:
+    objective, _ = objective_of(make_model(), tmp_path, dropout=0.5, dropout_of=of, paraphrase="u*v")
+    seen: list[Any] = []
+    objective.dropout.train()
+    objective.dropout.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+    u = torch.ones(2, 4, objective.encoder.dimension)
+    objective.encode = lambda *_: u  # type: ignore[method-assign]
+    objective.options = MinBertOptions(dropout_of=of, paraphrase="u*v")
+    none = torch.zeros(0, dtype=torch.int64)
+    task = torch.tensor(objective.tasks.index("paraphrase"))
+    objective(task=task, input_ids=none, cu_seqlens=none, label=torch.zeros(4, dtype=torch.int64))
+    ((given, out),) = seen  # once, not twice
+    assert given.shape == (u.shape if columns else u[0].shape)
+    assert set(out.unique().tolist()) == {0.0, 2.0}
+
+
 def test_scores_and_their_mean(make_model: Callable[..., Path], tmp_path: Path) -> None:
     objective, _ = objective_of(make_model(), tmp_path)
     scores = {
@@ -179,6 +219,13 @@ def test_a_balanced_fraction_of_a_source(tmp_path: Path) -> None:
     assert np.bincount(table["label"]).tolist() == [5, 5, 5]
     with pytest.raises(ValueError, match="balanced_fraction"):
         read({**source, "balanced_fraction": "half"})
+
+
+def test_classes_are_drawn_equally_often(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """An epoch of a quarter of the rows, with replacement, as torch's WeightedRandomSampler."""
+    data = {"sentiment": sources(tmp_path, 120, 1)["sentiment"] | {"weighted_fraction": 0.25}}
+    result = train(make_recipe({"name": "minbert"}, make_model(), data, batch_size=10), tmp_path / "run")
+    assert (result["steps"], result["examples"]) == (3, {"sentiment": 120})
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "round_robin", "annealed"])

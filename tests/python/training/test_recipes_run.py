@@ -31,6 +31,7 @@ _NLI = ("entailment", "neutral", "contradiction")
 _HANZI = "天地人你我他上下左右大小多少来去好怎么样可以吗不是有没在家学校北京上海手机电脑水果"
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 _MPNET = "sentence-transformers/all-mpnet-base-v2"
+_BERT = "google-bert/bert-base-uncased"
 _E5 = "intfloat/multilingual-e5-small"
 _ROFORMER = "junnyu/roformer_chinese_char_base"
 _VOCABULARY = "runs/zh-char-small"
@@ -38,6 +39,7 @@ _RESULTS = {  # the recipes whose models other recipes start or learn from, by t
     "runs/builtin-student-1/model": "builtin-student",
     "runs/builtin-teacher-1/model": "builtin-teacher",
     "runs/cross-encoder-nli-1/model": "cross-encoder-nli",
+    "runs/cross-encoder-nli-bert/model": "cross-encoder-nli",
     "runs/cross-encoder-stsb-1/model": "cross-encoder-stsb",
     "runs/dvbert-1/model": "dvbert",
     "runs/roformer-sim-1/model": "roformer-sim",
@@ -230,6 +232,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[...,
         # as wide as the recipes' maps and projections need: 128 of the student, 384 of the teachers
         _MINILM: make_model(hidden=128, layers=6, max_positions=128, normalize=True),
         _MPNET: make_model(hidden=384, layers=1, max_positions=128, seed=1, normalize=True),
+        _BERT: make_model(hidden=32, layers=6, max_positions=128, seed=3),
         _E5: make_model(hidden=32, layers=1, max_positions=128, seed=2),
         _VOCABULARY: folder,
         _ROFORMER: root / "roformer",

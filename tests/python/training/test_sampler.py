@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from embedkit.training.data import sampler as module
-from embedkit.training.data.sampler import TaskSampler, annealed_probabilities, balanced_fraction
+from embedkit.training.data.sampler import (
+    TaskRows,
+    TaskSampler,
+    annealed_probabilities,
+    balanced_fraction,
+    balanced_weights,
+)
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 503)
 TASKS = {"a": range(300), "b": range(300, 480), "c": [480, 482, 490, 502]}
@@ -153,6 +159,60 @@ def test_balanced_fraction() -> None:
     for fraction in (0, 1.1, 1e-6):
         with pytest.raises(ValueError, match="fraction"):
             balanced_fraction(labels, fraction)
+
+
+def test_weighted_draws_are_those_of_torch() -> None:
+    """The same frequencies as WeightedRandomSampler's, whose numbers differ: it has a generator of its own."""
+    torch = pytest.importorskip("torch")
+    labels = np.array([0] * 450 + [1] * 53)
+    weights = balanced_weights(labels)
+    np.testing.assert_allclose([weights[labels == label].sum() for label in (0, 1)], 1)
+    rows = TaskRows(range(503), weights, draws=128)
+    sampler = TaskSampler(LENGTHS, {"all": rows}, 8, "sequential", seed=3)
+    assert len(sampler) == 16
+    counts, theirs = np.zeros(503), np.zeros(503)
+    reference = torch.utils.data.WeightedRandomSampler(torch.tensor(weights), 128)
+    for epoch in range(400):
+        sampler.set_epoch(epoch)
+        drawn = list(chain.from_iterable(sampler))
+        assert len(drawn) == 128
+        counts += np.bincount(drawn, minlength=503)
+        theirs += np.bincount(list(reference), minlength=503)
+    assert counts.max() > 400  # with replacement
+    for found in (counts, theirs):
+        assert abs(found[labels == 1].sum() / found.sum() - 0.5) < 0.01
+    sampler.set_epoch(7)
+    again = TaskSampler(LENGTHS, {"all": rows}, 8, "sequential", seed=3)
+    again.set_epoch(7)
+    assert list(sampler) == list(again)
+
+
+def test_no_text_twice_in_a_batch() -> None:
+    random = np.random.default_rng(0)
+    texts = np.stack(
+        [np.arange(503), 503 + random.integers(0, 80, 503)], axis=1
+    )  # 80 positives, each several times
+    plain = TaskSampler(LENGTHS, {"all": TaskRows(range(503))}, 8, "sequential")
+    unique = TaskSampler(LENGTHS, {"all": TaskRows(range(503), texts=texts)}, 8, "sequential")
+
+    def repeated(sampler: TaskSampler) -> int:
+        return sum(len(batch) - len(set(texts[batch, 1].tolist())) for batch in sampler)
+
+    assert repeated(plain) > 50
+    assert repeated(unique) == 0
+    assert sorted(chain.from_iterable(unique)) == list(range(503))
+    assert [len(batch) for batch in unique].count(8) == 62
+    # of texts that are in more examples than there are batches, only the rest is repeated
+    crowded = np.stack([np.arange(16), np.array([99] * 5 + list(range(100, 111)))], axis=1)
+    batches = list(TaskSampler(np.ones(16), {"all": TaskRows(range(16), texts=crowded)}, 8, "sequential"))
+    assert sorted(chain.from_iterable(batches)) == list(range(16))
+    assert sorted(sum(crowded[batch, 1] == 99) for batch in batches) in ([1, 4], [2, 3])
+
+
+def test_weights_that_cannot_be_drawn_from() -> None:
+    for weights in (np.zeros(503), np.ones(3), np.full(503, -1.0)):
+        with pytest.raises(ValueError, match=r"weights for 503 examples; give each one from 0"):
+            TaskSampler(LENGTHS, {"x": TaskRows(range(503), weights)}, 8, "sequential")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
 
+from embedkit.training import plots
 from embedkit.training import table as module
 from embedkit.training.recipe import find_recipe, load_recipe
 from embedkit.training.table import collect, list_tables, load_table, markdown, measure, specs
@@ -145,7 +146,7 @@ def test_results_become_rows(tmp_path: Path) -> None:
         "",
         "What it is of.",
     ]
-    module.plot(results, "dev", tmp_path / "plot.png")
+    plots.plot(results, "dev", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     # results of another machine replace missing ones if their settings are the same
     elsewhere = {"taught-1": {"set": all_specs["taught-1"].told, "dev": {"nli_accuracy": 72.0}}}
@@ -164,6 +165,24 @@ def test_a_finished_run_with_other_settings_is_not_used(tmp_path: Path) -> None:
         collect(other, tmp_path, {})
 
 
+def test_curves(tmp_path: Path) -> None:
+    """Mean and deviation over the seeds that were scored at the same steps; rows without a curve are left out."""
+    table = load_table(write(tmp_path / "table.yaml", curve="stsb_dev"))
+    assert table.curve == "stsb_dev"
+    by_name = {spec.folder: spec for spec in specs(table, tmp_path)}
+    known = {}
+    for folder, shift in (("plain-1", 0.0), ("plain-2", 2.0)):
+        curve = [{"step": step, "stsb_dev": step + shift, "other": 1.0} for step in (0, 5, 10, 10)]
+        known[folder] = {"set": by_name[folder].told, "dev": {"nli_accuracy": 60.0}, "curve": curve}
+    known["taught-1"] = {"set": by_name["taught-1"].told, "dev": {"nli_accuracy": 70.0}}
+    results = collect(table, tmp_path, known)
+    assert plots._line(known["plain-2"]["curve"], "stsb_dev").tolist() == [[0, 2], [5, 7], [10, 12]]
+    assert plots.plot_curves(results, "stsb_dev", tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert not plots.plot_curves(results, "nli_accuracy", tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
 def test_what_is_missing_is_trained_in_order(tmp_path: Path, make_model: Callable[..., Path]) -> None:
     data = json.dumps(nli_source(write_nli(tmp_path / "train.tsv", 24, 1)))
     small = [f"data.nli={data}", f"evaluation={{dev: {{nli: {data}}}}}", "model.max_length=64"]
@@ -176,7 +195,15 @@ def test_what_is_missing_is_trained_in_order(tmp_path: Path, make_model: Callabl
     table = load_table(write(tmp_path / "table.yaml", runs=runs))
     known = {"away-1": {"set": specs(table, tmp_path)[2].told, "dev": {"nli_accuracy": 50.0}}}
     told: list[str] = []
-    results = measure(table, tmp_path / "work", known, data_root=None, workers=2, report=told.append)
+    so_far: list[int] = []
+
+    def finished() -> None:
+        so_far.append(len(collect(table, tmp_path / "work", known)["runs"]))
+
+    results = measure(
+        table, tmp_path / "work", known, data_root=None, workers=2, report=told.append, finished=finished
+    )
+    assert so_far == [2, 3]  # results can be written after each training
     assert [line for line in told if line.endswith("started")] == ["first-1: started", "later-1: started"]
     assert len(told) == 4
     assert [row["run"] for row in results["rows"]] == ["majority", "later", "away"]

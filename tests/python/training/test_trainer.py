@@ -21,7 +21,7 @@ pytest.importorskip("tensorboard")
 yaml = pytest.importorskip("yaml")
 
 import in_batch  # noqa: F401  # registers its objective
-from embedkit.training import run_folder, trainer
+from embedkit.training import loop, run_folder, trainer
 from embedkit.training.data.readers import read
 from embedkit.training.model import ModelOptions, SentenceModel
 from embedkit.training.objectives import objective_class
@@ -204,7 +204,7 @@ def test_dev_labels_in_another_order_are_refused(content: dict[str, Any], tmp_pa
 
 def stop_in_writing(recipe: Recipe, output: Path) -> None:
     """Leave the second checkpoint as if the run had been killed while writing its last file."""
-    original = trainer._Trainer._save_checkpoint
+    original = loop.Loop._save_checkpoint
 
     def save_checkpoint(self: Any, *arguments: Any, **others: Any) -> None:
         original(self, *arguments, **others)
@@ -212,9 +212,9 @@ def stop_in_writing(recipe: Recipe, output: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer._Trainer, "_save_checkpoint", save_checkpoint)
+        patch.setattr(loop.Loop, "_save_checkpoint", save_checkpoint)
         patch.setattr("transformers.trainer.rotate_checkpoints", lambda *_a, **_k: None, raising=False)
-        patch.setattr(trainer._Trainer, "_rotate_checkpoints", lambda *_a, **_k: None, raising=False)
+        patch.setattr(loop.Loop, "_rotate_checkpoints", lambda *_a, **_k: None, raising=False)
         train(recipe, output)
     state = output / "checkpoints" / "checkpoint-12" / "trainer_state.json"
     state.write_text(state.read_text()[:40])

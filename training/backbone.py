@@ -1,0 +1,115 @@
+"""The transformers model that is trained: found, loaded, shortened or created."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from ..model_folder.architectures import counts_from_padding
+from ..model_folder.modules import module_entries
+
+if TYPE_CHECKING:
+    from .model import ModelOptions
+
+__all__ = ["load_backbone", "position_offset", "quiet", "root_folder", "transformer_folder"]
+
+
+def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", **extra: Any) -> Any:
+    """The transformers model of ``options``: an ``AutoModel`` or another of its auto classes, in fp32."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    unknown = sorted(set(options.config) - set(config.to_dict()) - set(extra))
+    if unknown:
+        raise ValueError(f"model.config: {unknown[0]!r} is not a key of {folder / 'config.json'}")
+    config.update({**options.config, **extra})
+    positions = getattr(config, "max_position_embeddings", options.max_length + 2)
+    positions -= position_offset(config)
+    if options.max_length > positions:
+        raise ValueError(
+            f"model.max_length is {options.max_length}, and {folder} has {positions} positions; "
+            f"set model.max_length to at most {positions}"
+        )
+    if options.dropout is not None:
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
+            if hasattr(config, name):
+                setattr(config, name, options.dropout)
+    auto = getattr(transformers, kind)
+    arguments = {"add_pooling_layer": False} if kind == "AutoModel" and _has_pooling_layer(config) else {}
+    if options.random:
+        if options.layers is not None:
+            raise ValueError(
+                "model.layers selects layers of trained weights; with model.random, set config.num_hidden_layers"
+            )
+        return auto.from_config(config, **arguments).float()
+    with quiet():
+        model = auto.from_pretrained(folder, config=config, **arguments).float()
+    if options.layers is not None:
+        _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
+    return model
+
+
+def _has_pooling_layer(config: Any) -> bool:
+    """Whether the architecture has an optional pooler (BERT and MPNet do, RoFormer does not)."""
+    import transformers
+
+    try:
+        architecture: Any = transformers.MODEL_MAPPING[type(config)]
+    except KeyError:
+        return False
+    return "add_pooling_layer" in inspect.signature(architecture).parameters
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bar and its report of unused tensors."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def _layer_numbers(layers: int | list[int], total: int) -> list[int]:
+    numbers = layers if isinstance(layers, list) else [round(x) for x in np.linspace(0, total - 1, layers)]
+    if not numbers or sorted(set(numbers)) != numbers or not 0 <= numbers[0] <= numbers[-1] < total:
+        raise ValueError(f"model.layers {layers!r} must choose from the backbone's {total} layers, in order")
+    return numbers
+
+
+def _keep_layers(model: Any, numbers: list[int]) -> None:
+    """Drop the other layers."""
+    base = getattr(model, model.base_model_prefix, model)
+    stack = getattr(base, "encoder", None) or base.transformer  # DistilBERT calls it transformer
+    stack.layer = nn.ModuleList([stack.layer[i] for i in numbers])
+    model.config.num_hidden_layers = len(numbers)
+
+
+def position_offset(config: Any) -> int:
+    """The position of a text's first token."""
+    return int(config.pad_token_id) + 1 if counts_from_padding(config.model_type) else 0
+
+
+def transformer_folder(path: str) -> Path:
+    """The transformer's folder in a sentence-transformers folder, a transformers folder or a Hub repository."""
+    root = root_folder(path)
+    return module_entries(root)[0][1] if (root / "modules.json").is_file() else root
+
+
+def root_folder(path: str) -> Path:
+    """The folder of a model, given by its path or its name on the Hub."""
+    from ..model_folder.hub import resolve
+
+    return resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)

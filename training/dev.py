@@ -1,0 +1,94 @@
+"""Dev scores that do not depend on the objective: scored pairs, retrieval, and evaluators given from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .data.readers import read
+from .evaluate import Pair, PairSet, TextEncoder, score_pairs, sts_dev_sets
+from .evaluate.collection import collection_quality, read_collection
+from .recipe import EvaluationOptions
+
+__all__ = ["DevSets", "Evaluator"]
+
+Evaluator = Callable[[Any], float | Mapping[str, float]]
+"""Called with the encoder in training (`embedkit.training.model.SentenceModel`); higher scores are better."""
+
+
+class DevSets:
+    """The dev sets of a recipe that any sentence encoder can be scored on."""
+
+    def __init__(
+        self, options: EvaluationOptions, root: Path, evaluators: Mapping[str, Evaluator] | None = None
+    ) -> None:
+        """Read the sets.
+
+        Args:
+            options: of the recipe.
+            root: folder to which paths are relative.
+            evaluators: name -> function; see `Evaluator`.
+
+        Raises:
+            FileNotFoundError, ValueError: a set is missing or wrong; names its key.
+        """
+        self._evaluators = dict(evaluators or {})
+        self.sts_pairs: int | None = None
+        self._sts: dict[str, PairSet] = {}
+        if options.sts_dev:
+            self._sts = sts_dev_sets(root)
+            self.sts_pairs = sum(len(one.pairs) for one in self._sts.values())
+        self._pairs = {name: _pairs(name, source, root) for name, source in options.pairs.items()}
+        self._collections = {}
+        for name, spec in options.retrieval.items():
+            try:
+                self._collections[name] = read_collection(spec, root)
+            except ValueError as error:
+                raise ValueError(f"evaluation.retrieval.{name}: {error}") from None
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._sts or self._pairs or self._collections or self._evaluators)
+
+    def texts(self) -> dict[str, list[tuple[str, str]]]:
+        """Pairs that training data should not hold, by set; a query is paired with itself."""
+        found = {
+            f"{name} (dev)": [(pair.left, pair.right) for pair in one.pairs]
+            for name, one in self._pairs.items()
+        }
+        for name, one in self._collections.items():
+            found[f"{name} (dev)"] = [(text, text) for text in one.queries.values()]
+        return found
+
+    def scores(self, encoder: TextEncoder) -> dict[str, float]:
+        """All scores, x 100 but for evaluators' own: ``stsb_dev``, ``NAME_spearman``, ``NAME_ndcg``, ``NAME_mrr``."""
+        scores: dict[str, float] = {}
+        for name, one in self._pairs.items():
+            scores[f"{name}_spearman"] = score_pairs(encoder, {name: one}).average
+        for name, collection in self._collections.items():
+            quality = collection_quality(encoder, collection)
+            scores[f"{name}_ndcg"] = 100 * quality.ndcg_at_10
+            scores[f"{name}_mrr"] = 100 * quality.mrr_at_10
+        for name, evaluator in self._evaluators.items():
+            value = evaluator(encoder)
+            if isinstance(value, Mapping):
+                scores.update({f"{name}_{key}": float(one) for key, one in value.items()})
+            else:
+                scores[name] = float(value)
+        if self._sts:
+            scores["stsb_dev"] = score_pairs(encoder, self._sts).average
+        return scores
+
+
+def _pairs(name: str, source: Mapping[str, Any], root: Path) -> PairSet:
+    """Read scored pairs: the fields ``text1``, ``text2`` and ``label``."""
+    try:
+        table = read(source, root=root)
+        labels = [float(value) for value in table["label"]]
+        rows = zip(table.texts("text1"), table.texts("text2"), labels, strict=True)
+        if len(set(labels)) < 2:
+            raise ValueError("all labels are equal, so there is no order to compare")
+    except ValueError as error:
+        raise ValueError(f"evaluation.pairs.{name}: {error}") from None
+    return PairSet([Pair(*row) for row in rows], str(source.get("path", source.get("dataset"))))

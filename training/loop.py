@@ -1,0 +1,182 @@
+"""The training loop: ``transformers.Trainer`` with packed batches, its settings, and the optimizer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import DataLoader
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
+
+from .dataset import Examples, Repeated
+from .objectives.base import Objective
+from .recipe import EvaluationOptions, TrainingOptions
+from .run_folder import world_size
+
+__all__ = ["Batches", "Loop", "optimizer", "trainer_arguments"]
+
+_LOG = logging.getLogger("embedkit")
+
+
+class Batches:
+    """The batches of this process, for a DataLoader."""
+
+    def __init__(self, examples: Examples, sampler: Repeated, workers: int) -> None:
+        """``workers``: processes that prepare batches ahead; 0 prepares them between the steps."""
+        self.examples, self.sampler, self.workers = examples, sampler, workers
+
+    def loader(self) -> DataLoader[Any]:
+        """A DataLoader of the batches, in the order of the sampler whatever the number of workers."""
+        return DataLoader(
+            self.examples,  # type: ignore[arg-type]
+            batch_sampler=self.sampler,
+            collate_fn=self.examples.batch,
+            num_workers=self.workers,
+        )
+
+
+class Loop(transformers.Trainer):
+    """Trainer with embedkit's batches and scores."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        arguments: Any,
+        batches: Batches,
+        scores: Callable[[], dict[str, float]],
+        *,
+        select: str | None,
+        callbacks: Sequence[TrainerCallback],
+        optimizer: torch.optim.Optimizer | None,
+        tensorboard: Path,
+    ) -> None:
+        """Prepare to train.
+
+        Args:
+            objective: the model and its loss.
+            arguments: see `trainer_arguments`.
+            batches: of the training data.
+            scores: computes the dev scores.
+            select: the name of the one that selects the best checkpoint.
+            callbacks: of transformers.
+            optimizer: see `optimizer`; None if nothing is trained.
+            tensorboard: folder for logs.
+        """
+        self._batches, self._scores, self._select = batches, scores, select
+        super().__init__(
+            model=objective,
+            args=arguments,
+            train_dataset=batches.examples,
+            eval_dataset=batches.examples,  # required, but `evaluate` is overridden
+            callbacks=list(callbacks),
+            optimizers=(optimizer, None),
+        )
+        # forward's **targets are not loss options; otherwise gradients of accumulated batches would be summed
+        self.model_accepts_loss_kwargs = False
+        self.remove_callback(PrinterCallback)
+        if self.is_world_process_zero():
+            from torch.utils.tensorboard import SummaryWriter
+            from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]  # not in __all__
+
+            self.add_callback(TensorBoardCallback(SummaryWriter(tensorboard)))
+
+    def scale_losses(self) -> None:
+        """Scale losses, as float16 needs. The model's own autocast stays the only one: losses are fp32."""
+        from accelerate.utils import AutocastKwargs
+
+        self.accelerator.state._mixed_precision = "fp16"
+        self.accelerator.native_amp = True
+        self.accelerator.autocast_handler = AutocastKwargs(enabled=False)
+        self.accelerator.scaler = torch.amp.GradScaler(self.args.device.type)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Batches of this process, as chosen by the sampler."""
+        return self._batches.loader()
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Dev scores, logged and passed to the callbacks under the names by which the best is selected."""
+        scores, select = self._scores(), self._select
+        if select is not None and select not in scores:
+            raise ValueError(
+                f"evaluation.select {select!r} is not a dev score; available are {', '.join(scores)}"
+            )
+        metrics = {f"eval_{name}": value for name, value in scores.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def trainer_arguments(
+    options: TrainingOptions,
+    evaluation: EvaluationOptions,
+    output: Path,
+    steps: int,
+    *,
+    evaluated: bool,
+    report_to: Sequence[str] = (),
+) -> Any:
+    """The ``TrainingArguments`` of a run of ``steps`` optimizer steps; ``evaluated``: it has dev scores."""
+    every = options.eval_steps if options.eval_steps >= 1 else steps * options.eval_steps
+    every = min(steps, max(1, round(every)))
+    select = evaluation.select
+    arguments = transformers.TrainingArguments(
+        output_dir=str(output / "checkpoints"),
+        per_device_train_batch_size=options.batch_size // world_size(),
+        gradient_accumulation_steps=options.gradient_accumulation,
+        max_steps=steps,
+        lr_scheduler_type=options.scheduler,
+        warmup_steps=math.ceil(options.warmup_ratio * steps),
+        max_grad_norm=options.max_grad_norm,
+        eval_strategy="steps" if evaluated else "no",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=1,
+        load_best_model_at_end=select is not None,
+        metric_for_best_model=None if select is None else f"eval_{select}",
+        greater_is_better=not (select or "").endswith("perplexity"),
+        logging_steps=options.logging_steps,
+        logging_nan_inf_filter=False,
+        disable_tqdm=sys.stderr is None or not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO),
+        seed=options.seed,
+        use_cpu=not torch.cuda.is_available(),
+        ddp_find_unused_parameters=True if world_size() > 1 else None,  # the heads of other tasks
+        remove_unused_columns=False,
+        label_names=[],
+        report_to=list(report_to) or "none",
+    )
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # DataParallel would split a packed batch at an arbitrary token
+    return arguments
+
+
+def optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW without decay of biases and norms; heads may have their own learning rate."""
+    objective.to(device)
+    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in objective.named_parameters():
+        if parameter.requires_grad:
+            # a cross-encoder's classifier is part of its transformers model
+            of_backbone = name.startswith("encoder.backbone.") and "classifier" not in name
+            key = (of_backbone, parameter.ndim > 1)
+            groups.setdefault(key, []).append(parameter)
+    if not groups:
+        raise ValueError("no parameter is trained: all of the model is frozen, and the objective has no head")
+    head_rate = options.head_learning_rate or options.learning_rate
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "lr": options.learning_rate if of_backbone else head_rate,
+                "weight_decay": options.weight_decay if decays else 0.0,
+            }
+            for (of_backbone, decays), parameters in groups.items()
+        ],
+        fused=device.type in ("cpu", "cuda") and options.precision != "fp16",
+    )

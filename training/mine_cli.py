@@ -1,0 +1,99 @@
+"""``embedkit-train mine PAIRS OUT``: adds hard negatives to a file of pairs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add_arguments", "run"]
+
+_FORMATS = (".tsv", ".jsonl")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("pairs", type=Path, help="tsv, csv, jsonl or parquet, plain or .gz")
+    parser.add_argument("output", type=Path, help="file to write: .tsv or .jsonl")
+    parser.add_argument("--model", help="encoder that finds the negatives (default: the built-in model)")
+    parser.add_argument("--anchor", default="anchor", help="column of the anchors (default: anchor)")
+    parser.add_argument("--positive", default="positive", help="column of the positives (default: positive)")
+    parser.add_argument("--corpus", type=Path, help="file of further texts that may be negatives")
+    parser.add_argument("--corpus-column", default="text", help="its column (default: text)")
+    parser.add_argument("--negatives", type=int, default=1, help="of each pair (default: 1)")
+    parser.add_argument("--range-min", type=int, default=0, help="nearest negatives to skip (default: 0)")
+    parser.add_argument("--range-max", type=int, help="nearest texts to consider")
+    parser.add_argument(
+        "--margin", type=float, help="a negative's score is at least this far below the positive's"
+    )
+    parser.add_argument("--relative-margin", type=float, help="the same as a share of the positive's score")
+    parser.add_argument("--min-score", type=float, help="lowest score of a negative")
+    parser.add_argument("--max-score", type=float, help="highest score of a negative")
+    parser.add_argument("--cross-encoder", help="cross-encoder whose scores replace the cosines")
+    parser.add_argument(
+        "--random", action="store_true", help="draw the negatives instead of the nearest ones"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    parser.add_argument("--triplets", action="store_true", help="write a row for each negative")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Mine and write; returns the exit status.
+
+    Raises:
+        ValueError, OSError: a file, a column or an option is wrong; the message names it.
+    """
+    from .. import CrossEncoder, Encoder
+    from .data.readers import read
+    from .hard_negatives import MineOptions, mine_negatives
+
+    if options.output.suffix not in _FORMATS:
+        raise ValueError(f"{options.output}: unknown kind of file; mine writes {' and '.join(_FORMATS)}")
+    chosen = MineOptions(
+        negatives=options.negatives,
+        range_min=options.range_min,
+        range_max=options.range_max,
+        margin=options.margin,
+        relative_margin=options.relative_margin,
+        min_score=options.min_score,
+        max_score=options.max_score,
+        random=options.random,
+        seed=options.seed,
+    )
+    columns = {"anchor": options.anchor, "positive": options.positive}
+    table = read({"path": str(options.pairs), "columns": columns}, root=Path())
+    corpus: Sequence[str] = ()
+    if options.corpus is not None:
+        source = {"path": str(options.corpus), "columns": {"text": options.corpus_column}}
+        corpus = read(source, root=Path()).texts("text")
+    judge = None if options.cross_encoder is None else CrossEncoder(options.cross_encoder)
+    encoder = Encoder() if options.model is None else Encoder(options.model)
+    pairs = list(zip(table.texts("anchor"), table.texts("positive"), strict=True))
+    mined = mine_negatives(pairs, encoder, chosen, corpus=corpus, cross_encoder=judge)
+    written = mined.triplets() if options.triplets else mined.columns()
+    count = _write(options.output, written)
+    print(
+        f"{options.output}: {count:,} rows of {len(pairs):,} pairs; {mined.left_out:,} pairs have fewer than "
+        f"{options.negatives} negatives and are left out",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _write(path: Path, columns: Mapping[str, Sequence[Any]]) -> int:
+    from .whole_file import write_text
+
+    rows = list(zip(*columns.values(), strict=True))
+    if path.suffix == ".jsonl":
+        lines = [json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows]
+    else:
+        if broken := next((text for row in rows for text in row if set(text) & set("\t\r\n")), None):
+            raise ValueError(
+                f"{path}: a tab or line break in {broken!r:.80}, which .tsv cannot hold; write .jsonl"
+            )
+        lines = ["\t".join(row) for row in [tuple(columns), *rows]]
+    write_text(path, "".join(f"{line}\n" for line in lines))
+    return len(rows)
