@@ -60,6 +60,8 @@ constexpr Kernels vector_kernels(Isa isa) {
       .quantize = quantize_rows<V, Q>,
       .activate = activate<V, Q>,
       .add_layer_norm = add_layer_norm<V, Q>,
+      .norm = norm<V, Q>,
+      .activate_gated = activate_gated<V, Q>,
       .add_scaled_int8 = add_scaled_int8<V>,
       .rotate = rotate<V>,
       .attention_scratch = attention_scratch<V, V::kRows>,
