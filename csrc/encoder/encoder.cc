@@ -1,6 +1,7 @@
 #include "encoder/encoder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/error.h"
@@ -36,6 +37,7 @@ void Activations::shape(const Kernels& kernels, Precision precision, size_t rows
                         size_t padded) {
   floats_.shape(rows, padded);
   precision_ = precision;
+  columns_ = columns;
   switch (precision) {
     case Precision::kFp32:
       return;
@@ -66,7 +68,12 @@ Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<Pooli
   require(!pooling_.empty(), "the pooling has no mode; give at least one");
   dimension_ = pooling_.size() * config_.hidden_size;
   for (HeadModule& module : head) {
-    modules_.push_back({module.type, dense_.size(), module.activation});
+    modules_.push_back({module.type, dense_.size(), module.weight, module.activation});
+    if (module.type == HeadModule::Type::kLayerNorm) {
+      require(module.weight.shape == std::vector<size_t>{dimension_},
+              "a norm of the head does not fit its input");
+      continue;
+    }
     if (module.type == HeadModule::Type::kNormalize) continue;
     const std::vector<size_t>& shape = module.weight.shape;
     require(shape.size() == 2 && shape[1] == dimension_ && shape[0] > 0, "a dense module takes ",
@@ -99,23 +106,69 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
 
   const size_t tokens = batch.tokens();
   const size_t hidden = config_.hidden_size;
-  const Layer& layer = weights_.layers.front();
+  w.separate_ = config_.normalizes_before();
+  prepare_turns(batch, w);
   w.hidden_.shape(kernels_, config_.precision, tokens, hidden,
                   weights_.projection ? weights_.projection->columns() : hidden);
   if (weights_.projection) w.embedded_.shape(tokens, config_.embedding_size);
+  if (w.separate_) w.normed_.shape(kernels_, config_.precision, tokens, hidden, hidden);
+  w.stop_step_.store(kNever, std::memory_order_relaxed);
+  if (weights_.layers.empty()) return;
+  const Layer& layer = weights_.layers.front();
   // Attention reads whole vectors and blocks of keys: past the last row there must be memory, whatever is in
   // it.
   w.query_key_value_.shape(tokens + Kernels::kSlackRows, layer.query_key_value.columns());
-  w.context_.shape(kernels_, config_.precision, tokens, hidden, hidden);
+  w.context_.shape(kernels_, config_.precision, tokens, config_.context_width(), config_.context_width());
   w.projected_.shape(tokens, std::max(layer.attention_output.columns(), layer.output.columns()));
   w.inner_.shape(kernels_, config_.precision, std::min(tokens, kernels_.feed_forward_rows),
                  config_.intermediate_size, layer.intermediate.columns());
   if (w.scratch_.size() < static_cast<size_t>(workers)) w.scratch_.resize(static_cast<size_t>(workers));
-  const auto attention_scratch =
-      config_.precision == Precision::kInt8 ? kernels_.attention_int8_scratch : kernels_.attention_scratch;
-  const size_t scratch = attention_scratch(longest, hidden / config_.num_attention_heads) + Kernels::kSlack;
+  size_t scratch = kernels_.attention_scratch(longest, config_.head_width());
+  if (config_.precision == Precision::kInt8)
+    scratch = std::max(scratch, kernels_.attention_int8_scratch(longest, config_.head_width()));
+  scratch += Kernels::kSlack;
   for (int m = 0; m < workers; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
-  w.stop_step_.store(kNever, std::memory_order_relaxed);
+}
+
+void Encoder::prepare_turns(const PackedBatch& batch, Workspace& w) const {
+  if (config_.rotary_base == 0) return;
+  w.turns_of_.assign(batch.sequences(), kNever);
+  const size_t width = config_.head_width();
+  std::vector<RotaryTable> tables;
+  std::vector<size_t> lengths;
+  size_t longest = 0;
+  for (size_t s = 0; s < batch.sequences(); ++s) longest = std::max(longest, batch.length(s));
+  for (size_t s = 0; s < batch.sequences(); ++s) {
+    const size_t length = batch.length(s);
+    const bool stretched = config_.rotary_trained > 0 && length > config_.rotary_trained;
+    if (!stretched && length <= weights_.rotary.positions()) continue;
+    // Those that are not stretched share the table of the longest.
+    const size_t key = stretched ? length : longest + 1;
+    size_t place = static_cast<size_t>(std::find(lengths.begin(), lengths.end(), key) - lengths.begin());
+    w.turns_of_[s] = place;
+    if (place < lengths.size()) continue;
+    lengths.push_back(key);
+    float base = config_.rotary_base;
+    if (stretched) {
+      const double ratio = static_cast<double>(length) / static_cast<double>(config_.rotary_trained);
+      const double grown = double{config_.rotary_stretch} * ratio - (double{config_.rotary_stretch} - 1.0);
+      base = static_cast<float>(double{base} *
+                                std::pow(grown, static_cast<double>(width) / static_cast<double>(width - 2)));
+    }
+    const size_t positions = stretched ? length : longest;
+    const float local = config_.rotary_local_base;
+    tables.emplace_back(positions, width, RotaryTable::Speed{base, config_.rotary_divisor});
+    tables.push_back(local > 0 ? RotaryTable(positions, width, RotaryTable::Speed{local, 1.0f})
+                               : RotaryTable());
+  }
+  w.turns_ = std::move(tables);
+}
+
+const float* Encoder::turns(const Workspace& w, size_t sequence, bool local) const {
+  local = local && config_.rotary_local_base > 0;
+  if (config_.rotary_base > 0 && w.turns_of_[sequence] != kNever)
+    return w.turns_[2 * w.turns_of_[sequence] + (local ? 1 : 0)].data();
+  return local ? weights_.local_rotary.data() : weights_.rotary.data();
 }
 
 void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, Share tokens) const {
@@ -135,6 +188,8 @@ void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, Share tokens) 
     const size_t type = batch.token_types.empty() ? 0 : static_cast<size_t>(batch.token_types[t]);
     std::copy_n(weights_.token_types.data() + type * width, width, row);
     weights_.words.add(kernels_, static_cast<size_t>(id), row);
+    if (config_.embedding_scale != 1.0f)
+      for (size_t i = 0; i < width; ++i) row[i] *= config_.embedding_scale;
     if (weights_.positions)
       weights_.positions->add(kernels_, static_cast<size_t>(id == padding ? padding : ++position), row);
   }
@@ -150,7 +205,7 @@ void Encoder::quantize(Activations& x, Share rows, const Worker& worker) const {
   const QuantizedRows quantized = x.quantized(rows.begin);
   if (quantized.data == nullptr) return;
   const Rows& floats = x.floats();
-  kernels_.quantize(floats.row(rows.begin), floats.ld, rows.size(), config_.hidden_size, quantized);
+  kernels_.quantize(floats.row(rows.begin), floats.ld, rows.size(), x.columns(), quantized);
   end_stage(Stage::kQuantize, worker);
 }
 
@@ -160,66 +215,177 @@ void Encoder::add_and_normalize(const LayerNorm& norm, Activations& x, const Row
                           x.quantized(rows.begin));
 }
 
+void Encoder::normalize_into(const LayerNorm& norm, Rows& x, const Rows* y, Activations& out,
+                             Share rows) const {
+  Rows& floats = out.floats();
+  kernels_.norm({
+      .x = x.row(rows.begin),
+      .ld = x.ld,
+      .y = y == nullptr ? nullptr : y->row(rows.begin),
+      .ld_y = y == nullptr ? 0 : y->ld,
+      .rows = rows.size(),
+      .columns = config_.hidden_size,
+      .gamma = norm.weight(),
+      .beta = norm.bias(),
+      .epsilon = config_.layer_norm_eps,
+      .rms = config_.norm_kind != NormKind::kLayerNorm,
+      .out = floats.row(rows.begin),
+      .ld_out = floats.ld,
+      .quantized = out.quantized(rows.begin),
+  });
+}
+
+void Encoder::end_part(const LayerNorm& behind, const LayerNorm& before, Workspace& w, Share rows) const {
+  if (!w.separate_) return add_and_normalize(behind, w.hidden_, w.projected_, rows);
+  if (config_.norm_place == NormPlace::kAround)
+    kernels_.norm({
+        .x = w.projected_.row(rows.begin),
+        .ld = w.projected_.ld,
+        .y = nullptr,
+        .ld_y = 0,
+        .rows = rows.size(),
+        .columns = config_.hidden_size,
+        .gamma = behind.weight(),
+        .beta = behind.bias(),
+        .epsilon = config_.layer_norm_eps,
+        .rms = config_.norm_kind != NormKind::kLayerNorm,
+        .out = w.projected_.row(rows.begin),
+        .ld_out = w.projected_.ld,
+        .quantized = {},
+    });
+  normalize_into(before, w.hidden_.floats(), &w.projected_, w.normed_, rows);
+}
+
 void Encoder::embed(const PackedBatch& batch, Workspace& w, const Worker& worker) const {
   const Share own = worker.share(batch.tokens());
   const bool projected = weights_.projection.has_value();
   Rows& embedded = projected ? w.embedded_ : w.hidden_.floats();
   add_embeddings(batch, embedded, own);
-  kernels_.add_layer_norm(embedded.row(own.begin), embedded.ld, nullptr, 0, own.size(),
-                          config_.embedding_width(), weights_.embedding_norm.weight(),
-                          weights_.embedding_norm.bias(), config_.layer_norm_eps,
-                          projected ? QuantizedRows{} : w.hidden_.quantized(own.begin));
+  if (config_.embedding_norm)
+    kernels_.add_layer_norm(embedded.row(own.begin), embedded.ld, nullptr, 0, own.size(),
+                            config_.embedding_width(), weights_.embedding_norm.weight(),
+                            weights_.embedding_norm.bias(), config_.layer_norm_eps,
+                            projected ? QuantizedRows{} : w.hidden_.quantized(own.begin));
+  if (w.separate_ && !weights_.layers.empty()) {
+    const LayerNorm& norm = weights_.layers.front().attention_input_norm;
+    if (norm.weight() != nullptr) {
+      normalize_into(norm, w.hidden_.floats(), nullptr, w.normed_, own);
+    } else {
+      for (size_t t = own.begin; t < own.end; ++t)
+        std::copy_n(w.hidden_.floats().row(t), config_.hidden_size, w.normed_.floats().row(t));
+      if (w.normed_.quantized(0).data != nullptr)
+        kernels_.quantize(w.hidden_.floats().row(own.begin), w.hidden_.floats().ld, own.size(),
+                          config_.hidden_size, w.normed_.quantized(own.begin));
+    }
+  }
   end_stage(Stage::kElementWise, worker);
   if (!projected) return;
   linear(*weights_.projection, embedded.operand(0), batch.tokens(), w.hidden_.floats(), 0, worker);
   quantize(w.hidden_, own, worker);
 }
 
-void Encoder::attend(const PackedBatch& batch, Workspace& w, const Worker& worker) const {
+void Encoder::place(const PackedBatch& batch, Workspace& w, size_t index, size_t sequence,
+                    Share heads) const {
+  const size_t width = config_.head_width();
+  const size_t queries = config_.num_attention_heads, keys = queries + config_.key_value_heads();
+  const bool turned = !weights_.rotary.empty();
+  const float* table = turned ? turns(w, sequence, config_.is_local(index)) : nullptr;
+  for (size_t head = heads.begin; head < heads.end; ++head) {
+    float* x = w.query_key_value_.row(batch.cu_seqlens[sequence]) + head * width;
+    if (config_.query_key_norm && head < keys) {
+      const LayerNorm& norm = head < queries ? layer(index).query_norm : layer(index).key_norm;
+      kernels_.norm({
+          .x = x,
+          .ld = w.query_key_value_.ld,
+          .y = nullptr,
+          .ld_y = 0,
+          .rows = batch.length(sequence),
+          .columns = width,
+          .gamma = norm.weight(),
+          .beta = norm.bias(),
+          .epsilon = config_.layer_norm_eps,
+          .rms = config_.norm_kind != NormKind::kLayerNorm,
+          .out = x,
+          .ld_out = w.query_key_value_.ld,
+          .quantized = {},
+      });
+    }
+    if (turned && (head < keys || config_.rotary_value))
+      kernels_.rotate(x, w.query_key_value_.ld, batch.length(sequence), width, table);
+  }
+}
+
+void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const Worker& worker) const {
   const size_t heads = config_.num_attention_heads;
-  const size_t head_size = config_.hidden_size / heads;
-  const auto attention = config_.precision == Precision::kInt8 ? kernels_.attention_int8 : kernels_.attention;
+  const size_t head_size = config_.head_width();
+  const size_t shared = config_.key_value_heads();
+  const bool local = config_.is_local(index);
+  // Attention in integers sees all keys.
+  const bool integers = config_.precision == Precision::kInt8 && !local && !config_.causal;
+  const auto attention = integers ? kernels_.attention_int8 : kernels_.attention;
+  if (shared < heads) {  // several items read one key: it is placed before
+    const size_t all = heads + 2 * shared;
+    const Share own = worker.share(batch.sequences() * all);
+    for (size_t item = own.begin; item < own.end; ++item)
+      place(batch, w, index, item / all, {item % all, item % all + 1});
+    end_stage(Stage::kAttention, worker);
+  }
   const auto [begin, end] = worker.share(batch.sequences() * heads);
   for (size_t item = begin; item < end; ++item) {
     const size_t sequence = item / heads;
     const size_t row = batch.cu_seqlens[sequence];
-    const size_t column = item % heads * head_size;
-    float* q = w.query_key_value_.row(row) + column;
+    const size_t head = item % heads;
+    const size_t column = head * head_size;
+    const size_t key = heads + head * shared / heads;
+    const float* projected = w.query_key_value_.row(row);
     // These columns of these rows are this item's alone.
-    if (!weights_.rotary.empty())
-      for (size_t part = 0; part < (config_.rotary_value ? 3 : 2); ++part)
-        kernels_.rotate(q + part * config_.hidden_size, w.query_key_value_.ld, batch.length(sequence),
-                        head_size, weights_.rotary.data());
+    if (shared == heads)
+      for (const size_t own : {head, key, key + shared}) place(batch, w, index, sequence, {own, own + 1});
     attention({
-        .q = q,
-        .k = q + config_.hidden_size,
-        .v = q + 2 * config_.hidden_size,
+        .q = projected + column,
+        .k = projected + key * head_size,
+        .v = projected + (key + shared) * head_size,
         .ld = w.query_key_value_.ld,
         .length = batch.length(sequence),
         .head_size = head_size,
         .out = w.context_.floats().row(row) + column,
         .ld_out = w.context_.floats().ld,
         .scratch = w.scratch_[static_cast<size_t>(worker.index)].data(),
-        .bias = weights_.relative_bias.of_head(item % heads),
+        .bias = weights_.relative_bias.of_head(head),
+        .before = local ? config_.window : AttentionTask::kUnlimited,
+        .after = config_.causal ? 0
+                 : local        ? config_.window
+                                : AttentionTask::kUnlimited,
     });
   }
 }
 
-bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, const Worker& worker,
-                           StopToken& stop, size_t& step) const {
+bool Encoder::feed_forward(size_t index, Workspace& w, size_t tokens, const Worker& worker, StopToken& stop,
+                           size_t& step) const {
+  const Layer& layer = this->layer(index);
+  const bool last = index + 1 == config_.num_hidden_layers;
+  const LayerNorm& next = last ? weights_.final_norm : this->layer(index + 1).attention_input_norm;
   const size_t most = kernels_.feed_forward_rows;
   for (size_t first = 0; first < tokens; first += most) {
     const size_t rows = std::min(most, tokens - first);
     const Share own = worker.share(rows);
     Rows& inner = w.inner_.floats();
     w.ask(++step, worker, stop);
-    linear(layer.intermediate, w.hidden_.operand(first), rows, inner, 0, worker);
+    linear(layer.intermediate, inputs(w).operand(first), rows, inner, 0, worker);
     if (w.stopped_at(step)) return false;
-    kernels_.activate(config_.hidden_act, inner.row(own.begin), inner.ld, own.size(),
-                      config_.intermediate_size, w.inner_.quantized(own.begin));
+    if (config_.gate == Gate::kNone) {
+      kernels_.activate(config_.hidden_act, inner.row(own.begin), inner.ld, own.size(),
+                        config_.intermediate_size, w.inner_.quantized(own.begin));
+    } else {
+      const bool first_activated = config_.gate == Gate::kFirstActivated;
+      const size_t half = config_.intermediate_size;
+      kernels_.activate_gated(config_.hidden_act, inner.row(own.begin), inner.ld, own.size(), half,
+                              first_activated ? 0 : half, first_activated ? half : 0,
+                              w.inner_.quantized(own.begin));
+    }
     end_stage(Stage::kElementWise, worker);
     linear(layer.output, w.inner_.operand(0), rows, w.projected_, first, worker);
-    add_and_normalize(layer.output_norm, w.hidden_, w.projected_, own.shifted(first));
+    end_part(layer.output_norm, next, w, own.shifted(first));
     end_stage(Stage::kElementWise, worker);
   }
   return true;
@@ -231,17 +397,18 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Worker& work
   const Share own = worker.share(tokens);
   embed(batch, w, worker);
   size_t step = 0;
-  for (const Layer& layer : weights_.layers) {
+  for (size_t index = 0; index < config_.num_hidden_layers; ++index) {
+    const Layer& layer = this->layer(index);
     w.ask(++step, worker, stop);
-    linear(layer.query_key_value, w.hidden_.operand(0), tokens, w.query_key_value_, 0, worker);
+    linear(layer.query_key_value, inputs(w).operand(0), tokens, w.query_key_value_, 0, worker);
     if (w.stopped_at(step)) return false;
-    attend(batch, w, worker);
+    attend(batch, w, index, worker);
     end_stage(Stage::kAttention, worker);
     quantize(w.context_, own, worker);
     linear(layer.attention_output, w.context_.operand(0), tokens, w.projected_, 0, worker);
-    add_and_normalize(layer.attention_norm, w.hidden_, w.projected_, own);
+    end_part(layer.attention_norm, layer.intermediate_norm, w, own);
     end_stage(Stage::kElementWise, worker);
-    if (!feed_forward(layer, w, tokens, worker, stop, step)) return false;
+    if (!feed_forward(index, w, tokens, worker, stop, step)) return false;
   }
   return true;
 }
@@ -260,6 +427,24 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
   for (const Module& module : modules_) {
     if (module.type == HeadModule::Type::kNormalize) {
       for (size_t s = 0; s < sequences; ++s) normalize(current->row(s), width);
+      continue;
+    }
+    if (module.type == HeadModule::Type::kLayerNorm) {
+      kernels_.norm({
+          .x = current->row(0),
+          .ld = current->ld,
+          .y = nullptr,
+          .ld_y = 0,
+          .rows = sequences,
+          .columns = width,
+          .gamma = static_cast<const float*>(module.norm.data),
+          .beta = nullptr,
+          .epsilon = config_.layer_norm_eps,
+          .rms = false,
+          .out = current->row(0),
+          .ld_out = current->ld,
+          .quantized = {},
+      });
       continue;
     }
     const Linear& dense = dense_[module.dense];

@@ -33,6 +33,7 @@ class Activations {
   /// `columns` of them are read; the floats have room for `padded` ones.
   void shape(const Kernels& kernels, Precision precision, size_t rows, size_t columns, size_t padded);
 
+  size_t columns() const { return columns_; }
   Rows& floats() { return floats_; }
   const Rows& floats() const { return floats_; }
   /// The quantized rows from `first` on; without data in a model that does not quantize.
@@ -42,6 +43,7 @@ class Activations {
  private:
   Rows floats_;
   Precision precision_ = Precision::kFp32;
+  size_t columns_ = 0;
   AlignedBuffer<uint8_t> data_;
   AlignedBuffer<float> scale_, lowest_;
   size_t stride_ = 0;
@@ -50,7 +52,8 @@ class Activations {
 /// The buffers of one forward pass, reused from batch to batch. For one call at a time.
 class Workspace {
  public:
-  const Rows& hidden() const { return hidden_.floats(); }
+  /// (tokens, hidden_size), after the last norm.
+  const Rows& hidden() const { return separate_ ? normed_.floats() : hidden_.floats(); }
 
  private:
   friend class Encoder;
@@ -65,6 +68,10 @@ class Workspace {
 
   Rows embedded_, query_key_value_, projected_;
   Activations hidden_, context_, inner_;
+  Activations normed_;              ///< what the products read where it is not `hidden_`
+  bool separate_ = false;           ///< whether the model has `normed_`
+  std::vector<RotaryTable> turns_;  ///< for each sequence that the model's tables are too short for
+  std::vector<size_t> turns_of_;    ///< (sequences) its place in turns_, two tables each; or none
   Rows pooled_, head_;
   std::vector<AlignedBuffer<float>> scratch_;  // one per worker
   std::atomic<size_t> stop_step_{0};
@@ -103,6 +110,7 @@ class Encoder {
   struct Module {
     HeadModule::Type type;
     size_t dense;  ///< position in dense_
+    Tensor norm;
     Activation activation;
   };
 
@@ -111,13 +119,29 @@ class Encoder {
               const Worker& worker) const;
   /// x = layer_norm(x + y) in `rows`, quantized where the model does.
   void add_and_normalize(const LayerNorm& norm, Activations& x, const Rows& y, Share rows) const;
+  /// The sum of the hidden states and a part's result in `rows`, and what the next part reads: normalized
+  /// behind the sum with `behind`, or the result with `behind` and the sum with `before`.
+  void end_part(const LayerNorm& behind, const LayerNorm& before, Workspace& workspace, Share rows) const;
+  /// x += y (unless null), out = norm(x).
+  void normalize_into(const LayerNorm& norm, Rows& x, const Rows* y, Activations& out, Share rows) const;
+  Activations& inputs(Workspace& workspace) const {
+    return workspace.separate_ ? workspace.normed_ : workspace.hidden_;
+  }
+  const Layer& layer(size_t index) const {
+    return weights_.layers[index * weights_.layers.size() / config_.num_hidden_layers];
+  }
+  void prepare_turns(const PackedBatch& batch, Workspace& workspace) const;
+  const float* turns(const Workspace& workspace, size_t sequence, bool local) const;
+  /// Norm and rotation of heads `first` up to `end` of one sequence, counted over queries, keys and values.
+  void place(const PackedBatch& batch, Workspace& workspace, size_t index, size_t sequence,
+             Share heads) const;
   /// Quantizes `rows` of x where the model does.
   void quantize(Activations& x, Share rows, const Worker& worker) const;
   void add_embeddings(const PackedBatch& batch, Rows& out, Share tokens) const;
   void embed(const PackedBatch& batch, Workspace& workspace, const Worker& worker) const;
-  void attend(const PackedBatch& batch, Workspace& workspace, const Worker& worker) const;
-  bool feed_forward(const Layer& layer, Workspace& workspace, size_t tokens, const Worker& worker,
-                    StopToken& stop, size_t& step) const;
+  void attend(const PackedBatch& batch, Workspace& workspace, size_t index, const Worker& worker) const;
+  bool feed_forward(size_t index, Workspace& workspace, size_t tokens, const Worker& worker, StopToken& stop,
+                    size_t& step) const;
 
   EncoderConfig config_;
   const Kernels& kernels_;

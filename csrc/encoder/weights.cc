@@ -11,6 +11,9 @@
 namespace embedkit {
 namespace {
 
+/// Positions whose sines are computed with the model; those of a longer text, with the text.
+constexpr size_t kReadyPositions = 1024;
+
 std::string shape_text(const std::vector<size_t>& shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
@@ -24,7 +27,10 @@ size_t element_size(Tensor::Type type) {
 /// Hands out tensors by name after checking type and shape.
 class Reader {
  public:
-  Reader(const Tensors& tensors, Precision precision) : tensors_(tensors), precision_(precision) {}
+  Reader(const Tensors& tensors, const EncoderConfig& config)
+      : tensors_(tensors), config_(config), precision_(config.precision) {}
+
+  bool has(const std::string& name) const { return tensors_.count(name) > 0; }
 
   Tensor floats(const std::string& name, std::vector<size_t> shape) const {
     return get(name, Tensor::Type::kFloat32, std::move(shape));
@@ -38,7 +44,41 @@ class Reader {
 
   Linear::Part linear(const std::string& name, size_t out, size_t in) const {
     auto [weight, scale] = matrix(name + ".weight", out, in);
-    return {std::move(weight), std::move(scale), floats(name + ".bias", {out})};
+    return {std::move(weight), std::move(scale), bias(name, out)};
+  }
+
+  /// Query, key and value, stored in one or apart. Where positions turn the two halves of a head, its
+  /// features come out in pairs: first, middle, second, … The products of queries and keys do not depend on
+  /// their order.
+  std::vector<Linear::Part> query_key_value(const std::string& layer) const {
+    const size_t heads = config_.num_attention_heads, shared = config_.key_value_heads();
+    const size_t width = config_.head_width();
+    const std::string name = layer + "attention.self.";
+    if (has(name + "query_key_value.weight")) {
+      const size_t rows = (heads + 2 * shared) * width;
+      return {paired(linear(name + "query_key_value", rows, config_.hidden_size), heads + shared)};
+    }
+    return {paired(linear(name + "query", heads * width, config_.hidden_size), heads),
+            paired(linear(name + "key", shared * width, config_.hidden_size), shared),
+            linear(name + "value", shared * width, config_.hidden_size)};
+  }
+
+  /// The inner layer: one, or its two halves apart.
+  std::vector<Linear::Part> intermediate(const std::string& layer) const {
+    const size_t inner = config_.intermediate_size, hidden = config_.hidden_size;
+    if (config_.gate == Gate::kNone) return {linear(layer + "intermediate.dense", inner, hidden)};
+    if (has(layer + "intermediate.dense.weight"))
+      return {linear(layer + "intermediate.dense", 2 * inner, hidden)};
+    const auto gate = linear(layer + "intermediate.gate", inner, hidden);
+    const auto up = linear(layer + "intermediate.up", inner, hidden);
+    return config_.gate == Gate::kFirstActivated ? std::vector{gate, up} : std::vector{up, gate};
+  }
+
+  /// A norm of the features of each head, in the order of `query_key_value`.
+  LayerNorm head_norm(const std::string& name) const {
+    LayerNorm result = norm(name, config_.head_width());
+    result.gamma = paired(result.gamma, 1);
+    return result;
   }
 
   EmbeddingTable table(const std::string& name, size_t rows, size_t columns) const {
@@ -47,10 +87,63 @@ class Reader {
   }
 
   LayerNorm norm(const std::string& name, size_t size) const {
-    return {floats(name + ".weight", {size}), floats(name + ".bias", {size})};
+    LayerNorm result{floats(name + ".weight", {size}), bias(name, size)};
+    if (config_.norm_kind == NormKind::kRmsPlusOne) {
+      std::vector<float> values(result.weight(), result.weight() + size);
+      for (float& value : values) value += 1.0f;
+      result.gamma = owned(std::move(values), {size});
+    }
+    // The norm behind a sum adds one whether there is or not.
+    if (result.beta.data == nullptr && config_.norm_kind == NormKind::kLayerNorm)
+      result.beta = owned(std::vector<float>(size, 0.0f), {size});
+    return result;
   }
 
  private:
+  template <typename Value>
+  static Tensor owned(std::vector<Value> values, std::vector<size_t> shape) {
+    auto memory = std::make_shared<std::vector<Value>>(std::move(values));
+    // Kernels read whole vectors.
+    memory->resize(memory->size() + Kernels::kSlack);
+    Tensor tensor;
+    tensor.type = std::is_same_v<Value, int8_t> ? Tensor::Type::kInt8 : Tensor::Type::kFloat32;
+    tensor.data = memory->data();
+    tensor.shape = std::move(shape);
+    tensor.owner = std::move(memory);
+    return tensor;
+  }
+
+  Tensor bias(const std::string& name, size_t size) const {
+    if (!config_.biases && !has(name + ".bias")) return {};
+    return floats(name + ".bias", {size});
+  }
+
+  template <typename Value>
+  Tensor paired_rows(const Tensor& tensor, size_t heads) const {
+    const size_t width = config_.head_width(), half = width / 2;
+    const size_t columns = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
+    const auto* from = static_cast<const Value*>(tensor.data);
+    std::vector<Value> rows(from, from + tensor.shape[0] * columns);
+    for (size_t head = 0; head < heads; ++head)
+      for (size_t d = 0; d < width; ++d) {
+        const size_t source = d % 2 == 0 ? d / 2 : half + d / 2;
+        std::copy_n(from + (head * width + source) * columns, columns,
+                    rows.begin() + static_cast<ptrdiff_t>((head * width + d) * columns));
+      }
+    return owned(std::move(rows), tensor.shape);
+  }
+
+  /// The first `heads` heads of the rows in pairs, where positions turn halves.
+  Tensor paired(const Tensor& tensor, size_t heads) const {
+    if (config_.rotary_base == 0 || tensor.data == nullptr) return tensor;
+    return tensor.type == Tensor::Type::kInt8 ? paired_rows<int8_t>(tensor, heads)
+                                              : paired_rows<float>(tensor, heads);
+  }
+
+  Linear::Part paired(Linear::Part part, size_t heads) const {
+    return {paired(part.weight, heads), paired(part.scale, heads), paired(part.bias, heads)};
+  }
+
   Tensor get(const std::string& name, Tensor::Type type, std::vector<size_t> shape) const {
     const auto found = tensors_.find(name);
     require(found != tensors_.end(), "the model has no tensor '", name, "'");
@@ -64,6 +157,7 @@ class Reader {
   }
 
   const Tensors& tensors_;
+  const EncoderConfig& config_;
   Precision precision_;
 };
 
@@ -91,7 +185,7 @@ void EncoderConfig::validate() const {
             "; it must be positive and below 2^30");
   };
   positive(hidden_size, "hidden_size");
-  positive(num_hidden_layers, "num_hidden_layers");
+  require(num_hidden_layers < 1 << 20, "num_hidden_layers is ", num_hidden_layers, "; it must be below 2^20");
   positive(num_attention_heads, "num_attention_heads");
   positive(intermediate_size, "intermediate_size");
   positive(vocab_size, "vocab_size");
@@ -102,11 +196,33 @@ void EncoderConfig::validate() const {
           "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
   require(relative_attention_num_buckets == 0 || relative_attention_num_buckets == 32,
           "relative_attention_num_buckets is ", relative_attention_num_buckets, "; it must be 32");
-  require(hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size, " is not a multiple of ",
-          num_attention_heads, " heads");
-  const size_t head_size = hidden_size / num_attention_heads;
+  require(head_size > 0 || hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size,
+          " is not a multiple of ", num_attention_heads, " heads");
+  require(head_size <= 65536 && num_attention_heads <= 65536 && context_width() <= 65536, "heads of ",
+          head_size, " features are too large");
+  require(num_key_value_heads <= num_attention_heads && num_attention_heads % key_value_heads() == 0,
+          "num_attention_heads ", num_attention_heads, " is not a multiple of num_key_value_heads ",
+          num_key_value_heads);
+  require(num_hidden_groups == 0 ||
+              (num_hidden_groups <= num_hidden_layers && num_hidden_layers % num_hidden_groups == 0),
+          "num_hidden_layers ", num_hidden_layers, " is not a multiple of num_hidden_groups ",
+          num_hidden_groups);
+  require(local_layers.empty() || local_layers.size() == num_hidden_layers, "local_layers describes ",
+          local_layers.size(), " layers, the model has ", num_hidden_layers);
+  for (const float speed : {rotary_base, rotary_local_base})
+    require(speed == 0 || (speed >= 1 && speed <= 1e9f), "a rotary base is ", speed,
+            "; it must be from 1 to 1e9");
+  require(rotary_divisor > 0 && rotary_divisor <= 1e6f && rotary_stretch >= 1 && rotary_stretch <= 1e6f,
+          "rotary_divisor is ", rotary_divisor, ", rotary_stretch ", rotary_stretch,
+          "; both must be positive and below 1e6, the latter at least 1");
+  require(embedding_scale > 0 && embedding_scale <= 1e6f, "embedding_scale is ", embedding_scale,
+          "; it must be positive and below 1e6");
+  require(rotary_trained == 0 || head_width() > 2, "heads of ", head_width(),
+          " features cannot be stretched");
+  const size_t head_size = head_width();
+  const bool turned = rotary || rotary_base > 0;
   require(
-      !rotary || head_size % 2 == 0, "heads of ", head_size,
+      !turned || head_size % 2 == 0, "heads of ", head_size,
       " features cannot be rotated in pairs; hidden_size must be an even multiple of num_attention_heads");
   // No tensor of the file bounds the size of this table.
   require(!rotary || checked_mul(max_position_embeddings, head_size) <= size_t{1} << 26,
@@ -217,7 +333,41 @@ RelativeBias::RelativeBias(const Tensor& buckets, size_t positions)
   }
 }
 
-RotaryTable::RotaryTable(size_t positions, size_t head_size) {
+RelativeBias::RelativeBias(size_t heads, size_t positions)
+    : stride_(round_up(2 * positions - 1, kCacheLine / sizeof(float))), zero_(positions - 1) {
+  table_.reset(checked_mul(heads, stride_) + Kernels::kSlack);
+  std::fill_n(table_.data(), table_.size(), 0.0f);
+  // The slopes 2^(-8i / n) for the largest power of two n within the heads; the others lie between them.
+  const size_t whole = std::bit_floor(heads);
+  for (size_t head = 0; head < heads; ++head) {
+    const double power = head < whole
+                             ? 8.0 * static_cast<double>(head + 1) / static_cast<double>(whole)
+                             : 4.0 * static_cast<double>(2 * (head - whole) + 1) / static_cast<double>(whole);
+    const auto slope = static_cast<float>(std::exp2(-power));
+    for (size_t i = 0; i < 2 * positions - 1; ++i)
+      table_[head * stride_ + i] = -slope * static_cast<float>(i > zero_ ? i - zero_ : zero_ - i);
+  }
+}
+
+RotaryTable::RotaryTable(size_t positions, size_t head_size, Speed speed) : positions_(positions) {
+  table_.reset(checked_mul(positions, 2 * head_size) + Kernels::kSlack);
+  std::fill_n(table_.data(), table_.size(), 0.0f);
+  for (size_t d = 0; d < head_size; d += 2) {
+    const float exponent = static_cast<float>(d) / static_cast<float>(head_size);
+    const float wave = static_cast<float>(std::pow(double{speed.base}, double{exponent}));
+    const float turn = 1.0f / wave / speed.divisor;
+    for (size_t p = 0; p < positions; ++p) {
+      float* cosine = table_.data() + p * 2 * head_size;
+      float* sine = cosine + head_size;
+      const float angle = static_cast<float>(p) * turn;
+      cosine[d] = cosine[d + 1] = static_cast<float>(std::cos(double{angle}));
+      sine[d + 1] = static_cast<float>(std::sin(double{angle}));
+      sine[d] = -sine[d + 1];
+    }
+  }
+}
+
+RotaryTable::RotaryTable(size_t positions, size_t head_size) : positions_(positions) {
   table_.reset(checked_mul(positions, 2 * head_size) + Kernels::kSlack);
   std::fill_n(table_.data(), table_.size(), 0.0f);
   for (size_t p = 0; p < positions; ++p) {
@@ -234,7 +384,8 @@ RotaryTable::RotaryTable(size_t positions, size_t head_size) {
 }
 
 size_t Weights::memory_bytes() const {
-  size_t bytes = words.memory_bytes() + relative_bias.memory_bytes() + rotary.memory_bytes();
+  size_t bytes = words.memory_bytes() + relative_bias.memory_bytes() + rotary.memory_bytes() +
+                 local_rotary.memory_bytes();
   if (positions) bytes += positions->memory_bytes();
   if (projection) bytes += projection->memory_bytes();
   for (const Layer& layer : layers)
@@ -246,7 +397,7 @@ size_t Weights::memory_bytes() const {
 
 Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const Kernels& kernels) {
   config.validate();
-  const Reader reader(tensors, config.precision);
+  const Reader reader(tensors, config);
   const size_t hidden = config.hidden_size;
   const size_t embedded = config.embedding_width();
   AlignedBuffer<float> token_types(checked_mul(std::max<size_t>(config.type_vocab_size, 1), embedded));
@@ -262,19 +413,26 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
         RelativeBias(reader.floats("encoder.relative_attention_bias.weight",
                                    {config.relative_attention_num_buckets, config.num_attention_heads}),
                      config.positions());
+  if (config.alibi) relative_bias = RelativeBias(config.num_attention_heads, config.positions());
   Weights weights{
       reader.table("embeddings.word_embeddings", config.vocab_size, embedded),
       {},
       std::move(token_types),
-      reader.norm("embeddings.LayerNorm", embedded),
+      config.embedding_norm ? reader.norm("embeddings.LayerNorm", embedded) : LayerNorm{},
       {},
       std::move(relative_bias),
       {},
       {},
+      {},
+      {},
   };
+  const size_t width = config.head_width();
+  const size_t ready = std::min(config.max_position_embeddings, kReadyPositions);
   if (config.rotary)
-    weights.rotary = RotaryTable(config.max_position_embeddings, hidden / config.num_attention_heads);
-  else
+    weights.rotary = RotaryTable(config.max_position_embeddings, width);
+  else if (config.rotary_base > 0)
+    weights.rotary = RotaryTable(ready, width, {config.rotary_base, config.rotary_divisor});
+  else if (!config.alibi && config.num_hidden_layers > 0)
     weights.positions =
         reader.table("embeddings.position_embeddings", config.max_position_embeddings, embedded);
   if (config.embedding_size > 0)
@@ -283,21 +441,33 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
         std::vector<Linear::Part>{{reader.floats("embeddings_project.weight", {hidden, embedded}),
                                    {},
                                    reader.floats("embeddings_project.bias", {hidden})}});
-  weights.layers.reserve(config.num_hidden_layers);
-  for (size_t l = 0; l < config.num_hidden_layers; ++l) {
+  if (config.rotary_local_base > 0)
+    weights.local_rotary = RotaryTable(ready, width, {config.rotary_local_base, 1.0f});
+  if (config.normalizes_before()) weights.final_norm = reader.norm("encoder.norm", hidden);
+  weights.layers.reserve(config.stored_layers());
+  for (size_t l = 0; l < config.stored_layers(); ++l) {
     const std::string layer = "encoder.layer." + std::to_string(l) + ".";
-    const auto linear = [&](std::initializer_list<const char*> names, size_t out, size_t in) {
-      std::vector<Linear::Part> parts;
-      for (const char* name : names) parts.push_back(reader.linear(layer + name, out, in));
+    const auto pack = [&](const std::vector<Linear::Part>& parts) {
       return Linear(kernels, config.precision, parts);
     };
+    const auto norm = [&](const char* name, bool wanted) {
+      return wanted ? reader.norm(layer + name, hidden) : LayerNorm{};
+    };
+    const bool before = config.normalizes_before(), behind = config.norm_place != NormPlace::kPre;
+    // ModernBERT's first layer reads the embeddings, which have been normalized.
+    const bool first_of_normalized = l == 0 && config.embedding_norm;
+    const bool normed_heads = config.query_key_norm;
     weights.layers.push_back({
-        linear({"attention.self.query", "attention.self.key", "attention.self.value"}, hidden, hidden),
-        linear({"attention.output.dense"}, hidden, hidden),
-        reader.norm(layer + "attention.output.LayerNorm", hidden),
-        linear({"intermediate.dense"}, config.intermediate_size, hidden),
-        linear({"output.dense"}, hidden, config.intermediate_size),
-        reader.norm(layer + "output.LayerNorm", hidden),
+        norm("attention.LayerNorm", before && !first_of_normalized),
+        pack(reader.query_key_value(layer)),
+        normed_heads ? reader.head_norm(layer + "attention.self.query_norm") : LayerNorm{},
+        normed_heads ? reader.head_norm(layer + "attention.self.key_norm") : LayerNorm{},
+        pack({reader.linear(layer + "attention.output.dense", hidden, config.context_width())}),
+        norm("attention.output.LayerNorm", behind),
+        norm("intermediate.LayerNorm", before),
+        pack(reader.intermediate(layer)),
+        pack({reader.linear(layer + "output.dense", hidden, config.intermediate_size)}),
+        norm("output.LayerNorm", behind),
     });
   }
   return weights;

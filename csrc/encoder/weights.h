@@ -57,6 +57,7 @@ class EmbeddingTable {
   Tensor scale_;
 };
 
+/// Weight and bias of a norm; without data there is none.
 struct LayerNorm {
   Tensor gamma;
   Tensor beta;
@@ -73,6 +74,8 @@ class RelativeBias {
   RelativeBias() = default;
   /// `buckets`: (buckets, heads).
   RelativeBias(const Tensor& buckets, size_t positions);
+  /// ALiBi to both sides: minus the distance times the slope of the head (Press et al. 2022).
+  RelativeBias(size_t heads, size_t positions);
 
   /// bias[j - i] is added to the score of query i and key j; null without a bias.
   const float* of_head(size_t head) const {
@@ -93,19 +96,31 @@ class RotaryTable {
   RotaryTable() = default;
   RotaryTable(size_t positions, size_t head_size);
 
+  /// Of what `EncoderConfig` describes: rounded to float in every step, as the models were trained with it.
+  struct Speed {
+    float base;
+    float divisor;
+  };
+  RotaryTable(size_t positions, size_t head_size, Speed speed);
+
+  size_t positions() const { return positions_; }
   bool empty() const { return table_.size() == 0; }
   /// (positions, 2 head_size): as `Kernels::rotate` takes it.
   const float* data() const { return table_.data(); }
   size_t memory_bytes() const { return table_.size() * sizeof(float); }
 
  private:
+  size_t positions_ = 0;
   AlignedBuffer<float> table_;
 };
 
 struct Layer {
+  LayerNorm attention_input_norm;
   Linear query_key_value;
+  LayerNorm query_norm, key_norm;  ///< of each head
   Linear attention_output;
   LayerNorm attention_norm;
+  LayerNorm intermediate_norm;
   Linear intermediate;
   Linear output;
   LayerNorm output_norm;
@@ -118,8 +133,9 @@ struct Weights {
   LayerNorm embedding_norm;
   std::optional<Linear> projection;  ///< embedding_size -> hidden_size, in fp32
   RelativeBias relative_bias;
-  RotaryTable rotary;
+  RotaryTable rotary, local_rotary;
   std::vector<Layer> layers;
+  LayerNorm final_norm;
 
   size_t memory_bytes() const;
 };

@@ -59,6 +59,23 @@ inline void add_bias(float* scores, const float* bias, size_t padded, float fact
     V::store(scores + i, V::fma(V::load(scores + i), scale, V::load(bias + i)));
 }
 
+struct Seen {
+  size_t begin;
+  size_t end;
+};
+
+/// The keys that query i sees.
+inline Seen seen_by(const AttentionTask& task, size_t i) {
+  return {i > task.before ? i - task.before : 0,
+          task.after < task.length - i ? i + task.after + 1 : task.length};
+}
+
+/// Sets the scores of the keys outside `seen`.
+inline void hide(float* scores, size_t length, Seen seen, float value) {
+  for (size_t i = 0; i < seen.begin; ++i) scores[i] = value;
+  for (size_t i = seen.end; i < length; ++i) scores[i] = value;
+}
+
 template <class V, int kRows>
 size_t attention_scratch(size_t length, size_t head_size) {
   const size_t keys = round_up(length, V::kLanes);
@@ -79,16 +96,24 @@ void attention(const AttentionTask& task) {
   const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
   const bool whole = features == task.head_size;  // whole vectors: the tile can write the result itself
   over_tiles(task.length, kRows, [&](size_t row, size_t height) {
-    product<V, kRows>(task.q + row * task.ld, task.ld, height, transposed, keys, task.head_size, scores, keys,
-                      keys);
+    // The keys that some row of the tile sees, from a whole vector on: all of them without limits.
+    const size_t first = seen_by(task, row).begin / V::kLanes * V::kLanes;
+    const size_t visible = seen_by(task, row + height - 1).end - first;
+    const size_t padded = round_up(visible, V::kLanes);
+    product<V, kRows>(task.q + row * task.ld, task.ld, height, transposed + first, keys, task.head_size,
+                      scores, keys, padded);
     float inverse[kRows];
     for (size_t r = 0; r < height; ++r) {
       float* line = scores + r * keys;
-      if (task.bias != nullptr) add_bias<V>(line, task.bias - (row + r), keys, factor);
-      inverse[r] = softmax<V>(line, task.length, keys, task.bias != nullptr ? 1.0f : factor);
+      if (task.bias != nullptr) add_bias<V>(line, task.bias + first - (row + r), padded, factor);
+      const auto [begin, end] = seen_by(task, row + r);
+      const Seen seen{begin - first, end - first};
+      hide(line, visible, seen, std::numeric_limits<float>::lowest());
+      inverse[r] = softmax<V>(line, visible, padded, task.bias != nullptr ? 1.0f : factor);
+      hide(line, visible, seen, 0.0f);
     }
     float* out = task.out + row * task.ld_out;
-    product<V, kRows>(scores, keys, height, task.v, task.ld, task.length, whole ? out : block,
+    product<V, kRows>(scores, keys, height, task.v + first * task.ld, task.ld, visible, whole ? out : block,
                       whole ? task.ld_out : features, features);
     // The sum divides the few features of a row rather than its many scores.
     for (size_t r = 0; r < height; ++r) {

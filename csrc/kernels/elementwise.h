@@ -86,6 +86,12 @@ inline typename V::F gelu_tanh(typename V::F x) {
   return V::mul(x, sigmoid<V>(V::mul(cubic, V::set1(1.5957691f))));
 }
 
+/// x σ(x).
+template <class V>
+inline typename V::F silu(typename V::F x) {
+  return V::mul(x, sigmoid<V>(x));
+}
+
 template <class V, Activation kActivation, bool kCoarse>
 inline typename V::F activation(typename V::F x) {
   if constexpr (kActivation == Activation::kGelu && kCoarse) return gelu_coarse<V>(x);
@@ -94,6 +100,7 @@ inline typename V::F activation(typename V::F x) {
   if constexpr (kActivation == Activation::kRelu) return V::max(x, V::zero());
   if constexpr (kActivation == Activation::kTanh) return hyperbolic_tangent<V>(x);
   if constexpr (kActivation == Activation::kSigmoid) return sigmoid<V>(x);
+  if constexpr (kActivation == Activation::kSilu) return silu<V>(x);
   return x;
 }
 

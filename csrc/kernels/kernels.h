@@ -18,7 +18,7 @@
 
 namespace embedkit {
 
-enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid };
+enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid, kSilu };
 
 /// Rows in the form that products read; each is zero-filled to its stride.
 ///
@@ -72,6 +72,29 @@ struct AttentionTask {
   float* scratch;  ///< Kernels::attention_scratch(length, head_size) floats
   /// bias[j - i] for query i and key j, finite and to be read up to kSlack past the end; or null for none.
   const float* bias = nullptr;
+  /// Query i sees the keys from i - before to i + after.
+  size_t before = kUnlimited;
+  size_t after = kUnlimited;
+
+  static constexpr size_t kUnlimited = ~size_t{0};
+};
+
+/// x += y, out = norm(x) * gamma + beta, and its quantized form.
+struct NormTask {
+  float* x;
+  size_t ld;
+  const float* y;  ///< or null
+  size_t ld_y;
+  size_t rows;
+  size_t columns;
+  const float* gamma;
+  const float* beta;  ///< or null
+  float epsilon;
+  bool rms;    ///< divide by the root of the mean square instead of subtracting the mean and dividing by the
+               ///< spread
+  float* out;  ///< may be x
+  size_t ld_out;
+  QuantizedRows quantized;  ///< without data: none
 };
 
 /// bfloat16 products.
@@ -130,6 +153,11 @@ struct Kernels {
   void (*add_layer_norm)(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
                          const float* gamma, const float* beta, float epsilon,
                          const QuantizedRows& quantized);
+  void (*norm)(const NormTask& task);
+  /// x[r][i] = activation(x[r][activated + i]) * x[r][factor + i] for i < columns, where one of the two
+  /// offsets is 0 and the other at least `columns`; with `quantized.data` as `activate`.
+  void (*activate_gated)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
+                         size_t activated, size_t factor, const QuantizedRows& quantized);
   /// out += scale * row, a row of an int8 table.
   void (*add_scaled_int8)(float* out, const int8_t* row, float scale, size_t columns);
 

@@ -129,6 +129,8 @@ float apply(Activation activation, float x) {
       return std::tanh(x);
     case Activation::kSigmoid:
       return 1.0f / (1.0f + std::exp(-x));
+    case Activation::kSilu:
+      return x / (1.0f + std::exp(-x));
   }
   return x;
 }
@@ -159,6 +161,34 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
   if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
 }
 
+void norm(const NormTask& task) {
+  for (size_t r = 0; r < task.rows; ++r) {
+    float* x = task.x + r * task.ld;
+    double sum = 0;
+    for (size_t i = 0; i < task.columns; ++i) {
+      if (task.y != nullptr) x[i] += task.y[r * task.ld_y + i];
+      sum += x[i];
+    }
+    const double mean = task.rms ? 0.0 : sum / static_cast<double>(task.columns);
+    double squares = 0;
+    for (size_t i = 0; i < task.columns; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    const double inverse = 1.0 / std::sqrt(squares / static_cast<double>(task.columns) + task.epsilon);
+    for (size_t i = 0; i < task.columns; ++i)
+      task.out[r * task.ld_out + i] = static_cast<float>((x[i] - mean) * inverse) * task.gamma[i] +
+                                      (task.beta == nullptr ? 0.0f : task.beta[i]);
+  }
+  if (task.quantized.data != nullptr)
+    quantize(task.out, task.ld_out, task.rows, task.columns, task.quantized);
+}
+
+void activate_gated(Activation activation, float* x, size_t ld, size_t rows, size_t columns, size_t activated,
+                    size_t factor, const QuantizedRows& quantized) {
+  for (size_t r = 0; r < rows; ++r)
+    for (size_t i = 0; i < columns; ++i)
+      x[r * ld + i] = apply(activation, x[r * ld + activated + i]) * x[r * ld + factor + i];
+  if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
+}
+
 void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
   for (size_t i = 0; i < columns; ++i) out[i] += scale * static_cast<float>(row[i]);
 }
@@ -178,8 +208,10 @@ void attention(const AttentionTask& task) {
   const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
   float* scores = task.scratch;
   for (size_t i = 0; i < task.length; ++i) {
+    const size_t first = i > task.before ? i - task.before : 0;
+    const size_t end = task.after < task.length - i ? i + task.after + 1 : task.length;
     float high = std::numeric_limits<float>::lowest();
-    for (size_t j = 0; j < task.length; ++j) {
+    for (size_t j = first; j < end; ++j) {
       float dot = 0;
       for (size_t d = 0; d < task.head_size; ++d) dot += task.q[i * task.ld + d] * task.k[j * task.ld + d];
       scores[j] = dot * factor;
@@ -187,10 +219,10 @@ void attention(const AttentionTask& task) {
       high = std::max(high, scores[j]);
     }
     float sum = 0;
-    for (size_t j = 0; j < task.length; ++j) sum += scores[j] = std::exp(scores[j] - high);
+    for (size_t j = first; j < end; ++j) sum += scores[j] = std::exp(scores[j] - high);
     for (size_t d = 0; d < task.head_size; ++d) {
       float mixed = 0;
-      for (size_t j = 0; j < task.length; ++j) mixed += scores[j] * task.v[j * task.ld + d];
+      for (size_t j = first; j < end; ++j) mixed += scores[j] * task.v[j * task.ld + d];
       task.out[i * task.ld_out + d] = mixed / sum;
     }
   }
@@ -239,6 +271,8 @@ extern const Kernels kReferenceKernels = {
     .quantize = quantize,
     .activate = activate,
     .add_layer_norm = add_layer_norm,
+    .norm = norm,
+    .activate_gated = activate_gated,
     .add_scaled_int8 = add_scaled_int8,
     .rotate = rotate,
     .attention_scratch = attention_scratch,

@@ -134,6 +134,65 @@ void activate(Activation activation, float* x, size_t ld, size_t rows, size_t co
       return activate_as<V, kLevels, Activation::kTanh>(x, ld, rows, columns, quantized);
     case Activation::kSigmoid:
       return activate_as<V, kLevels, Activation::kSigmoid>(x, ld, rows, columns, quantized);
+    case Activation::kSilu:
+      return activate_as<V, kLevels, Activation::kSilu>(x, ld, rows, columns, quantized);
+  }
+}
+
+template <class V, int kLevels, Activation kActivation, bool kQuantized>
+void gate_rows(float* x, size_t ld, size_t rows, size_t columns, size_t activated, size_t factor,
+               const QuantizedRows& quantized) {
+  for (size_t r = 0; r < rows; ++r, x += ld) {
+    Range<V> range;
+    over_columns<V>(
+        columns,
+        [&](size_t i) {
+          const auto y = V::mul(activation<V, kActivation, kQuantized>(V::load(x + activated + i)),
+                                V::load(x + factor + i));
+          V::store(x + i, y);
+          if constexpr (kQuantized) range.add(y);
+        },
+        [&](size_t i, size_t n) {
+          const auto y = V::mul(activation<V, kActivation, kQuantized>(V::load_first(x + activated + i, n)),
+                                V::load_first(x + factor + i, n));
+          V::store_first(x + i, y, n);
+          if constexpr (kQuantized) range.add_first(y, n);
+        });
+    if constexpr (kQuantized) {
+      quantize_row<V, kLevels>(x, columns, range, quantized, r);
+    } else if (quantized.data != nullptr) {
+      round_row<V>(x, columns, quantized, r);
+    }
+  }
+}
+
+template <class V, int kLevels>
+void activate_gated(Activation activation, float* x, size_t ld, size_t rows, size_t columns, size_t activated,
+                    size_t factor, const QuantizedRows& quantized) {
+  const bool int8 = quantized.data != nullptr && quantized.form == QuantizedRows::Form::kInt8;
+  const auto run = [&](auto gate) { gate(x, ld, rows, columns, activated, factor, quantized); };
+  switch (activation) {
+    case Activation::kGelu:
+      return run(int8 ? &gate_rows<V, kLevels, Activation::kGelu, true>
+                      : &gate_rows<V, kLevels, Activation::kGelu, false>);
+    case Activation::kGeluTanh:
+      return run(int8 ? &gate_rows<V, kLevels, Activation::kGeluTanh, true>
+                      : &gate_rows<V, kLevels, Activation::kGeluTanh, false>);
+    case Activation::kRelu:
+      return run(int8 ? &gate_rows<V, kLevels, Activation::kRelu, true>
+                      : &gate_rows<V, kLevels, Activation::kRelu, false>);
+    case Activation::kTanh:
+      return run(int8 ? &gate_rows<V, kLevels, Activation::kTanh, true>
+                      : &gate_rows<V, kLevels, Activation::kTanh, false>);
+    case Activation::kSigmoid:
+      return run(int8 ? &gate_rows<V, kLevels, Activation::kSigmoid, true>
+                      : &gate_rows<V, kLevels, Activation::kSigmoid, false>);
+    case Activation::kSilu:
+      return run(int8 ? &gate_rows<V, kLevels, Activation::kSilu, true>
+                      : &gate_rows<V, kLevels, Activation::kSilu, false>);
+    case Activation::kIdentity:
+      return run(int8 ? &gate_rows<V, kLevels, Activation::kIdentity, true>
+                      : &gate_rows<V, kLevels, Activation::kIdentity, false>);
   }
 }
 
@@ -193,6 +252,68 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
       round_row<V>(x, columns, quantized, r);
     } else {
       quantize_row<V, kLevels>(x, columns, range, quantized, r);
+    }
+  }
+}
+
+/// As `add_layer_norm`, with the sum and the result apart.
+template <class V, int kLevels>
+void norm(const NormTask& task) {
+  const float inverse_columns = 1.0f / static_cast<float>(task.columns);
+  for (size_t r = 0; r < task.rows; ++r) {
+    float* x = task.x + r * task.ld;
+    float* out = task.out + r * task.ld_out;
+    auto sum = V::zero();
+    const float* added = task.y == nullptr ? nullptr : task.y + r * task.ld_y;
+    if (added != nullptr || !task.rms)
+      over_columns<V>(
+          task.columns,
+          [&](size_t i) {
+            auto v = V::load(x + i);
+            if (added != nullptr) V::store(x + i, v = V::add(v, V::load(added + i)));
+            sum = V::add(sum, v);
+          },
+          [&](size_t i, size_t n) {
+            auto v = V::load_first(x + i, n);
+            if (added != nullptr) V::store_first(x + i, v = V::add(v, V::load_first(added + i, n)), n);
+            sum = V::add(sum, v);
+          });
+    const float mean_value = task.rms ? 0.0f : V::sum(sum) * inverse_columns;
+    const auto mean = V::set1(mean_value);
+    auto squares = V::zero();
+    over_columns<V>(
+        task.columns,
+        [&](size_t i) {
+          const auto d = V::sub(V::load(x + i), mean);
+          squares = V::fma(d, d, squares);
+        },
+        [&](size_t i, size_t n) {
+          const auto d = V::sub(V::first_or(V::load_first(x + i, n), n, mean_value), mean);
+          squares = V::fma(d, d, squares);
+        });
+    const auto inverse = V::set1(1.0f / __builtin_sqrtf(V::sum(squares) * inverse_columns + task.epsilon));
+    Range<V> range;
+    over_columns<V>(
+        task.columns,
+        [&](size_t i) {
+          const auto d = V::mul(V::sub(V::load(x + i), mean), inverse);
+          auto v = V::mul(d, V::load(task.gamma + i));
+          if (task.beta != nullptr) v = V::add(v, V::load(task.beta + i));
+          V::store(out + i, v);
+          range.add(v);
+        },
+        [&](size_t i, size_t n) {
+          const auto d = V::mul(V::sub(V::load_first(x + i, n), mean), inverse);
+          auto v = V::mul(d, V::load_first(task.gamma + i, n));
+          if (task.beta != nullptr) v = V::add(v, V::load_first(task.beta + i, n));
+          V::store_first(out + i, v, n);
+          range.add_first(v, n);
+        });
+    if (task.quantized.data == nullptr) continue;
+    if (task.quantized.form == QuantizedRows::Form::kBf16) {
+      round_row<V>(out, task.columns, task.quantized, r);
+    } else {
+      quantize_row<V, kLevels>(out, task.columns, range, task.quantized, r);
     }
   }
 }

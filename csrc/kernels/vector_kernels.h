@@ -80,6 +80,8 @@ constexpr Kernels row_kernels(Isa isa) {
       .quantize = quantize_rows<V, kLevels>,
       .activate = activate<V, kLevels>,
       .add_layer_norm = add_layer_norm<V, kLevels>,
+      .norm = norm<V, kLevels>,
+      .activate_gated = activate_gated<V, kLevels>,
       .add_scaled_int8 = add_scaled_int8<V>,
       .rotate = rotate<V>,
       .attention_scratch = attention_scratch<V, V::kRows>,

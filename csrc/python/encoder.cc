@@ -24,9 +24,16 @@ namespace {
 
 const Names<Activation> kActivations = {
     {"identity", Activation::kIdentity}, {"gelu", Activation::kGelu}, {"gelu_new", Activation::kGeluTanh},
-    {"relu", Activation::kRelu},         {"tanh", Activation::kTanh}, {"sigmoid", Activation::kSigmoid}};
+    {"relu", Activation::kRelu},         {"tanh", Activation::kTanh}, {"sigmoid", Activation::kSigmoid},
+    {"silu", Activation::kSilu}};
 const Names<Precision> kPrecisions = {
     {"fp32", Precision::kFp32}, {"bf16", Precision::kBf16}, {"int8", Precision::kInt8}};
+const Names<Gate> kGates = {
+    {"none", Gate::kNone}, {"first", Gate::kFirstActivated}, {"second", Gate::kSecondActivated}};
+const Names<NormPlace> kNormPlaces = {
+    {"post", NormPlace::kPost}, {"pre", NormPlace::kPre}, {"around", NormPlace::kAround}};
+const Names<NormKind> kNormKinds = {
+    {"layer", NormKind::kLayerNorm}, {"rms", NormKind::kRms}, {"rms_plus_one", NormKind::kRmsPlusOne}};
 const Names<PoolingMode> kPoolingModes = {{"cls", PoolingMode::kCls},
                                           {"lasttoken", PoolingMode::kLastToken},
                                           {"max", PoolingMode::kMax},
@@ -74,7 +81,7 @@ void check_module(const HeadModule& module) {
             "a normalize module has no weights");
     return;
   }
-  require(module.weight.data != nullptr, "a dense module lacks its weight");
+  require(module.weight.data != nullptr, "a dense module or a norm lacks its weight");
   require(module.weight.type == Tensor::Type::kFloat32, "a head weight is int8, not float32");
   require(module.bias.data == nullptr ||
               (module.bias.type == Tensor::Type::kFloat32 && module.weight.shape.size() == 2 &&
@@ -189,21 +196,43 @@ void bind_all_options(py::module_& m) {
                    required(field<C>("intermediate_size", &C::intermediate_size)),
                    required(field<C>("vocab_size", &C::vocab_size)),
                    required(field<C>("max_position_embeddings", &C::max_position_embeddings)),
-                   field<C>("type_vocab_size", &C::type_vocab_size), field<C>("padding_idx", &C::padding_idx),
+                   field<C>("type_vocab_size", &C::type_vocab_size),
+                   field<C>("padding_idx", &C::padding_idx),
                    field<C>("relative_attention_num_buckets", &C::relative_attention_num_buckets),
-                   field<C>("rotary", &C::rotary), field<C>("rotary_value", &C::rotary_value),
+                   field<C>("rotary", &C::rotary),
+                   field<C>("rotary_value", &C::rotary_value),
                    field<C>("embedding_size", &C::embedding_size),
+                   field<C>("head_size", &C::head_size),
+                   field<C>("num_key_value_heads", &C::num_key_value_heads),
+                   field<C>("rotary_base", &C::rotary_base),
+                   field<C>("rotary_local_base", &C::rotary_local_base),
+                   field<C>("rotary_divisor", &C::rotary_divisor),
+                   field<C>("rotary_stretch", &C::rotary_stretch),
+                   field<C>("rotary_trained", &C::rotary_trained),
+                   field<C>("alibi", &C::alibi),
+                   field<C>("causal", &C::causal),
+                   field<C>("window", &C::window),
+                   field<C>("local_layers", &C::local_layers),
+                   field<C>("num_hidden_groups", &C::num_hidden_groups),
+                   field<C>("norm_place", &C::norm_place, kNormPlaces),
+                   field<C>("norm_kind", &C::norm_kind, kNormKinds),
+                   field<C>("embedding_norm", &C::embedding_norm),
+                   field<C>("query_key_norm", &C::query_key_norm),
+                   field<C>("gate", &C::gate, kGates),
+                   field<C>("biases", &C::biases),
+                   field<C>("embedding_scale", &C::embedding_scale),
                    required(field<C>("layer_norm_eps", &C::layer_norm_eps)),
                    required(field<C>("hidden_act", &C::hidden_act, kActivations))},
                   [](const C& config) { config.validate(); });
   using M = HeadModule;
-  bind_options<M>(
-      m, "HeadModule",
-      {required(field<M>("type", &M::type,
-                         Names<M::Type>{{"dense", M::Type::kDense}, {"normalize", M::Type::kNormalize}})),
-       tensor_field("weight", &M::weight), tensor_field("bias", &M::bias),
-       field<M>("activation", &M::activation, kActivations)},
-      check_module);
+  bind_options<M>(m, "HeadModule",
+                  {required(field<M>("type", &M::type,
+                                     Names<M::Type>{{"dense", M::Type::kDense},
+                                                    {"normalize", M::Type::kNormalize},
+                                                    {"layer_norm", M::Type::kLayerNorm}})),
+                   tensor_field("weight", &M::weight), tensor_field("bias", &M::bias),
+                   field<M>("activation", &M::activation, kActivations)},
+                  check_module);
 }
 
 }  // namespace

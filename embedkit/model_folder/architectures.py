@@ -8,18 +8,26 @@ uses BERT's names for keys and tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
     "ARCHITECTURES",
+    "EMBEDDINGS",
     "FOREIGN",
+    "INTEGERS",
+    "LAYER_TENSORS",
+    "TOKEN_TYPES",
     "Architecture",
     "CoreConfig",
     "TensorSpec",
     "counts_from_padding",
     "graph_config",
+    "layer_norm",
+    "linear",
+    "stored_names",
 ]
 
 CoreConfig = dict[str, "int | float | str"]
@@ -61,6 +69,19 @@ class Architecture:
         names: part of a tensor's name -> its replacement in the core, applied in this order.
         layers: prefix of the layers' tensor names; the number of the layer follows.
         tensors: name -> (shape in config keys, quantized); ``{}`` stands for the layer's number.
+        family: the name of a family that only the core runs, not the GPU; "" for the others.
+        prefixes: further ones that checkpoints have.
+        layer_count: the key that counts the layers with weights of their own.
+        absent: tensors of ``tensors`` that there are not.
+        alternatives: part of a tensor's name -> its replacement in checkpoints that transformers' own class wrote; the
+            rows of several are put together.
+        final_norm: a tensor whose name in the core is ``encoder.norm.weight``.
+        activation: the default, if the file names none.
+        activations: names that this model has beside or in place of the usual ones.
+        epsilon: the default of the norms.
+        read: adds what the file says in a form of its own, and refuses what the core does not compute.
+        spans_heads: ``hidden_size`` need not be a multiple of the heads.
+        classifier_norm: a norm between the two linear layers of the classifier.
         classifier: the head of ``…ForSequenceClassification`` on the first token: a linear layer to hidden_size,
             its activation (None for the model's own), and the linear layer to the classes.
     """
@@ -71,12 +92,24 @@ class Architecture:
     layers: str
     tensors: Mapping[str, tuple[tuple[str, ...], bool]]
     classifier: tuple[str, str | None, str]
-    constants: Mapping[str, int] = field(default_factory=dict)
+    constants: Mapping[str, int | float | str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     projection: str | None = None
+    family: str = ""
+    prefixes: tuple[str, ...] = ()
+    layer_count: str = "num_hidden_layers"
+    absent: frozenset[str] = frozenset()
+    alternatives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    final_norm: str = ""
+    activation: str = "gelu"
+    activations: Mapping[str, str] = field(default_factory=dict)
+    epsilon: float = 1e-12
+    read: Callable[[Mapping[str, Any], CoreConfig, str], None] | None = None
+    spans_heads: bool = False
+    classifier_norm: str = ""
 
     def core_config(self, config: Mapping[str, Any], where: str) -> CoreConfig:
         """The checked configuration for the core.
@@ -114,28 +147,44 @@ class Architecture:
             result[key] = flag
         sizes = ("hidden_size", "num_attention_heads")
         hidden, heads = (int(result[key]) for key in sizes)
-        if hidden % heads:
+        if hidden % heads and not self.spans_heads:
             size, count = (self.keys.get(key, key) for key in sizes)
             raise ValueError(f"{where}: {size} {hidden} is not a multiple of {count} {heads}")
-        epsilon = config.get("layer_norm_eps", 1e-12)
+        key = self.keys.get("layer_norm_eps", "layer_norm_eps")
+        epsilon = config.get(key, self.epsilon)
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
-            raise ValueError(f"{where}: layer_norm_eps must be a number from 0 to 1, not {epsilon!r}")
+            raise ValueError(f"{where}: {key} must be a number from 0 to 1, not {epsilon!r}")
         result["layer_norm_eps"] = float(epsilon)
         key = self.keys.get("hidden_act", "hidden_act")
-        activation = config.get(key, "gelu")
-        if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"{where}: unknown {key} {activation!r:.80}; expected one of {', '.join(_ACTIVATIONS)}"
-            )
-        result["hidden_act"] = _ACTIVATIONS[activation]
+        activation = config.get(key, self.activation)
+        known = {**_ACTIVATIONS, **self.activations}
+        if not isinstance(activation, str) or activation not in known:
+            raise ValueError(f"{where}: unknown {key} {activation!r:.80}; expected one of {', '.join(known)}")
+        result["hidden_act"] = known[activation]
         result.update(self.constants)
+        if self.read is not None:
+            self.read(config, result, where)
         return result
 
     def core_name(self, name: str) -> str:
         """The core's name of a tensor."""
+        if name == self.final_norm:
+            return "encoder.norm.weight"
         for part, core in self.names.items():
             name = name.replace(part, core)
         return name
+
+    def other_names(self, name: str) -> Iterator[list[str]]:
+        """Other names that a tensor may have in a checkpoint; the rows of several are put together."""
+        names = [name]
+        for part, replacements in self.alternatives.items():
+            names = (
+                [one.replace(part, other) for one in names for other in replacements]
+                if part in name
+                else names
+            )
+        if names != [name]:
+            yield names
 
     def tensor_specs(self, config: CoreConfig) -> dict[str, TensorSpec]:
         """Name without prefix -> specification of every tensor."""
@@ -144,23 +193,38 @@ class Architecture:
             module = name.partition(".")[0]
             if module == self.projection and config["embedding_size"] == config["hidden_size"]:
                 continue
-            spec = TensorSpec(tuple(int(config[key]) for key in dimensions), quantized)
+            spec = TensorSpec(tuple(_size(config, key) for key in dimensions), quantized)
+            if 0 in spec.shape:
+                continue  # a model without token types
             if "{}" in name:
-                specs.update({name.format(i): spec for i in range(int(config["num_hidden_layers"]))})
+                count = int(config[self.layer_count])
+                specs.update({name.format(i): spec for i in range(count)})
             else:
                 specs[name] = spec
-        return specs
+        return {name: spec for name, spec in specs.items() if name not in self.absent}
 
 
-def _linear(name: str, rows: str, columns: str) -> dict[str, tuple[tuple[str, ...], bool]]:
-    return {f"{name}.weight": ((rows, columns), True), f"{name}.bias": ((rows,), False)}
+def _size(config: CoreConfig, key: str) -> int:
+    """A dimension: a key of the config, or a product of keys and numbers."""
+    return math.prod(int(part) if part.isdigit() else int(config[part]) for part in key.split("*"))
 
 
-def _layer_norm(name: str, size: str = "hidden_size") -> dict[str, tuple[tuple[str, ...], bool]]:
-    return {f"{name}.weight": ((size,), False), f"{name}.bias": ((size,), False)}
+def linear(
+    name: str, rows: str, columns: str, *, bias: bool = True
+) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """The tensors of a linear layer, as in `Architecture.tensors`."""
+    weight = {f"{name}.weight": ((rows, columns), True)}
+    return {**weight, f"{name}.bias": ((rows,), False)} if bias else {**weight}
 
 
-def _stored(
+def layer_norm(
+    name: str, size: str = "hidden_size", *, bias: bool = True
+) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """The tensors of a norm, as in `Architecture.tensors`."""
+    return {f"{name}.{kind}": ((size,), False) for kind in ("weight", *(("bias",) if bias else ()))}
+
+
+def stored_names(
     tensors: Mapping[str, tuple[tuple[str, ...], bool]], names: Mapping[str, str]
 ) -> dict[str, tuple[tuple[str, ...], bool]]:
     """Rename tensors from the core's names to those of a checkpoint; ``names`` as in `Architecture`."""
@@ -173,7 +237,7 @@ def _stored(
     return result
 
 
-_INTEGERS = (
+INTEGERS = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
@@ -183,34 +247,34 @@ _INTEGERS = (
 )
 _NO_DECODER = {"is_decoder": False, "add_cross_attention": False}
 
-_EMBEDDINGS = {
+EMBEDDINGS = {
     "embeddings.word_embeddings.weight": (("vocab_size", "hidden_size"), True),
     "embeddings.position_embeddings.weight": (("max_position_embeddings", "hidden_size"), True),
-    **_layer_norm("embeddings.LayerNorm"),
+    **layer_norm("embeddings.LayerNorm"),
 }
-_TOKEN_TYPES = {"embeddings.token_type_embeddings.weight": (("type_vocab_size", "hidden_size"), False)}
+TOKEN_TYPES = {"embeddings.token_type_embeddings.weight": (("type_vocab_size", "hidden_size"), False)}
 
 _LAYERS = "encoder.layer."
 _LAYER = _LAYERS + "{}"
-_LAYER_TENSORS = {
-    **_linear(f"{_LAYER}.attention.self.query", "hidden_size", "hidden_size"),
-    **_linear(f"{_LAYER}.attention.self.key", "hidden_size", "hidden_size"),
-    **_linear(f"{_LAYER}.attention.self.value", "hidden_size", "hidden_size"),
-    **_linear(f"{_LAYER}.attention.output.dense", "hidden_size", "hidden_size"),
-    **_layer_norm(f"{_LAYER}.attention.output.LayerNorm"),
-    **_linear(f"{_LAYER}.intermediate.dense", "intermediate_size", "hidden_size"),
-    **_linear(f"{_LAYER}.output.dense", "hidden_size", "intermediate_size"),
-    **_layer_norm(f"{_LAYER}.output.LayerNorm"),
+LAYER_TENSORS = {
+    **linear(f"{_LAYER}.attention.self.query", "hidden_size", "hidden_size"),
+    **linear(f"{_LAYER}.attention.self.key", "hidden_size", "hidden_size"),
+    **linear(f"{_LAYER}.attention.self.value", "hidden_size", "hidden_size"),
+    **linear(f"{_LAYER}.attention.output.dense", "hidden_size", "hidden_size"),
+    **layer_norm(f"{_LAYER}.attention.output.LayerNorm"),
+    **linear(f"{_LAYER}.intermediate.dense", "intermediate_size", "hidden_size"),
+    **linear(f"{_LAYER}.output.dense", "hidden_size", "intermediate_size"),
+    **layer_norm(f"{_LAYER}.output.LayerNorm"),
 }
 
 _CLASSIFICATION_HEAD = ("classifier.dense", "tanh", "classifier.out_proj")
 
 _BERT = Architecture(
     prefix="bert.",
-    integers=(*_INTEGERS, "type_vocab_size"),
+    integers=(*INTEGERS, "type_vocab_size"),
     fixed={"position_embedding_type": "absolute", **_NO_DECODER},
     layers=_LAYERS,
-    tensors={**_EMBEDDINGS, **_TOKEN_TYPES, **_LAYER_TENSORS},
+    tensors={**EMBEDDINGS, **TOKEN_TYPES, **LAYER_TENSORS},
     classifier=("pooler.dense", "tanh", "classifier"),
 )
 
@@ -224,16 +288,16 @@ _MPNET_NAMES = {
 # transformers always uses 32 buckets and padding position 1, regardless of config.json.
 _MPNET = Architecture(
     prefix="mpnet.",
-    integers=(*_INTEGERS, "relative_attention_num_buckets"),
+    integers=(*INTEGERS, "relative_attention_num_buckets"),
     fixed={"relative_attention_num_buckets": 32},
     layers=_LAYERS,
     tensors={
-        **_EMBEDDINGS,
+        **EMBEDDINGS,
         "encoder.relative_attention_bias.weight": (
             ("relative_attention_num_buckets", "num_attention_heads"),
             False,
         ),
-        **_stored(_LAYER_TENSORS, _MPNET_NAMES),
+        **stored_names(LAYER_TENSORS, _MPNET_NAMES),
     },
     classifier=_CLASSIFICATION_HEAD,
     constants={"padding_idx": 1},
@@ -263,10 +327,10 @@ _DISTILBERT_NAMES = {
 }
 _DISTILBERT = Architecture(
     prefix="distilbert.",
-    integers=_INTEGERS,
+    integers=INTEGERS,
     fixed={},
     layers="transformer.layer.",
-    tensors={**_EMBEDDINGS, **_stored(_LAYER_TENSORS, _DISTILBERT_NAMES)},
+    tensors={**EMBEDDINGS, **stored_names(LAYER_TENSORS, _DISTILBERT_NAMES)},
     classifier=("pre_classifier", "relu", "classifier"),
     names=_DISTILBERT_NAMES,
     keys={
@@ -280,16 +344,16 @@ _DISTILBERT = Architecture(
 
 _ROFORMER = Architecture(
     prefix="roformer.",
-    integers=(*_INTEGERS, "type_vocab_size", "embedding_size"),
+    integers=(*INTEGERS, "type_vocab_size", "embedding_size"),
     fixed=_NO_DECODER,
     layers=_LAYERS,
     tensors={
         "embeddings.word_embeddings.weight": (("vocab_size", "embedding_size"), True),
         "embeddings.token_type_embeddings.weight": (("type_vocab_size", "embedding_size"), False),
-        **_layer_norm("embeddings.LayerNorm", "embedding_size"),
+        **layer_norm("embeddings.LayerNorm", "embedding_size"),
         "embeddings_project.weight": (("hidden_size", "embedding_size"), False),
         "embeddings_project.bias": (("hidden_size",), False),
-        **_LAYER_TENSORS,
+        **LAYER_TENSORS,
     },
     classifier=("classifier.dense", None, "classifier.out_proj"),
     constants={"rotary": True},

@@ -64,12 +64,24 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
     )
     return CrossEncoderFolder(
         model=assemble(
-            path, transformer, architecture=architecture, config=config, pooling=Pooling(("cls",))
+            path,
+            transformer,
+            architecture=architecture,
+            config=config,
+            pooling=Pooling((_pooled(raw, where),)),
         ),
         labels=labels,
         activation=_activation(path, raw, where) or ("sigmoid" if len(labels) == 1 else "identity"),
         token_types=typed and int(config.get("type_vocab_size", 0)) > 1,
     )
+
+
+def _pooled(raw: Mapping[str, Any], where: Path) -> str:
+    """What the classifier reads: the first token, or what ModernBERT's ``classifier_pooling`` says."""
+    mode = raw.get("classifier_pooling", "cls") if raw["model_type"] == "modernbert" else "cls"
+    if mode not in ("cls", "mean"):
+        raise ValueError(f"{where}: classifier_pooling must be 'cls' or 'mean', not {mode!r:.80}")
+    return str(mode)
 
 
 def _labels(raw: Mapping[str, Any], where: Path) -> tuple[str, ...]:

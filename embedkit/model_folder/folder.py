@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .architectures import ARCHITECTURES, FOREIGN, Architecture, CoreConfig, graph_config
+from .architectures import FOREIGN, Architecture, CoreConfig, graph_config
+from .families import architecture_of, known_types
 from .json_file import present, read_json
 from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
 
@@ -249,10 +250,10 @@ def read_config(
     if graph:
         return FOREIGN, graph_config(raw, str(config_path)), raw
     model_type = raw.get("model_type")
-    architecture = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
+    architecture = architecture_of(raw)
     if architecture is None:
         raise ValueError(
-            f"{config_path}: unknown model_type {model_type!r:.80}; expected one of {', '.join(ARCHITECTURES)}. "
+            f"{config_path}: unknown model_type {model_type!r:.80}; expected one of {', '.join(known_types())}. "
             'A model of any type runs as an ONNX graph that Optimum exported: Encoder(FOLDER, backend="onnx")'
         )
     return architecture, architecture.core_config(raw, str(config_path)), raw

@@ -138,17 +138,25 @@ def core_classifier(folder: ModelFolder, classes: int) -> list[dict[str, Any]]:
         ValueError: a tensor is missing, has the wrong shape or type, or contains a value that is not finite.
     """
     source, hidden = _Source(folder), folder.hidden_size
-    inner, activation, outer = folder.architecture.classifier
+    architecture = folder.architecture
+    inner, activation, outer = architecture.classifier
     layers = ((inner, hidden, activation or folder.config["hidden_act"]), (outer, classes, "identity"))
-    return [
+    head: list[dict[str, Any]] = [
         {
             "type": "dense",
             "weight": _private(source.read(f"{name}.weight", (rows, hidden), "float")),
-            "bias": _private(source.read(f"{name}.bias", (rows,), "float")),
+            "bias": _private(source.read(f"{name}.bias", (rows,), "float"))
+            if name != inner or not architecture.classifier_norm
+            else None,
             "activation": function,
         }
         for name, rows, function in layers
+        if name
     ]
+    if architecture.classifier_norm:
+        weight = _private(source.read(f"{architecture.classifier_norm}.weight", (hidden,), "float"))
+        head.insert(1, {"type": "layer_norm", "weight": weight})
+    return head
 
 
 def _missing(path: Path, folder: Path) -> FileNotFoundError:
@@ -172,7 +180,8 @@ class _Source:
     """Finds tensors in one file or in the shards of an index, with or without the model's prefix."""
 
     def __init__(self, folder: ModelFolder) -> None:
-        self._prefix = folder.architecture.prefix
+        self._architecture = folder.architecture
+        self._prefixes = ("", folder.architecture.prefix, *folder.architecture.prefixes)
         self._path = folder.transformer / WEIGHTS_FILES[folder.precision]
         index = folder.transformer / _INDEX
         if present(self._path):
@@ -184,16 +193,47 @@ class _Source:
         else:
             raise _missing(self._path, folder.transformer)
         self._refuse_more_layers(folder)
+        if folder.architecture.family:
+            self._refuse_unknown(folder)
+
+    def _bare(self, stored: str) -> str:
+        """A stored name without the model's prefix."""
+        for prefix in self._prefixes[1:]:
+            stored = stored.removeprefix(prefix)
+        return stored
+
+    def _refuse_unknown(self, folder: ModelFolder) -> None:
+        """Refuse a layer with tensors that the family lacks: its variant computes something else."""
+        architecture = folder.architecture
+        known: set[str] = set()
+        for name in architecture.tensor_specs(folder.config):
+            known.update((name, f"{name}_scale"), *architecture.other_names(name))
+        starts = {
+            architecture.layers,
+            *(n for names in architecture.other_names(architecture.layers) for n in names),
+        }
+        for stored in self._places:
+            name = self._bare(stored)
+            if (
+                any(name.startswith(start) for start in starts)
+                and name not in known
+                and "inv_freq" not in name
+            ):
+                raise ValueError(
+                    f"{self._path}: holds {stored!r:.80}, which {architecture.family} as embedkit computes it lacks; "
+                    "the model is a variant that it does not run"
+                )
 
     def _refuse_more_layers(self, folder: ModelFolder) -> None:
         """Refuse a file with more layers than config.json: it belongs to another model."""
-        layers, count = folder.architecture.layers, int(folder.config["num_hidden_layers"])
+        layers, key = folder.architecture.layers, folder.architecture.layer_count
+        count = int(folder.config[key])
         numbers = set(map(str, range(count)))
         for stored in self._places:
-            name = stored.removeprefix(self._prefix)
+            name = self._bare(stored)
             if name.startswith(layers) and name.removeprefix(layers).partition(".")[0] not in numbers:
                 raise ValueError(
-                    f"{self._path}: holds {stored!r:.80}, config.json makes num_hidden_layers {count}; "
+                    f"{self._path}: holds {stored!r:.80}, config.json makes {key} {count}; "
                     "the files are of different models, fetch them again"
                 )
 
@@ -217,10 +257,19 @@ class _Source:
         """A tensor by its canonical name; ``kind`` is ``"float"``, ``"F32"`` or ``"I8"``."""
         # Checkpoints converted from TensorFlow name the layer norms' tensors gamma and beta.
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        for stored in (name, self._prefix + name, old, self._prefix + old):
-            if stored in self._places:
-                return _checked(self._places[stored], stored, shape, kind)
+        for prefix in self._prefixes:
+            for stored in (prefix + name, prefix + old):
+                if stored in self._places:
+                    return _checked(self._places[stored], stored, shape, kind)
+            for parts in self._architecture.other_names(name):
+                if all(prefix + part in self._places for part in parts):
+                    return self._joined([prefix + part for part in parts], shape, kind)
         raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not match config.json")
+
+    def _joined(self, parts: list[str], shape: tuple[int, ...], kind: str) -> Array:
+        """The rows of several tensors of one shape."""
+        rows = (shape[0] // len(parts), *shape[1:])
+        return np.concatenate([_checked(self._places[part], part, rows, kind) for part in parts])
 
 
 def _checked(file: SafetensorsFile, name: str, shape: tuple[int, ...], kind: str) -> Array:

@@ -1,0 +1,274 @@
+"""The families since BERT's: tiny random models of transformers' own classes, on every instruction set."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from embedkit import Encoder, _core
+
+SHAPE = {
+    "hidden_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 72,
+    "max_position_embeddings": 9000,
+}
+DECODER = {**SHAPE, "head_dim": 14, "num_key_value_heads": 2, "num_attention_heads": 6, "hidden_size": 42}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
+# Config class of transformers, its options, and keys of config.json that only the Hub has.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nomic": ("NomicBertConfig", SHAPE),
+    "nomic-odd": (
+        "NomicBertConfig",
+        {**SHAPE, "hidden_size": 54, "num_attention_heads": 3, "intermediate_size": 71},
+    ),
+    "nomic-ntk": (
+        "NomicBertConfig",
+        {**SHAPE, "max_position_embeddings": 180, "rope_parameters": DYNAMIC},
+    ),
+    "modernbert": ("ModernBertConfig", {**SHAPE, "local_attention": 14}),
+    "modernbert-silu": (
+        "ModernBertConfig",
+        {
+            **SHAPE,
+            "hidden_activation": "silu",
+            "hidden_size": 54,
+            "num_attention_heads": 3,
+            "intermediate_size": 37,
+        },
+    ),
+    "gte": ("GteConfig", SHAPE),
+    "gte-linear": (
+        "GteConfig",
+        {
+            **SHAPE,
+            "type_vocab_size": 0,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 1.5},
+        },
+    ),
+    "qwen3": ("Qwen3Config", DECODER),
+    "gemma": (
+        "Gemma3TextConfig",
+        {
+            **DECODER,
+            "query_pre_attn_scalar": 14,
+            "num_key_value_heads": 1,
+            "use_bidirectional_attention": True,
+            "sliding_window": 18,
+            "sliding_window_pattern": 3,
+        },
+    ),
+    "gemma-causal": ("Gemma3TextConfig", {**DECODER, "query_pre_attn_scalar": 14, "sliding_window": 9}),
+    "camembert": (
+        "CamembertConfig",
+        {**SHAPE, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 802},
+    ),
+    "electra": ("ElectraConfig", {**SHAPE, "embedding_size": 24, "max_position_embeddings": 800}),
+    "albert": ("AlbertConfig", {**SHAPE, "embedding_size": 24, "max_position_embeddings": 800}),
+    "albert-groups": (
+        "AlbertConfig",
+        {**SHAPE, "embedding_size": 17, "num_hidden_groups": 2, "max_position_embeddings": 800},
+    ),
+}
+WORDS = ["the", "weather", "is", "lovely", "today", "and", "people", "stay", "out", "now", "a", "b", "c"]
+SPECIAL = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
+# Ends of vectors, of windows and of the trained length.
+LENGTHS = (1, 4, 5, 6, 7, 8, 14, 15, 16, 17, 31, 62, 128, 177, 178, 179, 190, 700)
+TEXTS = ["", *(" ".join((WORDS * (length // 13 + 1))[length % 7 :][:length]) for length in LENGTHS)]
+SCRIPT = """
+import json, sys
+import numpy as np
+from embedkit import Encoder, active_isa
+folders, texts, out = json.loads(sys.argv[1])
+assert active_isa() == sys.argv[2]
+for name, folder in folders.items():
+    for precision in ("fp32", "bf16", "int8"):
+        alone = Encoder(folder, precision=precision, threads=1)
+        vectors = alone.encode(texts, normalize_embeddings=True)
+        np.save(f"{out}/{name}-{precision}.npy", vectors)
+        two = Encoder(folder, precision=precision, threads=2)
+        reverse = two.encode(texts[::-1], normalize_embeddings=True, batch_size=5)
+        np.testing.assert_array_equal(reverse[::-1], vectors)
+        each = [two.encode(text, normalize_embeddings=True) for text in texts[::4]]
+        np.testing.assert_array_equal(np.stack(each), vectors[::4])
+"""
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A WordPiece tokenizer of `WORDS`, as transformers saves it."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers.implementations import BertWordPieceTokenizer
+
+    wordpiece = BertWordPieceTokenizer(
+        {word: i for i, word in enumerate([*SPECIAL, *WORDS])},
+        cls_token="<s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        mask_token="<mask>",
+    )
+    names = ("cls_token", "pad_token", "sep_token", "unk_token", "mask_token")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=wordpiece._tokenizer,
+        model_max_length=9000,
+        **dict(zip(names, SPECIAL, strict=True)),
+    ).save_pretrained(folder)
+
+
+def randomize(model: Any) -> Any:
+    """Weights as large as trained ones, some features of which stand out."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(len(str(type(model))))
+    gemma = "Gemma" in type(model).__name__
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.2 / parameter.shape[-1] ** 0.5
+            around = 1.0 if "norm" in name.lower() and "weight" in name and not gemma else 0.0
+            parameter.normal_(around, spread)
+            if parameter.ndim == 1 and "norm" in name.lower():
+                parameter[3] += 2
+    return model.eval()
+
+
+def tiny(path: Path, kind: str, **changes: Any) -> Path:
+    """Write a random model of this kind to the folder ``path``."""
+    transformers = pytest.importorskip("transformers")
+    cls, options = KINDS[kind]
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    config = getattr(transformers, cls)(vocab_size=len(SPECIAL) + len(WORDS), **{**ids, **options, **changes})
+    randomize(transformers.AutoModel.from_config(config)).save_pretrained(path)
+    write_tokenizer(path)
+    return path
+
+
+def expected(folder: Path, texts: list[str]) -> npt.NDArray[np.float32]:
+    """Mean of the last hidden states, normalized; each text alone."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").float().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = []
+    with torch.no_grad():
+        for text in texts:
+            ids = torch.tensor([tokenizer(text)["input_ids"]])
+            mean = model(input_ids=ids).last_hidden_state[0].mean(0)
+            rows.append(torch.nn.functional.normalize(mean, dim=0).numpy())
+    return np.stack(rows)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {kind: tiny(tmp_path_factory.mktemp(kind), kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def references(folders: dict[str, Path]) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
+    yield {kind: expected(folder, TEXTS) for kind, folder in folders.items()}
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+def test_architectures_give_the_vectors_of_transformers(
+    isa: str, folders: dict[str, Path], references: dict[str, Any], tmp_path: Path
+) -> None:
+    arguments = [{name: str(folder) for name, folder in folders.items()}, TEXTS, str(tmp_path)]
+    command = [sys.executable, "-c", SCRIPT, json.dumps(arguments), isa]
+    environment = {**os.environ, "EMBEDKIT_ISA": isa}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for name, vectors in references.items():
+        fp32, bf16, int8 = (np.load(tmp_path / f"{name}-{p}.npy") for p in ("fp32", "bf16", "int8"))
+        found[name] = (
+            float(np.abs(fp32 - vectors).max()),
+            float((bf16 * vectors).sum(axis=1).mean()),
+            float((int8 * vectors).sum(axis=1).mean()),
+        )
+    wrong = {name: row for name, row in found.items() if row[0] > 2e-6 or row[1] < 0.999 or row[2] < 0.99}
+    assert not wrong, found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_folders_of_architectures(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    texts = TEXTS[:12]
+    encoder = Encoder(folders[kind])
+    vectors = encoder.encode(texts)
+    encoder.save(tmp_path / "fp32")
+    encoder.save(tmp_path / "int8", precision="int8")
+    whole, small = Encoder(tmp_path / "fp32"), Encoder(tmp_path / "int8")
+    assert encoder.fingerprint == whole.fingerprint == small.fingerprint
+    np.testing.assert_array_equal(whole.encode(texts), vectors)
+    np.testing.assert_array_equal(small.encode(texts), Encoder(folders[kind], precision="int8").encode(texts))
+    again = expected(tmp_path / "fp32", texts[:4])
+    np.testing.assert_allclose(again, expected(folders[kind], texts[:4]), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("nomic", {"num_experts": 8, "moe_every_n_layers": 2}, "has experts.*v2-moe"),
+        ("nomic", {"hidden_act": "mish"}, "unknown hidden_act 'mish'"),
+        ("nomic", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "type 'yarn' is not supported"),
+        (
+            "gte",
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale is True"),
+        ("modernbert", {"mlp_bias": True}, "mlp_bias is True"),
+        (
+            "modernbert",
+            {"layer_types": ["full_attention"] * 3 + ["chunked_attention"]},
+            "'chunked_attention'",
+        ),
+        ("modernbert", {"layer_types": ["full_attention"]}, "must name 4 layers"),
+        ("modernbert", {"hidden_activation": "relu2"}, "unknown hidden_activation 'relu2'"),
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window is True"),
+        ("qwen3", {"attention_bias": True}, "attention_bias is True"),
+        ("qwen3", {"num_key_value_heads": 4}, "num_key_value_heads"),
+        ("gemma", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("gemma", {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar is 256"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num is 2"),
+        ("electra", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ],
+)
+def test_configs_of_architectures_that_cannot_run(
+    kind: str, changes: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(folders[kind], tmp_path / "copy"))
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        Encoder(folder)
+
+
+def test_architectures_refuse_a_layer_with_more_tensors(folders: dict[str, Path], tmp_path: Path) -> None:
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    folder = Path(shutil.copytree(folders["qwen3"], tmp_path / "copy"))
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "layers.1.self_attn.sinks": np.zeros(6, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.sinks.*qwen3"):
+        Encoder(folder)
+
+
+@pytest.mark.parametrize("kind", ["nomic", "modernbert", "qwen3"])
+def test_architectures_on_long_texts(kind: str, folders: dict[str, Path]) -> None:
+    text = " ".join(WORDS * 700)
+    texts = [text[: 4000 * 5], text]
+    encoder = Encoder(folders[kind])
+    encoder.max_seq_length = 8192
+    short = Encoder(folders[kind])
+    vectors = encoder.encode(texts[:1], normalize_embeddings=True)
+    # Angles of thousands are rounded in steps of 2^-12 or so: transformers and the core a bit apart.
+    np.testing.assert_allclose(vectors, expected(folders[kind], texts[:1]), atol=2e-5)
+    assert short.encode(texts[1:], normalize_embeddings=True).shape == (1, vectors.shape[1])
