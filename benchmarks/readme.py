@@ -1,4 +1,4 @@
-"""Rewrite the tables of README.md, benchmarks/README.md and docs/scale.md from benchmarks/results.
+"""Rewrite the tables of README.md, benchmarks/README.md, docs/scale.md and docs/serve.md from benchmarks/results.
 
 A table is everything between `<!-- NAME -->` and `<!-- /NAME -->`, where NAME is a result file without `.json`.
 `--check` writes nothing, and fails if a table is out of date.
@@ -15,7 +15,9 @@ from typing import Any
 import common
 from peers import peer_class
 
-READMES = tuple(common.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/scale.md"))
+READMES = tuple(
+    common.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/scale.md", "docs/serve.md")
+)
 
 
 def _machine(result: dict[str, Any]) -> str:
@@ -350,6 +352,44 @@ def _bytes(size: float) -> str:
     return f"{size / 1e12:,.1f} TB" if size >= 1e12 else f"{size / 1e9:,.0f} GB"
 
 
+def serve(result: dict[str, Any]) -> str:
+    """Servers under load."""
+    servers = {
+        name: {(row["words"], row["texts"], row["connections"]): row for row in rows}
+        for name, rows in result["servers"].items()
+    }
+    rows = []
+    for name, loads in servers.items():
+        cells = [
+            name,
+            f"{loads['short', 1, 1]['p50_ms']:.1f} ms",
+            f"{loads['short', 1, 64]['texts_per_second']:,.0f}",
+            f"{loads['long', 1, 64]['texts_per_second']:,.0f}",
+            f"{loads['short', 32, 16]['texts_per_second']:,.0f}",
+            f"{loads['short', 1, 64]['event_loop_cpu_ms_per_request']:.2f} ms",
+        ]
+        rows.append([f"**{cell}**" if name.startswith("embedkit") else cell for cell in cells])
+    headers = [
+        "",
+        "lone text, p50",
+        "64 connections",
+        "64, 200 tokens",
+        "16, lists of 32",
+        "event loop a request",
+    ]
+    encoder, own = result["encoder"], servers["embedkit-serve"]
+    share = own["short", 1, 64]["texts_per_second"] / encoder["short_texts_per_second"]
+    more = own["short", 1, 1]["p50_ms"] - encoder["short_single_p50_ms"]
+    caption = [
+        f"Texts a second of {result['model']}, where a connection sends its next request when it has its answer; the",
+        f"client shares the processor. {result['seconds']:g} s a load, median of {result['runs']} alternating runs.",
+        f"{_machine(result)}.",
+        f"In the folder's own precision, 64 connections get {share:.0%} of what `Encoder.encode` does with both cores",
+        f"to itself, and a lone request takes {more:.1f} ms more than `encode` of a text.",
+    ]
+    return "\n".join([*caption, "", common.table(headers, rows)])
+
+
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "auto_index": auto_index,
     "kernels-cpu": kernels,
@@ -359,6 +399,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "throughput": throughput,
     "throughput-hpd": table_of_hpd,
     "scale": scale,
+    "serve": serve,
     "sts": sts,
     "tokenizer": tokenizer,
 }

@@ -7,6 +7,7 @@ namespace embedkit {
 namespace {
 
 struct Paired : ByteDot<Avx2> {
+  static constexpr const char* kInstruction = "vpmaddubsw";
   static constexpr int kLevels = paired::kLevels;
   static constexpr int kRows = 4;  // 8 sums, 4 registers of weights, 2 of products, activations, ones
   static constexpr int kSpun = 2;

@@ -2,6 +2,7 @@
 // of them multiplies; each product is exact:
 //
 //   Dot::V           the vector type: its int32 vectors hold the sums
+//   Dot::kInstruction  the instruction, for people
 //   Dot::kLevels     the largest activation, 255 at most
 //   Dot::kParts      a step of K takes kParts times four bytes of each row
 //   Dot::load        those of a row; of one part they are in all lanes

@@ -8,6 +8,7 @@ namespace embedkit {
 namespace {
 
 struct Sdot {
+  static constexpr const char* kInstruction = "sdot";
   using V = Neon;
   static constexpr int kLevels = 255;
   static constexpr int kParts = 4;  // sdot picks four of sixteen activations by their lane

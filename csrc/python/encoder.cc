@@ -220,16 +220,28 @@ void bind_encoder(py::module_& m) {
            py::arg("head"), py::arg("precision"))
       .def_property_readonly("dimension", &Encoder::dimension)
       .def_property_readonly("isa", [](const Encoder& e) { return std::string(isa_name(e.kernels().isa)); })
+      .def_property_readonly("products",
+                             [](const Encoder& e) {
+                               switch (e.config().precision) {
+                                 case Precision::kFp32:
+                                   return e.kernels().fp32_instruction;
+                                 case Precision::kBf16:
+                                   return e.kernels().bf16.instruction;
+                                 case Precision::kInt8:
+                                   return e.kernels().int8_instruction;
+                               }
+                               throw InternalError("unknown precision");
+                             })
       .def_property_readonly("memory_bytes", &Encoder::memory_bytes)
       .def("encode",
-           [](const Encoder& encoder, const py::list& texts, const WordPiece& tokenizer,
+           [](const Encoder& encoder, const py::list& texts, const Tokenizer& tokenizer,
               const EncodeOptions& options) {
              const Texts views(texts);
              return run(encoder, TextSource(tokenizer, views.views()), options);
            })
       .def("encode_pairs",
            [](const Encoder& encoder, const py::list& first, const py::list& second,
-              const WordPiece& tokenizer, const EncodeOptions& options) {
+              const Tokenizer& tokenizer, const EncodeOptions& options) {
              const Texts a(first, "first");
              const Texts b(second, "second");
              return run_pairs(encoder, TextSource(tokenizer, a.views()), TextSource(tokenizer, b.views()),

@@ -121,7 +121,7 @@ void bind_token_window(py::module_& m) {
            py::arg("skips") = false, py::arg("padding_idx") = -1, py::arg("vocab_size"));
   m.def(
       "tokenize_window",
-      [](const py::list& texts, const WordPiece& tokenizer, const EncodeOptions& options,
+      [](const py::list& texts, const Tokenizer& tokenizer, const EncodeOptions& options,
          const std::shared_ptr<Cancel>& cancel) {
         const Texts views(texts);
         return run(TextSource(tokenizer, views.views()), options, cancel);

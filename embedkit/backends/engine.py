@@ -207,6 +207,9 @@ class Engine(ABC):
             The results of all texts, and the seconds spent tokenizing in this call.
         """
 
+    def warm_up(self) -> None:  # noqa: B027 (for engines with nothing to prepare)
+        """Prepare what the first batches would have to wait for, besides what encoding a text prepares."""
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The engine's own entries of `Encoder.describe`."""

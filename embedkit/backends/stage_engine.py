@@ -98,6 +98,10 @@ class StageEngine(Engine):
                 counts.add(window.texts, stats, plan.options.max_length)
                 yield result
 
+    def warm_up(self) -> None:
+        """As `Engine.warm_up`."""
+        self.stage.warm_up()
+
     def describe(self) -> dict[str, Any]:
         """The stage's own entries, and how busy each stage of the pipeline was."""
         return {**self.stage.describe(), "stages": self._occupancy.shares()}

@@ -58,7 +58,11 @@ def add_commands(commands: Any) -> None:
     build.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write to")
     build.add_argument("--overwrite", action="store_true", help="replace an existing index")
     build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
-    build.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
+    build.add_argument(
+        "--precision",
+        default="auto",
+        help="fp32, bf16 or int8, on CUDA also fp16 or fp8; auto (default): the model's own, on CUDA a 16-bit type",
+    )
     build.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")
     build.add_argument(
         "--factory",

@@ -91,7 +91,9 @@ def add_commands(commands: Any) -> None:
     )
     take.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
     take.add_argument("--model", metavar="MODEL", help="model of the vectors (default: the built-in model)")
-    take.add_argument("--precision", default="auto", help="fp32, int8 or auto (default): that of the model")
+    take.add_argument(
+        "--precision", default="auto", help="fp32, bf16, int8 or auto (default): that of the model"
+    )
     take.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
     take.add_argument(
         "--text-field", default="text", metavar="FIELD", help="field or column of the text (default: text)"

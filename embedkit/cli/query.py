@@ -14,7 +14,6 @@ from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError, SearchStats, rerank
-from ..index.search.device import DEVICES
 from .common import (
     EXIT_OK,
     EXIT_USAGE,
@@ -73,9 +72,8 @@ def add_commands(commands: Any) -> None:
     )
     query.add_argument(
         "--device",
-        choices=DEVICES,
         default="cpu",
-        help="where to encode and search queries (default: cpu)",
+        help="where to encode and search queries: cpu (default), cuda, cuda:1, …",
     )
     add_threads(query)
 
