@@ -103,10 +103,6 @@ constexpr Kernels vector_kernels(Isa isa) {
   kernels.linear_int8 = linear_int8<Dot>;
   kernels.products_int8 = products_int8<Dot>;
   kernels.spin_int8 = spin_int8<Dot>;
-  if constexpr (requires { Dot::kAttentionRows; }) {
-    kernels.attention_int8_scratch = attention_int8_scratch<Dot>;
-    kernels.attention_int8 = attention_int8<Dot>;
-  }
   return kernels;
 }
 
