@@ -1,4 +1,4 @@
-"""Rewrite the tables of README.md, benchmarks/README.md and docs/scale.md from benchmarks/results.
+"""Rewrite the tables of README.md, benchmarks/README.md, docs/scale.md and docs/serve.md from benchmarks/results.
 
 A table is everything between `<!-- NAME -->` and `<!-- /NAME -->`, where NAME is a result file without `.json`.
 `--check` writes nothing, and fails if a table is out of date.
@@ -15,7 +15,9 @@ from typing import Any
 import common
 from peers import peer_class
 
-READMES = tuple(common.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/scale.md"))
+READMES = tuple(
+    common.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/scale.md", "docs/serve.md")
+)
 
 
 def _machine(result: dict[str, Any]) -> str:
@@ -53,6 +55,48 @@ def throughput(result: dict[str, Any]) -> str:
         f"its best batch size. {_machine(result)}.",
     ]
     return "\n".join([*caption, "", common.table(headers, rows)])
+
+
+def processor(result: dict[str, Any]) -> str:
+    """Sentences per second of every package on several models and two lengths, by precision."""
+    cases = result["cases"]
+    peers = {row["peer"]: row["name"] for case in cases for row in case["rows"]}
+    speed = [{row["peer"]: row["sentences_per_s"]["median"] for row in case["rows"]} for case in cases]
+    rows = []
+    for precision, title in _CLASSES.items():
+        own = [key for key in peers if key.startswith("embedkit") and peer_class(key).precision == precision]
+        others = [key for key in peers if key not in own and peer_class(key).precision == precision]
+        for key in sorted(own + others, key=lambda key: -max(one.get(key, 0) for one in speed)):
+            cosines = [row["cosine"] for case in cases for row in case["rows"] if row["peer"] == key]
+            cells = [
+                peers[key] + _named(result, peer_class(key).packages[:1]),
+                title,
+                *(f"{one[key]:,.0f}" if key in one else "" for one in speed),
+                f"{min(cosines):.4f}",
+            ]
+            rows.append([f"**{c}**" if key in own and c else c for c in cells])
+        if own and others:
+            leads = [_lead(one, own, others) for one in speed]
+            rows.append(["*fastest embedkit / fastest other*", title, *leads, ""])
+    headers = [
+        "",
+        "",
+        *(f"{case['model']}, {case['texts']['mean']:.0f} tokens" for case in cases),
+        "cosine to fp32, lowest mean",
+    ]
+    return (
+        f"Sentences per second, tokenization included; {result['threads']} threads, median of at least "
+        f"{min(case['rounds'] for case in cases)} alternating runs,\neach package at its best batch size and number of "
+        f"streams. {_machine(result)}.\n\n{common.table(headers, rows)}"
+    )
+
+
+_CLASSES = {"fp32": "lossless", "bf16": "nearly lossless", "int8": "8 bits"}
+
+
+def _lead(speed: dict[str, float], own: list[str], others: list[str]) -> str:
+    ours, theirs = (max((speed.get(key, 0) for key in keys), default=0) for keys in (own, others))
+    return f"*{ours / theirs:.2f}*" if ours and theirs else ""
 
 
 def latency(result: dict[str, Any]) -> str:
@@ -241,7 +285,7 @@ _FLEET = 1000  # cores, an example
 
 def scale(result: dict[str, Any]) -> str:
     """Time, disk and money of 100 million and 10 billion texts, from one machine's figures."""
-    cpu = json.loads((common.RESULTS / "cpu.json").read_text(encoding="utf-8"))
+    cpu = json.loads((common.RESULTS / "cpu-zen4.json").read_text(encoding="utf-8"))["cases"][0]
     encoder = next(row for row in cpu["rows"] if row["peer"] == "embedkit-int8")
     rate = encoder["sentences_per_s"]["median"] / cpu["threads"]
     over = result["actor_us"]["median"] / result["encode_us"]["median"]
@@ -308,14 +352,54 @@ def _bytes(size: float) -> str:
     return f"{size / 1e12:,.1f} TB" if size >= 1e12 else f"{size / 1e9:,.0f} GB"
 
 
+def serve(result: dict[str, Any]) -> str:
+    """Servers under load."""
+    servers = {
+        name: {(row["words"], row["texts"], row["connections"]): row for row in rows}
+        for name, rows in result["servers"].items()
+    }
+    rows = []
+    for name, loads in servers.items():
+        cells = [
+            name,
+            f"{loads['short', 1, 1]['p50_ms']:.1f} ms",
+            f"{loads['short', 1, 64]['texts_per_second']:,.0f}",
+            f"{loads['long', 1, 64]['texts_per_second']:,.0f}",
+            f"{loads['short', 32, 16]['texts_per_second']:,.0f}",
+            f"{loads['short', 1, 64]['event_loop_cpu_ms_per_request']:.2f} ms",
+        ]
+        rows.append([f"**{cell}**" if name.startswith("embedkit") else cell for cell in cells])
+    headers = [
+        "",
+        "lone text, p50",
+        "64 connections",
+        "64, 200 tokens",
+        "16, lists of 32",
+        "event loop a request",
+    ]
+    encoder, own = result["encoder"], servers["embedkit-serve"]
+    share = own["short", 1, 64]["texts_per_second"] / encoder["short_texts_per_second"]
+    more = own["short", 1, 1]["p50_ms"] - encoder["short_single_p50_ms"]
+    caption = [
+        f"Texts a second of {result['model']}, where a connection sends its next request when it has its answer; the",
+        f"client shares the processor. {result['seconds']:g} s a load, median of {result['runs']} alternating runs.",
+        f"{_machine(result)}.",
+        f"In the folder's own precision, 64 connections get {share:.0%} of what `Encoder.encode` does with both cores",
+        f"to itself, and a lone request takes {more:.1f} ms more than `encode` of a text.",
+    ]
+    return "\n".join([*caption, "", common.table(headers, rows)])
+
+
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "auto_index": auto_index,
     "kernels-cpu": kernels,
     "latency": latency,
+    "processor": processor,
     "retrieval": retrieval,
     "throughput": throughput,
     "throughput-hpd": table_of_hpd,
     "scale": scale,
+    "serve": serve,
     "sts": sts,
     "tokenizer": tokenizer,
 }

@@ -130,7 +130,7 @@ def drive(port: int, model: str, load: Load, seconds: float) -> dict[str, Any]:
 
 
 def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: float) -> dict[str, Any]:
-    """Load of 32 connections for long: answers that are lost, or that differ from the first one, and memory.
+    """Load of 32 connections for long: answers that are lost, refused (such as 504) or wrong, and memory.
 
     Args:
         port, pid: of the server.
@@ -139,7 +139,7 @@ def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: f
         seconds: how long.
     """
     texts = list(expected)
-    counts = {"sent": 0, "answered": 0, "wrong": 0}
+    counts = {"sent": 0, "answered": 0, "refused": 0, "wrong": 0}
     resident: list[int] = []
     end = time.monotonic() + seconds
 
@@ -158,7 +158,10 @@ def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: f
             head = await reader.readuntil(b"\r\n\r\n")
             answer = await reader.readexactly(length_of(head))
             counts["answered"] += 1
-            right = head.startswith(b"HTTP/1.1 200") and all(
+            if not head.startswith(b"HTTP/1.1 200"):
+                counts["refused"] += 1
+                continue
+            right = all(
                 b'"index":%d,"embedding":%b}' % (i, expected[text]) in answer for i, text in enumerate(chosen)
             )
             counts["wrong"] += not right
@@ -252,7 +255,9 @@ def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tup
     if model is None:
         return {"embedkit-serve": (own, "hpd-minilm-l6-128-int8")}
     own += ["--model", f"m={model}"]
-    found = {"embedkit-serve": (own, "m"), "embedkit-serve int8": ([*own, "--precision", "int8"], "m")}
+    found = {"embedkit-serve": (own, "m")}
+    for precision in ("bf16", "int8"):
+        found[f"embedkit-serve {precision}"] = ([*own, "--precision", precision], "m")
     if find_spec("fastapi") and find_spec("sentence_transformers"):
         peer = Path(__file__).parent / "peers" / "fastapi_server.py"
         found["fastapi + sentence-transformers"] = ([sys.executable, str(peer), model, str(port)], "m")

@@ -75,6 +75,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+#: From lossless to least exact.
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8")
 #: The default of most packages.
 USUAL_BATCH = "32"
 #: On a GPU, candidates find their batch size on at most this many texts and tokens.
@@ -97,7 +99,7 @@ def ceiling(threads: int, isa: str | None = None) -> dict[str, float]:
             precision: sum(
                 pool.map(lambda _, p=precision: _core.measure_peak(p, 0.5, isa or ""), range(threads))
             )
-            for precision in ("fp32", "int8")
+            for precision in ("fp32", "bf16", "int8")
         }
 
 
@@ -130,8 +132,23 @@ def best_setting(
     return best, {str(s): round(len(texts) / t, 1) for s, t in seconds.items()}
 
 
-def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[str]) -> dict[str, Any]:
-    """Run every candidate; return the result to print, plot and write."""
+def measure(
+    options: argparse.Namespace,
+    model: Path,
+    cache: Path,
+    texts: list[str],
+    settings: dict[str, Setting] | None = None,
+) -> dict[str, Any]:
+    """Run every candidate; return the result to print, plot and write.
+
+    Args:
+        options: the command line.
+        model: model folder.
+        cache: folder for converted models.
+        texts: what is encoded.
+        settings: of candidates that need not search for theirs; those found are added.
+    """
+    settings = {} if settings is None else settings
     counts = [len(row) for row in Tokenizer(model)(texts)]
     tokens = sum(counts)
     histogram = common.length_histogram(counts)
@@ -150,6 +167,50 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
     searched = min(SEARCH_TEXTS, SEARCH_TOKENS * len(texts) // tokens) if on_cuda else 384
     search = texts[:: max(1, len(texts) // searched)]
     best: dict[str, tuple[Setting, dict[str, float]]] = {}
+    seconds: dict[str, list[float]] = {}
+    cosines: dict[str, np.ndarray] = {}
+    on_gpu: dict[str, dict[str, Any]] = {}
+    peaks: dict[str, float] = {}
+    reference, truth = gpu.reference(model, texts, options.threads) if on_cuda else ("", np.empty(0))
+
+    def result(sts: dict[str, dict[str, float]] | None = None) -> dict[str, Any]:
+        rows = _rows(
+            model,
+            tokens=tokens,
+            texts=len(texts),
+            best=best,
+            seconds=seconds,
+            cosines=cosines,
+            peaks=peaks,
+        )
+        for row in rows:
+            row.update(on_gpu.get(row["peer"], {}))
+            if sts and row["peer"] in sts:
+                row["sts"] = sts[row["peer"]]
+        return common.report(
+            "throughput-cuda" if on_cuda else "throughput",
+            machine=machine | ({"gpu": gpu.name()} if on_cuda else {}),
+            versions=found,
+            isa=options.isa or common.embedkit_isa(),
+            threads=options.threads,
+            rounds=options.rounds,
+            model=model.name,
+            shape=shapes.describe(model),
+            texts={**histogram, "distinct": True},
+            tokenization_counted=True,
+            reference=reference,
+            **({"reference_sts": sts[gpu.REFERENCE]} if sts else {}),
+            mflop_per_token=round(shapes.flops_per_token(model) / 1e6, 2),
+            ceiling_gops={k: round(v, 1) for k, v in peaks.items()},
+            left_out=left_out,
+            rows=rows,
+        )
+
+    def keep(part: dict[str, Any]) -> None:
+        # Write what there is so far, in case the program is stopped.
+        if options.json:
+            common.write_json(options.json, part)
+
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for key in chosen:
@@ -166,11 +227,16 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
             )
             try:
                 worker.convert()
-                best[key] = best_setting(worker, search, worker.settings())
+                known = [settings[key]] if key in settings else worker.settings()
+                best[key] = best_setting(worker, search, known)
+                settings[key] = best[key][0]
                 worker.texts(texts)
                 worker.run(best[key][0].batch)  # warm-up at full size
                 if on_cuda:
                     worker.run(best[key][0].batch)  # captures the CUDA graphs
+                    seconds[key] = [worker.run(best[key][0].batch)]
+                    cosines[key] = gpu.cosines(worker.vectors(), truth)
+                    keep(result())
             except PeerFailed as error:
                 left_out[key] = str(error).strip().splitlines()[-1]
                 print(f"left out: {error}")
@@ -187,56 +253,9 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
         if not workers:
             raise SystemExit("no candidate left to measure")
         vectors = {key: worker.vectors() for key, worker in workers.items()}
-        on_gpu: dict[str, dict[str, Any]] = {key: {} for key in workers}
-        peaks: dict[str, float] = {}
+        sts = None
         if on_cuda:
-            reference, vectors = gpu.reference(model, texts, vectors, options.threads)
-        else:
-            peaks = ceiling(options.threads, options.isa)
-            reference = next(
-                (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
-            )
-        cosines = {key: np.sum(vectors[key] * vectors[reference], axis=1) for key in workers}
-
-        def result(sts: dict[str, dict[str, float]] | None = None) -> dict[str, Any]:
-            rows = _rows(
-                model,
-                tokens=tokens,
-                texts=len(texts),
-                best=best,
-                seconds=seconds,
-                cosines=cosines,
-                peaks=peaks,
-            )
-            for row in rows:
-                row.update(on_gpu[row["peer"]])
-                if sts and row["peer"] in sts:
-                    row["sts"] = sts[row["peer"]]
-            return common.report(
-                "throughput-cuda" if on_cuda else "throughput",
-                machine=machine | ({"gpu": gpu.name()} if on_cuda else {}),
-                versions=found,
-                isa=options.isa or common.embedkit_isa(),
-                threads=options.threads,
-                rounds=options.rounds,
-                model=model.name,
-                shape=shapes.describe(model),
-                texts={**histogram, "distinct": True},
-                tokenization_counted=True,
-                reference=reference,
-                **({"reference_sts": sts[gpu.REFERENCE]} if sts else {}),
-                mflop_per_token=round(shapes.flops_per_token(model) / 1e6, 2),
-                ceiling_gops={k: round(v, 1) for k, v in peaks.items()},
-                left_out=left_out,
-                rows=rows,
-            )
-
-        def keep(part: dict[str, Any]) -> None:
-            # Write what there is so far, in case the program is stopped.
-            if options.json:
-                common.write_json(options.json, part)
-
-        if on_cuda:
+            cosines = {key: gpu.cosines(rows, truth) for key, rows in vectors.items()}
             keep(result())
             batches = {key: best[key][0].batch for key in workers}
             on_gpu |= gpu.measure(workers, batches, texts, counts, options.rounds)
@@ -244,7 +263,11 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
             sts = gpu.quality(options.sts, model, options.threads, workers, batches) if options.sts else None
             keep(result(sts))
         else:
-            sts = None
+            peaks = ceiling(options.threads, options.isa)
+            reference = next(
+                (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
+            )
+            cosines = {key: np.sum(vectors[key] * vectors[reference], axis=1) for key in workers}
     if on_cuda:
         peaks |= gpu.ceiling()
         precisions = {key: peer_class(key).precision for key in workers}
@@ -284,7 +307,7 @@ def _rows(
                 "share_of_ceiling": round(speed * flops / (peak * 1e9), 4) if peak else None,
             }
         )
-    rows.sort(key=lambda row: (row["precision"], -row["sentences_per_s"].median))
+    rows.sort(key=lambda row: (PRECISIONS.index(row["precision"]), -row["sentences_per_s"].median))
     return rows
 
 

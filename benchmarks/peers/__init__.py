@@ -14,12 +14,16 @@ __all__ = ["choose", "peer_class"]
 #: `--peers` name: module and class.
 REGISTRY = {
     "embedkit-int8": "own:EmbedKitInt8",
+    "embedkit-bf16": "own:EmbedKitBf16",
     "embedkit-fp32": "own:EmbedKit",
     "embedkit-onnx": "own:EmbedKitOnnx",
     "sentence-transformers": "sbert:SentenceTransformers",
+    "sentence-transformers-bf16": "sbert:SentenceTransformersBf16",
     "onnxruntime-fp32": "ort:OnnxRuntime",
     "onnxruntime-int8": "ort:OnnxRuntimeInt8",
     "openvino-fp32": "ov:OpenVino",
+    "openvino-bf16": "ov:OpenVinoBf16",
+    "openvino-int8": "ov:OpenVinoInt8",
     "ctranslate2-fp32": "ct2:CTranslate2",
     "ctranslate2-int8": "ct2:CTranslate2Int8",
 }

@@ -15,7 +15,11 @@ from typing import ClassVar
 
 import numpy as np
 
-__all__ = ["Batched", "Peer", "Setting", "Tokenizer", "max_length", "padded", "pooling"]
+__all__ = ["CALIBRATION", "Batched", "Peer", "Setting", "Tokenizer", "max_length", "padded", "pooling"]
+
+
+#: In the cache: texts for quantizers that calibrate, one a line. None of them is measured.
+CALIBRATION = "calibration.txt"
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Peer(ABC):
 
     Attributes:
         name: what tables and `--peers` call it.
-        precision: "fp32" or "int8".
+        precision: "fp32", "bf16" or "int8".
         packages: distributions it needs (their versions are reported); the first one names the peer.
         isa_environment: instruction set -> environment variables that limit the package to it.
     """

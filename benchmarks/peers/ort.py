@@ -33,6 +33,9 @@ class OnnxRuntime(Batched):
         # The thread pool spins while it waits. This does not disturb others, since this process is stopped while they
         # are measured (see worker.py).
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        # Work is cut into shrinking blocks, so that threads end together.
+        options.add_session_config_entry("session.dynamic_block_base", "4")
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
         file = self.cache / ("int8.onnx" if self.precision == "int8" else "fused.onnx")
         self._session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 

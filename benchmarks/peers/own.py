@@ -31,6 +31,13 @@ class EmbedKit(Peer):
         return [Setting(None)]
 
 
+class EmbedKitBf16(EmbedKit):
+    """bfloat16 products."""
+
+    name = "embedkit bf16"
+    precision = "bf16"
+
+
 class EmbedKitInt8(EmbedKit):
     """int8."""
 

@@ -27,14 +27,32 @@ class SentenceTransformers(Peer):
         from sentence_transformers import SentenceTransformer
 
         torch.set_num_threads(self.threads)
-        self._model = SentenceTransformer(str(self.folder), device="cpu", local_files_only=True)
+        self._model = SentenceTransformer(
+            str(self.folder),
+            device="cpu",
+            local_files_only=True,
+            model_kwargs={"dtype": {"fp32": torch.float32, "bf16": torch.bfloat16}[self.precision]},
+        )
 
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
         """sentence-transformers sorts by length and pads."""
-        return self._model.encode(
-            texts, batch_size=batch or 32, normalize_embeddings=True, show_progress_bar=False
+        vectors = self._model.encode(
+            texts,
+            batch_size=batch or 32,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+            convert_to_numpy=False,
+            convert_to_tensor=True,
         )
+        return vectors.float().numpy()
 
     def settings(self) -> list[Setting]:
         """One stream: `encode` runs a batch at a time."""
         return [Setting(b) for b in (8, 16, 32, 64)]
+
+
+class SentenceTransformersBf16(SentenceTransformers):
+    """Weights and activations in bfloat16."""
+
+    name = "sentence-transformers bf16"
+    precision = "bf16"

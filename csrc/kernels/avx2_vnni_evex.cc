@@ -7,10 +7,14 @@ namespace embedkit {
 namespace {
 
 struct Evex : ByteDot<Avx2> {
+  static constexpr const char* kInstruction = "vpdpbusd";
   template <int>
   static __m256i add(__m256i sums, __m256i x, __m256i w) {
     return _mm256_dpbusd_epi32(sums, x, w);
   }
+  static constexpr int kAttentionRows = 6;
+  static __m256i add_bytes(__m256i sums, __m256i x, __m256i w) { return _mm256_dpbusd_epi32(sums, x, w); }
+  static __m256i add_words(__m256i sums, __m256i x, __m256i w) { return _mm256_dpwssd_epi32(sums, x, w); }
   static void spin(__m256i& sums, __m256i x) { asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums) : "v"(x)); }
 };
 

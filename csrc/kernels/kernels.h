@@ -22,8 +22,8 @@ enum class Activation { kIdentity, kGelu, kGeluTanh, kRelu, kTanh, kSigmoid };
 
 /// Rows in the form that products read; each is zero-filled to its stride.
 ///
-/// kInt8: quantized one by one, x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255; the elements are
-/// uint8 or uint16, as the instruction set multiplies them. kBf16: rounded to bfloat16, without scale and
+/// kInt8: quantized one by one, x[r][k] ≈ scale[r] * q[r][k] + lowest[r] with q in 0..255, or less where
+/// products of bytes have 16 bits. kBf16: rounded to bfloat16, without scale and
 /// lowest.
 struct QuantizedRows {
   enum class Form { kInt8, kBf16 };
@@ -47,9 +47,9 @@ struct Operand {
   QuantizedRows quantized;
 };
 
-/// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` output columns; the arrays are padded
-/// to whole panels. For int8, W ≈ scale[n] * w[n][k], and row_sums[n] = scale[n] * Σ_k w[n][k] carries
-/// `lowest`.
+/// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` or `quantized_panel` output columns;
+/// the arrays are padded to whole panels. For int8, W ≈ scale[n] * w[n][k], and row_sums[n] = scale[n] * Σ_k
+/// w[n][k] carries `lowest`.
 struct PackedLinear {
   size_t in_features;
   size_t out_features;
@@ -74,8 +74,10 @@ struct AttentionTask {
   const float* bias = nullptr;
 };
 
-/// bfloat16 products; rows and packed weights are the same on every instruction set of one panel width.
+/// bfloat16 products.
 struct Bf16Products {
+  const char* instruction;  ///< that multiplies; "widened" if it is the one of floats
+  size_t group;             ///< values along K that are multiplied together: rows are padded to a multiple
   /// As Kernels::linear_int8.
   void (*linear)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out);
@@ -87,10 +89,18 @@ struct Kernels {
   static constexpr size_t kSlackRows = 16;  ///< rows that attention may read past the end of a sequence
 
   Isa isa;
-  size_t panel;            ///< output columns per packed panel
+  size_t panel;            ///< output columns per packed panel in fp32
+  size_t quantized_panel;  ///< and in int8 and bf16
   size_t quantized_bytes;  ///< bytes per quantized activation
   size_t
       quantized_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
+  /// Tokens of a full batch: enough rows to amortize a pass over the weights, few enough that a layer's
+  /// activations stay in the second-level cache.
+  size_t token_budget;
+  /// Rows that go through the feed-forward layer together: their inner activations stay in that cache.
+  size_t feed_forward_rows;
+  const char* fp32_instruction;  ///< that multiplies, for people
+  const char* int8_instruction;
 
   /// Bytes that `pack_…` writes for an (out, in) matrix.
   size_t (*packed_int8_bytes)(size_t out, size_t in);
@@ -100,7 +110,8 @@ struct Kernels {
   size_t (*packed_bf16_bytes)(size_t out, size_t in);
   void (*pack_bf16)(const float* weights, size_t out, size_t in, void* packed);
 
-  /// out[:, panel_begin * panel : panel_end * panel] = x Wᵀ + b, whole panels; K is never split.
+  /// out[:, panel_begin * panel : panel_end * panel] = x Wᵀ + b, whole panels of the weights' kind; K is
+  /// never split.
   void (*linear_int8)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                       size_t panel_end, float* out, size_t ld_out);
   void (*linear_fp32)(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
@@ -129,6 +140,9 @@ struct Kernels {
 
   size_t (*attention_scratch)(size_t length, size_t head_size);
   void (*attention)(const AttentionTask& task);
+  /// The same with 8-bit scores and 16-bit probabilities, for int8 models; the scratch memory is its own.
+  size_t (*attention_int8_scratch)(size_t length, size_t head_size);
+  void (*attention_int8)(const AttentionTask& task);
 
   /// Multiply-adds done by a loop that touches registers only, for the ceiling that benchmarks divide by.
   double (*spin_int8)(size_t iterations);
@@ -145,6 +159,9 @@ extern const Kernels kAvx2VnniKernels;
 extern const Kernels kAvx2VnniEvexKernels;
 extern const Kernels kAvx512VnniKernels;
 extern const Bf16Products kAvx512Bf16Products;
+extern const Kernels kAmxKernels;  ///< without its token_budget and feed_forward_rows; see kernels_for
+extern const Kernels kAmxEmulatedKernels;
+extern const Kernels kAmxEmulatedAvx2Kernels;
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

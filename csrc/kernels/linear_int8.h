@@ -2,13 +2,20 @@
 // of them multiplies; each product is exact:
 //
 //   Dot::V           the vector type: its int32 vectors hold the sums
-//   Dot::Weight      of packed weights: int8_t or int16_t
-//   Dot::Activation  of quantized rows: uint8_t or uint16_t
+//   Dot::kInstruction  the instruction, for people
+//   Dot::kLevels     the largest activation, 255 at most
 //   Dot::kParts      a step of K takes kParts times four bytes of each row
 //   Dot::load        those of a row; of one part they are in all lanes
 //   Dot::kShift      what load subtracts from the activations; the sums start from kShift Σ w to make up for
 //   it Dot::add<kPart>  adds the products of part kPart of a row with a vector of weights, four bytes a
-//   column Dot::spin        the same on one register in assembly, for the ceiling
+//   column Dot::kRows       rows of the register tile Dot::spin        the same on one register in assembly,
+//   for the ceiling; kSpun of them
+//
+// Where an instruction's own sums have 16 bits, `Dot` is a PairedDot (see paired_int8.h):
+//
+//   Dot::products    x * w in 16 bits, two sums of two a column
+//   Dot::join        adds two of these
+//   Dot::widen       adds them to the sums
 #pragma once
 
 #include <algorithm>
@@ -17,6 +24,7 @@
 
 #include "base/aligned.h"
 #include "kernels/kernels.h"
+#include "kernels/paired_int8.h"
 #include "kernels/tile.h"
 
 namespace embedkit {
@@ -28,36 +36,42 @@ constexpr size_t kPartBytes = 4;  // of a row or a column, in each lane of a vec
 template <class Vector>
 struct ByteDot {
   using V = Vector;
-  using Weight = int8_t;
-  using Activation = uint8_t;
+  static constexpr int kLevels = 255;
   static constexpr int kParts = 1;
   static constexpr int32_t kShift = 0;
+  static constexpr int kRows = V::kRows;
+  static constexpr int kSpun = 1;
+  static constexpr int kHalf = 128;
 
   static typename V::I load(const uint8_t* a) { return V::broadcast_four(a); }
 };
 
-/// How weights are packed: [panel], for each the int32 starts of its columns (if any), then
+template <class Dot>
+concept PairedDot = requires(typename Dot::V::I x) { Dot::join(x, x); };
+
+/// How weights are packed unless in pairs: [panel], for each the int32 starts of its columns (if any), then
 /// [k / kGroup][column of the panel][k % kGroup].
 template <class Dot>
 struct Int8Layout {
-  using Weight = typename Dot::Weight;
   static constexpr size_t kPanel = Dot::V::kPanel;
-  static constexpr size_t kGroup = kPartBytes / sizeof(typename Dot::Activation);  // of K in a lane
-  static constexpr size_t kStep = kGroup * Dot::kParts;                            // of K in a step
+  static constexpr size_t kGroup = kPartBytes;           // of K in a lane
+  static constexpr size_t kStep = kGroup * Dot::kParts;  // of K in a step
   static constexpr size_t kStartBytes = Dot::kShift == 0 ? 0 : kPanel * sizeof(int32_t);
 
   static size_t steps(size_t in) { return (in + kStep - 1) / kStep; }
-  static size_t panel_bytes(size_t in) { return kStartBytes + steps(in) * kStep * kPanel * sizeof(Weight); }
+  static size_t panel_bytes(size_t in) { return kStartBytes + steps(in) * kStep * kPanel; }
 };
 
 template <class Dot>
 size_t packed_int8_bytes(size_t out, size_t in) {
+  if constexpr (PairedDot<Dot>) return paired::packed_bytes(out, in);
   using Layout = Int8Layout<Dot>;
   return round_up(out, Layout::kPanel) / Layout::kPanel * Layout::panel_bytes(in);
 }
 
 template <class Dot>
 void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
+  if constexpr (PairedDot<Dot>) return paired::pack(weights, out, in, packed);
   using Layout = Int8Layout<Dot>;
   constexpr size_t kGroup = Layout::kGroup;
   auto* bytes = static_cast<uint8_t*>(packed);
@@ -68,7 +82,7 @@ void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
         for (size_t k = 0; k < in; ++k) start[n - n0] += Dot::kShift * weights[n * in + k];
       std::memcpy(bytes, start, sizeof(start));
     }
-    auto* to = reinterpret_cast<typename Layout::Weight*>(bytes + Layout::kStartBytes);
+    auto* to = reinterpret_cast<int8_t*>(bytes + Layout::kStartBytes);
     for (size_t k0 = 0; k0 < Layout::steps(in) * Layout::kStep; k0 += kGroup)
       for (size_t n = n0; n < n0 + Layout::kPanel; ++n, to += kGroup) {
         const bool whole = n < out && k0 + kGroup <= in;
@@ -78,12 +92,21 @@ void pack_int8(const int8_t* weights, size_t out, size_t in, void* packed) {
   }
 }
 
+template <class Dot>
+inline const uint8_t* int8_panel(const PackedLinear& linear, size_t p) {
+  const auto* packed = static_cast<const uint8_t*>(linear.weights);
+  if constexpr (!PairedDot<Dot>) return packed + p * Int8Layout<Dot>::panel_bytes(linear.in_features);
+  uint32_t line;
+  std::memcpy(&line, packed + p * sizeof(line), sizeof(line));
+  return packed + line * kCacheLine;
+}
+
 /// The integer products of R rows with one panel, handed to `finish(row, vector, sums)`.
 template <class Dot, int R, class Finish>
 inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride,
-                                                         const uint8_t* panel, size_t steps,
-                                                         Finish&& finish) {
+                                                         const uint8_t* panel, size_t in, Finish&& finish) {
   using V = typename Dot::V;
+  const size_t steps = Int8Layout<Dot>::steps(in);
   constexpr int C = V::kVectors;
   typename V::I acc[R][C];
 #pragma GCC unroll 16
@@ -125,6 +148,56 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
     for (int r = 0; r < R; ++r) finish(r, c, acc[r][c]);
 }
 
+/// The same from groups of weights in pairs.
+template <PairedDot Dot, int R, class Finish>
+inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride,
+                                                         const uint8_t* panel, size_t, Finish&& finish) {
+  using V = typename Dot::V;
+  constexpr int C = V::kVectors;
+  static_assert(V::kPanel == paired::kPanel);
+  typename V::I acc[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) acc[r][c] = V::zero_int();
+  paired::PanelHeader header;
+  std::memcpy(&header, panel, sizeof(header));
+  const auto* offset = reinterpret_cast<const uint16_t*>(panel + sizeof(header));
+  const size_t groups = size_t{2} * header.pairs + header.singles;
+  const uint8_t* b = panel + round_up(sizeof(header) + groups * sizeof(uint16_t), kCacheLine);
+  for (size_t step = 0; step < header.pairs; ++step, offset += 2, b += 2 * C * V::kBytes) {
+    const uint8_t* a0 = a + offset[0];
+    const uint8_t* a1 = a + offset[1];
+    typename V::I column[2 * C];
+#pragma GCC unroll 4
+    for (int c = 0; c < 2 * C; ++c) column[c] = V::load_int(b + static_cast<size_t>(c) * V::kBytes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const typename V::I x0 = Dot::load(a0 + static_cast<size_t>(r) * stride);
+      const typename V::I x1 = Dot::load(a1 + static_cast<size_t>(r) * stride);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c)
+        acc[r][c] =
+            Dot::widen(acc[r][c], Dot::join(Dot::products(x0, column[c]), Dot::products(x1, column[C + c])));
+    }
+  }
+  for (size_t step = 0; step < header.singles; ++step, ++offset, b += C * V::kBytes) {
+    const uint8_t* a0 = a + offset[0];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const typename V::I x = Dot::load(a0 + static_cast<size_t>(r) * stride);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c)
+        acc[r][c] =
+            Dot::widen(acc[r][c], Dot::products(x, V::load_int(b + static_cast<size_t>(c) * V::kBytes)));
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < C; ++c)
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) finish(r, c, acc[r][c]);
+}
+
 /// The vectors that scale the columns of a panel.
 template <class V>
 struct ColumnFactors {
@@ -133,7 +206,7 @@ struct ColumnFactors {
 
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
 template <class Dot, int R>
-__attribute__((noinline)) void int8_tile(const QuantizedRows& x, const uint8_t* panel, size_t steps,
+__attribute__((noinline)) void int8_tile(const QuantizedRows& x, const uint8_t* panel, size_t in,
                                          const float* scale, const float* row_sums, const float* bias,
                                          float* out, size_t ld_out) {
   using V = typename Dot::V;
@@ -145,7 +218,7 @@ __attribute__((noinline)) void int8_tile(const QuantizedRows& x, const uint8_t* 
   constexpr bool kKept = R * V::kVectors + 5 <= V::kRegisters;
   ColumnFactors<V> kept{};
   int8_products<Dot, R>(
-      x.data, x.stride, panel, steps, [&](int r, int c, typename V::I sums) __attribute__((always_inline)) {
+      x.data, x.stride, panel, in, [&](int r, int c, typename V::I sums) __attribute__((always_inline)) {
         if (kKept && r == 0) kept = load(c);
         const ColumnFactors<V> column = kKept ? kept : load(c);
         const auto start = V::fma(V::set1(x.lowest[r]), column.row_sums, column.bias);
@@ -163,14 +236,13 @@ void linear_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear
       decltype(&int8_tile<Dot, 1>) of[sizeof...(I)];
     };
     return Table{{&int8_tile<Dot, I + 1>...}};
-  }(std::make_integer_sequence<int, Dot::V::kRows>{});
-  const auto* weights = static_cast<const uint8_t*>(linear.weights);
+  }(std::make_integer_sequence<int, Dot::kRows>{});
   for (size_t p = panel_begin; p < panel_end; ++p) {
     const size_t column = p * Layout::kPanel;
-    over_tiles(rows, Dot::V::kRows, [&](size_t row, size_t height) {
-      tiles.of[height - 1](x.from(row), weights + p * Layout::panel_bytes(linear.in_features),
-                           Layout::steps(linear.in_features), linear.scale + column, linear.row_sums + column,
-                           linear.bias + column, out + row * ld_out + column, ld_out);
+    over_tiles(rows, Dot::kRows, [&](size_t row, size_t height) {
+      tiles.of[height - 1](x.from(row), int8_panel<Dot>(linear, p), linear.in_features, linear.scale + column,
+                           linear.row_sums + column, linear.bias + column, out + row * ld_out + column,
+                           ld_out);
     });
   }
 }
@@ -180,19 +252,17 @@ void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& line
                    size_t ld_out) {
   using V = typename Dot::V;
   using Layout = Int8Layout<Dot>;
-  const auto* panel = static_cast<const uint8_t*>(linear.weights);
-  for (size_t column = 0; column < linear.out_features;
-       column += Layout::kPanel, panel += Layout::panel_bytes(linear.in_features))
+  for (size_t column = 0; column < linear.out_features; column += Layout::kPanel)
     for (size_t row = 0; row < rows; ++row)
-      int8_products<Dot, 1>(x.data + row * x.stride, x.stride, panel, Layout::steps(linear.in_features),
-                            [&](int, int c, typename V::I sums) {
-                              int32_t lanes[V::kLanes];
-                              std::memcpy(lanes, &sums, sizeof(lanes));
-                              const size_t first = column + static_cast<size_t>(c) * V::kLanes;
-                              for (size_t n = first; n < std::min(first + V::kLanes, linear.out_features);
-                                   ++n)
-                                out[row * ld_out + n] = lanes[n - first];
-                            });
+      int8_products<Dot, 1>(
+          x.data + row * x.stride, x.stride, int8_panel<Dot>(linear, column / Layout::kPanel),
+          linear.in_features, [&](int, int c, typename V::I sums) {
+            int32_t lanes[V::kLanes];
+            std::memcpy(lanes, &sums, sizeof(lanes));
+            const size_t first = column + static_cast<size_t>(c) * V::kLanes;
+            for (size_t n = first; n < std::min(first + V::kLanes, linear.out_features); ++n)
+              out[row * ld_out + n] = lanes[n - first];
+          });
 }
 
 }  // namespace

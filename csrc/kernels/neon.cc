@@ -8,11 +8,13 @@ namespace embedkit {
 namespace {
 
 struct Sdot {
+  static constexpr const char* kInstruction = "sdot";
   using V = Neon;
-  using Weight = int8_t;
-  using Activation = uint8_t;
+  static constexpr int kLevels = 255;
   static constexpr int kParts = 4;  // sdot picks four of sixteen activations by their lane
   static constexpr int32_t kShift = 128;
+  static constexpr int kRows = V::kRows;
+  static constexpr int kSpun = 1;
 
   static int32x4_t load(const uint8_t* a) {
     return vreinterpretq_s32_u8(veorq_u8(vld1q_u8(a), vdupq_n_u8(kShift)));

@@ -26,16 +26,17 @@ struct Range {
   }
 };
 
-/// q = round((x - low) * 255 / (high - low)); a constant row is all zeros with scale 0.
-template <class V, typename Q>
+/// q = round((x - low) * kLevels / (high - low)); a constant row is all zeros with scale 0.
+template <class V, int kLevels>
 inline void quantize_row(const float* x, size_t columns, const Range<V>& range, const QuantizedRows& out,
                          size_t row) {
   const float low = V::lowest(range.low);
   const float width = V::highest(range.high) - low;
-  const float inverse = width > 0 ? 255.0f / width : 0.0f;
-  out.scale[row] = width > 0 ? width / 255.0f : 0.0f;
+  constexpr float kLargest = kLevels;
+  const float inverse = width > 0 ? kLargest / width : 0.0f;
+  out.scale[row] = width > 0 ? width / kLargest : 0.0f;
   out.lowest[row] = low;
-  Q* q = reinterpret_cast<Q*>(out.data + row * out.stride);
+  uint8_t* q = out.data + row * out.stride;
   const typename V::F shift = V::set1(low);
   const typename V::F factor = V::set1(inverse);
   size_t end = 0;
@@ -46,12 +47,12 @@ inline void quantize_row(const float* x, size_t columns, const Range<V>& range, 
         end = i + V::kLanes;
       },
       [&](size_t i, size_t n) {
-        Q tail[V::kLanes];
+        uint8_t tail[V::kLanes];
         V::store_quantized(tail, V::mul(V::sub(V::first_or(V::load_first(x + i, n), n, low), shift), factor));
-        std::memcpy(q + i, tail, n * sizeof(Q));
+        std::memcpy(q + i, tail, n);
         end = i + n;
       });
-  std::memset(q + end, 0, out.stride - end * sizeof(Q));
+  std::memset(q + end, 0, out.stride - end);
 }
 
 /// Rounds a row to bfloat16.
@@ -68,7 +69,7 @@ inline void round_row(const float* x, size_t columns, const QuantizedRows& out, 
   std::memset(to + columns, 0, out.stride - columns * sizeof(uint16_t));
 }
 
-template <class V, typename Q>
+template <class V, int kLevels>
 void quantize_rows(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out) {
   if (out.form == QuantizedRows::Form::kBf16) {
     for (size_t r = 0; r < rows; ++r) round_row<V>(x + r * ld, columns, out, r);
@@ -79,12 +80,12 @@ void quantize_rows(const float* x, size_t ld, size_t rows, size_t columns, const
     over_columns<V>(
         columns, [&](size_t i) { range.add(V::load(x + i)); },
         [&](size_t i, size_t n) { range.add_first(V::load_first(x + i, n), n); });
-    quantize_row<V, Q>(x, columns, range, out, r);
+    quantize_row<V, kLevels>(x, columns, range, out, r);
   }
 }
 
 /// With `quantized` the floats in x are scratch: only what is quantized from them is used.
-template <class V, typename Q, Activation kActivation, bool kQuantized>
+template <class V, int kLevels, Activation kActivation, bool kQuantized>
 void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& quantized) {
   for (size_t r = 0; r < rows; ++r, x += ld) {
     Range<V> range;
@@ -101,43 +102,43 @@ void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const Quant
           if constexpr (kQuantized) range.add_first(y, n);
         });
     if constexpr (kQuantized) {
-      quantize_row<V, Q>(x, columns, range, quantized, r);
+      quantize_row<V, kLevels>(x, columns, range, quantized, r);
     } else if (quantized.data != nullptr) {
       round_row<V>(x, columns, quantized, r);
     }
   }
 }
 
-template <class V, typename Q, Activation kActivation>
+template <class V, int kLevels, Activation kActivation>
 void activate_as(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& quantized) {
   if (quantized.data != nullptr && quantized.form == QuantizedRows::Form::kInt8) {
-    activate_rows<V, Q, kActivation, true>(x, ld, rows, columns, quantized);
+    activate_rows<V, kLevels, kActivation, true>(x, ld, rows, columns, quantized);
   } else {
-    activate_rows<V, Q, kActivation, false>(x, ld, rows, columns, quantized);
+    activate_rows<V, kLevels, kActivation, false>(x, ld, rows, columns, quantized);
   }
 }
 
-template <class V, typename Q>
+template <class V, int kLevels>
 void activate(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
               const QuantizedRows& quantized) {
   switch (activation) {
     case Activation::kIdentity:
-      return activate_as<V, Q, Activation::kIdentity>(x, ld, rows, columns, quantized);
+      return activate_as<V, kLevels, Activation::kIdentity>(x, ld, rows, columns, quantized);
     case Activation::kGelu:
-      return activate_as<V, Q, Activation::kGelu>(x, ld, rows, columns, quantized);
+      return activate_as<V, kLevels, Activation::kGelu>(x, ld, rows, columns, quantized);
     case Activation::kGeluTanh:
-      return activate_as<V, Q, Activation::kGeluTanh>(x, ld, rows, columns, quantized);
+      return activate_as<V, kLevels, Activation::kGeluTanh>(x, ld, rows, columns, quantized);
     case Activation::kRelu:
-      return activate_as<V, Q, Activation::kRelu>(x, ld, rows, columns, quantized);
+      return activate_as<V, kLevels, Activation::kRelu>(x, ld, rows, columns, quantized);
     case Activation::kTanh:
-      return activate_as<V, Q, Activation::kTanh>(x, ld, rows, columns, quantized);
+      return activate_as<V, kLevels, Activation::kTanh>(x, ld, rows, columns, quantized);
     case Activation::kSigmoid:
-      return activate_as<V, Q, Activation::kSigmoid>(x, ld, rows, columns, quantized);
+      return activate_as<V, kLevels, Activation::kSigmoid>(x, ld, rows, columns, quantized);
   }
 }
 
 /// Two passes for mean and variance: one pass would cancel.
-template <class V, typename Q>
+template <class V, int kLevels>
 void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
                     const float* gamma, const float* beta, float epsilon, const QuantizedRows& quantized) {
   const float inverse_columns = 1.0f / static_cast<float>(columns);
@@ -191,7 +192,7 @@ void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t row
     if (quantized.form == QuantizedRows::Form::kBf16) {
       round_row<V>(x, columns, quantized, r);
     } else {
-      quantize_row<V, Q>(x, columns, range, quantized, r);
+      quantize_row<V, kLevels>(x, columns, range, quantized, r);
     }
   }
 }

@@ -94,6 +94,47 @@ struct Avx2 {
                      _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
   }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+  static F magnitude(F x) { return _mm256_andnot_ps(set1(-0.0f), x); }
+
+  static I set1_int(int32_t x) { return _mm256_set1_epi32(x); }
+  /// To 32-byte boundaries.
+  static void store_int(void* p, I x) { _mm256_store_si256(static_cast<__m256i*>(p), x); }
+  static I add_int(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I sub_int(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static I max_int(I a, I b) { return _mm256_max_epi32(a, b); }
+  static int32_t sum_int(I x) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+  }
+  static int32_t highest_int(I x) {
+    __m128i s = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+  }
+  /// The first n lanes of x, `other` in the rest.
+  static I first_or_int(I x, size_t n, int32_t other) {
+    return _mm256_blendv_epi8(set1_int(other), x, mask(n));
+  }
+  /// The nearest integers.
+  static I to_int(F x) { return _mm256_cvtps_epi32(x); }
+  /// x * 2^n, n the integer in the low bits of the floats `shifted` (1.5 * 2^23 + n).
+  static F add_exponent(F x, F shifted) {
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
+  }
+  /// int16 in the lower and the upper half of each lane.
+  static I word_pairs(I low, I high) { return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa); }
+  static void store_words(int16_t* p, I x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+  }
+  /// The nearest integers to -127 <= x <= 127.
+  static void store_bytes(int8_t* p, F x) {
+    const __m256i q = _mm256_cvtps_epi32(x);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+  }
   /// sums += x * x in assembly, which no compiler takes away.
   static void spin(F& sums, F x) { asm volatile("vfmadd231ps %1, %1, %0" : "+x"(sums) : "x"(x)); }
 
@@ -110,12 +151,6 @@ struct Avx2 {
   }
 
   /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
-  static void store_quantized(uint16_t* p, F x) {
-    const __m256i q = _mm256_min_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(255));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1)));
-  }
-
   static void store_quantized(uint8_t* p, F x) {
     const __m256i q = _mm256_min_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(255));
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));

@@ -77,6 +77,38 @@ struct Avx512 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+  static F magnitude(F x) { return _mm512_abs_ps(x); }
+
+  static I set1_int(int32_t x) { return _mm512_set1_epi32(x); }
+  /// To 64-byte boundaries.
+  static void store_int(void* p, I x) { _mm512_store_si512(p, x); }
+  static I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I sub_int(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
+  static int32_t sum_int(I x) { return _mm512_reduce_add_epi32(x); }
+  static int32_t highest_int(I x) { return _mm512_reduce_max_epi32(x); }
+  /// The first n lanes of x, `other` in the rest.
+  static I first_or_int(I x, size_t n, int32_t other) {
+    return _mm512_mask_blend_epi32(mask(n), set1_int(other), x);
+  }
+  /// The nearest integers.
+  static I to_int(F x) { return _mm512_cvtps_epi32(x); }
+  /// x * 2^n, n the integer in the low bits of the floats `shifted` (1.5 * 2^23 + n).
+  static F add_exponent(F x, F shifted) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+  }
+  /// int16 in the lower and the upper half of each lane.
+  static I word_pairs(I low, I high) {
+    return _mm512_or_si512(_mm512_slli_epi32(high, 16), _mm512_and_si512(low, _mm512_set1_epi32(0xffff)));
+  }
+  static void store_words(int16_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  }
+  /// The nearest integers to -127 <= x <= 127.
+  static void store_bytes(int8_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+  }
   /// sums += x * x in assembly, which no compiler takes away.
   static void spin(F& sums, F x) { asm volatile("vfmadd231ps %1, %1, %0" : "+v"(sums) : "v"(x)); }
 

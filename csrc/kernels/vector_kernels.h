@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention.h"
+#include "kernels/attention_int8.h"
 #include "kernels/linear_bf16.h"
 #include "kernels/linear_fp32.h"
 #include "kernels/linear_int8.h"
@@ -23,7 +24,7 @@ double spin_int8(size_t iterations) {
 #pragma GCC unroll 24
     for (auto& a : acc) Dot::spin(a, x);
   }
-  return static_cast<double>(iterations) * V::kSpinning * (V::kBytes / sizeof(typename Dot::Weight));
+  return static_cast<double>(iterations) * V::kSpinning * Dot::kSpun * V::kBytes;
 }
 
 template <class V>
@@ -38,35 +39,69 @@ double spin_fp32(size_t iterations) {
   return static_cast<double>(iterations) * V::kSpinning * V::kLanes;
 }
 
+/// Where attention has no integers it is that of fp32.
 template <class Dot>
-constexpr Kernels vector_kernels(Isa isa) {
+constexpr auto attention_of_int8 = [] {
+  struct Both {
+    decltype(&attention_scratch<typename Dot::V, Dot::V::kRows>) scratch;
+    decltype(&attention<typename Dot::V, Dot::V::kRows>) run;
+  };
   using V = typename Dot::V;
-  using Q = typename Dot::Activation;
+  if constexpr (requires { Dot::kAttentionRows; })
+    return Both{attention_int8_scratch<Dot>, attention_int8<Dot>};
+  else
+    return Both{attention_scratch<V, V::kRows>, attention<V, V::kRows>};
+}();
+
+/// All but the int8 products, for activations quantized to kLevels; `Dot` multiplies in attention.
+template <class Dot, int kLevels>
+constexpr Kernels row_kernels(Isa isa) {
+  using V = typename Dot::V;
   return {
       .isa = isa,
       .panel = V::kPanel,
-      .quantized_bytes = sizeof(Q),
-      .quantized_group = Int8Layout<Dot>::kStep,
-      .packed_int8_bytes = packed_int8_bytes<Dot>,
+      .quantized_panel = V::kPanel,
+      .quantized_bytes = 1,
+      .quantized_group = 0,
+      .token_budget = 128,  // 64 to 256 measured alike
+      .feed_forward_rows = 48,
+      .fp32_instruction = "fma",
+      .int8_instruction = nullptr,
+      .packed_int8_bytes = nullptr,
       .packed_fp32_bytes = packed_fp32_bytes<V::kPanel>,
-      .pack_int8 = pack_int8<Dot>,
+      .pack_int8 = nullptr,
       .pack_fp32 = pack_fp32<V::kPanel>,
       .packed_bf16_bytes = packed_bf16_bytes<V::kPanel>,
       .pack_bf16 = pack_bf16<V::kPanel>,
-      .linear_int8 = linear_int8<Dot>,
+      .linear_int8 = nullptr,
       .linear_fp32 = linear_fp32<V, V::kRows, V::kVectors>,
-      .bf16 = {linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>},
-      .products_int8 = products_int8<Dot>,
-      .quantize = quantize_rows<V, Q>,
-      .activate = activate<V, Q>,
-      .add_layer_norm = add_layer_norm<V, Q>,
+      .bf16 = {"widened", 2, linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>},
+      .products_int8 = nullptr,
+      .quantize = quantize_rows<V, kLevels>,
+      .activate = activate<V, kLevels>,
+      .add_layer_norm = add_layer_norm<V, kLevels>,
       .add_scaled_int8 = add_scaled_int8<V>,
       .rotate = rotate<V>,
       .attention_scratch = attention_scratch<V, V::kRows>,
       .attention = attention<V, V::kRows>,
-      .spin_int8 = spin_int8<Dot>,
+      .attention_int8_scratch = attention_of_int8<Dot>.scratch,
+      .attention_int8 = attention_of_int8<Dot>.run,
+      .spin_int8 = nullptr,
       .spin_fp32 = spin_fp32<V>,
   };
+}
+
+template <class Dot>
+constexpr Kernels vector_kernels(Isa isa) {
+  Kernels kernels = row_kernels<Dot, Dot::kLevels>(isa);
+  kernels.quantized_group = Int8Layout<Dot>::kStep;
+  kernels.int8_instruction = Dot::kInstruction;
+  kernels.packed_int8_bytes = packed_int8_bytes<Dot>;
+  kernels.pack_int8 = pack_int8<Dot>;
+  kernels.linear_int8 = linear_int8<Dot>;
+  kernels.products_int8 = products_int8<Dot>;
+  kernels.spin_int8 = spin_int8<Dot>;
+  return kernels;
 }
 
 }  // namespace

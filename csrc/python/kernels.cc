@@ -74,7 +74,9 @@ class Operands {
     if (operation == "int8_linear") return int8_linear();
     if (operation == "fp32_linear") return fp32_linear();
     if (operation == "bf16_linear") return bf16_linear();
-    if (operation == "attention") return attention();
+    if (operation == "attention") return attention(kernels_.attention_scratch, kernels_.attention);
+    if (operation == "attention_int8")
+      return attention(kernels_.attention_int8_scratch, kernels_.attention_int8);
     if (operation == "rotate") return rotate(restore);
     if (operation == "quantize") {
       quantized();
@@ -94,8 +96,8 @@ class Operands {
     }
     throw py::value_error(
         concat("operation is '", operation,
-               "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, rotate, quantize, gelu, "
-               "layer_norm, copy"));
+               "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, attention_int8, "
+               "rotate, quantize, gelu, layer_norm, copy"));
   }
 
  private:
@@ -108,60 +110,63 @@ class Operands {
     kernels_.quantize(source_.data(), ld_, rows_, columns_, quantized_);
   }
 
-  PackedLinear packed(size_t bytes) {
+  PackedLinear packed(size_t bytes, size_t panel) {
     packed_.reset(bytes);
-    per_output_ = values(1, round_up(out_features_, kernels_.panel));
+    panels_ = (out_features_ + panel - 1) / panel;
+    per_output_ = values(1, panels_ * panel);
+    ld_out_ = panels_ * panel + 16;
+    out_ = values(rows_, ld_out_);
     return {columns_,           out_features_,      packed_.data(),
             per_output_.data(), per_output_.data(), per_output_.data()};
   }
 
-  size_t panels() const { return (out_features_ + kernels_.panel - 1) / kernels_.panel; }
-
   Case int8_linear() {
     quantized();
-    linear_ = packed(kernels_.packed_int8_bytes(out_features_, columns_));
+    linear_ = packed(kernels_.packed_int8_bytes(out_features_, columns_), kernels_.quantized_panel);
     std::vector<int8_t> weights(out_features_ * columns_);
-    for (size_t i = 0; i < weights.size(); ++i)
-      weights[i] = static_cast<int8_t>(static_cast<int>(i * 7919 % 255) - 127);
+    // Four uniform numbers added up, as most weights of a model are small.
+    for (size_t i = 0; i < weights.size(); ++i) {
+      int sum = 0;
+      for (const size_t prime : {7919u, 104729u, 15485863u, 32452843u})
+        sum += static_cast<int>(i * prime % 64) - 32;
+      weights[i] = static_cast<int8_t>(std::min(sum, 127));
+    }
     kernels_.pack_int8(weights.data(), out_features_, columns_, packed_.data());
-    widen_output();
     return {[] {},
-            [this] { kernels_.linear_int8(quantized_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
+            [this] { kernels_.linear_int8(quantized_, rows_, linear_, 0, panels_, out_.data(), ld_out_); }};
   }
 
   Case bf16_linear() {
-    quantized_ = {nullptr, round_up(columns_, 2) * sizeof(uint16_t) + 64, nullptr, nullptr,
+    quantized_ = {nullptr, round_up(columns_, kernels_.bf16.group) * sizeof(uint16_t) + 64, nullptr, nullptr,
                   QuantizedRows::Form::kBf16};
     bytes_.reset(rows_ * quantized_.stride);
     quantized_.data = bytes_.data();
     kernels_.quantize(source_.data(), ld_, rows_, columns_, quantized_);
-    linear_ = packed(kernels_.packed_bf16_bytes(out_features_, columns_));
+    linear_ = packed(kernels_.packed_bf16_bytes(out_features_, columns_), kernels_.quantized_panel);
     const AlignedBuffer<float> weights = values(out_features_, columns_);
     kernels_.pack_bf16(weights.data(), out_features_, columns_, packed_.data());
-    widen_output();
     return {[] {},
-            [this] { kernels_.bf16.linear(quantized_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
+            [this] { kernels_.bf16.linear(quantized_, rows_, linear_, 0, panels_, out_.data(), ld_out_); }};
   }
 
   Case fp32_linear() {
-    linear_ = packed(kernels_.packed_fp32_bytes(out_features_, columns_));
+    linear_ = packed(kernels_.packed_fp32_bytes(out_features_, columns_), kernels_.panel);
     const AlignedBuffer<float> weights = values(out_features_, columns_);
     kernels_.pack_fp32(weights.data(), out_features_, columns_, packed_.data());
-    widen_output();
     return {[] {},
             [this] {
-              kernels_.linear_fp32(source_.data(), ld_, rows_, linear_, 0, panels(), out_.data(), ld_out_);
+              kernels_.linear_fp32(source_.data(), ld_, rows_, linear_, 0, panels_, out_.data(), ld_out_);
             }};
   }
 
   /// One sequence of `rows` tokens and one head of `columns` values.
-  Case attention() {
+  Case attention(size_t (*scratch)(size_t, size_t), void (*run)(const AttentionTask&)) {
     value_ = values(rows_, ld_);
     out_ = values(rows_, ld_);
-    scratch_.reset(kernels_.attention_scratch(rows_, columns_));
+    scratch_.reset(scratch(rows_, columns_));
     const AttentionTask task{x_.data(),   y_.data(), value_.data(),  ld_, rows_, columns_,
                              out_.data(), ld_,       scratch_.data()};
-    return {[] {}, [this, task] { kernels_.attention(task); }};
+    return {[] {}, [task, run] { run(task); }};
   }
 
   Case rotate(const std::function<void()>& restore) {
@@ -169,13 +174,8 @@ class Operands {
     return {restore, [this] { kernels_.rotate(x_.data(), ld_, rows_, columns_, table_.data()); }};
   }
 
-  void widen_output() {
-    ld_out_ = round_up(out_features_, kernels_.panel) + 16;
-    out_ = values(rows_, ld_out_);
-  }
-
   const Kernels& kernels_;
-  size_t rows_, columns_, out_features_, ld_, ld_out_ = 0;
+  size_t rows_, columns_, out_features_, ld_, ld_out_ = 0, panels_ = 0;
   AlignedBuffer<float> x_, source_, y_, value_, out_, scratch_, table_, per_output_, scale_, lowest_;
   AlignedBuffer<uint8_t> bytes_, packed_;
   QuantizedRows quantized_{};

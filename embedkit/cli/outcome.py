@@ -93,4 +93,5 @@ def build_settings(arguments: argparse.Namespace, on_error: OnError) -> BuildSet
         max_memory=arguments.max_memory,
         threads=arguments.threads,
         on_error=on_error,
+        language=arguments.language,
     )

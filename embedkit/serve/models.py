@@ -341,10 +341,11 @@ class Pool(Generic[_M]):
 
 
 def weights_bytes(folder: Path, precision: str) -> int:
-    """About what a model takes in memory: its weights, a quarter of them where it quantizes float32."""
+    """About what a model takes in memory: its weights; a quarter of them where it quantizes float32, half as bf16."""
     files: list[Path] = []
     for suffix in (".safetensors", ".bin", ".onnx"):  # the same weights, where a folder holds several of them
         files = files or [path for path in folder.rglob(f"*{suffix}") if path.is_file()]
     total = sum(path.stat().st_size for path in files)
-    quantized = precision == "int8" and not any(".int8." in path.name for path in files)
-    return total // 4 if quantized else total
+    if any(".int8." in path.name for path in files):
+        return total
+    return total // {"int8": 4, "bf16": 2, "fp16": 2}.get(precision, 1)

@@ -179,7 +179,7 @@ async def search(request: Request) -> Response:
                     Hit(rank, float(scores[i]), hits[i].id, hits[i].text, hits[i].metadata)
                     for rank, i in enumerate(order, 1)
                 ]
-    data = await asyncio.to_thread(_rows, queries, found)
+    data = await asyncio.to_thread(_rows, queries, found, body.explain)
     answer = {
         "object": "list",
         "data": data,
@@ -189,12 +189,17 @@ async def search(request: Request) -> Response:
     return Response(dumps(answer), media_type="application/json")
 
 
-def _rows(queries: list[str], found: list[list[Hit]]) -> list[dict[str, Any]]:
+def _rows(queries: list[str], found: list[list[Hit]], explain: bool) -> list[dict[str, Any]]:
     """The hits of each query as they are sent."""
     data = []
     for at, hits in enumerate(found):
         query = queries[at] if queries else ""
-        shown = [{**asdict(hit), "words": words_found(query, hit.text)} for hit in hits]
+        shown = []
+        for hit in hits:
+            fields = asdict(hit)
+            if not explain or hit.parts is None:
+                del fields["parts"]
+            shown.append({**fields, "words": words_found(query, hit.text)})
         data.append({"index": at, "hits": shown})
     return data
 

@@ -19,10 +19,11 @@ from ..storage.generation import Generation
 from ..storage.ids import Ids
 from ..storage.layout import Writer
 from ..storage.manifest import IDS_FILE, Manifest, SegmentEntry
+from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
 from .settings import BuildSettings, Mode
 
-__all__ = ["dated", "new_manifest", "publish", "tombstone"]
+__all__ = ["dated", "in_language_of", "new_manifest", "publish", "tombstone"]
 
 _IDS_AT_ONCE = 4096
 
@@ -40,6 +41,7 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         kept=settings.kept,
         encoder=describe_encoder(encoder),
         segments=(),
+        language=settings.language,
     )
 
 
@@ -72,9 +74,16 @@ def publish(
         rows = _rows_with_ids(base, (ids[row] for row in range(len(ids))), mode)
         replaced = sum(map(len, rows.values()))
         segments = tombstone(writer, base, rows)
-    manifest = manifest.with_segments((*segments, entry))
+    manifest = in_language_of(manifest.with_segments((*segments, entry)), entry)
     writer.publish(dated(manifest, writer.generation), {entry.name: writer.building})
     return entry.documents, replaced
+
+
+def in_language_of(manifest: Manifest, entry: SegmentEntry) -> Manifest:
+    """``manifest`` with the language found in the segment ``entry``, unless it has one."""
+    if manifest.language != AUTO or entry.words is None or entry.words.language == NONE:
+        return manifest
+    return replace(manifest, language=entry.words.language)
 
 
 def _rows_with_ids(base: Generation, ids: Iterator[str], mode: Mode) -> dict[int, list[int]]:

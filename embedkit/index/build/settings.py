@@ -11,6 +11,8 @@ from ...documents.errors import OnError
 from ..auto.stored import check_target
 from ..storage.faiss_index import AUTO
 from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw
+from ..words.languages import AUTO as AUTO_LANGUAGE
+from ..words.languages import check_language
 from .memory import DEFAULT_MAX_MEMORY
 
 __all__ = ["BuildSettings", "Mode", "Progress", "Report", "Written"]
@@ -22,8 +24,8 @@ Mode = Literal["build", "add", "upsert"]
 class BuildSettings:
     """How an index is built or changed; see `embedkit.index.Index.build` for each.
 
-    ``factory``, ``metric``, ``kept``, ``target_recall`` and ``overwrite`` concern a new index only: a command that
-    changes one takes them from its manifest.
+    ``factory``, ``metric``, ``kept``, ``target_recall``, ``overwrite`` and ``language`` concern a new index only: a
+    command that changes one takes them from its manifest.
 
     Raises:
         ValueError: a setting is out of range.
@@ -38,9 +40,11 @@ class BuildSettings:
     max_memory: int = DEFAULT_MAX_MEMORY
     threads: int | None = None
     on_error: OnError = "stop"
+    language: str = AUTO_LANGUAGE
 
     def __post_init__(self) -> None:
         """Check what can be checked without vectors."""
+        object.__setattr__(self, "language", check_language(self.language))
         if self.metric not in METRICS:
             raise ValueError(f"metric must be 'cosine' or 'dot', not {self.metric!r}")
         if self.kept not in RAW_KINDS or self.kept == "none":

@@ -26,7 +26,7 @@ from ..storage.search_parameters import SearchParameters
 from .device import gpu_number
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
-from .prepared import prepare
+from .prepared import Found, Hybrid, prepare
 from .queries import Queries, query_texts, query_vectors
 
 __all__ = ["PathLike", "Searcher"]
@@ -65,7 +65,7 @@ class Searcher:
         """Switch to the live generation; returns whether it is a newer one."""
         with self._generation_lock:  # otherwise a slow call would restore an older generation
             before = self._open_generation()
-            generation = open_generation(self.path, lambda _: None)
+            generation = open_generation(self.path, lambda _: None, searches=True)
             if generation.manifest.generation == before.manifest.generation:
                 generation.close()
                 return False
@@ -122,6 +122,7 @@ class Searcher:
             "fingerprint": entry.fingerprint,
             "precision": entry.precision,
             "document_prompt": entry.document_prompt,
+            "words": _words_of(manifest),
             "generation": manifest.generation,
             "segments": len(manifest.segments),
             "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
@@ -138,7 +139,7 @@ class Searcher:
         ef: int | None = None,
         rescore: int | None = None,
         where: str | None = None,
-        hybrid: bool = False,
+        hybrid: Hybrid = None,
     ) -> list[list[Hit]]:
         """The ``k`` best documents for each query, best first.
 
@@ -152,7 +153,10 @@ class Searcher:
                 them by their vectors; 0: do not. ``None``: the default of the index.
             where: find only documents that match a condition on their fields, such as
                 ``"lang = 'en' and year > 2019"``. If at least ``k`` documents match, ``k`` are found.
-            hybrid: also rank documents by the words of the queries (BM25), and fuse the two rankings.
+            hybrid: also score documents by the words of the queries (BM25), and fuse the two scores to one from 0
+                to 1 (`embedkit.index.search.hybrid`): ``True``, or the weight of the words from 0 to 1. ``False``:
+                by vectors only, so that scores are cosines or dot products. ``None``: if the queries are texts and
+                the index has their words.
 
         Returns:
             A list of hits per query, in the order of the queries (one list for a single text).
@@ -165,16 +169,18 @@ class Searcher:
         """
         generation = self._open_generation()
         texts = None if isinstance(queries, np.ndarray) else query_texts(queries)
-        if hybrid and texts is None:
-            raise ValueError("a hybrid search needs texts, but the queries are vectors")
+        if texts is None:
+            if hybrid is not None and hybrid is not False:
+                raise ValueError("a hybrid search needs texts, but the queries are vectors")
+            hybrid = False
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
         vectors = query_vectors(
             self._encode(texts, generation.manifest) if texts is not None else np.asarray(queries),
             generation.manifest,
         )
         with faiss_threads(self._threads, len(vectors)):
-            scores, rows = search.run(vectors, texts)
-        return to_hits(generation, scores, rows)
+            found = search.run(vectors, texts)
+        return to_hits(generation, found)
 
     def search_vectors(
         self,
@@ -204,7 +210,8 @@ class Searcher:
         vectors = query_vectors(vectors, generation.manifest)
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where)
         with faiss_threads(self._threads, len(vectors)):
-            return search.run(vectors, None)
+            found = search.run(vectors, None)
+        return found.scores, found.rows
 
     def search_stream(
         self,
@@ -216,7 +223,7 @@ class Searcher:
         ef: int | None = None,
         rescore: int | None = None,
         where: str | None = None,
-        hybrid: bool = False,
+        hybrid: Hybrid = None,
     ) -> Iterator[list[list[Hit]]]:
         """The hits of each block of texts, while the next blocks are tokenized, encoded and searched.
 
@@ -246,7 +253,7 @@ class Searcher:
             vectors, within = steps()[1](tokens) if texts else (np.empty((0, manifest.dimension)), 0.0)
             return (texts, query_vectors(np.asarray(vectors, np.float32), manifest)), within
 
-        def find(block: tuple[list[str], Float32Array]) -> tuple[Float32Array, Int64Array]:
+        def find(block: tuple[list[str], Float32Array]) -> Found:
             texts, vectors = block
             with faiss_threads(self._threads, len(vectors)):
                 return search.run(vectors, texts)
@@ -313,13 +320,21 @@ class Searcher:
         return np.asarray(encoded, np.float32)
 
 
-def _fetched(
-    generation: Generation, found: Iterator[tuple[Float32Array, Int64Array]], stats: SearchStats
-) -> Iterator[list[list[Hit]]]:
+def _words_of(manifest: Manifest) -> str | None:
+    """What ``info`` says of the full-text index."""
+    segments = manifest.segments
+    if not all(segment.keywords for segment in segments):
+        return None
+    if any(segment.words is None for segment in segments):
+        return "of an earlier version: compact renews them"
+    return ", ".join(sorted({segment.words.language for segment in segments if segment.words})) or None
+
+
+def _fetched(generation: Generation, found: Iterator[Found], stats: SearchStats) -> Iterator[list[list[Hit]]]:
     begin = time.perf_counter()
-    for scores, rows in found:
+    for block in found:
         with stats.timed("fetch"):
-            hits = to_hits(generation, scores, rows)
+            hits = to_hits(generation, block)
         stats.queries += len(hits)
         stats.wall = time.perf_counter() - begin
         yield hits

@@ -33,3 +33,25 @@ def test_near_fp32_and_independent_of_the_batch(make_model: Make, tmp_path: Path
 def test_int8_weights_are_refused() -> None:
     with pytest.raises(ValueError, match=r"precision='bf16': .* holds int8 weights"):
         Encoder(precision="bf16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_folders_saved_in_16_bits(make_model: Make, tmp_path: Path, dtype: str) -> None:
+    transformer = pytest.importorskip("sentence_transformers").SentenceTransformer
+    import torch
+
+    saved = tmp_path / dtype
+    transformer(str(make_model()), device="cpu").to(getattr(torch, dtype)).save(str(saved))
+    expected = transformer(str(saved), device="cpu", model_kwargs={"dtype": torch.float32}).encode(
+        TEXTS, normalize_embeddings=True
+    )
+    for precision, runs, tolerance in (
+        ("auto", "fp32", 2e-6),
+        ("fp32", "fp32", 2e-6),
+        ("bf16", "bf16", 2e-2),
+    ):
+        encoder = Encoder(saved, precision=precision)
+        assert encoder.describe()["precision"] == runs
+        vectors = encoder.encode(TEXTS, normalize_embeddings=True)
+        np.testing.assert_allclose(vectors, expected, atol=tolerance)
+        assert np.einsum("nd,nd->n", vectors, expected).min() > 0.9999

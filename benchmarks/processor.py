@@ -1,0 +1,154 @@
+"""One table for a processor: embedkit and every installed peer, on several models, short questions and long texts.
+
+    python benchmarks/processor.py TEXTS.tsv --column text1,text2 --models MINILM BGE-SMALL BERT-BASE \\
+        --cache CACHE --json benchmarks/results/cpu-zen4.json
+
+Candidates and rules are those of ``throughput.py``: the same distinct texts, alternating runs, tokenization included.
+They find their batch size and streams on the first model, once for each length, and keep them for the others. The
+number of texts of a case follows from ``--gflop``, so that each run of a package takes about the same time on every
+model. ``--convert`` only fills the cache (exports, quantization with calibration), which needs no quiet machine. The
+measurement starts when the load average of the last minute is below ``--load``.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+import lengths
+import numpy as np
+import shapes
+import throughput
+from peers import choose
+from peers.base import CALIBRATION, Setting
+from peers.worker import PeerFailed, Worker
+
+LONG = 256  # tokens of the long texts
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    common.add_text_arguments(parser, default_limit=2048)
+    parser.add_argument(
+        "--models", type=Path, nargs="+", required=True, help="model folders with fp32 weights"
+    )
+    parser.add_argument(
+        "--gflop", type=float, default=150, help="work of one run of a package (default: 150, ~2 s in fp32)"
+    )
+    parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
+    )
+    parser.add_argument(
+        "--load", type=float, default=0.3, help="wait until the load is below this (default: 0.3)"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=1800, help="seconds to wait for it, then fail (default: 1800)"
+    )
+    parser.add_argument("--cache", type=Path, help="keep converted models here (default: a temporary folder)")
+    parser.add_argument("--convert", action="store_true", help="only convert the models into --cache")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--plot", type=Path, help="draw the first case here (.png)")
+    return parser.parse_args()
+
+
+def wait_for_quiet(limit: float, patience: float) -> None:
+    """Wait until the load average of one minute is below ``limit``; exit after ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while (load := os.getloadavg()[0]) >= limit:
+        if time.monotonic() > deadline:
+            sys.exit(f"the load is still {load:.2f} after {patience:g} s: stop what runs, or raise --load")
+        print(f"waiting: load {load:.2f}, wanted below {limit:g}", flush=True)
+        time.sleep(10)
+
+
+def calibration_texts(model: Path, rest: list[str]) -> list[str]:
+    """Texts that are not measured, of both lengths: 200 as they are and 60 of `LONG` tokens."""
+    short = rest[:200]
+    return short + lengths.texts_of_lengths(model, rest[200:], [LONG] * 60)
+
+
+def cases(model: Path, texts: list[str], gflop: float) -> dict[str, list[str]]:
+    """The texts of each case of a model, as many as ``gflop`` allow, at least two."""
+    per_token = shapes.flops_per_token(model) / 1e9
+    counts = [len(row) for row in throughput.Tokenizer(model)(texts)]
+    short = max(2, min(len(texts), round(gflop / (per_token * float(np.mean(counts))))))
+    long = max(2, round(gflop / (per_token * LONG)))
+    step = len(texts) / short
+    return {
+        "short": [texts[int(i * step)] for i in range(short)],
+        str(LONG): lengths.texts_of_lengths(model, texts, [LONG] * long),
+    }
+
+
+def convert(options: argparse.Namespace, model: Path, cache: Path) -> None:
+    """Convert a model for every peer; report those that cannot."""
+    chosen, _ = choose(options.peers)
+    cpus = common.machine_info()["cpus_usable"]
+    for key in chosen:
+        start = time.monotonic()
+        with Worker(key, model, options.threads, cache, cpus) as worker:
+            try:
+                worker.convert()
+            except PeerFailed as error:
+                print(f"left out: {error}")
+        print(f"{model.name}: {key} converted in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Measure every case, print and write."""
+    options = arguments()
+    if options.convert and not options.cache:
+        sys.exit("--convert needs --cache")
+    limit = options.limit
+    options.limit += 4000
+    found = common.texts_of(options)
+    texts, rest = found[:limit], found[limit:]
+    options.limit, options.device, options.isa = limit, "cpu", None
+    with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:
+        cache = options.cache or Path(scratch)
+        folders = {}
+        for model in (path.resolve() for path in options.models):
+            folder = folders[model] = cache / f"converted-{model.name}"
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / CALIBRATION).exists():
+                (folder / CALIBRATION).write_text("\n".join(calibration_texts(model, rest)), encoding="utf-8")
+            if options.convert:
+                convert(options, model, folder)
+        if options.convert:
+            return
+        wait_for_quiet(options.load, options.patience)
+        load = os.getloadavg()
+        begun = time.monotonic()
+        settings: dict[str, dict[str, Setting]] = {}
+        results: list[dict[str, Any]] = []
+        for model, folder in folders.items():
+            for case, those in cases(model, texts, options.gflop).items():
+                result = throughput.measure(options, model, folder, those, settings.setdefault(case, {}))
+                print(throughput.show(result), flush=True)
+                results.append({"case": case, **result})
+                whole = common.report(
+                    "processor",
+                    machine=results[0]["machine"] | {"load_before": [round(x, 2) for x in load]},
+                    versions=result["versions"],
+                    threads=options.threads,
+                    rounds=options.rounds,
+                    minutes=round((time.monotonic() - begun) / 60, 1),
+                    cases=results,
+                )
+                if options.json:
+                    common.write_json(options.json, whole)
+        if options.plot:
+            throughput.plot(results[0], options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+// The same as amx_emulated.cc for machines without AVX-512.
+#include "kernels/dot_avx2.h"
+#include "kernels/emulated_tiles.h"
+
+namespace embedkit {
+
+extern constinit const Kernels kAmxEmulatedAvx2Kernels =
+    tile_kernels<EmulatedTiles, Paired>(Isa::kAmxEmulated);
+
+}  // namespace embedkit

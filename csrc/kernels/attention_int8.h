@@ -1,0 +1,376 @@
+// Attention of int8 models: scores of 8-bit queries and keys, probabilities of 15 bits times values of 10
+// bits, with exact sums in int32; softmax in fp32. Written once for every instruction set that multiplies
+// bytes.
+//
+//   q ≈ s_q (q8 - kHalf)   k ≈ s_k k8   v ≈ s_v v16         one scale each for the sequence and head
+//   softmax(q kᵀ / √d)_ij ≈ p_ij / Σ_j p_ij,  p_ij = round(32767 exp(s_q s_k (t_ij - max_j t_ij) / √d)),
+//   t_ij = Σ_d (q8_id - kHalf) k8_jd
+//
+// As in attention.h, blocks of query rows pass through two products and the softmax between them, so the
+// memory grows with the length, not with its square. `Dot` is that of linear_int8.h and, for attention,
+//
+//   Dot::kHalf            queries are 0..2 kHalf - 1, so that no product saturates
+//   Dot::add_bytes        sums += x * w, four unsigned bytes by four signed ones in each lane
+//   Dot::add_words        sums += x * w, two pairs of int16 in each lane
+//   Dot::kAttentionRows   query rows of a register tile
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/aligned.h"
+#include "kernels/attention.h"
+#include "kernels/kernels.h"
+#include "kernels/tile.h"
+
+namespace embedkit {
+namespace {
+
+constexpr float kLargestProbability = 32767.0f;
+// Σ p v of a block fits an int32: 32767 * 511 * 128 < 2^31.
+constexpr float kLargestValue = 511.0f;
+constexpr size_t kBlockOfKeys = 128;
+
+/// out[r][c] = start[c] + Σ_k q[r][k] keys[k][c], four bytes of k a step.
+template <class Dot, int R, int C>
+__attribute__((noinline)) void score_tile(const uint8_t* q, size_t stride, const uint8_t* keys,
+                                          size_t ld_bytes, size_t steps, const int32_t* start, int32_t* out,
+                                          size_t ld_out) {
+  using V = typename Dot::V;
+  typename V::I acc[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) acc[r][c] = V::load_int(start + c * V::kLanes);
+  for (size_t step = 0; step < steps; ++step, q += 4, keys += ld_bytes) {
+    typename V::I column[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) column[c] = V::load_int(keys + static_cast<size_t>(c) * V::kBytes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const typename V::I x = V::broadcast_four(q + static_cast<size_t>(r) * stride);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) acc[r][c] = Dot::add_bytes(acc[r][c], x, column[c]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c)
+      V::store_int(out + static_cast<size_t>(r) * ld_out + c * V::kLanes, acc[r][c]);
+}
+
+/// out[r][c] = (first ? 0 : out[r][c]) + factor[r] Σ_k p[r][k] values[k][c], two keys a step.
+template <class Dot, int R, int C>
+__attribute__((noinline)) void mix_tile(const int16_t* p, size_t ld_p, const int32_t* values,
+                                        size_t ld_values, size_t steps, const float* factor, bool first,
+                                        float* out, size_t ld_out) {
+  using V = typename Dot::V;
+  typename V::I acc[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) acc[r][c] = V::zero_int();
+  for (size_t step = 0; step < steps; ++step, p += 2, values += ld_values) {
+    typename V::I column[C];
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) column[c] = V::load_int(values + c * V::kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const typename V::I x = V::broadcast_four(p + static_cast<size_t>(r) * ld_p);
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) acc[r][c] = Dot::add_words(acc[r][c], x, column[c]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const auto scale = V::set1(factor[r]);
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+      float* to = out + static_cast<size_t>(r) * ld_out + c * V::kLanes;
+      const auto scaled = V::mul(V::to_float(acc[r][c]), scale);
+      V::store(to, first ? scaled : V::add(V::load(to), scaled));
+    }
+  }
+}
+
+template <class Function, template <int> class At, int... I>
+constexpr auto table_of_tiles(std::integer_sequence<int, I...>) {
+  struct Table {
+    Function of[sizeof...(I)];
+  };
+  return Table{{At<I + 1>::value...}};
+}
+
+template <class Dot, int C>
+struct Int8Tiles {
+  template <int R>
+  struct Score {
+    static constexpr auto value = &score_tile<Dot, R, C>;
+  };
+  template <int R>
+  struct Mix {
+    static constexpr auto value = &mix_tile<Dot, R, C>;
+  };
+  using Rows = std::make_integer_sequence<int, Dot::kAttentionRows>;
+  static constexpr auto score = table_of_tiles<decltype(&score_tile<Dot, 1, C>), Score>(Rows{});
+  static constexpr auto mix = table_of_tiles<decltype(&mix_tile<Dot, 1, C>), Mix>(Rows{});
+};
+
+/// The largest |x| of (rows, columns).
+template <class V>
+inline float largest(const float* x, size_t ld, size_t rows, size_t columns) {
+  auto high = V::zero();
+  for (size_t r = 0; r < rows; ++r, x += ld)
+    over_columns<V>(
+        columns, [&](size_t i) { high = V::max(high, V::magnitude(V::load(x + i))); },
+        [&](size_t i, size_t n) { high = V::max(high, V::magnitude(V::load_first(x + i, n))); });
+  return V::highest(high);
+}
+
+/// Where the parts of the scratch memory begin, in bytes from its first cache line, and their sizes.
+template <class Dot>
+struct Int8AttentionLayout {
+  using V = typename Dot::V;
+  static constexpr size_t kRows = Dot::kAttentionRows;
+
+  size_t keys;      ///< padded to whole vectors
+  size_t features;  ///< likewise
+  size_t row;       ///< bytes of a quantized row: whole vectors of four features a lane
+  size_t k, start, v, scores, p, mixed, block, bytes;
+
+  Int8AttentionLayout(size_t length, size_t head_size)
+      : keys(round_up(length, V::kLanes)),
+        features(round_up(head_size, V::kLanes)),
+        row(round_up(head_size, 4 * V::kLanes)) {
+    const auto after = [](size_t begin, size_t size) { return begin + round_up(size, kCacheLine); };
+    k = after(0, length * row);
+    start = after(k, keys * row);
+    v = after(start, keys * sizeof(int32_t));
+    scores = after(v, keys / 2 * features * sizeof(int32_t));
+    p = after(scores, kRows * keys * sizeof(int32_t));
+    mixed = after(p, kRows * keys * sizeof(int16_t));
+    block = after(mixed, kRows * features * sizeof(float));
+    bytes = after(block, V::kLanes * row);
+  }
+};
+
+/// One sequence and head in the form that the products read.
+template <class Dot>
+class Int8Attention {
+  using V = typename Dot::V;
+  using Layout = Int8AttentionLayout<Dot>;
+  static constexpr int kRows = Dot::kAttentionRows;
+
+ public:
+  explicit Int8Attention(const AttentionTask& task) : task_(task), at_(task.length, task.head_size) {
+    const auto address = reinterpret_cast<uintptr_t>(task.scratch);
+    base_ = reinterpret_cast<uint8_t*>(task.scratch) + (round_up(address, kCacheLine) - address);
+  }
+
+  void run() {
+    const float scores = pack_queries() * pack_keys() / std::sqrt(static_cast<float>(task_.head_size));
+    const float values = pack_values();
+    over_tiles(task_.length, kRows, [&](size_t row, size_t height) {
+      multiply_keys(row, height);
+      float factor[kRows];
+      for (size_t r = 0; r < height; ++r)
+        factor[r] = task_.bias == nullptr ? softmax(r, scores) : softmax_biased(r, row + r, scores);
+      for (size_t r = 0; r < height; ++r) factor[r] = values / factor[r];
+      mix_values(row, height, factor);
+    });
+  }
+
+ private:
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+
+  static float inverse(float largest, float bound) { return largest > 0 ? bound / largest : 0.0f; }
+
+  /// q8 + kHalf as bytes; returns s_q.
+  float pack_queries() {
+    constexpr float kBound = Dot::kHalf - 1;
+    const float high = largest<V>(task_.q, task_.ld, task_.length, task_.head_size);
+    const auto factor = V::set1(inverse(high, kBound));
+    const auto half = V::set1(static_cast<float>(Dot::kHalf));
+    for (size_t i = 0; i < task_.length; ++i)
+      for (size_t d = 0; d < at_.features; d += V::kLanes)  // past head_size keys are zero
+        V::store_quantized(at<uint8_t>(i * at_.row + d),
+                           V::fma(V::load(task_.q + i * task_.ld + d), factor, half));
+    return high / kBound;
+  }
+
+  /// k8 as [feature / 4][key][feature % 4] and -kHalf Σ k8; returns s_k.
+  float pack_keys() {
+    constexpr float kBound = 127;
+    const float high = largest<V>(task_.k, task_.ld, task_.length, task_.head_size);
+    const auto factor = V::set1(inverse(high, kBound));
+    auto* block = at<uint8_t>(at_.block);
+    for (size_t j0 = 0; j0 < at_.keys; j0 += V::kLanes) {
+      std::memset(block, 0, V::kLanes * at_.row);
+      for (size_t j = j0; j < std::min(task_.length, j0 + V::kLanes); ++j) {
+        const float* from = task_.k + j * task_.ld;
+        auto* to = reinterpret_cast<int8_t*>(block + (j - j0) * at_.row);
+        over_columns<V>(
+            task_.head_size, [&](size_t d) { V::store_bytes(to + d, V::mul(V::load(from + d), factor)); },
+            [&](size_t d, size_t n) { V::store_bytes(to + d, V::mul(V::load_first(from + d, n), factor)); });
+      }
+      auto* keys = at<float>(at_.k) + j0;
+      const size_t ld = at_.row / sizeof(float);
+      for (size_t d = 0; d < ld; d += V::kLanes)  // moves bits: no float is computed
+        V::transpose(reinterpret_cast<const float*>(block) + d, ld, keys + d * at_.keys, at_.keys);
+      auto sums = V::zero_int();
+      const auto halves = V::set1_int(static_cast<int32_t>(0x01010101u * Dot::kHalf));
+      for (size_t d = 0; d < steps(); ++d)
+        sums = Dot::add_bytes(sums, halves, V::load_int(keys + d * at_.keys));
+      V::store_int(at<int32_t>(at_.start) + j0, V::sub_int(V::zero_int(), sums));
+    }
+    return high / kBound;
+  }
+
+  /// v16 as [key / 2][feature][key % 2]; returns s_v.
+  float pack_values() {
+    const float high = largest<V>(task_.v, task_.ld, task_.length, task_.head_size);
+    const auto factor = V::set1(inverse(high, kLargestValue));
+    auto* to = at<int32_t>(at_.v);
+    for (size_t j = 0; j < at_.keys; j += 2, to += at_.features) {
+      const float* even = task_.v + j * task_.ld;
+      const float* odd = even + task_.ld;
+      for (size_t d = 0; d < at_.features; d += V::kLanes) {
+        const auto of = [&](size_t key, const float* row) {
+          return key < task_.length ? V::to_int(V::mul(V::load(row + d), factor)) : V::zero_int();
+        };
+        V::store_int(to + d, V::word_pairs(of(j, even), of(j + 1, odd)));
+      }
+    }
+    return high / kLargestValue;
+  }
+
+  size_t steps() const { return (task_.head_size + 3) / 4; }
+
+  void multiply_keys(size_t row, size_t height) {
+    const uint8_t* q = at<uint8_t>(row * at_.row);
+    const auto* start = at<int32_t>(at_.start);
+    auto* out = at<int32_t>(at_.scores);
+    const size_t ld_bytes = at_.keys * sizeof(int32_t);
+    size_t j = 0;
+    for (; j + 2 * V::kLanes <= at_.keys; j += 2 * V::kLanes)
+      Int8Tiles<Dot, 2>::score.of[height - 1](q, at_.row, at<uint8_t>(at_.k + j * sizeof(int32_t)), ld_bytes,
+                                              steps(), start + j, out + j, at_.keys);
+    if (j < at_.keys)
+      Int8Tiles<Dot, 1>::score.of[height - 1](q, at_.row, at<uint8_t>(at_.k + j * sizeof(int32_t)), ld_bytes,
+                                              steps(), start + j, out + j, at_.keys);
+  }
+
+  /// p = round(32767 exp(factor (t - max))) of row r of the block; returns Σ p.
+  float softmax(size_t r, float factor) {
+    constexpr float kLog2E = 1.44269504f;
+    const auto* t = at<int32_t>(at_.scores) + r * at_.keys;
+    auto high = V::set1_int(std::numeric_limits<int32_t>::min());
+    over_columns<V>(
+        task_.length, [&](size_t j) { high = V::max_int(high, V::load_int(t + j)); },
+        [&](size_t j, size_t n) {
+          high =
+              V::max_int(high, V::first_or_int(V::load_int(t + j), n, std::numeric_limits<int32_t>::min()));
+        });
+    const auto shift = V::set1_int(V::highest_int(high));
+    const auto scale = V::set1(factor * kLog2E);
+    return powers(
+        r, [&](size_t j) { return V::mul(V::to_float(V::sub_int(V::load_int(t + j), shift)), scale); });
+  }
+
+  float softmax_biased(size_t r, size_t query, float factor) {
+    constexpr float kLog2E = 1.44269504f;
+    const auto* t = at<int32_t>(at_.scores) + r * at_.keys;
+    auto* biased = at<float>(at_.scores) + r * at_.keys;
+    const auto scale = V::set1(factor);
+    const float lowest = std::numeric_limits<float>::lowest();
+    auto high = V::set1(lowest);
+    for (size_t j = 0; j < at_.keys; j += V::kLanes) {
+      const auto x = V::fma(V::to_float(V::load_int(t + j)), scale, V::load(task_.bias - query + j));
+      V::store(biased + j, x);
+      const size_t left = task_.length - j;
+      high = V::max(high, left >= V::kLanes ? x : V::first_or(x, left, lowest));
+    }
+    const auto shift = V::set1(V::highest(high));
+    const auto log2_e = V::set1(kLog2E);
+    return powers(r, [&](size_t j) { return V::mul(V::sub(V::load(biased + j), shift), log2_e); });
+  }
+
+  /// p_j = round(32767 2^x(j)) of x <= 0, zero past the last key; returns Σ p.
+  template <class Exponent>
+  float powers(size_t r, Exponent&& x) {
+    auto* p = at<int16_t>(at_.p) + r * at_.keys;
+    auto sum = V::zero_int();
+    over_columns<V>(
+        task_.length,
+        [&](size_t j) {
+          const auto e = power_of_two(x(j));
+          sum = V::add_int(sum, e);
+          V::store_words(p + j, e);
+        },
+        [&](size_t j, size_t n) {
+          const auto e = V::first_or_int(power_of_two(x(j)), n, 0);
+          sum = V::add_int(sum, e);
+          V::store_words(p + j, e);
+        });
+    return static_cast<float>(V::sum_int(sum));
+  }
+
+  /// round(32767 2^x) for x <= 0: 2^n by the exponent's bits, 2^f of |f| <= 1/2 by a polynomial with a
+  /// relative error below 4e-6.
+  static typename V::I power_of_two(typename V::F x) {
+    x = V::max(x, V::set1(-30.0f));
+    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+    const auto magic = V::set1(12582912.0f);
+    const auto shifted = V::add(x, magic);
+    const auto f = V::sub(x, V::sub(shifted, magic));
+    const auto y = polynomial<V>(f, kLargestProbability * 9.67589e-3f, kLargestProbability * 5.592078e-2f,
+                                 kLargestProbability * 2.4022109e-1f, kLargestProbability * 6.9312114e-1f,
+                                 kLargestProbability);
+    return V::to_int(V::add_exponent(y, shifted));
+  }
+
+  void mix_values(size_t row, size_t height, const float* factor) {
+    const bool whole =
+        at_.features == task_.head_size;  // whole vectors: the tile can write the result itself
+    float* out = whole ? task_.out + row * task_.ld_out : at<float>(at_.mixed);
+    const size_t ld_out = whole ? task_.ld_out : at_.features;
+    for (size_t j = 0; j < at_.keys; j += kBlockOfKeys) {
+      const size_t pairs = (std::min(task_.length, j + kBlockOfKeys) - j + 1) / 2;
+      const auto* p = at<int16_t>(at_.p) + j;
+      const auto* v = at<int32_t>(at_.v) + j / 2 * at_.features;
+      size_t d = 0;
+      for (; d + 2 * V::kLanes <= at_.features; d += 2 * V::kLanes)
+        Int8Tiles<Dot, 2>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor, j == 0,
+                                              out + d, ld_out);
+      if (d < at_.features)
+        Int8Tiles<Dot, 1>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor, j == 0,
+                                              out + d, ld_out);
+    }
+    if (whole) return;
+    for (size_t r = 0; r < height; ++r)
+      std::memcpy(task_.out + (row + r) * task_.ld_out, out + r * ld_out, task_.head_size * sizeof(float));
+  }
+
+  const AttentionTask& task_;
+  Layout at_;
+  uint8_t* base_;
+};
+
+template <class Dot>
+size_t attention_int8_scratch(size_t length, size_t head_size) {
+  return (Int8AttentionLayout<Dot>(length, head_size).bytes + kCacheLine) / sizeof(float);
+}
+
+template <class Dot>
+void attention_int8(const AttentionTask& task) {
+  Int8Attention<Dot>(task).run();
+}
+
+}  // namespace
+}  // namespace embedkit
