@@ -26,7 +26,7 @@ class LoraOptions:
     """
 
     rank: int = 8
-    alpha: float = 0.0
+    alpha: int = 0
     dropout: float = 0.0
     targets: list[str] = field(default_factory=list)
 
