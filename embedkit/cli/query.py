@@ -15,6 +15,7 @@ from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError, SearchStats, rerank
 from ..index.search.device import DEVICES
+from ..index.search.hits import passage_fields
 from .common import (
     EXIT_OK,
     EXIT_USAGE,
@@ -53,6 +54,9 @@ def add_commands(commands: Any) -> None:
     )
     query.add_argument(
         "--hybrid", action="store_true", help="also rank by keywords (BM25), and fuse the two rankings"
+    )
+    query.add_argument(
+        "--per-document", action="store_true", help="of passages, find the best one of each document"
     )
     _add_number(query, "--nprobe", "IVF: inverted lists to search (default: that of the index)")
     _add_number(query, "--ef", "HNSW: candidates to keep (default: that of the index)")
@@ -152,6 +156,7 @@ def _search(
         rescore=arguments.rescore,
         where=arguments.where,
         hybrid=arguments.hybrid,
+        per_document=arguments.per_document,
     )
     done = 0
     for hits in found:
@@ -212,5 +217,6 @@ def _print_json_lines(query: str, hits: Iterable[Hit]) -> None:
                 "id": hit.id,
                 "text": hit.text,
                 "metadata": hit.metadata,
+                **({} if hit.passage is None else {"passage": passage_fields(hit.passage)}),
             }
         )

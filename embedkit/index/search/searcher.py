@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,9 +24,10 @@ from ..storage.generation import Generation, open_generation
 from ..storage.manifest import Manifest
 from ..storage.search_parameters import SearchParameters
 from .device import gpu_number
+from .grouping import best_of_documents
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
-from .prepared import prepare
+from .prepared import PreparedSearch, prepare
 from .queries import Queries, query_texts, query_vectors
 
 __all__ = ["PathLike", "Searcher"]
@@ -108,6 +109,9 @@ class Searcher:
         return {
             "path": str(self.path),
             "documents": manifest.documents,
+            **({} if manifest.passages is None else {"whole_documents": generation.whole_documents()}),
+            "passages": manifest.passages,
+            "truncated": generation.truncated(),
             "deleted": generation.rows - manifest.documents,
             "dimension": manifest.dimension,
             "metric": manifest.metric,
@@ -122,6 +126,8 @@ class Searcher:
             "fingerprint": entry.fingerprint,
             "precision": entry.precision,
             "document_prompt": entry.document_prompt,
+            "max_length": manifest.max_length,
+            "root": manifest.root,
             "generation": manifest.generation,
             "segments": len(manifest.segments),
             "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
@@ -139,6 +145,7 @@ class Searcher:
         rescore: int | None = None,
         where: str | None = None,
         hybrid: bool = False,
+        per_document: bool = False,
     ) -> list[list[Hit]]:
         """The ``k`` best documents for each query, best first.
 
@@ -153,6 +160,7 @@ class Searcher:
             where: find only documents that match a condition on their fields, such as
                 ``"lang = 'en' and year > 2019"``. If at least ``k`` documents match, ``k`` are found.
             hybrid: also rank documents by the words of the queries (BM25), and fuse the two rankings.
+            per_document: of an index of passages, find the best passage of each of the ``k`` best documents.
 
         Returns:
             A list of hits per query, in the order of the queries (one list for a single text).
@@ -168,12 +176,13 @@ class Searcher:
         if hybrid and texts is None:
             raise ValueError("a hybrid search needs texts, but the queries are vectors")
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
+        run = _run_of(search, per_document)
         vectors = query_vectors(
             self._encode(texts, generation.manifest) if texts is not None else np.asarray(queries),
             generation.manifest,
         )
         with faiss_threads(self._threads, len(vectors)):
-            scores, rows = search.run(vectors, texts)
+            scores, rows = run(vectors, texts)
         return to_hits(generation, scores, rows)
 
     def search_vectors(
@@ -217,6 +226,7 @@ class Searcher:
         rescore: int | None = None,
         where: str | None = None,
         hybrid: bool = False,
+        per_document: bool = False,
     ) -> Iterator[list[list[Hit]]]:
         """The hits of each block of texts, while the next blocks are tokenized, encoded and searched.
 
@@ -224,7 +234,7 @@ class Searcher:
             queries: blocks of texts, iterated on another thread.
             k: hits per query.
             stats: counts how busy each stage is.
-            nprobe, ef, rescore, where, hybrid: as in `search`.
+            nprobe, ef, rescore, where, hybrid, per_document: as in `search`.
 
         Yields:
             What `search` returns, for each block in order.
@@ -234,6 +244,7 @@ class Searcher:
         generation = self._open_generation()
         counts = SearchStats() if stats is None else stats
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
+        run = _run_of(search, per_document)
         manifest = generation.manifest
         steps = cache(lambda: query_steps(self.encoder, normalize=manifest.metric == "cosine"))
 
@@ -249,7 +260,7 @@ class Searcher:
         def find(block: tuple[list[str], Float32Array]) -> tuple[Float32Array, Int64Array]:
             texts, vectors = block
             with faiss_threads(self._threads, len(vectors)):
-                return search.run(vectors, texts)
+                return run(vectors, texts)
 
         return _fetched(generation, overlapped(queries, tokenize, encode, find, counts), counts)
 
@@ -260,10 +271,22 @@ class Searcher:
         return self._open_generation().ids(np.asarray(rows, np.int64))
 
     def get(self, ids: str | Iterable[str]) -> list[StoredDocument]:
-        """The documents with ``ids`` (one, or several), in that order, without ids that are not in the index."""
+        """The documents with ``ids`` (one, or several), in that order, without ids that are not in the index.
+
+        In an index of passages, the id of a document stands for all its passages.
+        """
         generation = self._open_generation()
         wanted = several_ids(ids)
         found = generation.find(wanted)
+        if generation.manifest.passages is not None:
+            passages = generation.find_passages([name for name in wanted if name not in found])
+            names: list[str] = []
+            for name in wanted:
+                places = passages.get(name)
+                keys = [name] if places is None else [generation.segments[at].ids[row] for at, row in places]
+                found.update(zip(keys, places or (), strict=False))
+                names += keys
+            wanted = names
         documents: dict[str, StoredDocument] = {}
         for number, segment in enumerate(generation.segments):
             rows = [row for at, row in found.values() if at == number]
@@ -311,6 +334,15 @@ class Searcher:
             return np.empty((0, manifest.dimension), np.float32)
         encoded = self.encoder.encode_query(texts, normalize_embeddings=manifest.metric == "cosine")
         return np.asarray(encoded, np.float32)
+
+
+def _run_of(
+    search: PreparedSearch, per_document: bool
+) -> Callable[[Float32Array, list[str] | None], tuple[Float32Array, Int64Array]]:
+    # where documents are whole, each is its own best passage
+    if not per_document or search.generation.manifest.passages is None:
+        return search.run
+    return partial(best_of_documents, search)
 
 
 def _fetched(

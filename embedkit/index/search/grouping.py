@@ -1,0 +1,46 @@
+"""The best passage of each document."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...documents.passages import document_of
+from ..storage.faiss_index import Float32Array, Int64Array
+from .prepared import PreparedSearch
+
+__all__ = ["best_of_documents"]
+
+_DEEPER = 4
+
+
+def best_of_documents(
+    search: PreparedSearch, vectors: Float32Array, texts: list[str] | None
+) -> tuple[Float32Array, Int64Array]:
+    """What ``search`` finds, but one passage of each document; row -1 where there are fewer documents.
+
+    Searches deeper until there are enough documents, or nothing more is found.
+    """
+    generation, k = search.generation, search.k
+    scores = np.full((len(vectors), k), -np.inf, np.float32)
+    rows = np.full((len(vectors), k), -1, np.int64)
+    open_lines = np.arange(len(vectors))
+    depth = k
+    while len(open_lines):
+        depth = min(depth * _DEEPER, generation.manifest.documents)
+        some = None if texts is None else [texts[line] for line in open_lines]
+        found_scores, found = replace(search, k=depth).run(vectors[open_lines], some)
+        unfinished = []
+        for at, line in enumerate(open_lines.tolist()):
+            living = found[at] >= 0
+            documents: dict[str, int] = {}
+            for place, passage in zip(np.flatnonzero(living), generation.ids(found[at][living]), strict=True):
+                documents.setdefault(document_of(passage), int(place))
+            best = list(documents.values())[:k]
+            scores[line, : len(best)] = found_scores[at][best]
+            rows[line, : len(best)] = found[at][best]
+            if len(best) < k and living.all() and depth < generation.manifest.documents:
+                unfinished.append(line)
+        open_lines = np.array(unfinished, np.int64)
+    return scores, rows
