@@ -293,6 +293,49 @@ class Searcher:
             documents.update({item.id: item for item in segment.documents.fetch(rows).values()})
         return [documents[document_id] for document_id in wanted if document_id in documents]
 
+    def __contains__(self, document_id: object) -> bool:
+        """Whether a document with this id is in the index."""
+        return isinstance(document_id, str) and bool(self.get(document_id))
+
+    def __getitem__(self, document_id: str) -> StoredDocument:
+        """The document with this id (of a passage, where texts were cut).
+
+        Raises:
+            KeyError: it is not in the index.
+            TypeError: ``document_id`` is not a string.
+        """
+        if not isinstance(document_id, str):
+            raise TypeError(f"ids are strings, not {type(document_id).__name__}")
+        generation = self._open_generation()
+        for number, row in generation.find([document_id]).values():
+            return generation.segments[number].documents.fetch([row])[row]
+        raise KeyError(document_id)
+
+    def __iter__(self) -> Iterator[StoredDocument]:
+        """All documents of the generation that is open now, in its order."""
+        generation = self._open_generation()
+        for segment in generation.segments:
+            for row, document in segment.documents.scan():
+                if segment.alive(row):
+                    yield document
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The path and the settings: the receiver opens what is live there then."""
+        return {
+            "path": self.path.absolute(),
+            "encoder": self._encoder,
+            "threads": self._threads,
+            "device": self._device,
+            "half": self._half,
+            "force": self._force,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the index at the path."""
+        options = {name: state[name] for name in ("device", "half", "force")}
+        generation = open_generation(state["path"], lambda _: None)
+        Searcher.__init__(self, state["path"], generation, state["encoder"], state["threads"], **options)
+
     def close(self) -> None:
         """Close the files; the index cannot be used afterwards."""
         with self._generation_lock:
