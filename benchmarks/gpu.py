@@ -14,6 +14,7 @@ __all__ = [
     "Sts",
     "add_utilization",
     "ceiling",
+    "cosines",
     "measure",
     "name",
     "quality",
@@ -30,6 +31,7 @@ PATIENCE = 90.0
 QUERIES = 200
 #: The vectors are compared with those of this encoder.
 REFERENCE = "embedkit fp32 on the CPU"
+COMPARED = 512
 
 
 def name() -> str:
@@ -192,16 +194,21 @@ def quality(
     return result
 
 
-def reference(
-    model: Path, texts: list[str], vectors: dict[str, np.ndarray], threads: int
-) -> tuple[str, dict[str, np.ndarray]]:
-    """The core's fp32 vectors of up to 512 of the texts, and the vectors of all candidates for the same texts."""
+def reference(model: Path, texts: list[str], threads: int) -> tuple[str, np.ndarray]:
+    """The core's fp32 vectors of up to `COMPARED` of the texts, and who made them."""
     from embedkit import Encoder
 
-    step = max(1, len(texts) // 512)
     encoder = Encoder(str(model), device="cpu", precision="fp32", threads=threads)
-    chosen = {key: rows[::step] for key, rows in vectors.items()}
-    return REFERENCE, {**chosen, REFERENCE: encoder.encode(texts[::step], normalize_embeddings=True)}
+    return REFERENCE, encoder.encode(texts[:: _step(len(texts))], normalize_embeddings=True)
+
+
+def cosines(vectors: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """The cosines of the vectors of all texts with those of `reference`."""
+    return np.sum(vectors[:: _step(len(vectors))] * truth, axis=1)
+
+
+def _step(texts: int) -> int:
+    return max(1, texts // COMPARED)
 
 
 def show(rows: list[dict[str, Any]]) -> str:

@@ -108,11 +108,11 @@ def _documents(pairs: Any) -> Any:
 
 def _ask(index: Any, encoder: Any, queries: list[str], rounds: int) -> dict[str, Any]:
     """Search one query at a time, and all in one call and its parts."""
-    index.search(queries[:100], K)
+    index.search(queries[:100], K, hybrid=False)
     vectors = encoder.encode_query(queries, normalize_embeddings=True)
-    single = [timed(lambda q=query: index.search(q, K)) * 1e3 for query in queries]
+    single = [timed(lambda q=query: index.search(q, K, hybrid=False)) * 1e3 for query in queries]
     runs = {
-        "all": lambda: timed(lambda: index.search(queries, K)),
+        "all": lambda: timed(lambda: index.search(queries, K, hybrid=False)),
         "encode": lambda: timed(lambda: encoder.encode_query(queries, normalize_embeddings=True)),
         "faiss": lambda: timed(lambda: index.search_vectors(vectors, K)),
     }

@@ -230,15 +230,18 @@ def text_to_answer(index: Any, queries: Sequence[str]) -> dict[str, float]:
     """CPU time from text to hits with their texts: 1000 queries in one call, and one at a time."""
     asked = list(queries[:BATCH])
     encoder = index.encoder
-    index.search(asked[:100], K)
+    index.search(asked[:100], K, hybrid=False)
     encoder.encode_seconds = 0.0
     start = time.thread_time()
-    index.search(asked, K)
+    index.search(asked, K, hybrid=False)
     whole = time.thread_time() - start
     encoding = encoder.encode_seconds
     vectors = encoder.encode_query(asked, normalize_embeddings=True)
     searching = processor_seconds(lambda: index.search_vectors(vectors, K))()
-    singles = [processor_seconds(lambda text=text: index.search(text, K))() * 1e3 for text in asked[:300]]
+    singles = [
+        processor_seconds(lambda text=text: index.search(text, K, hybrid=False))() * 1e3
+        for text in asked[:300]
+    ]
     return {
         "ms_per_1000_queries": round(whole * 1e6 / len(asked), 1),
         "share_of_encoding": round(encoding / whole, 3),

@@ -130,7 +130,7 @@ def drive(port: int, model: str, load: Load, seconds: float) -> dict[str, Any]:
 
 
 def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: float) -> dict[str, Any]:
-    """Load of 32 connections for long: answers that are lost, or that differ from the first one, and memory.
+    """Load of 32 connections for long: answers that are lost, refused (such as 504) or wrong, and memory.
 
     Args:
         port, pid: of the server.
@@ -139,7 +139,7 @@ def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: f
         seconds: how long.
     """
     texts = list(expected)
-    counts = {"sent": 0, "answered": 0, "wrong": 0}
+    counts = {"sent": 0, "answered": 0, "refused": 0, "wrong": 0}
     resident: list[int] = []
     end = time.monotonic() + seconds
 
@@ -158,7 +158,10 @@ def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: f
             head = await reader.readuntil(b"\r\n\r\n")
             answer = await reader.readexactly(length_of(head))
             counts["answered"] += 1
-            right = head.startswith(b"HTTP/1.1 200") and all(
+            if not head.startswith(b"HTTP/1.1 200"):
+                counts["refused"] += 1
+                continue
+            right = all(
                 b'"index":%d,"embedding":%b}' % (i, expected[text]) in answer for i, text in enumerate(chosen)
             )
             counts["wrong"] += not right

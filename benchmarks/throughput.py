@@ -150,6 +150,50 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
     searched = min(SEARCH_TEXTS, SEARCH_TOKENS * len(texts) // tokens) if on_cuda else 384
     search = texts[:: max(1, len(texts) // searched)]
     best: dict[str, tuple[Setting, dict[str, float]]] = {}
+    seconds: dict[str, list[float]] = {}
+    cosines: dict[str, np.ndarray] = {}
+    on_gpu: dict[str, dict[str, Any]] = {}
+    peaks: dict[str, float] = {}
+    reference, truth = gpu.reference(model, texts, options.threads) if on_cuda else ("", np.empty(0))
+
+    def result(sts: dict[str, dict[str, float]] | None = None) -> dict[str, Any]:
+        rows = _rows(
+            model,
+            tokens=tokens,
+            texts=len(texts),
+            best=best,
+            seconds=seconds,
+            cosines=cosines,
+            peaks=peaks,
+        )
+        for row in rows:
+            row.update(on_gpu.get(row["peer"], {}))
+            if sts and row["peer"] in sts:
+                row["sts"] = sts[row["peer"]]
+        return common.report(
+            "throughput-cuda" if on_cuda else "throughput",
+            machine=machine | ({"gpu": gpu.name()} if on_cuda else {}),
+            versions=found,
+            isa=options.isa or common.embedkit_isa(),
+            threads=options.threads,
+            rounds=options.rounds,
+            model=model.name,
+            shape=shapes.describe(model),
+            texts={**histogram, "distinct": True},
+            tokenization_counted=True,
+            reference=reference,
+            **({"reference_sts": sts[gpu.REFERENCE]} if sts else {}),
+            mflop_per_token=round(shapes.flops_per_token(model) / 1e6, 2),
+            ceiling_gops={k: round(v, 1) for k, v in peaks.items()},
+            left_out=left_out,
+            rows=rows,
+        )
+
+    def keep(part: dict[str, Any]) -> None:
+        # Write what there is so far, in case the program is stopped.
+        if options.json:
+            common.write_json(options.json, part)
+
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for key in chosen:
@@ -171,6 +215,9 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
                 worker.run(best[key][0].batch)  # warm-up at full size
                 if on_cuda:
                     worker.run(best[key][0].batch)  # captures the CUDA graphs
+                    seconds[key] = [worker.run(best[key][0].batch)]
+                    cosines[key] = gpu.cosines(worker.vectors(), truth)
+                    keep(result())
             except PeerFailed as error:
                 left_out[key] = str(error).strip().splitlines()[-1]
                 print(f"left out: {error}")
@@ -187,56 +234,9 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
         if not workers:
             raise SystemExit("no candidate left to measure")
         vectors = {key: worker.vectors() for key, worker in workers.items()}
-        on_gpu: dict[str, dict[str, Any]] = {key: {} for key in workers}
-        peaks: dict[str, float] = {}
+        sts = None
         if on_cuda:
-            reference, vectors = gpu.reference(model, texts, vectors, options.threads)
-        else:
-            peaks = ceiling(options.threads, options.isa)
-            reference = next(
-                (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
-            )
-        cosines = {key: np.sum(vectors[key] * vectors[reference], axis=1) for key in workers}
-
-        def result(sts: dict[str, dict[str, float]] | None = None) -> dict[str, Any]:
-            rows = _rows(
-                model,
-                tokens=tokens,
-                texts=len(texts),
-                best=best,
-                seconds=seconds,
-                cosines=cosines,
-                peaks=peaks,
-            )
-            for row in rows:
-                row.update(on_gpu[row["peer"]])
-                if sts and row["peer"] in sts:
-                    row["sts"] = sts[row["peer"]]
-            return common.report(
-                "throughput-cuda" if on_cuda else "throughput",
-                machine=machine | ({"gpu": gpu.name()} if on_cuda else {}),
-                versions=found,
-                isa=options.isa or common.embedkit_isa(),
-                threads=options.threads,
-                rounds=options.rounds,
-                model=model.name,
-                shape=shapes.describe(model),
-                texts={**histogram, "distinct": True},
-                tokenization_counted=True,
-                reference=reference,
-                **({"reference_sts": sts[gpu.REFERENCE]} if sts else {}),
-                mflop_per_token=round(shapes.flops_per_token(model) / 1e6, 2),
-                ceiling_gops={k: round(v, 1) for k, v in peaks.items()},
-                left_out=left_out,
-                rows=rows,
-            )
-
-        def keep(part: dict[str, Any]) -> None:
-            # Write what there is so far, in case the program is stopped.
-            if options.json:
-                common.write_json(options.json, part)
-
-        if on_cuda:
+            cosines = {key: gpu.cosines(rows, truth) for key, rows in vectors.items()}
             keep(result())
             batches = {key: best[key][0].batch for key in workers}
             on_gpu |= gpu.measure(workers, batches, texts, counts, options.rounds)
@@ -244,7 +244,11 @@ def measure(options: argparse.Namespace, model: Path, cache: Path, texts: list[s
             sts = gpu.quality(options.sts, model, options.threads, workers, batches) if options.sts else None
             keep(result(sts))
         else:
-            sts = None
+            peaks = ceiling(options.threads, options.isa)
+            reference = next(
+                (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
+            )
+            cosines = {key: np.sum(vectors[key] * vectors[reference], axis=1) for key in workers}
     if on_cuda:
         peaks |= gpu.ceiling()
         precisions = {key: peer_class(key).precision for key in workers}

@@ -1,4 +1,4 @@
-"""Tokenization speed of the core's WordPiece and of the `tokenizers` package.
+"""Tokenization speed of the core and of the `tokenizers` package: WordPiece, byte-level BPE or Unigram.
 
     python benchmarks/tokenizer.py TEXTS.txt --model FOLDER --json benchmarks/results/tokenizer.json
 
@@ -14,6 +14,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +45,28 @@ def chinese(count: int, seed: int = 2) -> list[str]:
     return ["".join(rng.choices(characters, k=rng.randint(8, 40))) for _ in range(count)]
 
 
+def train(kind: str, texts: Sequence[str], folder: Path) -> None:
+    """Write a tokenizer.json of BPE as ModernBERT has it or Unigram as SentencePiece has it, trained on the texts."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    if kind == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer: Any = trainers.BpeTrainer(vocab_size=30_000, initial_alphabet=alphabet, show_progress=False)
+    else:
+        tokenizer = Tokenizer(models.Unigram())
+        steps = [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=30_000, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+        )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def batches(texts: Sequence[str], threads: int) -> list[list[str]]:
     """Slices for a pool, a few per thread, so that all threads finish together."""
     size = -(-len(texts) // (4 * threads))
@@ -58,7 +81,9 @@ def measure(folder: Path, corpora: dict[str, list[str]], threads: int, rounds: i
 
     ours = load_tokenizer(folder)
     if ours.core is None:
-        raise SystemExit(f"{folder}: not a WordPiece tokenizer; embedkit itself uses `tokenizers` for it")
+        raise SystemExit(
+            f"{folder}: the core does not know this tokenizer; embedkit uses `tokenizers` for it"
+        )
     core = ours.core
     peer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     peer.no_truncation()
@@ -136,18 +161,25 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, help="folder with a tokenizer.json (default: the built-in model)"
     )
+    parser.add_argument(
+        "--kind",
+        choices=["wordpiece", "bpe", "unigram"],
+        default="wordpiece",
+        help="without --model: the built-in tokenizer, or one trained on the first 5,000 texts of each corpus",
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.model is None:
-        from embedkit.model_folder.folder import BUILTIN
-
-        options.model = BUILTIN
     if options.worker:
         json.dump(measure(options.model, json.load(sys.stdin), options.worker, options.rounds), sys.stdout)
         return
+    trained = options.model is None and options.kind != "wordpiece"
+    if options.model is None and not trained:
+        from embedkit.model_folder.folder import BUILTIN
+
+        options.model = BUILTIN
 
     machine = common.machine_info()
     found = common.versions(["embedkit", "tokenizers"])
@@ -160,9 +192,13 @@ def main() -> None:
         "Chinese (generated)": chinese(len(texts)),
     }
     results: dict[str, Any] = {}
-    for threads in options.threads:
-        raw = in_process(options, corpora, threads)
-        results[str(threads)] = {corpus: summary(values) for corpus, values in raw.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        if trained:
+            options.model = Path(folder)
+            train(options.kind, [text for part in corpora.values() for text in part[:5_000]], options.model)
+        for threads in options.threads:
+            raw = in_process(options, corpora, threads)
+            results[str(threads)] = {corpus: summary(values) for corpus, values in raw.items()}
     rows = []
     for threads_name, by_corpus in results.items():
         for corpus, values in by_corpus.items():
@@ -181,7 +217,8 @@ def main() -> None:
             "tokenizer",
             machine=machine,
             versions=found,
-            model=options.model.name,
+            kind=options.kind,
+            model="trained on the texts" if trained else options.model.name,
             rounds=options.rounds,
             threads=results,
         )

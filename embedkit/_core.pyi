@@ -18,8 +18,9 @@ def active_isa() -> str:
 def available_isas() -> list[str]:
     """The instruction sets that this machine can run, slowest first.
 
-    Of "reference" (everywhere), "avx2", "avx2_vnni" (256-bit vpdpbusd, of AVX-VNNI or of AVX-512 VNNI),
-    "avx512_vnni" and "neon" (with the dot product of Armv8.2).
+    Of "reference" (everywhere), "amx_emulated" (the kernels of "amx" without its instructions, for tests), "avx2",
+    "avx2_vnni" (256-bit vpdpbusd, of AVX-VNNI or of AVX-512 VNNI), "avx512_vnni", "amx" and "neon" (with the dot
+    product of Armv8.2).
     """
 
 def default_threads() -> int:
@@ -46,7 +47,7 @@ def measure_kernel(
     """
 
 class AddedToken:
-    """A token that is matched in the text before WordPiece sees it; frozen.
+    """A token that is matched in the text before the model sees it; frozen.
 
     Args:
         content: the token.
@@ -68,10 +69,19 @@ class AddedToken:
     def replace(self, **changes: Any) -> AddedToken:
         """A copy with other values."""
 
-class WordPiece:
-    """BERT normalization and WordPiece."""
+class Tokenizer:
+    """Text in, token ids out; thread-safe."""
 
     vocab_size: int
+    def encode(self, text: str) -> list[int]:
+        """Content ids of one text: no special tokens, no truncation."""
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """`encode` of every text, with the GIL released."""
+
+class WordPiece(Tokenizer):
+    """BERT normalization and WordPiece."""
+
     def __init__(
         self,
         vocab: list[str],
@@ -85,11 +95,89 @@ class WordPiece:
         continuing_prefix: str,
         max_chars_per_word: int,
     ) -> None: ...
-    def encode(self, text: str) -> list[int]:
-        """Content ids of one text: no special tokens, no truncation."""
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """`encode` of every text, with the GIL released."""
+class NormalizerStep:
+    """A normalizer of `tokenizers`; frozen.
+
+    Args:
+        kind: "nfc", "nfd", "nfkc", "nfkd", "lowercase", "strip_accents", "nmt", "replace" (every ``pattern`` by
+            ``content``), "replace_runs" (" {2,}" by ``content``), "replace_breaks" (r"\\s{2,}|[\\n\\r\\t]" by it),
+            "prepend" (``content``), "strip" (``left``, ``right``) or "charsmap" (``content``: its bytes).
+        pattern, content: text; ``content`` may be bytes.
+        left, right: the sides that are stripped.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        pattern: str = "",
+        content: str | bytes = "",
+        left: bool = False,
+        right: bool = False,
+    ) -> None: ...
+
+class SplitStep:
+    """A pre-tokenizer of `tokenizers`; frozen.
+
+    Args:
+        kind: "pattern", "string" (at each ``text``), "whitespace", "digits", "punctuation", "metaspace" (``text``
+            replaces spaces) or "prefix_space".
+        pattern: a known regular expression: "gpt2", "cl100k", "qwen2" or "qwen3_5".
+        text: the delimiter.
+        behavior: what becomes of delimiters: "removed", "isolated", "merged_with_previous", "merged_with_next" or
+            "contiguous".
+        scheme: of "metaspace": prepend ``text`` "always", to the "first" piece or "never".
+        split: of "metaspace": cut before each ``text``.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        pattern: str = "gpt2",
+        text: str = "",
+        behavior: str = "isolated",
+        scheme: str = "never",
+        split: bool = True,
+    ) -> None: ...
+
+class SubwordModel:
+    """BPE or Unigram: ids of one word."""
+
+    @staticmethod
+    def bpe(
+        vocab: list[str],
+        ids: list[int],
+        lefts: list[str],
+        rights: list[str],
+        *,
+        unknown_token: str | None,
+        byte_level: bool,
+        byte_fallback: bool,
+        fuse_unknown: bool,
+        ignore_merges: bool,
+    ) -> SubwordModel:
+        """Byte pair encoding; ``lefts`` and ``rights`` are the merges, the first one first."""
+
+    @staticmethod
+    def unigram(
+        vocab: list[str], scores: list[float], *, unknown_id: int, byte_fallback: bool
+    ) -> SubwordModel:
+        """SentencePiece's unigram language model."""
+
+class Subword(Tokenizer):
+    """Normalizers, pre-tokenizers and a model of words."""
+
+    def __init__(
+        self,
+        model: SubwordModel,
+        added_tokens: list[AddedToken],
+        normalizer: list[NormalizerStep],
+        splits: list[SplitStep],
+        *,
+        vocab_size: int,
+    ) -> None: ...
 
 class PairTemplate:
     """What stands between the two texts of a pair, and the token types.
@@ -133,6 +221,7 @@ class EncodeOptions:
         truncation_side: "right", or "left" to keep the end of the text.
         pool_skip: leading tokens that the pooling leaves out.
         first_text: index of the first text in the caller's input, for messages.
+        unknown_id: the token that stands for words that the model does not know; -1 for none.
         pair: set for pairs of texts.
         batch_size: most texts of a batch; 0 for no cap.
         truncate_dim: dimensions kept; 0 for all.
@@ -153,6 +242,7 @@ class EncodeOptions:
     truncation_side: Final[str]
     pool_skip: Final[int]
     first_text: Final[int]
+    unknown_id: Final[int]
     pair: Final[PairTemplate | None]
     batch_size: Final[int]
     truncate_dim: Final[int]
@@ -170,6 +260,7 @@ class EncodeOptions:
         truncation_side: str = "right",
         pool_skip: int = 0,
         first_text: int = 0,
+        unknown_id: int = -1,
         pair: PairTemplate | None = None,
         batch_size: int = 0,
         truncate_dim: int = 0,
@@ -242,6 +333,7 @@ class Stats(TypedDict):
 
     tokens: int
     truncated: int
+    unknown: int
     stages: NotRequired[dict[str, float]]
 
 class Cancel:
@@ -258,6 +350,7 @@ class TokenWindow:
         texts: how many texts.
         tokens: of all sequences together.
         truncated: texts that lost tokens.
+        unknown: texts of more than a third ``unknown_id``.
         lengths: (sequences,) tokens of each, in the order of the texts.
         text_of_sequence: (sequences,); with overflow "window" a text may have several, one after another.
         pool_skip: (sequences,) leading tokens that the pooling leaves out.
@@ -268,6 +361,7 @@ class TokenWindow:
     texts: int
     tokens: int
     truncated: int
+    unknown: int
     lengths: npt.NDArray[np.int32]
     text_of_sequence: npt.NDArray[np.int32]
     pool_skip: npt.NDArray[np.int32]
@@ -304,7 +398,7 @@ class TokenWindow:
         """
 
 def tokenize_window(
-    texts: list[str], tokenizer: WordPiece, options: EncodeOptions, cancel: Cancel | None = None
+    texts: list[str], tokenizer: Tokenizer, options: EncodeOptions, cancel: Cancel | None = None
 ) -> TokenWindow:
     """Tokenize on the core's threads, without the GIL; ``options`` are those of `Encoder.encode`.
 
@@ -325,6 +419,10 @@ class Encoder:
     def isa(self) -> str:
         """The instruction set that it runs on, chosen when it was made; one of `available_isas`."""
 
+    @property
+    def products(self) -> str:
+        """The instruction that multiplies: "tdpbf16ps", "vpdpbusd", …; "fma" in fp32, "widened" for bf16 by "fma"."""
+
     def __init__(
         self,
         config: EncoderConfig,
@@ -333,11 +431,11 @@ class Encoder:
         head: list[HeadModule],
         precision: str,
     ) -> None: ...
-    def encode(self, texts: list[str], tokenizer: WordPiece, options: EncodeOptions) -> tuple[Any, Stats]:
+    def encode(self, texts: list[str], tokenizer: Tokenizer, options: EncodeOptions) -> tuple[Any, Stats]:
         """Vectors (n, dimension) or, with ``options.token_embeddings``, a list of (tokens, hidden_size)."""
 
     def encode_pairs(
-        self, first: list[str], second: list[str], tokenizer: WordPiece, options: EncodeOptions
+        self, first: list[str], second: list[str], tokenizer: Tokenizer, options: EncodeOptions
     ) -> tuple[Any, Stats]:
         """`encode` of text i of each list, put together as ``options.pair`` says."""
 

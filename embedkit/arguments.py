@@ -12,6 +12,7 @@ from .model_folder.folder import SIMILARITIES, ModelFolder
 from .output import DTYPES, checked_ranges
 
 __all__ = [
+    "CUDA_PRECISIONS",
     "check_backend",
     "check_device",
     "check_devices",

@@ -114,6 +114,7 @@ class LoadedModel(ABC, Generic[_Engine]):
             "device": self.device,
             "threads": self._threads,
             "max_length": self._max_length,
+            "tokenizer": "tokenizers" if engine.tokenizer.core is None else "core",
             **self._counts.describe(),
             **engine.describe(),
         }

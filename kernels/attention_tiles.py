@@ -23,14 +23,17 @@ HEADER = 4
 """Columns of a tile before the starts of the sequences of its tokens."""
 
 
-def max_attention_tiles(tokens: int, block: int = BLOCK) -> int:
+def max_attention_tiles(tokens: int, block: int = BLOCK, *, descending: bool = False) -> int:
     """The maximum number of tiles of a batch of ``tokens`` tokens, including tokens of no sequence.
 
     Two adjacent tiles of whole sequences hold more than ``block`` tokens together, every part of a long sequence but
     the last holds ``block``, and a long sequence may be followed by its remainder and a single short sequence: three
     tiles per block, and two at the ends.
+
+    With ``descending``, no sequence is longer than the one before it. Then the short ones come together: n > block
+    tokens of a long one take ⌈n / block⌉ < 2 n / block tiles, and s tokens of short ones at most 2 s / (block + 1) + 1.
     """
-    return 3 * (tokens // block) + 2
+    return 2 * tokens // block + 2 if descending else 3 * (tokens // block) + 2
 
 
 def attention_tiles(

@@ -8,8 +8,8 @@ kernel is launched, and passed to `blocks`.
   in flight; a multiprocessor has room for 16 such programs (12 on sm_86 and sm_89).
 * ``pool_project_normalize``: 8192 values in 128 threads are 64 registers of sums, and up to 16 tokens in flight: a
   text of 16 tokens is read in one pass.
-* ``varlen_attention``: 64 tokens per tile are the minimum of a warp group of sm_90, and four texts of 16 tokens; the
-  number of keys per step is the largest that does not spill registers.
+* ``varlen_attention``: 64 tokens per tile are the minimum of a warp group of sm_90, and four texts of 16 tokens; keys
+  per step and stages follow from the shape, by the registers that they leave (test_varlen_attention.py holds them).
 * ``quantized_linear``: a tile of 128 x 128 results does 128 operations per byte from the L2 cache: at 7 TB/s of an
   H100 about 900 Tera operations/s, the peak of its 16-bit products. Three stages of (128 + 128) x 128 bytes fill the
   shared memory of sm_86 and sm_89. On sm_90 registers limit a multiprocessor to one program, so a fourth stage is
@@ -31,7 +31,7 @@ _TABLE: dict[str, dict[int, dict[str, int]]] = {
     "bias_gelu": {80: {"BLOCK_T": 4, "BLOCK_I": 512, "num_warps": 4}},
     "layernorm": {80: {"VALUES": 2048}},
     "pool_project_normalize": {80: {"VALUES": 8192}},
-    "varlen_attention": {80: {"num_stages": 2}},
+    "varlen_attention": {80: {}},
     "quantized_linear": {
         80: {"BLOCK_N": 128, "BLOCK_K": 128, "num_stages": 3},
         90: {"BLOCK_N": 128, "BLOCK_K": 128, "num_stages": 4},

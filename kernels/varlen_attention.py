@@ -41,8 +41,8 @@ def varlen_attention(
 ) -> Tensor:
     """Attention of every token to the tokens of its own sequence; softmax and sums are float32.
 
-    Sequences in the same tile share a matrix product: if a sequence has values that are not finite (float16 beyond
-    65504), the results of its neighbors also become NaN.
+    If a sequence has 16-bit values that are not finite (float16 beyond 65504), its own results become NaN, those of
+    others do not change.
 
     Args:
         query, key, value: (tokens, heads, head_size), float32, float16 or bfloat16 on a GPU. The values of a head
@@ -111,9 +111,11 @@ def _options(
         narrow = block_d <= 32
         warps = 8 if block_d <= 64 else 16 if plain else 32
         return {**options, "BLOCK_N": 32 if narrow else 16, "num_warps": warps, "num_stages": 1}
-    keys = 64 if plain and block_d <= 32 else 32
     warps = 8 if block * max(block_d, 64) > 4096 else 4
-    return options | blocks("varlen_attention", capability, BLOCK_N=keys, num_warps=warps)
+    # Small heads: 64 registers and eight programs per multiprocessor hide more latency than loading keys ahead would,
+    # which takes as many registers again. With a bias or rotary positions one stage saves none.
+    stages = 1 if plain and block_d <= 32 else 2
+    return options | blocks("varlen_attention", capability, BLOCK_N=32, num_warps=warps, num_stages=stages)
 
 
 def _check(

@@ -36,14 +36,12 @@ class EmbedKitCuda(Peer):
         return [Setting(None)]
 
     def encode_alone(self, texts: list[str], batch: int | None) -> float:
-        """Seconds that the GPU was busy in one call, without tokenization and delivery."""
-        before = self._busy()
-        self.encode(texts, batch)
-        return self._busy() - before
-
-    def _busy(self) -> float:
-        stages = self._encoder.describe()["stages"]
-        return stages["seconds"] * stages["encode"]
+        """Seconds from tokens in memory to vectors in memory; packing and both copies are included."""
+        tokenize, encode = self._encoder.query_steps(normalize_embeddings=True)
+        tokens = tokenize(texts)
+        start = time.perf_counter()
+        encode(tokens)
+        return time.perf_counter() - start
 
 
 class EmbedKitCudaFp16(EmbedKitCuda):

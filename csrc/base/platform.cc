@@ -8,6 +8,8 @@
 #include <sched.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -62,6 +64,16 @@ bool has_neon_dot_product() {
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #elif defined(__aarch64__) && defined(__APPLE__)
   return true;  // every Apple processor that runs macOS
+#else
+  return false;
+#endif
+}
+
+bool request_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  // Of asm/prctl.h and asm/fpu.h since Linux 5.16, whose headers need not be installed.
+  constexpr long kArchReqXcompPerm = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
 #else
   return false;
 #endif

@@ -19,4 +19,9 @@ void after_fork_in_child(void (*function)());
 /// Whether an aarch64 processor has the dot product of bytes (sdot, udot); false on every other one.
 bool has_neon_dot_product();
 
+/// Asks for the right to use AMX tiles, for all threads of the process and the children that it forks. False
+/// where the system does not know or refuses them, as it does if a thread has a signal stack that is too
+/// small for them.
+bool request_tiles();
+
 }  // namespace embedkit

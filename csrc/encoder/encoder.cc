@@ -10,9 +10,6 @@
 namespace embedkit {
 namespace {
 
-/// Rows that go through the feed-forward layer together: their inner activations stay in the second-level
-/// cache.
-constexpr size_t kPanelRows = 48;
 constexpr size_t kNever = ~size_t{0};
 
 /// Waits for the other workers, as every stage ends.
@@ -43,7 +40,7 @@ void Activations::shape(const Kernels& kernels, Precision precision, size_t rows
     case Precision::kFp32:
       return;
     case Precision::kBf16:
-      stride_ = odd_lines(round_up(columns, 2) * sizeof(uint16_t));
+      stride_ = odd_lines(round_up(columns, kernels.bf16.group) * sizeof(uint16_t));
       break;
     case Precision::kInt8:
       stride_ = odd_lines(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes);
@@ -102,18 +99,17 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
 
   const size_t tokens = batch.tokens();
   const size_t hidden = config_.hidden_size;
-  const auto columns = [&](const Linear& linear) { return linear.panels() * kernels_.panel; };
   const Layer& layer = weights_.layers.front();
   w.hidden_.shape(kernels_, config_.precision, tokens, hidden,
-                  weights_.projection ? columns(*weights_.projection) : hidden);
+                  weights_.projection ? weights_.projection->columns() : hidden);
   if (weights_.projection) w.embedded_.shape(tokens, config_.embedding_size);
   // Attention reads whole vectors and blocks of keys: past the last row there must be memory, whatever is in
   // it.
-  w.query_key_value_.shape(tokens + Kernels::kSlackRows, columns(layer.query_key_value));
+  w.query_key_value_.shape(tokens + Kernels::kSlackRows, layer.query_key_value.columns());
   w.context_.shape(kernels_, config_.precision, tokens, hidden, hidden);
-  w.projected_.shape(tokens, std::max(columns(layer.attention_output), columns(layer.output)));
-  w.inner_.shape(kernels_, config_.precision, std::min(tokens, kPanelRows), config_.intermediate_size,
-                 columns(layer.intermediate));
+  w.projected_.shape(tokens, std::max(layer.attention_output.columns(), layer.output.columns()));
+  w.inner_.shape(kernels_, config_.precision, std::min(tokens, kernels_.feed_forward_rows),
+                 config_.intermediate_size, layer.intermediate.columns());
   if (w.scratch_.size() < static_cast<size_t>(workers)) w.scratch_.resize(static_cast<size_t>(workers));
   const size_t scratch =
       kernels_.attention_scratch(longest, hidden / config_.num_attention_heads) + Kernels::kSlack;
@@ -209,8 +205,9 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, const Worker& worke
 
 bool Encoder::feed_forward(const Layer& layer, Workspace& w, size_t tokens, const Worker& worker,
                            StopToken& stop, size_t& step) const {
-  for (size_t first = 0; first < tokens; first += kPanelRows) {
-    const size_t rows = std::min(kPanelRows, tokens - first);
+  const size_t most = kernels_.feed_forward_rows;
+  for (size_t first = 0; first < tokens; first += most) {
+    const size_t rows = std::min(most, tokens - first);
     const Share own = worker.share(rows);
     Rows& inner = w.inner_.floats();
     w.ask(++step, worker, stop);
@@ -264,7 +261,7 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
       continue;
     }
     const Linear& dense = dense_[module.dense];
-    next->shape(sequences, dense.panels() * kernels_.panel);
+    next->shape(sequences, dense.columns());
     dense.multiply(kernels_, current->operand(0), sequences, {0, dense.panels()}, next->row(0), next->ld);
     width = dense.out_features();
     if (module.activation != Activation::kIdentity)

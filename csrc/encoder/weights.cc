@@ -124,14 +124,15 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
   const size_t in = parts.at(0).weight.shape.at(1);
   size_t out = 0;
   for (const Part& part : parts) out += part.weight.shape.at(0);
-  checked_mul(checked_mul(round_up(out, kernels.panel), round_up(in, 4)), sizeof(float));
-  panels_ = (out + kernels.panel - 1) / kernels.panel;
-  const size_t padded = panels_ * kernels.panel;
-  vectors_.reset(3 * padded);
+  const size_t panel = precision == Precision::kFp32 ? kernels.panel : kernels.quantized_panel;
+  panels_ = (out + panel - 1) / panel;
+  columns_ = panels_ * panel;
+  checked_mul(checked_mul(columns_, round_up(in, kCacheLine)), sizeof(float));
+  vectors_.reset(3 * columns_);
   std::fill_n(vectors_.data(), vectors_.size(), 0.0f);
   float* bias = vectors_.data();
-  float* scale = bias + padded;
-  float* row_sums = scale + padded;
+  float* scale = bias + columns_;
+  float* row_sums = scale + columns_;
 
   const size_t element = element_size(parts[0].weight.type);
   const uint8_t* rows = static_cast<const uint8_t*>(parts[0].weight.data);

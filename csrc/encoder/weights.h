@@ -29,11 +29,14 @@ class Linear {
                 size_t ld_out) const;
   size_t out_features() const { return packed_.out_features; }
   size_t panels() const { return panels_; }
+  /// Of the output, padded to whole panels.
+  size_t columns() const { return columns_; }
   size_t memory_bytes() const;
 
  private:
   Precision precision_;
   size_t panels_ = 0;
+  size_t columns_ = 0;
   AlignedBuffer<uint8_t> weights_;
   AlignedBuffer<float> vectors_;  // bias, scale, row_sums
   PackedLinear packed_{};

@@ -7,6 +7,7 @@ namespace embedkit {
 namespace {
 
 struct Wide : ByteDot<Avx2> {
+  static constexpr const char* kInstruction = "vpmaddwd";
   using Weight = int16_t;
   using Activation = uint16_t;
   template <int>

@@ -7,6 +7,7 @@ namespace embedkit {
 namespace {
 
 struct Evex : ByteDot<Avx2> {
+  static constexpr const char* kInstruction = "vpdpbusd";
   template <int>
   static __m256i add(__m256i sums, __m256i x, __m256i w) {
     return _mm256_dpbusd_epi32(sums, x, w);

@@ -20,6 +20,7 @@ struct Dpbf16 {
 
 }  // namespace
 
-extern constinit const Bf16Products kAvx512Bf16Products = {linear_bf16<Dpbf16>, spin_bf16<Dpbf16>};
+extern constinit const Bf16Products kAvx512Bf16Products = {"vdpbf16ps", 2, linear_bf16<Dpbf16>,
+                                                           spin_bf16<Dpbf16>};
 
 }  // namespace embedkit

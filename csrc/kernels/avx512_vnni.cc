@@ -7,6 +7,7 @@ namespace embedkit {
 namespace {
 
 struct Vnni : ByteDot<Avx512> {
+  static constexpr const char* kInstruction = "vpdpbusd";
   template <int>
   static __m512i add(__m512i sums, __m512i x, __m512i w) {
     return _mm512_dpbusd_epi32(sums, x, w);

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/error.h"
 #include "kernels/kernels.h"
 
@@ -12,6 +14,17 @@ const Kernels& avx512_kernels() {
     return table;
   }();
   return kernels;
+}
+
+/// A pass over the weights streams them from the third-level cache, and tiles multiply faster than they come:
+/// batches are larger than elsewhere. On a Sapphire Rapids with 2 MiB of second-level cache a core, products
+/// of all-MiniLM-L6-v2 took 466 ms with batches of 384 tokens and 736 ms with 128; with these, 660 ms with
+/// 128 rows of the feed-forward layer instead of 64. Other sizes are scaled from that, not measured.
+Kernels sized_for_tiles(Kernels table) {
+  constexpr size_t kMeasuredCache = size_t{2} << 20;
+  table.feed_forward_rows = 32 * std::clamp<size_t>(4 * second_level_cache() / kMeasuredCache, 2, 8);
+  table.token_budget = 3 * table.feed_forward_rows;
+  return table;
 }
 #endif
 
@@ -28,6 +41,15 @@ const Kernels& kernels_for(Isa isa) {
       return has_avx_vnni() ? kAvx2VnniKernels : kAvx2VnniEvexKernels;
     case Isa::kAvx512Vnni:
       return avx512_kernels();
+    case Isa::kAmx: {
+      static const Kernels kernels = sized_for_tiles(kAmxKernels);
+      return kernels;
+    }
+    case Isa::kAmxEmulated: {
+      static const Kernels kernels =
+          sized_for_tiles(has_avx512_vnni() ? kAmxEmulatedKernels : kAmxEmulatedAvx2Kernels);
+      return kernels;
+    }
 #elif defined(__aarch64__)
     case Isa::kNeon:
       return kNeonKernels;

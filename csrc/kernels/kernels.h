@@ -47,9 +47,9 @@ struct Operand {
   QuantizedRows quantized;
 };
 
-/// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` output columns; the arrays are padded
-/// to whole panels. For int8, W ≈ scale[n] * w[n][k], and row_sums[n] = scale[n] * Σ_k w[n][k] carries
-/// `lowest`.
+/// The weights of y = x Wᵀ + b, packed into panels of `Kernels::panel` or `quantized_panel` output columns;
+/// the arrays are padded to whole panels. For int8, W ≈ scale[n] * w[n][k], and row_sums[n] = scale[n] * Σ_k
+/// w[n][k] carries `lowest`.
 struct PackedLinear {
   size_t in_features;
   size_t out_features;
@@ -74,8 +74,10 @@ struct AttentionTask {
   const float* bias = nullptr;
 };
 
-/// bfloat16 products; rows and packed weights are the same on every instruction set of one panel width.
+/// bfloat16 products.
 struct Bf16Products {
+  const char* instruction;  ///< that multiplies; "widened" if it is the one of floats
+  size_t group;             ///< values along K that are multiplied together: rows are padded to a multiple
   /// As Kernels::linear_int8.
   void (*linear)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out);
@@ -87,10 +89,18 @@ struct Kernels {
   static constexpr size_t kSlackRows = 16;  ///< rows that attention may read past the end of a sequence
 
   Isa isa;
-  size_t panel;            ///< output columns per packed panel
+  size_t panel;            ///< output columns per packed panel in fp32
+  size_t quantized_panel;  ///< and in int8 and bf16
   size_t quantized_bytes;  ///< bytes per quantized activation
   size_t
       quantized_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
+  /// Tokens of a full batch: enough rows to amortize a pass over the weights, few enough that a layer's
+  /// activations stay in the second-level cache.
+  size_t token_budget;
+  /// Rows that go through the feed-forward layer together: their inner activations stay in that cache.
+  size_t feed_forward_rows;
+  const char* fp32_instruction;  ///< that multiplies, for people
+  const char* int8_instruction;
 
   /// Bytes that `pack_…` writes for an (out, in) matrix.
   size_t (*packed_int8_bytes)(size_t out, size_t in);
@@ -100,7 +110,8 @@ struct Kernels {
   size_t (*packed_bf16_bytes)(size_t out, size_t in);
   void (*pack_bf16)(const float* weights, size_t out, size_t in, void* packed);
 
-  /// out[:, panel_begin * panel : panel_end * panel] = x Wᵀ + b, whole panels; K is never split.
+  /// out[:, panel_begin * panel : panel_end * panel] = x Wᵀ + b, whole panels of the weights' kind; K is
+  /// never split.
   void (*linear_int8)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                       size_t panel_end, float* out, size_t ld_out);
   void (*linear_fp32)(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
@@ -145,6 +156,9 @@ extern const Kernels kAvx2VnniKernels;
 extern const Kernels kAvx2VnniEvexKernels;
 extern const Kernels kAvx512VnniKernels;
 extern const Bf16Products kAvx512Bf16Products;
+extern const Kernels kAmxKernels;  ///< without its token_budget and feed_forward_rows; see kernels_for
+extern const Kernels kAmxEmulatedKernels;
+extern const Kernels kAmxEmulatedAvx2Kernels;
 #elif defined(__aarch64__)
 extern const Kernels kNeonKernels;
 #endif

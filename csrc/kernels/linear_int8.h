@@ -2,6 +2,7 @@
 // of them multiplies; each product is exact:
 //
 //   Dot::V           the vector type: its int32 vectors hold the sums
+//   Dot::kInstruction  the instruction, for people
 //   Dot::Weight      of packed weights: int8_t or int16_t
 //   Dot::Activation  of quantized rows: uint8_t or uint16_t
 //   Dot::kParts      a step of K takes kParts times four bytes of each row

@@ -8,6 +8,7 @@ namespace embedkit {
 namespace {
 
 struct Sdot {
+  static constexpr const char* kInstruction = "sdot";
   using V = Neon;
   using Weight = int8_t;
   using Activation = uint8_t;

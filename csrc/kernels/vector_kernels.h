@@ -1,5 +1,5 @@
-// The table of an instruction set with vectors: every operation of `Kernels`, for the vector type and the
-// int8 product of `Dot` (see linear_int8.h).
+// The table of an instruction set with vectors: every operation of `Kernels`, for a vector type and, in int8,
+// the product of `Dot` (see linear_int8.h).
 #pragma once
 
 #include "kernels/attention.h"
@@ -38,25 +38,29 @@ double spin_fp32(size_t iterations) {
   return static_cast<double>(iterations) * V::kSpinning * V::kLanes;
 }
 
-template <class Dot>
-constexpr Kernels vector_kernels(Isa isa) {
-  using V = typename Dot::V;
-  using Q = typename Dot::Activation;
+/// All but the int8 products, for activations quantized to Q.
+template <class V, typename Q>
+constexpr Kernels row_kernels(Isa isa) {
   return {
       .isa = isa,
       .panel = V::kPanel,
+      .quantized_panel = V::kPanel,
       .quantized_bytes = sizeof(Q),
-      .quantized_group = Int8Layout<Dot>::kStep,
-      .packed_int8_bytes = packed_int8_bytes<Dot>,
+      .quantized_group = 0,
+      .token_budget = 128,  // 64 to 256 measured alike
+      .feed_forward_rows = 48,
+      .fp32_instruction = "fma",
+      .int8_instruction = nullptr,
+      .packed_int8_bytes = nullptr,
       .packed_fp32_bytes = packed_fp32_bytes<V::kPanel>,
-      .pack_int8 = pack_int8<Dot>,
+      .pack_int8 = nullptr,
       .pack_fp32 = pack_fp32<V::kPanel>,
       .packed_bf16_bytes = packed_bf16_bytes<V::kPanel>,
       .pack_bf16 = pack_bf16<V::kPanel>,
-      .linear_int8 = linear_int8<Dot>,
+      .linear_int8 = nullptr,
       .linear_fp32 = linear_fp32<V, V::kRows, V::kVectors>,
-      .bf16 = {linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>},
-      .products_int8 = products_int8<Dot>,
+      .bf16 = {"widened", 2, linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>},
+      .products_int8 = nullptr,
       .quantize = quantize_rows<V, Q>,
       .activate = activate<V, Q>,
       .add_layer_norm = add_layer_norm<V, Q>,
@@ -64,9 +68,22 @@ constexpr Kernels vector_kernels(Isa isa) {
       .rotate = rotate<V>,
       .attention_scratch = attention_scratch<V, V::kRows>,
       .attention = attention<V, V::kRows>,
-      .spin_int8 = spin_int8<Dot>,
+      .spin_int8 = nullptr,
       .spin_fp32 = spin_fp32<V>,
   };
+}
+
+template <class Dot>
+constexpr Kernels vector_kernels(Isa isa) {
+  Kernels kernels = row_kernels<typename Dot::V, typename Dot::Activation>(isa);
+  kernels.quantized_group = Int8Layout<Dot>::kStep;
+  kernels.int8_instruction = Dot::kInstruction;
+  kernels.packed_int8_bytes = packed_int8_bytes<Dot>;
+  kernels.pack_int8 = pack_int8<Dot>;
+  kernels.linear_int8 = linear_int8<Dot>;
+  kernels.products_int8 = products_int8<Dot>;
+  kernels.spin_int8 = spin_int8<Dot>;
+  return kernels;
 }
 
 }  // namespace

@@ -16,9 +16,6 @@ namespace {
 
 constexpr size_t kWindowTexts = 8192;
 constexpr size_t kWindowBytes = size_t{8} << 20;
-/// Tokens of a full batch: enough rows to amortise a pass over the weights, few enough that a layer's
-/// activations stay in the second-level cache (64 to 256 measured alike).
-constexpr size_t kTokenBudget = 128;
 /// Texts of this size together are too few tokens for one batch a thread.
 constexpr size_t kLoneBytes = 512;
 /// With fewer tokens per worker than this, all workers share one batch.
@@ -231,6 +228,7 @@ class Run {
     const size_t tokens = window_.tokens();
     stats_.tokens += tokens;
     stats_.truncated += window_.truncated();
+    stats_.unknown += window_.unknown();
     delivery_.begin_window(sequences, window_.texts());
 
     order_.resize(sequences.size());
@@ -252,7 +250,8 @@ class Run {
     size_t left = tokens;
     for (size_t i = 0; i < order_.size();) {
       // The last batches shrink, so that no worker is left alone with a full one.
-      const size_t budget = std::min(kTokenBudget, std::max(kSharedTokens, left / (2 * count)));
+      const size_t budget =
+          std::min(encoder_.kernels().token_budget, std::max(kSharedTokens, left / (2 * count)));
       const size_t begin = i;
       size_t batch = 0;
       while (i < order_.size() && i - begin < most &&

@@ -28,6 +28,7 @@ struct EncodeOptions : TokenizeOptions {
 struct EncodeStats {
   size_t tokens = 0;           ///< encoded, special tokens included
   size_t truncated = 0;        ///< texts that lost tokens
+  size_t unknown = 0;          ///< texts of more than a third unknown_id
   StageClock::Times stages{};  ///< seconds by stage, summed over the threads
 };
 

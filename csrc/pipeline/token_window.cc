@@ -19,7 +19,7 @@ size_t room(const TokenizeOptions& options) { return options.max_length - option
 /// Ids that a source need not go beyond.
 size_t limit(const TokenizeOptions& options) {
   return options.overflow == Overflow::kTruncate && !options.truncate_left ? room(options) + 1
-                                                                           : WordPiece::kNoLimit;
+                                                                           : Tokenizer::kNoLimit;
 }
 
 /// How many tokens of each text of a pair are kept: `truncation="longest_first"` of the `tokenizers` package,
@@ -113,6 +113,9 @@ void TokenWindow::add(size_t text, size_t worker, const std::vector<int32_t>& co
   };
   const size_t size = content.size();
   const size_t most = room(options);
+  if (options.unknown_id >= 0)
+    chunk.unknown +=
+        3 * static_cast<size_t>(std::count(content.begin(), content.end(), options.unknown_id)) > size;
   if (size <= most) {
     store(0, size);
     return;
@@ -140,13 +143,13 @@ void TokenWindow::add_pair(const TokenSource& source, size_t text, size_t worker
   const size_t most = room(options);
   size_t first = content.size();
   source.append_second(text, scratch.words, content, limit(options), stop);
-  if (most % 2 == 1 && limit(options) != WordPiece::kNoLimit && first > most &&
+  if (most % 2 == 1 && limit(options) != Tokenizer::kNoLimit && first > most &&
       content.size() - first > most) {
     // The tokens of both were counted up to the limit only, and which is longer decides on the odd one.
     content.clear();
-    source.append(text, scratch.words, content, WordPiece::kNoLimit, stop);
+    source.append(text, scratch.words, content, Tokenizer::kNoLimit, stop);
     first = content.size();
-    source.append_second(text, scratch.words, content, WordPiece::kNoLimit, stop);
+    source.append_second(text, scratch.words, content, Tokenizer::kNoLimit, stop);
   }
   const size_t second = content.size() - first;
   const auto [kept_first, kept_second] = fit_pair(first, second, most);
@@ -171,9 +174,11 @@ void TokenWindow::finish() {
   sequences_.clear();
   tokens_ = 0;
   truncated_ = 0;
+  unknown_ = 0;
   for (const Chunk& chunk : chunks_) {
     sequences_.insert(sequences_.end(), chunk.sequences.begin(), chunk.sequences.end());
     truncated_ += chunk.truncated;
+    unknown_ += chunk.unknown;
   }
   for (const Sequence& s : sequences_) tokens_ += s.length;
 }

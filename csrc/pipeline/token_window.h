@@ -15,7 +15,7 @@
 #include "base/stop.h"
 #include "base/thread_pool.h"
 #include "pipeline/attention_tiles.h"
-#include "text/wordpiece.h"
+#include "text/tokenizer.h"
 
 namespace embedkit {
 
@@ -42,6 +42,7 @@ struct TokenizeOptions {
   bool truncate_left = false;  ///< keep the end of a text that is too long
   size_t pool_skip = 0;        ///< leading tokens left out of the pooling
   size_t first_text = 0;       ///< the caller's index of text 0, for messages
+  int32_t unknown_id = -1;     ///< what stands for words that the model does not know; -1 for none
   /// Each text is a pair. One that is too long loses tokens as "longest_first" says: the shorter text is kept
   /// whole where it fits into half of the room, else each gets half of it.
   std::optional<PairTemplate> pair;
@@ -61,25 +62,25 @@ class TokenSource {
   virtual size_t bytes(size_t i) const = 0;
   /// Appends the content ids of text i (no special tokens); may end beyond `limit` ids or when stopped.
   /// Thread-safe.
-  virtual void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+  virtual void append(size_t i, Tokenizer::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
                       StopToken& stop) const = 0;
   /// The same for the second text of pair i; sources of single texts have none.
-  virtual void append_second(size_t, WordPiece::Scratch&, std::vector<int32_t>&, size_t, StopToken&) const {}
+  virtual void append_second(size_t, Tokenizer::Scratch&, std::vector<int32_t>&, size_t, StopToken&) const {}
 };
 
 class TextSource final : public TokenSource {
  public:
-  TextSource(const WordPiece& tokenizer, const std::vector<std::string_view>& texts)
+  TextSource(const Tokenizer& tokenizer, const std::vector<std::string_view>& texts)
       : tokenizer_(tokenizer), texts_(texts) {}
   size_t size() const override { return texts_.size(); }
   size_t bytes(size_t i) const override { return texts_[i].size(); }
-  void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+  void append(size_t i, Tokenizer::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
               StopToken& stop) const override {
     tokenizer_.encode(texts_[i], scratch, ids, limit, &stop);
   }
 
  private:
-  const WordPiece& tokenizer_;
+  const Tokenizer& tokenizer_;
   const std::vector<std::string_view>& texts_;
 };
 
@@ -88,7 +89,7 @@ class IdSource final : public TokenSource {
   explicit IdSource(const std::vector<std::vector<int32_t>>& ids) : ids_(ids) {}
   size_t size() const override { return ids_.size(); }
   size_t bytes(size_t i) const override { return 4 * ids_[i].size(); }
-  void append(size_t i, WordPiece::Scratch&, std::vector<int32_t>& ids, size_t, StopToken&) const override {
+  void append(size_t i, Tokenizer::Scratch&, std::vector<int32_t>& ids, size_t, StopToken&) const override {
     ids.insert(ids.end(), ids_[i].begin(), ids_[i].end());
   }
 
@@ -102,11 +103,11 @@ class PairSource final : public TokenSource {
   PairSource(const TokenSource& first, const TokenSource& second) : first_(first), second_(second) {}
   size_t size() const override { return first_.size(); }
   size_t bytes(size_t i) const override { return first_.bytes(i) + second_.bytes(i); }
-  void append(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+  void append(size_t i, Tokenizer::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
               StopToken& stop) const override {
     first_.append(i, scratch, ids, limit, stop);
   }
-  void append_second(size_t i, WordPiece::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
+  void append_second(size_t i, Tokenizer::Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
                      StopToken& stop) const override {
     second_.append(i, scratch, ids, limit, stop);
   }
@@ -135,7 +136,7 @@ class TokenWindow {
  public:
   /// What one thread needs to tokenize.
   struct Scratch {
-    WordPiece::Scratch words;
+    Tokenizer::Scratch words;
     std::vector<int32_t> content;
   };
 
@@ -152,6 +153,7 @@ class TokenWindow {
   size_t texts() const { return texts_; }
   size_t tokens() const { return tokens_; }        ///< special tokens included
   size_t truncated() const { return truncated_; }  ///< texts that lost tokens
+  size_t unknown() const { return unknown_; }      ///< texts of more than a third `unknown_id`; no pairs
 
  private:
   /// Texts that one worker tokenizes at a time.
@@ -160,6 +162,7 @@ class TokenWindow {
     size_t count;
     std::vector<Sequence> sequences;
     size_t truncated = 0;
+    size_t unknown = 0;
   };
 
   void add(size_t text, size_t worker, const std::vector<int32_t>& content, const TokenizeOptions& options,
@@ -174,6 +177,7 @@ class TokenWindow {
   size_t texts_ = 0;
   size_t tokens_ = 0;
   size_t truncated_ = 0;
+  size_t unknown_ = 0;
 };
 
 /// Fills `window` with all texts of the source, on workers of its own. Throws Interrupted when `stop` says

@@ -138,6 +138,7 @@ py::tuple run(const Encoder& encoder, const TokenSource& source, const EncodeOpt
   py::dict counts;
   counts["tokens"] = stats.tokens;
   counts["truncated"] = stats.truncated;
+  counts["unknown"] = stats.unknown;
   if (options.profile) {
     py::dict stages;
     for (size_t i = 0; i < stats.stages.size(); ++i) stages[kStageNames[i]] = stats.stages[i];
@@ -175,9 +176,10 @@ void bind_all_options(py::module_& m) {
                                 {"window", Overflow::kWindow}}),
        field<O>("truncation_side", &O::truncate_left, Names<bool>{{"right", false}, {"left", true}}),
        field<O>("pool_skip", &O::pool_skip), field<O>("first_text", &O::first_text),
-       field<O>("pair", &O::pair), field<O>("batch_size", &O::batch_size),
-       field<O>("truncate_dim", &O::truncate_dim), field<O>("normalize", &O::normalize),
-       field<O>("token_embeddings", &O::token_embeddings), field<O>("profile", &O::profile)},
+       field<O>("unknown_id", &O::unknown_id), field<O>("pair", &O::pair),
+       field<O>("batch_size", &O::batch_size), field<O>("truncate_dim", &O::truncate_dim),
+       field<O>("normalize", &O::normalize), field<O>("token_embeddings", &O::token_embeddings),
+       field<O>("profile", &O::profile)},
       [](const O& options) { options.validate(); });
   using C = EncoderConfig;
   bind_options<C>(m, "EncoderConfig",
@@ -220,16 +222,28 @@ void bind_encoder(py::module_& m) {
            py::arg("head"), py::arg("precision"))
       .def_property_readonly("dimension", &Encoder::dimension)
       .def_property_readonly("isa", [](const Encoder& e) { return std::string(isa_name(e.kernels().isa)); })
+      .def_property_readonly("products",
+                             [](const Encoder& e) {
+                               switch (e.config().precision) {
+                                 case Precision::kFp32:
+                                   return e.kernels().fp32_instruction;
+                                 case Precision::kBf16:
+                                   return e.kernels().bf16.instruction;
+                                 case Precision::kInt8:
+                                   return e.kernels().int8_instruction;
+                               }
+                               throw InternalError("unknown precision");
+                             })
       .def_property_readonly("memory_bytes", &Encoder::memory_bytes)
       .def("encode",
-           [](const Encoder& encoder, const py::list& texts, const WordPiece& tokenizer,
+           [](const Encoder& encoder, const py::list& texts, const Tokenizer& tokenizer,
               const EncodeOptions& options) {
              const Texts views(texts);
              return run(encoder, TextSource(tokenizer, views.views()), options);
            })
       .def("encode_pairs",
            [](const Encoder& encoder, const py::list& first, const py::list& second,
-              const WordPiece& tokenizer, const EncodeOptions& options) {
+              const Tokenizer& tokenizer, const EncodeOptions& options) {
              const Texts a(first, "first");
              const Texts b(second, "second");
              return run_pairs(encoder, TextSource(tokenizer, a.views()), TextSource(tokenizer, b.views()),

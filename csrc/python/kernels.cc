@@ -108,49 +108,47 @@ class Operands {
     kernels_.quantize(source_.data(), ld_, rows_, columns_, quantized_);
   }
 
-  PackedLinear packed(size_t bytes) {
+  PackedLinear packed(size_t bytes, size_t panel) {
     packed_.reset(bytes);
-    per_output_ = values(1, round_up(out_features_, kernels_.panel));
+    panels_ = (out_features_ + panel - 1) / panel;
+    per_output_ = values(1, panels_ * panel);
+    ld_out_ = panels_ * panel + 16;
+    out_ = values(rows_, ld_out_);
     return {columns_,           out_features_,      packed_.data(),
             per_output_.data(), per_output_.data(), per_output_.data()};
   }
 
-  size_t panels() const { return (out_features_ + kernels_.panel - 1) / kernels_.panel; }
-
   Case int8_linear() {
     quantized();
-    linear_ = packed(kernels_.packed_int8_bytes(out_features_, columns_));
+    linear_ = packed(kernels_.packed_int8_bytes(out_features_, columns_), kernels_.quantized_panel);
     std::vector<int8_t> weights(out_features_ * columns_);
     for (size_t i = 0; i < weights.size(); ++i)
       weights[i] = static_cast<int8_t>(static_cast<int>(i * 7919 % 255) - 127);
     kernels_.pack_int8(weights.data(), out_features_, columns_, packed_.data());
-    widen_output();
     return {[] {},
-            [this] { kernels_.linear_int8(quantized_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
+            [this] { kernels_.linear_int8(quantized_, rows_, linear_, 0, panels_, out_.data(), ld_out_); }};
   }
 
   Case bf16_linear() {
-    quantized_ = {nullptr, round_up(columns_, 2) * sizeof(uint16_t) + 64, nullptr, nullptr,
+    quantized_ = {nullptr, round_up(columns_, kernels_.bf16.group) * sizeof(uint16_t) + 64, nullptr, nullptr,
                   QuantizedRows::Form::kBf16};
     bytes_.reset(rows_ * quantized_.stride);
     quantized_.data = bytes_.data();
     kernels_.quantize(source_.data(), ld_, rows_, columns_, quantized_);
-    linear_ = packed(kernels_.packed_bf16_bytes(out_features_, columns_));
+    linear_ = packed(kernels_.packed_bf16_bytes(out_features_, columns_), kernels_.quantized_panel);
     const AlignedBuffer<float> weights = values(out_features_, columns_);
     kernels_.pack_bf16(weights.data(), out_features_, columns_, packed_.data());
-    widen_output();
     return {[] {},
-            [this] { kernels_.bf16.linear(quantized_, rows_, linear_, 0, panels(), out_.data(), ld_out_); }};
+            [this] { kernels_.bf16.linear(quantized_, rows_, linear_, 0, panels_, out_.data(), ld_out_); }};
   }
 
   Case fp32_linear() {
-    linear_ = packed(kernels_.packed_fp32_bytes(out_features_, columns_));
+    linear_ = packed(kernels_.packed_fp32_bytes(out_features_, columns_), kernels_.panel);
     const AlignedBuffer<float> weights = values(out_features_, columns_);
     kernels_.pack_fp32(weights.data(), out_features_, columns_, packed_.data());
-    widen_output();
     return {[] {},
             [this] {
-              kernels_.linear_fp32(source_.data(), ld_, rows_, linear_, 0, panels(), out_.data(), ld_out_);
+              kernels_.linear_fp32(source_.data(), ld_, rows_, linear_, 0, panels_, out_.data(), ld_out_);
             }};
   }
 
@@ -169,13 +167,8 @@ class Operands {
     return {restore, [this] { kernels_.rotate(x_.data(), ld_, rows_, columns_, table_.data()); }};
   }
 
-  void widen_output() {
-    ld_out_ = round_up(out_features_, kernels_.panel) + 16;
-    out_ = values(rows_, ld_out_);
-  }
-
   const Kernels& kernels_;
-  size_t rows_, columns_, out_features_, ld_, ld_out_ = 0;
+  size_t rows_, columns_, out_features_, ld_, ld_out_ = 0, panels_ = 0;
   AlignedBuffer<float> x_, source_, y_, value_, out_, scratch_, table_, per_output_, scale_, lowest_;
   AlignedBuffer<uint8_t> bytes_, packed_;
   QuantizedRows quantized_{};

@@ -102,6 +102,7 @@ void bind_token_window(py::module_& m) {
       .def_property_readonly("texts", &TokenWindow::texts)
       .def_property_readonly("tokens", &TokenWindow::tokens)
       .def_property_readonly("truncated", &TokenWindow::truncated)
+      .def_property_readonly("unknown", &TokenWindow::unknown)
       .def_property_readonly("lengths",
                              [](const py::object& window) {
                                return array_of(window, "lengths", [](const Sequence& s) { return s.length; });
@@ -121,7 +122,7 @@ void bind_token_window(py::module_& m) {
            py::arg("skips") = false, py::arg("padding_idx") = -1, py::arg("vocab_size"));
   m.def(
       "tokenize_window",
-      [](const py::list& texts, const WordPiece& tokenizer, const EncodeOptions& options,
+      [](const py::list& texts, const Tokenizer& tokenizer, const EncodeOptions& options,
          const std::shared_ptr<Cancel>& cancel) {
         const Texts views(texts);
         return run(TextSource(tokenizer, views.views()), options, cancel);

@@ -1,4 +1,4 @@
-// Added tokens: literal strings that are cut out of the text before WordPiece sees it.
+// Added tokens: literal strings that are cut out of the text before the model sees it.
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "text/tokenizer.h"
 #include "text/trie.h"
-#include "text/wordpiece.h"
 
 namespace embedkit {
 

@@ -73,6 +73,10 @@ inline void append(char32_t c, std::string& text) {
   text.append(reinterpret_cast<const char*>(bytes), encode(c, bytes));
 }
 
+inline bool is_alphanumeric(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
 inline const uint8_t* begin(std::string_view text) { return reinterpret_cast<const uint8_t*>(text.data()); }
 inline const uint8_t* end(std::string_view text) { return begin(text) + text.size(); }
 

@@ -87,18 +87,6 @@ struct AddedTokens {
 
 }  // namespace
 
-struct WordPiece::Scratch::Buffers {
-  std::string word;  // normalized: of words that the fast loop could not take
-  size_t chars = 0;  // code points in `word` and `marks`; the ones above the limit are counted, not kept
-  MarkBuffer marks;  // follow `word`, not yet in canonical order
-  std::string normalized;  // a whole text, where normalized added tokens are looked for
-};
-
-WordPiece::Scratch::Scratch() : buffers_(std::make_unique<Buffers>()) {}
-WordPiece::Scratch::~Scratch() = default;
-WordPiece::Scratch::Scratch(Scratch&&) noexcept = default;
-WordPiece::Scratch& WordPiece::Scratch::operator=(Scratch&&) noexcept = default;
-
 struct WordPiece::Tables {
   explicit Tables(const WordPieceOptions& options) : Tables(options, AddedTokens(options, true)) {}
 
@@ -144,11 +132,18 @@ struct WordPiece::Tables {
 
 namespace {
 
+struct Work : Tokenizer::Buffers {
+  std::string word;  // normalized: of words that the fast loop could not take
+  size_t chars = 0;  // code points in `word` and `marks`; the ones above the limit are counted, not kept
+  MarkBuffer marks;  // follow `word`, not yet in canonical order
+  std::string normalized;  // a whole text, where normalized added tokens are looked for
+};
+
 /// One call of WordPiece::encode.
-template <typename Tables, typename Buffers>
+template <typename Tables>
 class Encoding {
  public:
-  Encoding(const Tables& tables, Buffers& buffers, std::vector<int32_t>& ids, size_t limit, StopToken* stop)
+  Encoding(const Tables& tables, Work& buffers, std::vector<int32_t>& ids, size_t limit, StopToken* stop)
       : t_(tables),
         b_(buffers),
         ids_(ids),
@@ -406,7 +401,7 @@ class Encoding {
   }
 
   const Tables& t_;
-  Buffers& b_;
+  Work& b_;
   std::vector<int32_t>& ids_;
   const size_t most_;
   StopToken* stop_;
@@ -417,9 +412,11 @@ class Encoding {
 WordPiece::WordPiece(WordPieceOptions options) : tables_(std::make_unique<const Tables>(options)) {}
 WordPiece::~WordPiece() = default;
 
-void WordPiece::encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
-                       StopToken* stop) const {
-  Encoding(*tables_, *scratch.buffers_, ids, limit, stop).text(text);
+std::shared_ptr<Tokenizer::Buffers> WordPiece::make_buffers() const { return std::make_shared<Work>(); }
+
+void WordPiece::encode_with(std::string_view text, Buffers& buffers, std::vector<int32_t>& ids, size_t limit,
+                            StopToken* stop) const {
+  Encoding(*tables_, static_cast<Work&>(buffers), ids, limit, stop).text(text);
 }
 
 size_t WordPiece::vocab_size() const { return tables_->vocab_size; }

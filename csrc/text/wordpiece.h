@@ -8,19 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/stop.h"
+#include "text/tokenizer.h"
 
 namespace embedkit {
-
-/// A token that is matched in the text before WordPiece sees it (`added_tokens` of tokenizer.json).
-struct AddedToken {
-  std::string content;
-  int32_t id = 0;
-  bool single_word = false;
-  bool lstrip = false;
-  bool rstrip = false;
-  bool normalized = false;
-};
 
 struct WordPieceOptions {
   std::vector<std::string> vocab;  ///< position = id
@@ -34,38 +24,18 @@ struct WordPieceOptions {
   size_t max_chars_per_word = 100;  ///< a longer word is one unknown token; in code points
 };
 
-/// Immutable after construction and safe to share between threads; each thread brings its own Scratch.
-class WordPiece {
+class WordPiece final : public Tokenizer {
  public:
-  /// Buffers reused from text to text, so that no text allocates in steady state.
-  class Scratch {
-   public:
-    Scratch();
-    ~Scratch();
-    Scratch(Scratch&&) noexcept;
-    Scratch& operator=(Scratch&&) noexcept;
-
-   private:
-    friend class WordPiece;
-    struct Buffers;
-    std::unique_ptr<Buffers> buffers_;
-  };
-
-  static constexpr size_t kNoLimit = ~size_t{0};
-
   /// Throws InvalidArgument for an empty vocabulary, a repeated token or a missing unknown token.
   explicit WordPiece(WordPieceOptions options);
-  ~WordPiece();
-  WordPiece(const WordPiece&) = delete;
-  WordPiece& operator=(const WordPiece&) = delete;
+  ~WordPiece() override;
 
-  /// Appends the ids of `text` to `ids`: no template tokens ([CLS], [SEP]), no truncation. May stop once more
-  /// than `limit` ids have been appended; the first `limit` ids are then those of the whole text. Also ends,
-  /// with part of the ids, soon after `stop` is stopped. Throws InvalidArgument if `text` is not valid UTF-8.
-  void encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids, size_t limit = kNoLimit,
-              StopToken* stop = nullptr) const;
+  size_t vocab_size() const override;
 
-  size_t vocab_size() const;
+ protected:
+  std::shared_ptr<Buffers> make_buffers() const override;
+  void encode_with(std::string_view text, Buffers& buffers, std::vector<int32_t>& ids, size_t limit,
+                   StopToken* stop) const override;
 
  private:
   struct Tables;

@@ -43,6 +43,18 @@ class Buckets:
         """The number of sequences in the graph of ``size`` tokens; a smaller batch is filled up with empty ones."""
         return -(-size // (_TEXT_TOKENS * _STEP)) * _STEP
 
+    def usual(self, spare: float) -> list[int]:
+        """Sizes, largest first, of which one fits any batch with at most ``spare`` of its tokens idle.
+
+        All sizes up to `SMALL` belong to them: those of single queries.
+        """
+        found = [self.sizes[-1]]
+        for size, below in zip(reversed(self.sizes), [*reversed(self.sizes[:-1]), 0], strict=True):
+            # Without this size, batches of one token more than the next would leave too much of the last idle.
+            if size < found[-1] and (size <= SMALL or below + 1 < found[-1] * (1 - spare)):
+                found.append(size)
+        return found
+
     def choose(self, tokens: int, texts: int) -> int | None:
         """The size of the graph for a batch; None to run the batch without a graph, at its own size."""
         for size in self.sizes[bisect_left(self.sizes, tokens) :]:

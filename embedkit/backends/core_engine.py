@@ -108,5 +108,5 @@ class CoreEngine(Engine):
         return result, stats
 
     def describe(self) -> dict[str, Any]:
-        """The instruction set."""
-        return {"isa": self.core.isa}
+        """The instruction set, and the instruction of it that multiplies."""
+        return {"isa": self.core.isa, "products": self.core.products}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,16 @@ def open_stage(
         precision = "fp32"
         if opened[0].has_fast_halves:
             precision = choose_precision(folder, tokenizer, opened[0], load, max_length)
-    stages = [PackedStage(folder, load(precision, device), device, precision=precision) for device in opened]
+    stages = [
+        PackedStage(
+            folder,
+            load(precision, device),
+            device,
+            precision=precision,
+            wider=partial(load, "bf16", device) if precision == "fp16" else None,
+        )
+        for device in opened
+    ]
     return stages[0] if len(stages) == 1 else ManyStages(stages)
 
 

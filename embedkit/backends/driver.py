@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .stage import Batch, Indices, Request, Stage, combine, finish
+from .stage import Batch, Indices, NotFinite, Request, Stage, combine, finish
 
 __all__ = ["Occupancy", "Tokenize", "encode_windows", "tokenize_ahead"]
 
@@ -78,8 +78,10 @@ class _Window:
         batch_size: int,
         out: Any,
         first: int,
+        before: int,
     ) -> None:
         self.tokens = tokens
+        self._before = before  # texts of the windows before it
         lengths = tokens.lengths
         order = np.argsort(-lengths, kind="stable")
         bounds = stage.cut(lengths[order], batch_size)
@@ -98,7 +100,14 @@ class _Window:
             self._rows = tokens.text_of_sequence.astype(np.int64) + first
 
     def deliver(self, batch: Batch, order: Indices) -> None:
-        batch.deliver(self._target, self._rows[order])
+        try:
+            batch.deliver(self._target, self._rows[order])
+        except NotFinite as error:
+            text = self._before + int(self.tokens.text_of_sequence[error.sequence])
+            raise ValueError(
+                f"texts[{text}]: its embedding is not finite, in the widest type of the device, either. Other texts "
+                "are not affected; leave it out, or look for weights that are not finite"
+            ) from error
         self.left -= 1
 
     def result(self, *, normalized: bool) -> Any:
@@ -169,6 +178,7 @@ def encode_windows(
                     batch_size=batch_size,
                     out=stage.empty(tokens.texts, request) if out is None else out,
                     first=0 if out is None else first,
+                    before=first,
                 )
                 first += tokens.texts
                 windows.append(window)

@@ -55,16 +55,18 @@ class Counts:
     def __init__(self, what: str = "texts", remedy: str = _REMEDY) -> None:
         """Start from zero; ``what`` names the inputs, ``remedy`` says what helps against truncation."""
         self._what, self._remedy = what, remedy
-        self._inputs = self._tokens = self._truncated = 0
+        self._inputs = self._tokens = self._truncated = self._unknown = 0
         self._lock = threading.Lock()
 
     def add(self, inputs: int, stats: _core.Stats, max_length: int) -> None:
-        """Count one call of the core; warn on the first truncation."""
+        """Count one call of the core; warn on the first truncation, and on the first text the model cannot read."""
         with self._lock:
             first = not self._truncated and stats["truncated"]
+            strange = not self._unknown and stats["unknown"]
             self._inputs = seen = self._inputs + inputs
             self._tokens += stats["tokens"]
             self._truncated += stats["truncated"]
+            self._unknown += stats["unknown"]
         if first:
             warnings.warn(
                 f"{stats['truncated']} of the first {seen} {self._what} are longer than "
@@ -73,10 +75,23 @@ class Counts:
                 stacklevel=outside_level(),
             )
 
+        if strange:
+            warnings.warn(
+                f"{stats['unknown']} of the first {seen} {self._what} are in a script that the model does not know "
+                "(more than a third of their tokens are unknown to it), so that their vectors say little about them; "
+                "later ones are only counted, in describe()['unknown']. Use a multilingual model for them.",
+                stacklevel=outside_level(),
+            )
+
     def describe(self) -> dict[str, int]:
-        """Inputs, their tokens as encoded, and how many inputs were truncated."""
+        """Inputs, their tokens as encoded, and how many inputs were truncated or are unknown to the model."""
         with self._lock:
-            return {self._what: self._inputs, "tokens": self._tokens, "truncated": self._truncated}
+            return {
+                self._what: self._inputs,
+                "tokens": self._tokens,
+                "truncated": self._truncated,
+                "unknown": self._unknown,
+            }
 
 
 def tokenizer_of(folder: ModelFolder) -> Tokenizer:
@@ -206,6 +221,9 @@ class Engine(ABC):
         Returns:
             The results of all texts, and the seconds spent tokenizing in this call.
         """
+
+    def warm_up(self) -> None:  # noqa: B027 (for engines with nothing to prepare)
+        """Prepare what the first batches would have to wait for, besides what encoding a text prepares."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

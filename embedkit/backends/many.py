@@ -52,6 +52,11 @@ class ManyStages:
         self._jobs.put((window, order, request, future))
         return _Promised(future)
 
+    def warm_up(self) -> None:
+        """Warm up every device, one after another: torch captures one graph at a time."""
+        for stage in self._stages:
+            stage.warm_up()
+
     def empty(self, texts: int, request: Request) -> Any:
         """As `Stage.empty`."""
         return self._stages[0].empty(texts, request)

@@ -147,6 +147,9 @@ class OnnxStage:
                 "last_hidden_state, or the compiled core"
             )
 
+    def warm_up(self) -> None:
+        """As `Stage.warm_up`: running a text is enough."""
+
     def empty(self, texts: int, request: Request) -> Any:
         """As `Stage.empty`, in host memory."""
         return host_empty(texts, request)

@@ -152,6 +152,7 @@ class Session:
                 "(last_hidden_state) nor sentence embeddings (sentence_embedding); export a feature-extraction model"
             )
         self._idle: list[_Buffers] = []
+        self._output_device = _output_device(providers)
 
     def _input(self, item: Any) -> type[np.generic]:
         if item.name not in _INPUTS:
@@ -214,10 +215,17 @@ class Session:
                 array = buffers.array(key, feed[key].shape, dtype)
                 array[:] = feed[key]
                 binding.bind_input(key, "cpu", 0, dtype, array.shape, array.ctypes.data)
-            out = buffers.array(name, shape, _DTYPES[self._outputs[name].type])
-            binding.bind_output(name, "cpu", 0, out.dtype.type, shape, out.ctypes.data)
+            out: Any = None
+            if self._output_device is None:
+                out = buffers.array(name, shape, _DTYPES[self._outputs[name].type])
+                binding.bind_output(name, "cpu", 0, out.dtype.type, shape, out.ctypes.data)
+            else:
+                # The graph writes to the device's memory, and one copy brings the result.
+                binding.bind_output(name, *self._output_device)
             try:
                 self._session.run_with_iobinding(binding, self._run_options)
+                if out is None:
+                    out = binding.copy_outputs_to_cpu()[0]
             except Exception as error:
                 raise RuntimeError(f"{self.path}: ONNX Runtime failed ({_short(error)})") from error
             yield out.astype(np.float32, copy=False)
@@ -225,6 +233,15 @@ class Session:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
             self._idle.append(buffers)
+
+
+def _output_device(providers: Sequence[Provider]) -> tuple[str, int] | None:
+    """Type and number of the device that results are written on; None for the CPU."""
+    for provider in providers:
+        if provider_names([provider]) == [CUDA]:
+            options = {} if isinstance(provider, str) else provider[1]
+            return "cuda", int(options.get("device_id", 0))
+    return None
 
 
 class _Buffers:

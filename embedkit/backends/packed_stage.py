@@ -6,9 +6,9 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -23,7 +23,8 @@ from ..kernels.attention_tiles import BLOCK, HEADER, max_attention_tiles
 from ..kernels.forward import PackedBatch
 from ..model_folder.folder import ModelFolder
 from .buckets import SMALL, Buckets
-from .cuda_device import Device, Event, Staging, out_of_memory
+from .cuda_device import Device, Staging, out_of_memory
+from .packed_batch import Check, DeviceBatch, Joined
 from .packed_model import finish_on_device
 from .stage import Batch, Indices, Request, host_empty
 
@@ -63,6 +64,7 @@ class _Layout:
     tokens: int
     sequences: int
     skips: bool
+    descending: bool = True  # no sequence is longer than the one before it
 
     @cached_property
     def stride(self) -> int:
@@ -74,7 +76,7 @@ class _Layout:
 
     @cached_property
     def tiles(self) -> int:
-        return int(max_attention_tiles(self.tokens))
+        return int(max_attention_tiles(self.tokens, descending=self.descending))
 
     @cached_property
     def first_tile(self) -> int:
@@ -112,6 +114,9 @@ class PackedStage:
     that size runs without a graph from then on. If memory runs out, the token budget is halved permanently and the
     batch is cut again.
 
+    With ``wider``, the sum of each result is downloaded with it: a sequence whose sum is not finite has overflowed, and
+    is encoded again with the wider model, without a graph. The kernels keep it from affecting its neighbors.
+
     Device memory, for a budget of T tokens, hidden size H, inner size I, dimension D, values of s bytes, S = T / 4
     sequences and W submitting threads:
 
@@ -127,9 +132,25 @@ class PackedStage:
     ahead = 2
 
     def __init__(
-        self, folder: ModelFolder, model: BatchModel, device: Device, *, precision: str, budget: int = BUDGET
+        self,
+        folder: ModelFolder,
+        model: BatchModel,
+        device: Device,
+        *,
+        precision: str,
+        budget: int = BUDGET,
+        wider: Callable[[], BatchModel] | None = None,
     ) -> None:
-        """Run a loaded model; ``precision`` is for `describe`."""
+        """Run a loaded model.
+
+        Args:
+            folder: its folder.
+            model: the model.
+            device: where it is.
+            precision: its name for `describe`.
+            budget: maximum tokens in a batch.
+            wider: loads the model in a type with a larger range, for sequences that overflow.
+        """
         self.dimension = model.dimension
         self._model, self._device, self._precision = model, device, precision
         config: dict[str, Any] = folder.config
@@ -142,22 +163,27 @@ class PackedStage:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._warned = False
+        self._load_wider = wider
+        self._wider: BatchModel | None = None
+        self._overflowed = 0
+        self._prompted = not folder.pooling.include_prompt
         self._ranges: tuple[Any, Tensor | None] = (None, None)
         self._prepare(max(budget, _aligned(folder.positions)))
 
     def _prepare(self, budget: int) -> None:
         """Reset for batches of at most ``budget`` tokens; the first batch allocates the memory."""
         self._buckets = Buckets(budget)
-        self._static = self._vectors = torch.empty(0)
+        self._static = self._vectors = self._sums = torch.empty(0)
         self._slots: list[Staging] = []
         self._met: set[_Layout] = set()
         self._graphs: dict[_Layout, Callable[[], None]] = {}
         self._eager: set[_Layout] = set()
 
     def _allocate(self) -> None:
-        largest, device = self._largest(skips=True), self._device.device
+        largest, device = replace(self._largest(skips=True), descending=False), self._device.device
         with self._device.running():
             self._vectors = torch.empty(largest.sequences, self.dimension, device=device)
+            self._sums = torch.empty(largest.sequences, device=device)
             self._static = torch.zeros(largest.size, dtype=torch.int32, device=device)
 
     def _largest(self, *, skips: bool) -> _Layout:
@@ -169,7 +195,8 @@ class PackedStage:
 
         Without the weights and the graphs themselves, and for one thread.
         """
-        largest, size = self._largest(skips=True), 4 if self._precision == "fp32" else 2
+        largest = replace(self._largest(skips=True), descending=False)
+        size = 4 if self._precision == "fp32" else 2
         activations = largest.tokens * (7 * self._hidden_size + self._inner_size) * size
         result = 4 * largest.sequences * self.dimension
         device = 2 * activations + 4 * result + 3 * 4 * largest.size + _CUBLAS_WORKSPACE
@@ -195,12 +222,40 @@ class PackedStage:
         with self._lock:
             return self._submit(window, order, request)
 
-    def _submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> Batch:
+    def submit_wider(self, window: _core.TokenWindow, order: Indices, request: Request) -> Batch:
+        """As `submit`, with the wider model.
+
+        Raises:
+            MemoryError: there is no memory for the model.
+        """
+        with self._lock:
+            if self._wider is None:
+                assert self._load_wider is not None
+                try:
+                    self._wider = self._load_wider()
+                except RuntimeError as error:
+                    if not out_of_memory(error):
+                        raise
+                    raise MemoryError(
+                        f"{self._device.device}: a text overflows {self._precision}, and there is no memory for the "
+                        "model in a wider type; open the Encoder with precision='bf16'"
+                    ) from error
+                warnings.warn(
+                    f"{len(order)} of the texts overflow {self._precision} and are encoded in bf16, as later ones "
+                    "will be; they are counted in describe()['overflowed']. precision='bf16' encodes all texts alike",
+                    stacklevel=outside_level(),
+                )
+            self._overflowed += len(order)
+            return self._submit(window, order, request, self._wider)
+
+    def _submit(
+        self, window: _core.TokenWindow, order: Indices, request: Request, wider: BatchModel | None = None
+    ) -> Batch:
         lengths = window.lengths[order]
         buckets = self._buckets
         if lengths.sum() <= buckets.budget and len(order) <= buckets.sequences(buckets.budget):
             try:
-                return self._run(window, order, lengths, request)
+                return self._run(window, order, lengths, request, wider)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -210,8 +265,11 @@ class PackedStage:
             self._shrink(failure)
         parts = self._buckets.cut(lengths, 0)
         # The budget was halved after this batch was cut.
-        return _Joined(
-            [(self._submit(window, order[begin:end], request), begin, end) for begin, end in pairwise(parts)]
+        return Joined(
+            [
+                (self._submit(window, order[begin:end], request, wider), begin, end)
+                for begin, end in pairwise(parts)
+            ]
         )
 
     def _shrink(self, error: Exception) -> None:
@@ -233,16 +291,27 @@ class PackedStage:
             )
 
     def _run(
-        self, window: _core.TokenWindow, order: Indices, lengths: npt.NDArray[np.int32], request: Request
+        self,
+        window: _core.TokenWindow,
+        order: Indices,
+        lengths: npt.NDArray[np.int32],
+        request: Request,
+        wider: BatchModel | None,
     ) -> Batch:
         """Start one batch that is within the budget."""
         tokens, texts, device = int(lengths.sum()), len(order), self._device
-        size = None if request.token_embeddings else self._buckets.choose(tokens, texts)
+        model = wider or self._model
+        graphs, checks = not request.token_embeddings and wider is None, self._load_wider is not None
+        descending = not (np.diff(lengths) > 0).any()
+        size = self._buckets.choose(tokens, texts) if graphs and descending else None
         skips = bool(window.pool_skip[order].any())
         if size is not None:
             size = self._captured(size, tokens, texts, skips)
         layout = _Layout(
-            tokens if size is None else size, texts if size is None else Buckets.sequences(size), skips
+            tokens if size is None else size,
+            texts if size is None else Buckets.sequences(size),
+            skips,
+            descending,
         )
         if not len(self._static):
             self._allocate()
@@ -264,9 +333,10 @@ class PackedStage:
             if size is None:
                 batch = self._batch(layout, staging.device)
                 if request.token_embeddings:
-                    result = self._model.hidden(batch).float()
+                    result = model.hidden(batch).float()
                 else:
-                    result = self._model.vectors(batch, skips=layout.skips)
+                    result = model.vectors(batch, skips=layout.skips)
+                sums = result.sum(dim=1) if checks else None
                 device.consumed(staging)
             else:
                 if size > SMALL and layout in self._met:
@@ -275,6 +345,7 @@ class PackedStage:
                 device.consumed(staging)
                 self._replay(layout)
                 result = self._vectors[:texts]
+                sums = self._sums[:texts].clone() if checks else None  # the next batch writes there
             if not request.token_embeddings:
                 if self._normalizes and request.width == self.dimension:
                     request = replace(request, normalize=False)  # they have length 1 already
@@ -285,7 +356,44 @@ class PackedStage:
             end = ready = device.mark()
             if not request.on_device:
                 result, ready = device.download(result, end)
-        return _Batch(device, result, (begin, end, ready), request, lengths)
+            check = None
+            if sums is not None:
+                # The remedy of the wider model itself is an error.
+                repair = None if wider is not None else partial(self.submit_wider, window)
+                check = Check(*device.download(sums, end), order, repair)
+        return DeviceBatch(device, result, (begin, end, ready), request, lengths, check=check)
+
+    def warm_up(self) -> None:
+        """Capture the graphs of the usual sizes, so that calls do not: see `Buckets.usual`.
+
+        Raises:
+            MemoryError: there is no memory for the smallest batch.
+        """
+        with self._lock:
+            while True:
+                try:
+                    self._capture_usual()
+                    return
+                except RuntimeError as error:
+                    if not out_of_memory(error):
+                        raise
+                    failure = error.with_traceback(None)
+                    failure.__context__ = None
+                self._shrink(failure)
+
+    def _capture_usual(self) -> None:
+        if not len(self._static):
+            self._allocate()
+        with self._device.running():
+            for skips in (False, True) if self._prompted else (False,):
+                self._reserve(skips)
+                for size in self._buckets.usual(_SPARE):
+                    layout = _Layout(size, Buckets.sequences(size), skips)
+                    self._met.add(layout)
+                    if layout not in self._graphs and layout not in self._eager:
+                        self._static.zero_()  # a batch without texts
+                        self._replay(layout)
+            self._device.mark().synchronize()
 
     def _captured(self, size: int, tokens: int, texts: int, skips: bool) -> int:
         """``size``, or for its first batch a size that has a graph and at most `_SPARE` idle tokens.
@@ -338,7 +446,10 @@ class PackedStage:
         batch = self._batch(layout, self._static)
 
         def run() -> None:
-            self._vectors[: layout.sequences].copy_(self._model.vectors(batch, skips=layout.skips))
+            vectors = self._model.vectors(batch, skips=layout.skips)
+            self._vectors[: layout.sequences].copy_(vectors)
+            if self._load_wider is not None:
+                torch.sum(vectors, 1, out=self._sums[: layout.sequences])
 
         # Does what a capture cannot, such as compiling kernels and opening cuBLAS in this thread.
         run()
@@ -373,56 +484,7 @@ class PackedStage:
             "precision": self._precision,
             "token_budget": self._buckets.budget,
             "cuda_graphs": len(self._graphs),
+            "overflowed": self._overflowed,
             "batch_memory_bytes": on_device,
             "pinned_memory_bytes": pinned,
         }
-
-
-class _Batch:
-    """A batch in flight on the device."""
-
-    def __init__(
-        self,
-        device: Device,
-        result: Tensor,
-        events: tuple[Event, Event, Event],
-        request: Request,
-        lengths: npt.NDArray[np.int32],
-    ) -> None:
-        self._device, self._result, self._request = device, result, request
-        self._begin, self._end, self._ready = events
-        self._lengths = lengths
-
-    def wait(self) -> float:
-        self._ready.synchronize()
-        return self._begin.elapsed_time(self._end) / 1000
-
-    def deliver(self, out: Any, rows: Indices) -> None:
-        if self._request.on_device:
-            self._device.lend(self._result)
-        if self._request.token_embeddings:
-            values: Any = self._result if self._request.on_device else self._result.numpy()
-            end = 0
-            for row, length in zip(rows, self._lengths.tolist(), strict=True):
-                end += length
-                part = values[end - length : end]
-                out[row] = part.clone() if self._request.on_device else part.copy()
-        elif self._request.on_device:
-            self._device.scatter(out, torch.from_numpy(rows), self._result)
-        else:
-            # Not with torch: the threads of its index_copy_ keep spinning and slow down tokenization.
-            out[rows] = self._result.numpy()
-
-
-class _Joined:
-    """The parts of a batch that was cut again."""
-
-    def __init__(self, parts: Sequence[tuple[Batch, int, int]]) -> None:
-        self._parts = parts
-
-    def wait(self) -> float:
-        return sum(part.wait() for part, _, _ in self._parts)
-
-    def deliver(self, out: Any, rows: Indices) -> None:
-        for part, begin, end in self._parts:
-            part.deliver(out, rows[begin:end])

@@ -92,5 +92,5 @@ class PairEngine:
             raise
 
     def describe(self) -> dict[str, Any]:
-        """The instruction set."""
-        return {"isa": self.core.isa}
+        """The instruction set, and the instruction of it that multiplies."""
+        return {"isa": self.core.isa, "products": self.core.products}

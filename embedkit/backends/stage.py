@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .. import _core
 from ..output import NUMPY_DTYPES, convert, output_width, unit
 
-__all__ = ["Batch", "HostBatch", "Request", "Stage", "combine", "finish", "host_empty"]
+__all__ = ["Batch", "HostBatch", "NotFinite", "Request", "Stage", "combine", "finish", "host_empty"]
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
@@ -43,6 +43,19 @@ class Request:
         return replace(self, width=dimension, normalize=False, dtype="float32", ranges=None, on_device=False)
 
 
+class NotFinite(ValueError):
+    """A sequence whose result is not finite in any of the stage's types.
+
+    Attributes:
+        sequence: its index in the window.
+    """
+
+    def __init__(self, sequence: int) -> None:
+        """Keep the index."""
+        super().__init__(f"sequence {sequence} of the window overflows")
+        self.sequence = sequence
+
+
 class Batch(Protocol):
     """A batch submitted to a stage."""
 
@@ -50,7 +63,11 @@ class Batch(Protocol):
         """Wait for the batch, raising errors of the device; returns the seconds that the device was busy with it."""
 
     def deliver(self, out: Any, rows: Indices) -> None:
-        """Write the result of sequence i to ``out[rows[i]]``; after `wait`."""
+        """Write the result of sequence i to ``out[rows[i]]``; after `wait`.
+
+        Raises:
+            NotFinite: a result is not finite, and the stage has no wider type.
+        """
 
 
 class Stage(Protocol):
@@ -82,6 +99,9 @@ class Stage(Protocol):
 
     def submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> Batch:
         """Start encoding the sequences of ``window`` at the indices ``order``."""
+
+    def warm_up(self) -> None:
+        """Prepare what the first batches would have to wait for."""
 
     def empty(self, texts: int, request: Request) -> Any:
         """Room for the results: an array (texts, columns), or a list for token embeddings."""

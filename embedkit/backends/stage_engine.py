@@ -94,9 +94,17 @@ class StageEngine(Engine):
         )
         with closing(results):
             for result, window in results:
-                stats: _core.Stats = {"tokens": window.tokens, "truncated": window.truncated}
+                stats: _core.Stats = {
+                    "tokens": window.tokens,
+                    "truncated": window.truncated,
+                    "unknown": window.unknown,
+                }
                 counts.add(window.texts, stats, plan.options.max_length)
                 yield result
+
+    def warm_up(self) -> None:
+        """As `Engine.warm_up`."""
+        self.stage.warm_up()
 
     def describe(self) -> dict[str, Any]:
         """The stage's own entries, and how busy each stage of the pipeline was."""

@@ -22,6 +22,7 @@ from ..index.storage.manifest import METRICS
 from . import ray_engine
 from .common import (
     EXIT_OK,
+    add_language,
     add_max_memory,
     add_threads,
     complain,
@@ -62,7 +63,11 @@ def add_commands(commands: Any) -> None:
     build.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write to")
     build.add_argument("--overwrite", action="store_true", help="replace an existing index")
     build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
-    build.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
+    build.add_argument(
+        "--precision",
+        default="auto",
+        help="fp32, bf16 or int8, on CUDA also fp16 or fp8; auto (default): the model's own, on CUDA a 16-bit type",
+    )
     build.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")
     build.add_argument(
         "--factory",
@@ -103,6 +108,7 @@ def add_commands(commands: Any) -> None:
         metavar="exact|near:SIM",
         help="leave out texts that repeat an earlier one, or are as similar to one, e.g. near:0.95",
     )
+    add_language(build, "auto", "language of the texts, for the words of hybrid search (default: auto)")
     ray_engine.add_options(build)
     for name, text in (
         ("add", "encode texts and add them to an index"),
@@ -286,6 +292,7 @@ def _build(arguments: argparse.Namespace) -> int:
         settings = replace(build_settings(arguments, source.on_error), root=source.corpus.files.root)
         _announce(source.estimate(encoder, settings), path)
         _say_resumed(resumed)
+        unknown = _unknown(encoder)
         with (
             ProgressBar(source.corpus.total_bytes) as bar,
             Index.build_with(path, source.corpus, encoder, settings, bar.update) as index,
@@ -295,10 +302,22 @@ def _build(arguments: argparse.Namespace) -> int:
         seconds = time.perf_counter() - begin
         show(
             f"{printable(path)}: {counted(info)} in {seconds:.1f} s "
-            f"({(info['documents'] - resumed) / seconds:,.0f}/s){source.left_out()}; "
-            f"{info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}{truncated(info)}"
+            f"({(info['documents'] - resumed) / seconds:,.0f}/s){source.left_out()}"
+            f"{_strange(encoder, unknown)}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
+            f"{truncated(info)}"
         )
     return EXIT_OK
+
+
+def _unknown(encoder: TextEncoder) -> int:
+    """How many texts so far were in a script that the model does not know."""
+    return int(encoder.describe().get("unknown", 0))
+
+
+def _strange(encoder: TextEncoder, before: int) -> str:
+    """How many more there are now, for the last line."""
+    count = _unknown(encoder) - before
+    return f", {plural(count, 'text')} in a script that the model does not know" if count else ""
 
 
 def _say_resumed(rows: int) -> None:
@@ -319,6 +338,7 @@ def _add(arguments: argparse.Namespace) -> int:
         settings = BuildSettings(index.generation.manifest.factory, max_memory=arguments.max_memory)
         _announce(source.estimate(index.encoder, settings), path)
         _say_resumed(0 if arguments.restart else resumable_rows(Path(path)))
+        unknown = _unknown(index.encoder)
         write = index.add if arguments.change == "add" else index.upsert
         with ProgressBar(source.corpus.total_bytes) as bar:
             written = write(
@@ -332,8 +352,9 @@ def _add(arguments: argparse.Namespace) -> int:
         if written.unchanged:
             replaced += f", {written.unchanged:,} unchanged"
         what = "passage" if index.generation.manifest.passages else "document"
+        left_out = f"{source.left_out()}{_strange(index.encoder, unknown)}"
         show(
             f"{printable(path)}: {plural(written.documents, what)} added{replaced} in "
-            f"{time.perf_counter() - begin:.1f} s{source.left_out()}; {len(index):,} in all"
+            f"{time.perf_counter() - begin:.1f} s{left_out}; {len(index):,} in all"
         )
     return EXIT_OK

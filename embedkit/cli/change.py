@@ -16,8 +16,10 @@ from .common import (
     EXIT_OK,
     EXIT_USAGE,
     CommandError,
+    add_language,
     add_max_memory,
     add_threads,
+    complain,
     integer,
     load_encoder,
     load_index_encoder,
@@ -51,6 +53,7 @@ def add_commands(commands: Any) -> None:
     compact.set_defaults(run=_compact)
     _add_index(compact)
     compact.add_argument("--factory", help="Faiss index to build (default: as before)")
+    add_language(compact, None, "language of the texts, whose words are made anew (default: as before)")
     add_max_memory(compact)
     add_threads(compact)
 
@@ -91,7 +94,9 @@ def add_commands(commands: Any) -> None:
     )
     take.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
     take.add_argument("--model", metavar="MODEL", help="model of the vectors (default: the built-in model)")
-    take.add_argument("--precision", default="auto", help="fp32, int8 or auto (default): that of the model")
+    take.add_argument(
+        "--precision", default="auto", help="fp32, bf16, int8 or auto (default): that of the model"
+    )
     take.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
     take.add_argument(
         "--text-field", default="text", metavar="FIELD", help="field or column of the text (default: text)"
@@ -134,6 +139,8 @@ def _delete(arguments: argparse.Namespace) -> int:
         except ValueError as error:  # the condition
             raise CommandError(EXIT_USAGE, str(error)) from None
         show(f"{printable(arguments.index)}: {plural(count, 'document')} deleted; {len(index):,} in all")
+        if not count and arguments.where is not None and (why := index.generation.why_empty(arguments.where)):
+            complain(f"note: {why}")
     return EXIT_OK
 
 
@@ -147,7 +154,10 @@ def _compact(arguments: argparse.Namespace) -> int:
         before = index.info()
         try:
             compacted = index.compact(
-                factory=arguments.factory, max_memory=arguments.max_memory, progress=bar.update
+                factory=arguments.factory,
+                language=arguments.language,
+                max_memory=arguments.max_memory,
+                progress=bar.update,
             )
         except ValueError as error:  # the factory
             raise CommandError(EXIT_USAGE, str(error)) from None

@@ -16,7 +16,7 @@ from ..arguments import check_threads
 from .terminal import printable
 
 if TYPE_CHECKING:
-    from .. import Encoder, Index
+    from .. import CrossEncoder, Encoder, Index
 
 __all__ = [
     "EXIT_FAILED",
@@ -24,6 +24,7 @@ __all__ = [
     "EXIT_OK",
     "EXIT_USAGE",
     "CommandError",
+    "add_language",
     "add_max_memory",
     "add_threads",
     "byte_size",
@@ -32,6 +33,7 @@ __all__ = [
     "integer",
     "load_encoder",
     "load_index_encoder",
+    "open_reranker",
     "plural",
     "print_json",
     "run",
@@ -156,6 +158,19 @@ def add_max_memory(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_language(command: argparse.ArgumentParser, default: str | None, help: str) -> None:
+    """Add ``--language``."""
+    from ..index.words.languages import check_language
+
+    def parse(text: str) -> str:
+        try:
+            return check_language(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    command.add_argument("--language", type=parse, default=default, metavar="LANGUAGE", help=help)
+
+
 def load_encoder(
     model: str | None, precision: str, threads: int | None, device: str = "cpu", **options: Any
 ) -> Encoder:
@@ -183,6 +198,21 @@ def load_index_encoder(index: Index) -> None:
             raise
         hint = "; if it was moved, give its path with --model" if isinstance(error, FileNotFoundError) else ""
         raise CommandError(EXIT_FAILED, f"the index's model cannot be loaded: {error}{hint}") from error
+
+
+def open_reranker(model: str | None, threads: int | None) -> CrossEncoder | None:
+    """The cross-encoder named by ``--rerank``, if any."""
+    if model is None:
+        return None
+    from .. import CrossEncoder
+    from ..index import rerank
+
+    try:
+        opened = CrossEncoder(model, threads=threads)
+        rerank(opened, [], [], 1)  # raises for a model of several classes before anything is searched
+    except (ValueError, FileNotFoundError) as error:
+        raise CommandError(EXIT_USAGE, f"the reranker cannot be loaded: {error}") from error
+    return opened
 
 
 def show(line: str) -> None:

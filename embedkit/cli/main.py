@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
-from . import build, change, query, sync, tune
+from . import build, change, evaluate, picture, query, sync, tune
 from .common import run
 
 __all__ = ["main"]
@@ -66,4 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     change.add_commands(commands)
     tune.add_commands(commands)
     sync.add_commands(commands)
+    evaluate.add_commands(commands)
+    picture.add_commands(commands)
     return parser

@@ -112,4 +112,5 @@ def build_settings(arguments: argparse.Namespace, on_error: OnError) -> BuildSet
         on_error=on_error,
         passages=arguments.passages,
         dedup=arguments.dedup,
+        language=arguments.language,
     )

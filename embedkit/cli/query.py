@@ -6,6 +6,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,17 @@ from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError, SearchStats, rerank
-from ..index.search.device import DEVICES
 from ..index.search.hits import passage_fields
+from ..index.search.hybrid import check_weight
 from .common import (
     EXIT_OK,
     EXIT_USAGE,
     CommandError,
     add_threads,
+    complain,
     integer,
     load_index_encoder,
+    open_reranker,
     print_json,
     show,
 )
@@ -31,6 +34,7 @@ from .terminal import printable, table
 if TYPE_CHECKING:
     from .. import CrossEncoder
     from ..index import Hit
+    from ..index.search.hybrid import Parts
 
 __all__ = ["add_commands"]
 
@@ -53,11 +57,21 @@ def add_commands(commands: Any) -> None:
         help="find only documents that match, e.g. \"lang = 'en' and year > 2019\"",
     )
     query.add_argument(
-        "--hybrid", action="store_true", help="also rank by keywords (BM25), and fuse the two rankings"
+        "--hybrid",
+        action=argparse.BooleanOptionalAction,
+        help="score by meaning and by words (BM25), or with --no-hybrid by meaning only (default: by both, if the "
+        "index has the words)",
     )
     query.add_argument(
         "--per-document", action="store_true", help="of passages, find the best one of each document"
     )
+    query.add_argument(
+        "--words-weight",
+        type=_weight,
+        metavar="W",
+        help="weight of the words in a hybrid score, 0 to 1 (default: 0.6)",
+    )
+    query.add_argument("--explain", action="store_true", help="show what each score is made of")
     _add_number(query, "--nprobe", "IVF: inverted lists to search (default: that of the index)")
     _add_number(query, "--ef", "HNSW: candidates to keep (default: that of the index)")
     _add_number(
@@ -77,9 +91,8 @@ def add_commands(commands: Any) -> None:
     )
     query.add_argument(
         "--device",
-        choices=DEVICES,
         default="cpu",
-        help="where to encode and search queries (default: cpu)",
+        help="where to encode and search queries: cpu (default), cuda, cuda:1, …",
     )
     add_threads(query)
 
@@ -90,10 +103,21 @@ def _add_number(command: argparse.ArgumentParser, option: str, help: str, defaul
     command.add_argument(option, type=integer(check), default=default, metavar="N", help=help)
 
 
+def _weight(text: str) -> float:
+    try:
+        return check_weight(float(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1") from None
+
+
 def _query(arguments: argparse.Namespace) -> int:
     if bool(arguments.texts) == bool(arguments.file):
         raise CommandError(EXIT_USAGE, "give queries either as arguments or with --file")
-    reranker = _open_reranker(arguments.rerank, arguments.threads)
+    if arguments.hybrid is False and arguments.words_weight is not None:
+        raise CommandError(
+            EXIT_USAGE, "--words-weight is for a hybrid search, which --no-hybrid switches off"
+        )
+    reranker = open_reranker(arguments.rerank, arguments.threads)
     index = Index.open(
         arguments.index,
         arguments.model,
@@ -112,13 +136,16 @@ def _query(arguments: argparse.Namespace) -> int:
         asked: list[str] = []
         try:
             found = _search(index, texts, asked, arguments, reranker=reranker, stats=stats)
+            empty = True
             for number, hits in enumerate(found, 1):
+                empty = empty and not hits
                 if arguments.json:
-                    _print_json_lines(asked[number - 1], hits)
+                    _print_json_lines(asked[number - 1], hits, explain=arguments.explain)
                 else:
-                    _print_table(
-                        f"{number}. {asked[number - 1]}" if labelled else None, hits, first=number == 1
-                    )
+                    label = f"{number}. {asked[number - 1]}" if labelled else None
+                    _print_table(label, hits, first=number == 1, explain=arguments.explain)
+            if empty and arguments.where is not None and (why := index.generation.why_empty(arguments.where)):
+                complain(f"note: {why}")
         except (InputError, ModelMismatchError):
             raise
         except ValueError as error:  # k, nprobe, the condition, …
@@ -141,6 +168,15 @@ def _search(
 ) -> Iterator[list[Hit]]:
     """The hits of each text; a text is appended to ``asked`` before its hits are yielded."""
     load_index_encoder(index)
+    if (
+        arguments.hybrid is not False
+        and index.generation.has_words
+        and not index.generation.words_are_current
+    ):
+        complain(
+            f"note: an earlier embedkit made the words of {arguments.index}, without stems and without those of "
+            "scripts that put no spaces between them; embedkit-index compact renews them"
+        )
 
     def blocks() -> Iterator[list[str]]:
         while block := list(islice(texts, _QUERIES_AT_ONCE)):
@@ -155,7 +191,7 @@ def _search(
         ef=arguments.ef,
         rescore=arguments.rescore,
         where=arguments.where,
-        hybrid=arguments.hybrid,
+        hybrid=arguments.hybrid if arguments.words_weight is None else arguments.words_weight,
         per_document=arguments.per_document,
     )
     done = 0
@@ -163,19 +199,6 @@ def _search(
         queries = asked[done : done + len(hits)]
         done += len(hits)
         yield from hits if reranker is None else rerank(reranker, queries, hits, arguments.k)
-
-
-def _open_reranker(model: str | None, threads: int | None) -> CrossEncoder | None:
-    if model is None:
-        return None
-    from .. import CrossEncoder
-
-    try:
-        opened = CrossEncoder(model, threads=threads)
-        rerank(opened, [], [], 1)  # raises for a model of several classes before anything is searched
-    except (ValueError, FileNotFoundError) as error:
-        raise CommandError(EXIT_USAGE, f"the reranker cannot be loaded: {error}") from error
-    return opened
 
 
 def _checked_query(text: str, origin: str) -> str:
@@ -192,7 +215,7 @@ def _queries_from(path: str) -> Iterator[str]:
         yield _checked_query(document.text, document.origin)
 
 
-def _print_table(label: str | None, hits: list[Hit], *, first: bool) -> None:
+def _print_table(label: str | None, hits: list[Hit], *, first: bool, explain: bool) -> None:
     # nothing is cut in a file or a pipe
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if not first:
@@ -202,21 +225,36 @@ def _print_table(label: str | None, hits: list[Hit], *, first: bool) -> None:
     if not hits:
         print("no document found")
         return
-    rows = [(str(hit.rank), f"{hit.score:.4f}", hit.id, hit.text) for hit in hits]
-    for line in table(("rank", "score", "id", "text"), rows, columns):
+    explain = explain and hits[0].parts is not None
+    header = ("rank", "score", *(_PARTS if explain else ()), "id", "text")
+    rows = [
+        (str(hit.rank), f"{hit.score:.4f}", *(_shown(hit.parts) if explain else ()), hit.id, hit.text)
+        for hit in hits
+    ]
+    for line in table(header, rows, columns, numbers=len(header) - 2):
         show(line)
 
 
-def _print_json_lines(query: str, hits: Iterable[Hit]) -> None:
+_PARTS = ("vector", "words", "similarity", "bm25")
+
+
+def _shown(parts: Parts | None) -> tuple[str, ...]:
+    values = [None if parts is None else getattr(parts, name) for name in _PARTS]
+    return tuple("-" if value is None else f"{value:.4f}" for value in values)
+
+
+def _print_json_lines(query: str, hits: Iterable[Hit], *, explain: bool) -> None:
     for hit in hits:
-        print_json(
-            {
-                "query": query,
-                "rank": hit.rank,
-                "score": round(hit.score, 6),
-                "id": hit.id,
-                "text": hit.text,
-                "metadata": hit.metadata,
-                **({} if hit.passage is None else {"passage": passage_fields(hit.passage)}),
-            }
-        )
+        line = {
+            "query": query,
+            "rank": hit.rank,
+            "score": round(hit.score, 6),
+            "id": hit.id,
+            "text": hit.text,
+            "metadata": hit.metadata,
+        }
+        if hit.passage is not None:
+            line["passage"] = passage_fields(hit.passage)
+        if explain and hit.parts is not None:
+            line["parts"] = asdict(hit.parts)
+        print_json(line)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
-from ..arguments import check_positive, check_threads
+from ..arguments import CUDA_PRECISIONS, check_positive, check_threads
 from .terminal import printable
 
 EXIT_OK = 0
@@ -77,9 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--index", metavar="INDEX", help="index folder, for /v1/search and the search page")
     what.add_argument(
         "--precision",
-        choices=("auto", "fp32", "bf16", "fp16", "int8"),
+        choices=CUDA_PRECISIONS,
         default="auto",
-        help="of the models (default: auto, each model's own)",
+        help="of the models; fp16 and fp8 on CUDA only (default: auto, each model's own)",
     )
     what.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:1" (default: cpu)')
     what.add_argument(

@@ -53,11 +53,13 @@ def cut(text: str, columns: int) -> str:
     raise AssertionError("a text wider than the columns must exceed them somewhere")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None) -> list[str]:
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None, *, numbers: int = 2
+) -> list[str]:
     """The lines of a table, one per row; the last column is cut to fit ``columns``, ``None`` for no limit.
 
-    The first two columns (numbers) are right-aligned, the others left-aligned. Cells are made `printable`. All columns
-    but the last take at most a third of the width.
+    The first columns (``numbers`` of them) are right-aligned, the others left-aligned. Cells are made `printable`. All
+    columns but the last take at most a third of the width.
     """
     cells = [[printable(cell) for cell in row] for row in (header, *rows)]
     *aligned, last = range(len(header))
@@ -72,7 +74,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | N
         parts = []
         for at, width in zip(aligned, widths, strict=True):
             padding = " " * (width - display_width(row[at]))
-            parts.append(padding + row[at] if at < 2 else row[at] + padding)
+            parts.append(padding + row[at] if at < numbers else row[at] + padding)
         parts.append(row[last] if columns is None else cut(row[last], max(10, columns - used)))
         lines.append("  ".join(parts).rstrip())
     return lines

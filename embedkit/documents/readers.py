@@ -8,7 +8,8 @@
   others are metadata.
 * ``.csv``: RFC 4180 (quoted fields may contain commas, quotes and line breaks); column names in the first row.
 * ``.tsv``: tab-separated, without quoting; column names in the first row.
-* ``.parquet``: columns as the fields of ``.jsonl``.
+* ``.parquet``: columns as the fields of ``.jsonl``; NaN is null, and columns of bytes other than text and id are left
+  out with a warning.
 
 Text files may be compressed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
 in ``\\n`` or ``\\r\\n``. Documents whose text is empty or white space are skipped and counted as blank. The
@@ -20,7 +21,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -295,16 +298,23 @@ class Corpus:
 
     def _parquet_records(self, source: Source) -> Iterator[_Record]:
         names: list[str] = []
+        texts = {self._text_field, self._id_field or "id"}
         for first, columns in source.tables():
             if not names:
                 self._columns(source.path, list(columns))
-            names = list(columns)
-            for line, values in enumerate(zip(*columns.values(), strict=True), first):
-                record = {
-                    name: value if name == self._vector_field else _plain(value)
-                    for name, value in zip(names, values, strict=True)
-                }
+                left_out = source.binary - texts
+                if left_out:
+                    warnings.warn(
+                        f"{source.path}: left out, as they hold bytes: {_listed(sorted(left_out))}",
+                        stacklevel=2,
+                    )
+            names = [name for name in columns if name not in source.binary or name in texts]
+            for line, values in enumerate(zip(*(columns[name] for name in names), strict=True), first):
                 try:
+                    record = {
+                        name: value if name == self._vector_field else _plain(value, name)
+                        for name, value in zip(names, values, strict=True)
+                    }
                     yield _Record(line, *self._fields(record))
                 except _MalformedError as error:
                     source.reject(line, str(error))
@@ -378,20 +388,27 @@ def _listed(names: Any) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "none"
 
 
-def _plain(value: Any) -> Any:
-    """A value of a parquet column as JSON: times in ISO 8601, bytes in hexadecimal."""
+def _plain(value: Any, name: str) -> Any:
+    """A value of the parquet column ``name`` as JSON: times in ISO 8601, NaN as null, bytes as the UTF-8 they hold."""
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
-        return float(value)
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return None
+        raise _MalformedError(f"the field {name!r} is {value}, which JSON does not have")
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
     if isinstance(value, bytes):
-        return value.hex()
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            raise _MalformedError(f"the field {name!r} holds bytes that are not UTF-8") from None
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain(item, name) for item in value]
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {key: _plain(item, name) for key, item in value.items()}
     return value
 
 

@@ -118,6 +118,7 @@ class Source:
         size: bytes of the file; ``None`` if unknown.
         format: of the file.
         strict: a malformed record is an error whatever ``on_error`` says.
+        binary: the columns of a parquet file that hold bytes, once `tables` has opened it.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Source:
         self.name = "stdin" if path == STDIN else name
         self.size = None if path == STDIN or open_file is not None else _size(path)
         self.strict = False
+        self.binary: frozenset[str] = frozenset()
         self._span = span
         self._open_file = open_file
         self._on_error = on_error
@@ -281,6 +283,7 @@ class Source:
         row = 0
         try:
             file = ParquetFile(self._raw)
+            self.binary = frozenset(field.name for field in file.schema_arrow if _holds_bytes(field.type))
             begin, end = 0, file.metadata.num_rows
             if self._span is not None:
                 begin, end = self._span.begin, self._span.end
@@ -295,6 +298,16 @@ class Source:
                 yield begin + 1, {name: [] for name in file.schema_arrow.names}
         except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"{self.path}:{row + 1}", f"the parquet data is damaged: {error}") from None
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Whether a type of pyarrow is one of bytes, or of lists or objects with such."""
+    types = import_pyarrow("reading .parquet").types
+    if types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type)
+    if types.is_nested(kind):
+        return any(_holds_bytes(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
 
 
 def names_of(paths: list[str]) -> list[str]:

@@ -73,8 +73,8 @@ class Index(Searcher):
 
         Raises:
             IndexNotFoundError: there is no finished index.
-            IndexDamagedError: a file is missing, has the wrong size, or cannot be read. (`verify` also checks the
-                hashes.)
+            IndexDamagedError: a file is missing, has the wrong size, or cannot be read, or a Faiss file does not
+                match its checksum. (`verify` also compares the checksums of the others.)
             ModelMismatchError: ``encoder`` is another model.
             ImportError: Faiss is not installed, or for "cuda" without GPU support.
         """
@@ -88,7 +88,13 @@ class Index(Searcher):
                 check_encoder(root, manifest, encoder, force=force)
 
         return cls(
-            root, open_generation(root, accept), encoder, threads, device=device, half=half, force=force
+            root,
+            open_generation(root, accept, searches=True),
+            encoder,
+            threads,
+            device=device,
+            half=half,
+            force=force,
         )
 
     @classmethod
@@ -107,6 +113,7 @@ class Index(Searcher):
         max_memory: int = DEFAULT_MAX_MEMORY,
         threads: int | None = None,
         on_error: OnError = "stop",
+        language: str = "auto",
         passages: Passages | int | tuple[int, int] | str | None = None,
         dedup: str | None = None,
         progress: Report | None = None,
@@ -137,6 +144,8 @@ class Index(Searcher):
             threads: threads of Faiss; ``None``: all.
             on_error: "stop" raises at the first document that cannot be used, "skip" leaves it out, a callable is
                 called with the `InputError`, and the document is left out if it returns.
+            language: whose words are stemmed for hybrid search: "english", "de", … (`LANGUAGES` in
+                `embedkit.index.words.languages`), or "none"; "auto": the one that the texts are in.
             passages: cut texts into passages of so many of the model's tokens (``256``, or ``(256, 32)`` with an
                 overlap), at borders of sentences and headings; hits are passages (`Hit.passage`), and deleting or
                 upserting a document means all its passages. ``None``: texts are whole, and the model cuts long ones.
@@ -165,6 +174,7 @@ class Index(Searcher):
             max_memory,
             threads,
             on_error,
+            language,
             passages=Passages.of(passages),
             dedup=dedup,
         )
@@ -335,6 +345,7 @@ class Index(Searcher):
         self,
         *,
         factory: str | None = None,
+        language: str | None = None,
         max_memory: int = DEFAULT_MAX_MEMORY,
         progress: Report | None = None,
     ) -> bool:
@@ -342,6 +353,7 @@ class Index(Searcher):
 
         Args:
             factory: of the Faiss index; ``None``: as the index was built.
+            language: of the words, as in `build`; ``None``: as before. Words of an earlier version are renewed.
             max_memory: as for `build`.
             progress: called after each step.
 
@@ -349,7 +361,7 @@ class Index(Searcher):
             Whether there was anything to fold.
         """
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)
-        folded = change.compact(self.path, factory, settings, progress)
+        folded = change.compact(self.path, factory, settings, progress, language=language)
         self.refresh()
         return folded
 

@@ -216,7 +216,8 @@ class EmbedkitVectorStore(VectorStore):
             query: a text.
             k: most documents.
             filter: which documents to search.
-            kwargs: further arguments of `Index.search`: ``hybrid=True``, ``nprobe``, ``ef``, ``rescore``.
+            kwargs: further arguments of `Index.search`: ``nprobe``, ``ef``, ``rescore``, and ``hybrid``, which is False
+                here unless it is given, so that scores are similarities.
         """
         return self._search(query, k, filter, kwargs)
 
@@ -294,7 +295,7 @@ class EmbedkitVectorStore(VectorStore):
     ) -> list[tuple[Document, float]]:
         if self._index is None or not len(self._index):
             return []
-        (hits,) = self._index.search(query, k, where=_where(filter), **options)
+        (hits,) = self._index.search(query, k, where=_where(filter), **{"hybrid": False, **options})
         return [(_document(hit.id, hit.text, hit.metadata), hit.score) for hit in hits]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder: the core's WordPiece if possible, otherwise the `tokenizers` package."""
+"""The tokenizer of a model folder: the core's if possible, otherwise the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from .. import _core
 from .json_file import present, read_json
+from .subword import UnknownToCore, added_ids, subword_core
 from .tokenizer_files import TokenizerSettings, added_token, damaged, template_ids, typed
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -52,7 +53,7 @@ class Tokenizer:
     """Text to content ids, and the special ids around them.
 
     Attributes:
-        core: the compiled WordPiece; None if `encode_batch` uses the `tokenizers` package.
+        core: the compiled tokenizer; None if `encode_batch` uses the `tokenizers` package.
         prefix_ids: added before the content ids of a text ([CLS]).
         suffix_ids: added after them ([SEP]).
         truncation_side: the end at which a long text is cut.
@@ -60,9 +61,10 @@ class Tokenizer:
         truncation_max_length: of the truncation in tokenizer.json, which is not applied here; None if unset.
         pad_id: id of the padding token; None if there is none.
         vocab_size: the highest id, including added tokens, plus one.
+        unknown_id: id of the token for words that are not in the vocabulary; None if there is none.
     """
 
-    core: _core.WordPiece | None
+    core: _core.Tokenizer | None
     prefix_ids: tuple[int, ...]
     suffix_ids: tuple[int, ...]
     truncation_side: Literal["left", "right"]
@@ -71,6 +73,7 @@ class Tokenizer:
     pad_id: int | None
     vocab_size: int
     _other: Any = field(default=None, repr=False)  # a tokenizers.Tokenizer
+    unknown_id: int | None = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The content ids of each text, without prefix and suffix, not truncated.
@@ -100,7 +103,7 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Toke
     Raises:
         FileNotFoundError: neither file exists.
         ValueError: a file is damaged or not supported; the message names it.
-        ImportError: the tokenizer is not WordPiece and the `tokenizers` package is missing.
+        ImportError: the core does not know the tokenizer and the `tokenizers` package is missing.
     """
     folder = Path(folder)
     settings = TokenizerSettings(folder)
@@ -162,30 +165,54 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -
     padding_token = settings.token("pad_token")
     pad_id = padding.get("pad_id")
     normalizer = _bert_normalizer(content, path)
-    core, other = None, None
-    if normalizer is None or not _is_wordpiece(model):
-        other = _load_other(path, lowercase_first)
-        if padding_token is not None:
-            pad_id = other.token_to_id(padding_token["content"])
-        ids = other.get_vocab(with_added_tokens=True).values()
-        size = max(ids, default=-1) + 1
-    else:
+    added = [
+        added_token(token, path, special=False) for token in typed(content, "added_tokens", list, [], path)
+    ]
+    core: _core.Tokenizer | None = None
+    other = None
+    if normalizer is not None and _is_wordpiece(model):
         if settings.tokenizer_class in _BERT_CLASSES:
             normalizer.override(settings)
         normalizer.lowercase_first |= lowercase_first
         vocab = _checked_vocabulary(model.get("vocab"), path)
-        added = [
-            added_token(token, path, special=False)
-            for token in typed(content, "added_tokens", list, [], path)
-        ]
         core, ids_of_added = _build(vocab, added, model, normalizer, path)
-        if padding_token is not None:
-            pad_id = ids_of_added.get(padding_token["content"], vocab.get(padding_token["content"]))
+        ids = {**vocab, **ids_of_added}
         size = max(len(vocab), max(ids_of_added.values(), default=-1) + 1)
+    else:
+        try:
+            if model.get("type") not in ("BPE", "Unigram"):
+                raise UnknownToCore("another model")
+            core, ids, size = subword_core(content, added, path, lowercase_first=lowercase_first)
+        except UnknownToCore:
+            other = _load_other(path, lowercase_first)
+            ids = other.get_vocab(with_added_tokens=True)
+            size = max(ids.values(), default=-1) + 1
+    if padding_token is not None:
+        pad_id = ids.get(padding_token["content"])
     if pad_id is not None and type(pad_id) is not int:
         raise damaged(path, f'"pad_id" is {pad_id!r}, not an integer')
     _check_ids((*prefix, *suffix), size, path)
-    return Tokenizer(core, prefix, suffix, side, settings.model_max_length, limit, pad_id, size, other)
+    return Tokenizer(
+        core,
+        prefix,
+        suffix,
+        side,
+        settings.model_max_length,
+        limit,
+        pad_id,
+        size,
+        other,
+        unknown_id=_unknown_id(model, other),
+    )
+
+
+def _unknown_id(model: Mapping[str, Any], other: Any) -> int | None:
+    """The id of the model's unknown token, by its name or, in Unigram models, by number."""
+    name, number = model.get("unk_token", "[UNK]" if other is None else None), model.get("unk_id")
+    if isinstance(name, str):
+        found = model["vocab"].get(name) if other is None else other.token_to_id(name)
+        return None if found is None else int(found)
+    return number if type(number) is int else None
 
 
 def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
@@ -215,7 +242,10 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
     pad_id = ids_of_added[contents["pad_token"]]
     size = max(len(tokens), max(ids_of_added.values()) + 1)
     side = settings.truncation_side()
-    return Tokenizer(core, prefix, suffix, side, settings.model_max_length, None, pad_id, size)
+    unknown_id = vocab.get(contents["unk_token"])
+    return Tokenizer(
+        core, prefix, suffix, side, settings.model_max_length, None, pad_id, size, unknown_id=unknown_id
+    )
 
 
 def _build(
@@ -225,30 +255,17 @@ def _build(
     normalizer: _Normalizer,
     path: Path,
 ) -> tuple[_core.WordPiece, dict[str, int]]:
-    """The core, and the id of each added token.
-
-    An id is that of the vocabulary or the next free one, regardless of the file, as in `tokenizers`.
-    """
+    """The core, and the id of each added token."""
     tokens = vocab if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
     known = vocab if not isinstance(vocab, list) else {token: i for i, token in enumerate(vocab) if token}
-    ids: dict[str, int] = {}
-    next_id = len(tokens)
-    flagged: dict[int, dict[str, Any]] = {}
-    for token in added:
-        content = token["content"]
-        if not content:
-            continue
-        if content not in ids:
-            ids[content] = known.get(content, next_id)
-            next_id += ids[content] == next_id
-        flagged[ids[content]] = {**token, "id": ids[content]}
+    ids, flagged = added_ids(added, known, len(tokens))
     limit = typed(model, "max_input_chars_per_word", int, 100, path)
     if limit < 0:
         raise damaged(path, f'"max_input_chars_per_word" is {limit}')
     try:
         core = _core.WordPiece(
             tokens,
-            [_core.AddedToken(**token) for token in flagged.values()],
+            [_core.AddedToken(**token) for token in flagged],
             **normalizer.core_options(),
             unknown_token=typed(model, "unk_token", str, "[UNK]", path),
             continuing_prefix=typed(model, "continuing_subword_prefix", str, "##", path),
@@ -311,7 +328,7 @@ def _load_other(path: Path, lowercase_first: bool) -> Any:
         from tokenizers import normalizers
     except ImportError as error:
         raise ImportError(
-            f"{path} is not a BERT WordPiece tokenizer: embedkit runs it with the `tokenizers` "
+            f"{path} holds a tokenizer that embedkit's core does not know: it runs with the `tokenizers` "
             "package, which is not installed: pip install tokenizers"
         ) from error
     try:

@@ -185,7 +185,12 @@ class SearchRequest(_Body):
     filter: dict[str, str | int | float | bool | None] | None = Field(
         None, description="Fields and the values that they must have."
     )
-    hybrid: bool = Field(False, description="Search for the words, too, and fuse the two rankings.")
+    hybrid: bool | None = Field(
+        None,
+        description="Score by the words, too, and fuse the two scores; by default if the query is text and the index "
+        "has the words.",
+    )
+    explain: bool = Field(False, description="Say what the score of each hit of a hybrid search is made of.")
     rerank: bool | Name = Field(
         False, description="Order the hits by a reranker: true for the first, or its name."
     )

@@ -179,7 +179,7 @@ async def search(request: Request) -> Response:
                 found[at] = [
                     replace(hits[i], rank=rank, score=float(scores[i])) for rank, i in enumerate(order, 1)
                 ]
-    data = await asyncio.to_thread(_rows, queries, found)
+    data = await asyncio.to_thread(_rows, queries, found, body.explain)
     answer = {
         "object": "list",
         "data": data,
@@ -189,18 +189,20 @@ async def search(request: Request) -> Response:
     return Response(dumps(answer), media_type="application/json")
 
 
-def _fields(hit: Hit) -> dict[str, Any]:
+def _fields(hit: Hit, explain: bool) -> dict[str, Any]:
     fields = asdict(hit)
+    if not explain or hit.parts is None:
+        del fields["parts"]
     del fields["passage"]
     return fields if hit.passage is None else {**fields, "passage": passage_fields(hit.passage)}
 
 
-def _rows(queries: list[str], found: list[list[Hit]]) -> list[dict[str, Any]]:
+def _rows(queries: list[str], found: list[list[Hit]], explain: bool) -> list[dict[str, Any]]:
     """The hits of each query as they are sent."""
     data = []
     for at, hits in enumerate(found):
         query = queries[at] if queries else ""
-        shown = [{**_fields(hit), "words": words_found(query, hit.text)} for hit in hits]
+        shown = [{**_fields(hit, explain), "words": words_found(query, hit.text)} for hit in hits]
         data.append({"index": at, "hits": shown})
     return data
 

@@ -27,6 +27,7 @@ import contextlib
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ...documents.document import Document, check_document
@@ -42,6 +43,8 @@ from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State
 from ..storage.layout import Writer
 from ..storage.manifest import Manifest, SegmentEntry
+from ..words.analyzer import analyzer
+from ..words.languages import AUTO as AUTO_LANGUAGE
 from .check import check_new_id, given_vector, with_id
 from .duplicates import near_duplicates
 from .encode import Chunk, encode_chunk, truncated_by
@@ -97,7 +100,12 @@ class _Job:
     @property
     def made(self) -> Made:
         """What the journal records of a finished segment, except its input."""
-        return Made(self.manifest.factory, self.settings.kept, self.settings.target_recall)
+        return Made(
+            self.manifest.factory,
+            self.settings.kept,
+            self.settings.target_recall,
+            language=self.manifest.language if self.mode == "build" else AUTO_LANGUAGE,
+        )
 
 
 def build(
@@ -142,6 +150,8 @@ def build(
                 check_max_length(root, encoder, manifest)
             check_encoder(root, manifest, encoder)
             base = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
+        if manifest.language != AUTO_LANGUAGE:
+            analyzer(manifest.language)  # a stemmer that is missing fails now as well
         header = _header(mode, manifest, encoder)
         passages = Passages.of(manifest.passages)
         # what is encoded again was cut before
@@ -349,9 +359,15 @@ def _index(job: _Job, staging: Staging) -> SegmentEntry:
         # with the files of the segment, as a crash may come before the manifest
         write_choice(folder / CHOICE_FILE, choice)
     settings = replace(settings, factory=factory, kept=manifest.kept, target_recall=None)
-    name, finish = job.writer.new_name(), staging.documents.finish
+    finish = partial(staging.documents.finish, manifest.language)
     return finish_segment(
-        folder, name, vectors, finish, settings=settings, parameters=parameters, report=job.report
+        folder,
+        job.writer.new_name(),
+        vectors,
+        finish,
+        settings=settings,
+        parameters=parameters,
+        report=job.report,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
 from ..storage.manifest import Manifest, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
-from .publish import dated, tombstone
+from ..words.languages import check_language
+from .publish import dated, in_language_of, tombstone
 from .resume import change_errors
 from .segment import finish_segment, remove_all_but
 from .settings import BuildSettings, Progress, Report
@@ -85,17 +87,27 @@ def _rows_of_ids(base: Generation, ids: str | Iterable[str], missing_ok: bool) -
     return rows
 
 
-def compact(root: Path, factory: str | None, settings: BuildSettings, report: Report | None = None) -> bool:
+def compact(
+    root: Path,
+    factory: str | None,
+    settings: BuildSettings,
+    report: Report | None = None,
+    *,
+    language: str | None = None,
+) -> bool:
     """Fold all segments into one without deleted documents; false if there was nothing to fold.
 
-    ``factory`` is ``None`` for the index's own; of ``settings``, ``max_memory`` and ``threads`` are used.
+    ``factory`` and ``language`` are ``None`` for the index's own; of ``settings``, ``max_memory`` and ``threads``
+    are used.
     """
     with _changing(root, "compacting") as (writer, base):
         manifest = base.manifest
         if factory is not None and factory != faiss_index.AUTO:
             faiss_index.create_index(factory, manifest.dimension)
         whole = len(base.segments) == 1 and base.segments[0].entry.tombstones is None
-        current = base.segments[0].entry.keywords if base.segments else True
+        if language is not None:
+            manifest = replace(manifest, language=check_language(language))
+        current = base.words_are_current and language in (None, base.manifest.language)
         if not base.segments or (whole and current and factory in (None, manifest.factory)):
             return False
         manifest = replace(manifest, factory=manifest.factory if factory is None else factory)
@@ -104,9 +116,8 @@ def compact(root: Path, factory: str | None, settings: BuildSettings, report: Re
         settings = replace(settings, factory=manifest.factory, kept=manifest.kept)
         entry = _copy(writer, base, manifest, settings, report or (lambda _: None))
         name = entry.name
-        writer.publish(
-            dated(manifest.with_segments((entry,)), writer.generation), {name: writer.staged(name)}
-        )
+        manifest = in_language_of(manifest.with_segments((entry,)), entry)
+        writer.publish(dated(manifest, writer.generation), {name: writer.staged(name)})
         return True
 
 
@@ -129,7 +140,7 @@ def _copy(
             folder,
             name,
             Spool(spool.path, spool.rows, manifest.dimension),
-            documents.finish,
+            partial(documents.finish, manifest.language),
             settings=settings,
             parameters=stored_parameters(manifest.tuning),
             report=report,

@@ -20,10 +20,11 @@ from ..storage.generation import Generation
 from ..storage.ids import Ids
 from ..storage.layout import Writer
 from ..storage.manifest import IDS_FILE, Manifest, SegmentEntry
+from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
 from .settings import BuildSettings, Mode
 
-__all__ = ["again", "dated", "new_manifest", "publish", "tombstone"]
+__all__ = ["again", "dated", "in_language_of", "new_manifest", "publish", "tombstone"]
 
 _IDS_AT_ONCE = 4096
 
@@ -41,6 +42,7 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         kept=settings.kept,
         encoder=describe_encoder(encoder),
         segments=(),
+        language=settings.language,
         root=settings.root,
         passages=None if settings.passages is None else str(settings.passages),
         max_length=own_max_length(encoder),
@@ -57,6 +59,7 @@ def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> 
         kept=manifest.kept,
         root=manifest.root,
         passages=manifest.passages,
+        language=manifest.language,
     )
 
 
@@ -104,9 +107,16 @@ def publish(
         )
         replaced = sum(map(len, rows.values()))
         segments = tombstone(writer, base, rows)
-    manifest = manifest.with_segments((*segments, entry))
+    manifest = in_language_of(manifest.with_segments((*segments, entry)), entry)
     writer.publish(dated(manifest, writer.generation), {entry.name: writer.building})
     return entry.documents, replaced
+
+
+def in_language_of(manifest: Manifest, entry: SegmentEntry) -> Manifest:
+    """``manifest`` with the language found in the segment ``entry``, unless it has one."""
+    if manifest.language != AUTO or entry.words is None or entry.words.language == NONE:
+        return manifest
+    return replace(manifest, language=entry.words.language)
 
 
 def _rows_with_ids(base: Generation, ids: Iterator[str], mode: Mode) -> dict[int, list[int]]:

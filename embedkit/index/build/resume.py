@@ -42,7 +42,12 @@ _HEADER_NAMES = {
     "dimension": "dimension",
     "metric": "metric",
 }
-_MADE_NAMES = {"factory": "factory", "kept": "kind of kept vectors", "target_recall": "target recall"}
+_MADE_NAMES = {
+    "factory": "factory",
+    "kept": "kind of kept vectors",
+    "target_recall": "target recall",
+    "language": "language",
+}
 
 
 class InputDigest:

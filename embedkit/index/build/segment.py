@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..storage.faiss_index import is_exact, read_index
-from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, Raw, SegmentEntry, hash_file
+from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, Raw, SegmentEntry, WordsEntry, hash_file
 from ..storage.raw import write_raw
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import Spool
@@ -20,7 +20,7 @@ def finish_segment(
     folder: Path,
     name: str,
     spool: Spool,
-    finish_documents: Callable[[], bool],
+    finish_documents: Callable[[], WordsEntry | None],
     *,
     settings: BuildSettings,
     parameters: SearchParameters,
@@ -32,7 +32,7 @@ def finish_segment(
         folder: of the segment.
         name: of the segment.
         spool: its vectors.
-        finish_documents: completes ``keys`` and ``documents.sqlite``; returns whether there are keywords.
+        finish_documents: completes ``keys`` and ``documents.sqlite``; returns how its words were made.
         settings: ``factory``, ``kept``, ``max_memory`` and ``threads`` are used.
         parameters: the default search parameters of its Faiss indexes.
         report: called after each step.
@@ -44,10 +44,10 @@ def finish_segment(
     raw: Raw = "none" if lossless else settings.kept
     if raw != "none":
         write_raw(spool, folder / RAW_FILE, raw)
-    keywords = finish_documents()
+    words = finish_documents()
     names = [part.file for part in parts] + [IDS_FILE, DOCUMENTS_FILE] + ([RAW_FILE] if raw != "none" else [])
     files = {file: hash_file(folder / file) for file in names}
-    return SegmentEntry(name, spool.rows, parts, raw, keywords, files)
+    return SegmentEntry(name, spool.rows, parts, raw, words is not None, files, words=words)
 
 
 def remove_all_but(folder: Path, names: Iterable[str]) -> None:

@@ -12,6 +12,8 @@ from ...documents.passages import Passages
 from ..auto.stored import check_target
 from ..storage.faiss_index import AUTO
 from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw
+from ..words.languages import AUTO as AUTO_LANGUAGE
+from ..words.languages import check_language
 from .memory import DEFAULT_MAX_MEMORY
 
 __all__ = ["BuildSettings", "Mode", "Progress", "Report", "Written", "near_similarity"]
@@ -23,9 +25,9 @@ Mode = Literal["build", "add", "upsert", "reembed"]
 class BuildSettings:
     """How an index is built or changed; see `embedkit.index.Index.build` for each.
 
-    ``factory``, ``metric``, ``kept``, ``target_recall``, ``overwrite``, ``passages``, ``dedup`` and ``root`` (the
-    folder that ids of files are relative to) concern a new index only: a command that changes one takes them from its
-    manifest.
+    ``factory``, ``metric``, ``kept``, ``target_recall``, ``overwrite``, ``language``, ``passages``, ``dedup`` and
+    ``root`` (the folder that ids of files are relative to) concern a new index only: a command that changes one takes
+    them from its manifest.
 
     Raises:
         ValueError: a setting is out of range.
@@ -40,12 +42,14 @@ class BuildSettings:
     max_memory: int = DEFAULT_MAX_MEMORY
     threads: int | None = None
     on_error: OnError = "stop"
+    language: str = AUTO_LANGUAGE
     root: str | None = None
     passages: Passages | None = None
     dedup: str | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without vectors."""
+        object.__setattr__(self, "language", check_language(self.language))
         if self.metric not in METRICS:
             raise ValueError(f"metric must be 'cosine' or 'dot', not {self.metric!r}")
         if self.kept not in RAW_KINDS or self.kept == "none":

@@ -28,7 +28,7 @@ from ..storage.search_parameters import SearchParameters
 from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
 from .build_parts import VECTORS_FILE, build_parts
-from .publish import dated, new_manifest
+from .publish import dated, in_language_of, new_manifest
 from .resume import change_errors
 from .settings import BuildSettings, Progress, Report
 
@@ -69,13 +69,13 @@ def import_faiss_file(
         with contextlib.closing(store):
             for document in _rows(path, ids, rows, documents):
                 store.add(document)
-            keywords = store.finish()
+            words = store.finish()
         write_index(index, folder / VECTORS_FILE)
         files = {file: hash_file(folder / file) for file in (VECTORS_FILE, IDS_FILE, DOCUMENTS_FILE)}
         parts = (PartEntry(VECTORS_FILE, rows, IMPORTED),)
-        entry = SegmentEntry(name, rows, parts, "none", keywords, files)
+        entry = SegmentEntry(name, rows, parts, "none", words is not None, files, words=words)
         # factory "auto": segments added later, and compaction, take the kind of index that suits their size
-        manifest = new_manifest(encoder, settings).with_segments((entry,))
+        manifest = in_language_of(new_manifest(encoder, settings).with_segments((entry,)), entry)
         writer.publish(dated(manifest, writer.generation), {name: folder})
     return rows
 

@@ -6,9 +6,7 @@ import re
 
 from ..storage.faiss_index import import_faiss
 
-__all__ = ["DEVICES", "check_device", "gpu_number"]
-
-DEVICES = ("cpu", "cuda")
+__all__ = ["check_device", "gpu_number"]
 
 
 def check_device(device: str) -> None:

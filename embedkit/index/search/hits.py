@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...documents.passages import FIELD
-from ..storage.faiss_index import Float32Array, Int64Array
 from ..storage.generation import Generation
+from .hybrid import Parts
+from .prepared import Found
 
 __all__ = ["Hit", "Passage", "passage_fields", "to_hits"]
 
@@ -54,11 +55,12 @@ class Hit:
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine or dot product, by the metric of the index; of a hybrid search the fused score.
+        score: the cosine or dot product, by the metric of the index; of a hybrid search the fused score, 0 to 1.
         id: of the document.
         text: of the document.
         metadata: the document's other fields.
         passage: the place of a passage in its document; ``None`` if documents are whole.
+        parts: what the score of a hybrid search was made of; ``None`` for any other search.
     """
 
     rank: int
@@ -66,6 +68,7 @@ class Hit:
     id: str
     text: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    parts: Parts | None = None
     passage: Passage | None = None
 
     @property
@@ -74,18 +77,19 @@ class Hit:
         return self.id if self.passage is None else self.passage.document
 
 
-def to_hits(generation: Generation, scores: Float32Array, rows: Int64Array) -> list[list[Hit]]:
-    """Read the documents of ``rows`` (n, k), -1 for none, with their ``scores`` (n, k)."""
-    documents = generation.fetch(rows)
+def to_hits(generation: Generation, found: Found) -> list[list[Hit]]:
+    """Read the documents of what was ``found``."""
+    documents = generation.fetch(found.rows)
     cut = generation.manifest.passages is not None
     result = []
-    for line_scores, line in zip(scores.tolist(), rows.tolist(), strict=True):
+    for number, (scores, rows) in enumerate(zip(found.scores.tolist(), found.rows.tolist(), strict=True)):
         hits: list[Hit] = []
-        for score, row in zip(line_scores, line, strict=True):
+        for place, (score, row) in enumerate(zip(scores, rows, strict=True)):
             if row >= 0:
                 document = documents[row]
                 metadata, passage = _split(document.metadata) if cut else (document.metadata, None)
-                hits.append(Hit(len(hits) + 1, score, document.id, document.text, metadata, passage))
+                parts = None if found.parts is None else found.parts[number][place]
+                hits.append(Hit(len(hits) + 1, score, document.id, document.text, metadata, parts, passage))
         result.append(hits)
     return result
 

@@ -1,25 +1,91 @@
-"""Hybrid search: the results of vectors and of words, fused by reciprocal rank.
+"""Hybrid search: the scores of vectors and of words, fused.
 
-A document scores the sum of 1 / (60 + rank) over the two rankings (Cormack, Clarke and Buettcher, SIGIR 2009).
-Words are ranked by BM25 in an FTS5 index; each segment counts its own documents.
+Each query's candidates are its `DEPTH` best documents by vector and its `DEPTH` best by words (BM25). A document scores
+
+    (1 - w) · (c - c_last) / (c_best - c_last)  +  w · b / b_best
+
+where c is its cosine (or dot product), c_best and c_last those of the first and the last candidate by vector, b its
+BM25 score and b_best the best one; what was not found by one of the two counts 0 there. So scores lie between 0 and 1,
+and 1 is the best by both. w and `DEPTH` are those of `benchmarks/hybrid.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-__all__ = ["DEPTH", "fuse"]
+__all__ = ["DEPTH", "WORDS_WEIGHT", "Parts", "check_weight", "fuse"]
 
-DEPTH = 100
-"""Minimum length of each ranking."""
+DEPTH = 200
+"""Minimum number of candidates by vector, and by words."""
 
-_RANK_CONSTANT = 60
+WORDS_WEIGHT = 0.6
+"""The weight of the words by default; that of the vectors is the rest."""
 
 
-def fuse(rankings: Iterable[Iterable[int]], k: int) -> list[tuple[int, float]]:
-    """The best ``k`` rows of ``rankings`` with their scores, best first; ties by row."""
-    scores: dict[int, float] = {}
-    for ranking in rankings:
-        for rank, row in enumerate(ranking, 1):
-            scores[row] = scores.get(row, 0.0) + 1 / (_RANK_CONSTANT + rank)
-    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:k]
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the score of a hybrid search was made of: ``(1 - w) · vector + w · words``.
+
+    Attributes:
+        similarity: the cosine or dot product; ``None`` if the document is not among the candidates by vector.
+        bm25: the score of the words; ``None`` if it holds none of them, or is not among the candidates by words.
+        vector: ``similarity`` between the last candidate (0) and the best (1).
+        words: ``bm25`` as a share of the best.
+    """
+
+    similarity: float | None
+    bm25: float | None
+    vector: float
+    words: float
+
+
+def check_weight(weight: object) -> float:
+    """``weight`` of the words, from 0 to 1.
+
+    Raises:
+        TypeError: it is not a number.
+        ValueError: it is out of range.
+    """
+    if isinstance(weight, bool) or not hasattr(weight, "__float__"):
+        raise TypeError(
+            f"hybrid must be True, False, None or the weight of the words from 0 to 1, not {weight!r:.80}"
+        )
+    value = float(weight)
+    if not 0 <= value <= 1:
+        raise ValueError(f"the weight of the words (hybrid) must be from 0 to 1, not {value:g}")
+    return value
+
+
+def fuse(
+    by_vector: Sequence[tuple[int, float]], by_words: Sequence[tuple[int, float]], weight: float, k: int
+) -> list[tuple[int, float, Parts]]:
+    """The best ``k`` rows with their scores and parts, best first; ties by vector, then by row.
+
+    Args:
+        by_vector: rows and similarities of the candidates by vector, best first.
+        by_words: rows and BM25 scores of the candidates by words, best first.
+        weight: of the words, from 0 to 1.
+        k: most rows.
+    """
+    similarity, bm25 = dict(by_vector), dict(by_words)
+    best, last = (by_vector[0][1], by_vector[-1][1]) if by_vector else (0.0, 0.0)
+    spread = best - last
+    most = by_words[0][1] if by_words else 0.0
+    found = []
+    for row in similarity.keys() | bm25.keys():
+        cosine, score = similarity.get(row), bm25.get(row)
+        # all alike, such as a single candidate: all are the best
+        vector = 0.0 if cosine is None else (cosine - last) / spread if spread > 0 else 1.0
+        words = 0.0 if score is None else score / most if most > 0 else 1.0
+        parts = Parts(cosine, score, vector, words)
+        found.append((row, (1 - weight) * vector + weight * words, parts))
+    return sorted(
+        found,
+        key=lambda one: (
+            -one[1],
+            -(one[2].similarity if one[2].similarity is not None else -math.inf),
+            one[0],
+        ),
+    )[:k]

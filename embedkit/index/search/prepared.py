@@ -10,9 +10,27 @@ import numpy as np
 from ..storage.faiss_index import Float32Array, Int64Array
 from ..storage.generation import Chosen, Generation
 from ..storage.search_parameters import SearchParameters
-from .hybrid import DEPTH, fuse
+from .hybrid import DEPTH, WORDS_WEIGHT, Parts, check_weight, fuse
 
-__all__ = ["PreparedSearch", "check_search_parameters", "prepare"]
+__all__ = ["Found", "Hybrid", "PreparedSearch", "check_search_parameters", "prepare"]
+
+Hybrid = bool | float | None
+"""Whether to search for words, too: ``None``: if the index has them; a number: the weight of the words, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        scores: (n, k), best first.
+        rows: (n, k); -1 where fewer were found.
+        parts: of a hybrid search, for each query those of the hits found.
+    """
+
+    scores: Float32Array
+    rows: Int64Array
+    parts: list[list[Parts]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +42,34 @@ class PreparedSearch:
         k: hits per query, at most as many as there are documents.
         parameters: how hard to search, completed by the index's defaults.
         chosen: the rows that match the condition; ``None``: there is no condition.
-        hybrid: also search for the words of the queries.
+        words_weight: the weight of the words of the queries; ``None``: search by vectors only.
     """
 
     generation: Generation
     k: int
     parameters: SearchParameters
     chosen: Chosen | None
-    hybrid: bool
+    words_weight: float | None
 
-    def run(self, vectors: Float32Array, texts: list[str] | None) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows, both (n, k), of ``vectors`` (n, dimension); row -1 where fewer were found.
-
-        A hybrid search needs the ``texts`` as well.
-
-        Raises:
-            ValueError: the search is hybrid, and the index has no full-text index.
-        """
-        if self.hybrid and texts is not None:
-            return self._run_hybrid(vectors, texts)
-        return self.generation.search(vectors, self.k, self.parameters, self.chosen)
-
-    def _run_hybrid(self, vectors: Float32Array, texts: list[str]) -> tuple[Float32Array, Int64Array]:
-        if not all(segment.entry.keywords for segment in self.generation.segments):
-            raise ValueError(
-                "hybrid search needs a full-text index, which this index lacks; embedkit-index compact adds it"
-            )
+    def run(self, vectors: Float32Array, texts: list[str] | None) -> Found:
+        """What is found for ``vectors`` (n, dimension); a hybrid search needs their ``texts`` as well."""
+        if self.words_weight is None or texts is None:
+            return Found(*self.generation.search(vectors, self.k, self.parameters, self.chosen))
         depth = max(DEPTH, 2 * self.k)
         nearest = min(depth, self.generation.manifest.documents)
-        _, dense = self.generation.search(vectors, nearest, self.parameters, self.chosen)
+        similarities, dense = self.generation.search(vectors, nearest, self.parameters, self.chosen)
         scores = np.zeros((len(texts), self.k), np.float32)
         rows = np.full((len(texts), self.k), -1, np.int64)
+        parts = []
         for line, text in enumerate(texts):
-            by_vector = [row for row in dense[line].tolist() if row >= 0]
+            pairs = zip(dense[line].tolist(), similarities[line].tolist(), strict=True)
+            by_vector = [(row, similarity) for row, similarity in pairs if row >= 0]
             by_words = self.generation.keywords(text, depth, self.chosen)
-            for place, (row, score) in enumerate(fuse((by_vector, by_words), self.k)):
+            fused = fuse(by_vector, by_words, self.words_weight, self.k)
+            for place, (row, score, _) in enumerate(fused):
                 rows[line, place], scores[line, place] = row, score
-        return scores, rows
+            parts.append([part for _, _, part in fused])
+        return Found(scores, rows, parts)
 
 
 def prepare(
@@ -69,7 +78,7 @@ def prepare(
     parameters: SearchParameters,
     *,
     where: str | None = None,
-    hybrid: bool = False,
+    hybrid: Hybrid = False,
 ) -> PreparedSearch:
     """Check the arguments of a search, and find the documents that the condition ``where`` selects.
 
@@ -88,8 +97,21 @@ def prepare(
         min(k, generation.manifest.documents),
         generation.with_defaults(parameters),
         None if where is None else generation.choose(where),
-        hybrid,
+        _words_weight(generation, hybrid),
     )
+
+
+def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
+    if hybrid is None:
+        return WORDS_WEIGHT if generation.words_are_current else None
+    if hybrid is False:
+        return None
+    weight = WORDS_WEIGHT if hybrid is True else check_weight(hybrid)
+    if not generation.has_words:
+        raise ValueError(
+            "hybrid search needs a full-text index, which this index lacks; embedkit-index compact adds it"
+        )
+    return weight
 
 
 def check_search_parameters(generation: Generation, parameters: SearchParameters) -> None:

@@ -27,7 +27,7 @@ from .device import gpu_number
 from .grouping import best_of_documents
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
-from .prepared import PreparedSearch, prepare
+from .prepared import Found, Hybrid, PreparedSearch, prepare
 from .queries import Queries, query_texts, query_vectors
 
 __all__ = ["PathLike", "Searcher"]
@@ -66,7 +66,7 @@ class Searcher:
         """Switch to the live generation; returns whether it is a newer one."""
         with self._generation_lock:  # otherwise a slow call would restore an older generation
             before = self._open_generation()
-            generation = open_generation(self.path, lambda _: None)
+            generation = open_generation(self.path, lambda _: None, searches=True)
             if generation.manifest.generation == before.manifest.generation:
                 generation.close()
                 return False
@@ -128,6 +128,7 @@ class Searcher:
             "document_prompt": entry.document_prompt,
             "max_length": manifest.max_length,
             "root": manifest.root,
+            "words": _words_of(manifest),
             "generation": manifest.generation,
             "segments": len(manifest.segments),
             "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
@@ -144,7 +145,7 @@ class Searcher:
         ef: int | None = None,
         rescore: int | None = None,
         where: str | None = None,
-        hybrid: bool = False,
+        hybrid: Hybrid = None,
         per_document: bool = False,
     ) -> list[list[Hit]]:
         """The ``k`` best documents for each query, best first.
@@ -159,7 +160,10 @@ class Searcher:
                 them by their vectors; 0: do not. ``None``: the default of the index.
             where: find only documents that match a condition on their fields, such as
                 ``"lang = 'en' and year > 2019"``. If at least ``k`` documents match, ``k`` are found.
-            hybrid: also rank documents by the words of the queries (BM25), and fuse the two rankings.
+            hybrid: also score documents by the words of the queries (BM25), and fuse the two scores to one from 0
+                to 1 (`embedkit.index.search.hybrid`): ``True``, or the weight of the words from 0 to 1. ``False``:
+                by vectors only, so that scores are cosines or dot products. ``None``: if the queries are texts and
+                the index has their words.
             per_document: of an index of passages, find the best passage of each of the ``k`` best documents.
 
         Returns:
@@ -173,8 +177,10 @@ class Searcher:
         """
         generation = self._open_generation()
         texts = None if isinstance(queries, np.ndarray) else query_texts(queries)
-        if hybrid and texts is None:
-            raise ValueError("a hybrid search needs texts, but the queries are vectors")
+        if texts is None:
+            if hybrid is not None and hybrid is not False:
+                raise ValueError("a hybrid search needs texts, but the queries are vectors")
+            hybrid = False
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
         run = _run_of(search, per_document)
         vectors = query_vectors(
@@ -182,8 +188,8 @@ class Searcher:
             generation.manifest,
         )
         with faiss_threads(self._threads, len(vectors)):
-            scores, rows = run(vectors, texts)
-        return to_hits(generation, scores, rows)
+            found = run(vectors, texts)
+        return to_hits(generation, found)
 
     def search_vectors(
         self,
@@ -213,7 +219,8 @@ class Searcher:
         vectors = query_vectors(vectors, generation.manifest)
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where)
         with faiss_threads(self._threads, len(vectors)):
-            return search.run(vectors, None)
+            found = search.run(vectors, None)
+        return found.scores, found.rows
 
     def search_stream(
         self,
@@ -225,7 +232,7 @@ class Searcher:
         ef: int | None = None,
         rescore: int | None = None,
         where: str | None = None,
-        hybrid: bool = False,
+        hybrid: Hybrid = None,
         per_document: bool = False,
     ) -> Iterator[list[list[Hit]]]:
         """The hits of each block of texts, while the next blocks are tokenized, encoded and searched.
@@ -257,7 +264,7 @@ class Searcher:
             vectors, within = steps()[1](tokens) if texts else (np.empty((0, manifest.dimension)), 0.0)
             return (texts, query_vectors(np.asarray(vectors, np.float32), manifest)), within
 
-        def find(block: tuple[list[str], Float32Array]) -> tuple[Float32Array, Int64Array]:
+        def find(block: tuple[list[str], Float32Array]) -> Found:
             texts, vectors = block
             with faiss_threads(self._threads, len(vectors)):
                 return run(vectors, texts)
@@ -379,22 +386,28 @@ class Searcher:
         return np.asarray(encoded, np.float32)
 
 
-def _run_of(
-    search: PreparedSearch, per_document: bool
-) -> Callable[[Float32Array, list[str] | None], tuple[Float32Array, Int64Array]]:
+def _run_of(search: PreparedSearch, per_document: bool) -> Callable[[Float32Array, list[str] | None], Found]:
     # where documents are whole, each is its own best passage
     if not per_document or search.generation.manifest.passages is None:
         return search.run
     return partial(best_of_documents, search)
 
 
-def _fetched(
-    generation: Generation, found: Iterator[tuple[Float32Array, Int64Array]], stats: SearchStats
-) -> Iterator[list[list[Hit]]]:
+def _words_of(manifest: Manifest) -> str | None:
+    """What ``info`` says of the full-text index."""
+    segments = manifest.segments
+    if not all(segment.keywords for segment in segments):
+        return None
+    if any(segment.words is None for segment in segments):
+        return "of an earlier version: compact renews them"
+    return ", ".join(sorted({segment.words.language for segment in segments if segment.words})) or None
+
+
+def _fetched(generation: Generation, found: Iterator[Found], stats: SearchStats) -> Iterator[list[list[Hit]]]:
     begin = time.perf_counter()
-    for scores, rows in found:
+    for block in found:
         with stats.timed("fetch"):
-            hits = to_hits(generation, scores, rows)
+            hits = to_hits(generation, block)
         stats.queries += len(hits)
         stats.wall = time.perf_counter() - begin
         yield hits

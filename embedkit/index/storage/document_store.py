@@ -1,17 +1,19 @@
 """Documents of one segment, in ``documents.sqlite``.
 
 The table ``documents(row, key, text, metadata)`` holds the document's row in the segment's vectors, its id (``key``),
-its text, and its metadata as a JSON object or NULL. ``keywords`` is an FTS5 index of the texts without a copy of
-them. A missing row was replaced before the segment was finished.
+its text, and its metadata as a JSON object or NULL. ``keywords`` is an FTS5 index of titles and texts without a copy of
+them (`embedkit.index.words`). A missing row was replaced before the segment was finished.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,14 +27,22 @@ from ...documents.document import Document, check_document
 from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ..errors import IndexDamagedError, ResumeError
+from ..words.analyzer import Analyzer, analyzer
+from ..words.languages import AUTO, NONE, detect_language
+from ..words.titles import titles_of
 from .ids import write_ids
-from .manifest import DOCUMENTS_FILE, IDS_FILE
-from .where import compile_where
+from .manifest import DOCUMENTS_FILE, IDS_FILE, WORDS_VERSION, WordsEntry
+from .where import Field, compile_where
 
 __all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
 
+_TEXTS_OF_LANGUAGE = 1000
+
 _MOST_SECONDS = 20.0  # of a condition in one segment
-_STEPS = 10_000  # of SQLite between two looks at the clock
+_STEPS = 1000  # of SQLite between two looks at the clock
+_MOST_REPLACED = (
+    1 << 20
+)  # characters by which replace() may lengthen a text: one step, which no clock can stop
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
 
@@ -156,32 +166,67 @@ class DocumentWriter:
         self._db.execute("COMMIT")
         self._db.execute("BEGIN")
 
-    def finish(self) -> bool:
+    def finish(self, language: str = AUTO) -> WordsEntry | None:
         """Build the full-text index, write ``keys``, and close the files (not yet fsynced).
 
+        Args:
+            language: of the words; "auto": the one that the texts are in.
+
         Returns:
-            Whether there is a full-text index: SQLite may lack FTS5.
+            How the words were made; ``None`` if SQLite lacks FTS5.
+
+        Raises:
+            ImportError: the language needs a stemmer that is not installed.
         """
+        words = self._analyzer() if language == AUTO else analyzer(language)
         self._db.execute("COMMIT")
         self._db.execute("PRAGMA synchronous=OFF")  # a crash here only repeats this step
         self._db.execute("DROP TABLE IF EXISTS keywords")
         keywords = True
+        tokenizer = words.tokenizer.replace("'", "''")
         try:
             self._db.execute(
-                "CREATE VIRTUAL TABLE keywords USING fts5(text, content='documents', content_rowid='row', "
-                "tokenize='unicode61 remove_diacritics 2')"
+                f"CREATE VIRTUAL TABLE keywords USING fts5(title, text, content='', tokenize='{tokenizer}')"
             )
         except sqlite3.OperationalError as error:
             if "no such module" not in str(error):
                 raise
             keywords = False
         if keywords:
-            self._db.execute("INSERT INTO keywords(keywords) VALUES ('rebuild')")
+            self._db.create_function("titles", 1, lambda metadata: words.text(titles_of(metadata)))
+            self._db.create_function("words", 1, words.text)
+            self._db.execute("BEGIN")
+            self._db.execute(
+                "INSERT INTO keywords(rowid, title, text) "
+                "SELECT row, CASE WHEN metadata IS NULL THEN '' ELSE titles(metadata) END, words(text) FROM documents"
+            )
+            self._db.execute("INSERT INTO keywords(keywords) VALUES ('optimize')")
+            self._db.execute("COMMIT")
         (self._folder / IDS_FILE).unlink(missing_ok=True)
         write_ids(self._folder / IDS_FILE, self._ids())
         self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
-        return keywords
+        return WordsEntry(WORDS_VERSION, words.language) if keywords else None
+
+    def _analyzer(self) -> Analyzer:
+        """That of the language of some texts from all over the segment; that of none if it cannot be told."""
+        rows = json.dumps(list(range(0, self.rows, max(1, self.rows // _TEXTS_OF_LANGUAGE))))
+        texts = self._db.execute(
+            "SELECT substr(text, 1, 1000) FROM documents WHERE row IN (SELECT value FROM json_each(?))",
+            (rows,),
+        )
+        language = detect_language(text for (text,) in texts)
+        if language == AUTO:
+            return analyzer(NONE)
+        try:
+            return analyzer(language)
+        except ImportError as error:
+            warnings.warn(
+                f"the texts are {language}: {error}; until then their words are found in the same form only "
+                f"(embedkit-index compact --language {language} mends it)",
+                stacklevel=2,
+            )
+            return analyzer(NONE)
 
     def _ids(self) -> Iterator[str]:
         """The ids in row order, an empty one for each replaced row."""
@@ -213,6 +258,18 @@ def _passages_of(db: sqlite3.Connection, documents: Iterable[str]) -> list[tuple
     ]
 
 
+def _replace(text: object, old: object, new: object) -> str | None:
+    """SQLite's ``replace``, but for results that would fill the memory."""
+    if text is None or old is None or new is None:
+        return None
+    text, old, new = str(text), str(old), str(new)
+    if not old:
+        return text
+    if len(new) > len(old) and text.count(old) * (len(new) - len(old)) > _MOST_REPLACED:
+        raise ValueError("the result of replace is too long")
+    return text.replace(old, new)
+
+
 def _used_before(document: Document) -> InputError:
     return InputError(
         document.origin, f"the id {document.id!r} was used before; ids must be unique", skippable=True
@@ -228,6 +285,13 @@ def _dump_metadata(document: Document) -> str | None:
     except UnicodeEncodeError:
         raise InputError(document.origin, "a metadata field holds a lone surrogate", skippable=True) from None
     except (TypeError, ValueError, RecursionError) as error:
+        for name, value in document.metadata.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(
+                    document.origin,
+                    f"the metadata field {name!r} holds {value}, which JSON does not have; leave it out, or use None",
+                    skippable=True,
+                ) from None
         raise InputError(
             document.origin, f"the metadata cannot be written as JSON: {error}", skippable=True
         ) from None
@@ -280,6 +344,7 @@ class DocumentReader:
             self._db.create_function(
                 "allowed", 1, lambda row: _with(this, lambda own: own._is_allowed(row), 0)
             )
+            self._db.create_function("replace", 3, _replace, deterministic=True)
             self._db.set_authorizer(
                 lambda *action: _with(this, lambda own: own._authorize(*action), sqlite3.SQLITE_DENY)
             )
@@ -367,13 +432,22 @@ class DocumentReader:
         Raises:
             ValueError: the condition is invalid.
         """
-        expression = compile_where(where)
+        found = self._selected(f"SELECT row FROM documents WHERE ({compile_where(where)})", where)
+        return np.fromiter((row for (row,) in found), np.int64, len(found))
+
+    def lacks(self, field: Field) -> bool:
+        """Whether no document has a value in ``field`` of a condition (`ValueError` if that takes too long)."""
+        sql = f"SELECT 1 FROM documents WHERE {field.sql} IS NOT NULL LIMIT 1"
+        return not self._selected(sql, field.name)
+
+    def _selected(self, sql: str, where: str) -> list[Any]:
+        """The result of ``sql``, made from the condition ``where``: it reads documents only, and not for long."""
         with self._lock:
             self._restricted = True
             deadline = time.monotonic() + _MOST_SECONDS
             self._db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
             try:
-                found = self._db.execute(f"SELECT row FROM documents WHERE ({expression})").fetchall()
+                return self._db.execute(sql).fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
                 # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
                 denied = "prohibited" in str(error) or "not authorized" in str(error)
@@ -387,23 +461,32 @@ class DocumentReader:
             finally:
                 self._db.set_progress_handler(None, 0)
                 self._restricted = False
-        return np.fromiter((row for (row,) in found), np.int64, len(found))
 
     def keywords(
-        self, match: str, limit: int, allowed: Callable[[int], int] | None
+        self,
+        match: str,
+        limit: int,
+        allowed: Callable[[int], int] | None,
+        *,
+        title_weight: float | None = None,
     ) -> list[tuple[int, float]]:
         """The ``limit`` best rows for the FTS5 query ``match`` by BM25, with their scores (higher is better).
 
-        ``allowed`` returns 1 or 0 for a row.
+        Args:
+            match: the query.
+            limit: most rows.
+            allowed: returns 1 or 0 for a row.
+            title_weight: of a word in the title, where one in the text counts 1; ``None``: there is no such column.
         """
         condition = "" if allowed is None else "AND allowed(rowid) "
+        score = "bm25(keywords)" if title_weight is None else f"bm25(keywords, {title_weight}, 1.0)"
         try:
             with self._lock:
                 if allowed is not None:
                     self._allowed = allowed
                 found = self._db.execute(
-                    f"SELECT rowid, -bm25(keywords) FROM keywords WHERE keywords MATCH ? {condition}"
-                    "ORDER BY bm25(keywords), rowid LIMIT ?",
+                    f"SELECT rowid, -{score} AS score FROM keywords WHERE keywords MATCH ? {condition}"
+                    "ORDER BY score DESC, rowid LIMIT ?",
                     (match, limit),
                 ).fetchall()
         except sqlite3.DatabaseError as error:

@@ -6,12 +6,14 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from ...documents.passages import document_of
 from ..errors import IndexDamagedError
+from ..words.analyzer import analyzer
 from .document_store import StoredDocument
 from .faiss_index import Float32Array, Int64Array
 from .faiss_part import Bits, FaissPart, bits_of
@@ -20,12 +22,16 @@ from .manifest import Manifest
 from .raw import best
 from .search_parameters import SearchParameters
 from .segment import Segment
+from .where import fields_of
 from .words import match_expression
 
 __all__ = ["Chosen", "Generation", "open_generation"]
 
 Chosen = list[Bits]
 """A bitmap per segment of the rows that match a condition and are not deleted."""
+
+TITLE_WEIGHT = 3.0
+"""What a word of the title counts where one of the text counts 1 (`benchmarks/hybrid.py`)."""
 
 _CONDITIONS_KEPT = 8
 _IDS_AT_ONCE = 65_536
@@ -41,8 +47,6 @@ class Generation:
         manifest: what the index stores about itself.
         segments: in the order of the manifest.
         faiss_parts: the Faiss indexes of all segments.
-        nlist: the largest number of inverted lists in any of them; 0 if none has any.
-        ef: the largest ``ef`` that one of them searches with by default; 0 if none is HNSW.
     """
 
     def __init__(self, manifest: Manifest, segments: list[Segment]) -> None:
@@ -52,15 +56,31 @@ class Generation:
         self._starts = np.cumsum([0, *(segment.entry.rows for segment in segments)])
         self._chosen: OrderedDict[str, Chosen] = OrderedDict()
         self._lock = threading.Lock()
-        # Scores of codes and of vectors cannot be compared: if some segments have the former and others the
-        # latter, the hits of the former are scored again.
-        self._mixed = len({segment.exact for segment in segments}) > 1
         only = segments[0] if len(segments) == 1 else None
         whole = only is not None and only.dead is None and len(only.parts) == 1
         self._only = only if whole else None
         self.faiss_parts = [part for segment in segments for part in segment.parts]
-        self.nlist = max((part.nlist or 0 for part in self.faiss_parts), default=0)
-        self.ef = max((part.ef or 0 for part in self.faiss_parts), default=0)
+
+    def read_faiss(self) -> None:
+        """Read the Faiss indexes, which otherwise happens when one is needed (`IndexDamagedError`)."""
+        for part in self.faiss_parts:
+            part.index  # noqa: B018 (reads it)
+
+    @cached_property
+    def _mixed(self) -> bool:
+        # Scores of codes and of vectors cannot be compared: if some segments have the former and others the
+        # latter, the hits of the former are scored again.
+        return len({segment.exact for segment in self.segments}) > 1
+
+    @cached_property
+    def nlist(self) -> int:
+        """The largest number of inverted lists in any Faiss index; 0 if none has any."""
+        return max((part.nlist or 0 for part in self.faiss_parts), default=0)
+
+    @cached_property
+    def ef(self) -> int:
+        """The largest ``ef`` that a Faiss index searches with by default; 0 if none is HNSW."""
+        return max((part.ef or 0 for part in self.faiss_parts), default=0)
 
     @property
     def rows(self) -> int:
@@ -109,6 +129,22 @@ class Generation:
                 self._chosen.popitem(last=False)
         return chosen
 
+    def why_empty(self, where: str) -> str:
+        """Why the condition ``where`` selects no document: fields that no document has, or a text in double quotes.
+
+        Returns:
+            An explanation; empty if there is none.
+        """
+        for field in fields_of(where):
+            try:
+                if not all(segment.documents.lacks(field) for segment in self.segments):
+                    continue
+            except ValueError:  # there are too many documents to look at
+                return ""
+            hint = f"; a text is written in single quotes: '{field.name}'" if field.quoted else ""
+            return f"no document has the field {field.name!r}{hint}"
+        return ""
+
     def search(
         self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
@@ -126,20 +162,36 @@ class Generation:
             rows = np.concatenate([rows, found], axis=1)
         return best(scores, rows, k)  # Faiss scores a missing hit -3.4e38
 
-    def keywords(self, query: str, limit: int, chosen: Chosen | None) -> list[int]:
-        """The ``limit`` best rows for the words of ``query`` by BM25, best first."""
-        match = match_expression(query)
-        if match is None:
-            return []
+    @property
+    def has_words(self) -> bool:
+        """Whether every segment has a full-text index."""
+        return all(segment.entry.keywords for segment in self.segments)
+
+    @property
+    def words_are_current(self) -> bool:
+        """Whether no segment's full-text index is missing or was made by an earlier version."""
+        return self.has_words and all(segment.entry.words is not None for segment in self.segments)
+
+    def keywords(self, query: str, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
+        """The ``limit`` best rows for the words of ``query`` and their BM25 scores, best first.
+
+        Each segment counts its own documents, so that scores of two are only nearly comparable.
+        """
         found: list[tuple[float, int]] = []
         for number, segment in enumerate(self.segments):
+            words = segment.entry.words
+            match = match_expression(query) if words is None else analyzer(words.language).match(query)
+            if match is None:
+                continue
+            weight = None if words is None else TITLE_WEIGHT
             bits = segment.living() if chosen is None else chosen[number]
             allowed = None if bits is None else _membership(bits)
             start = int(self._starts[number])
             found += [
-                (-score, start + row) for row, score in segment.documents.keywords(match, limit, allowed)
+                (-score, start + row)
+                for row, score in segment.documents.keywords(match, limit, allowed, title_weight=weight)
             ]
-        return [row for _, row in sorted(found)[:limit]]
+        return [(row, -negative) for negative, row in sorted(found)[:limit]]
 
     def id(self, row: int) -> str:
         """The id of ``row``; ``IndexError`` if it does not exist."""
@@ -241,8 +293,10 @@ def _membership(bits: Bits) -> Callable[[int], int]:
     return lambda row: int(bits[row >> 3] >> (row & 7)) & 1
 
 
-def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generation:
+def open_generation(root: Path, accept: Callable[[Manifest], None], *, searches: bool = False) -> Generation:
     """Open the live generation of the index at ``root``, unless ``accept`` raises for its manifest.
+
+    With ``searches`` its Faiss indexes are read now, and not when one is needed.
 
     Raises:
         IndexNotFoundError: no finished index is there.
@@ -253,7 +307,13 @@ def open_generation(root: Path, accept: Callable[[Manifest], None]) -> Generatio
         try:
             manifest = manifest_at(root, name)
             accept(manifest)
-            return Generation(manifest, _open_segments(root, manifest))
+            generation = Generation(manifest, _open_segments(root, manifest))
+            with contextlib.ExitStack() as opened:
+                opened.callback(generation.close)
+                if searches:
+                    generation.read_faiss()
+                opened.pop_all()
+            return generation
         except (FileNotFoundError, IndexDamagedError) as error:
             # a writer may have replaced the generation since its name was read; then open the new one
             if current_name(root) != name:

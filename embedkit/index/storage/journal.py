@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..words.languages import AUTO
 from .durable import fsync
 from .manifest import SegmentEntry, segment_from_json
 
@@ -57,12 +58,14 @@ class Made:
         kept: how the vectors are kept.
         target_recall: recall@10 asked for, if any.
         input: digest of the documents; empty while it is not known.
+        language: of the words, as asked for.
     """
 
     factory: str
     kept: str
     target_recall: float | None
     input: str = ""
+    language: str = AUTO
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..errors import IndexDamagedError
+from ..words.languages import AUTO, check_language
 
 __all__ = [
     "DOCUMENTS_FILE",
@@ -17,13 +18,17 @@ __all__ = [
     "METRICS",
     "RAW_FILE",
     "RAW_KINDS",
+    "WORDS_VERSION",
     "EncoderEntry",
+    "FileEntry",
     "Manifest",
     "Metric",
     "PartEntry",
     "Raw",
     "SegmentEntry",
     "TombstonesEntry",
+    "WordsEntry",
+    "altered",
     "hash_file",
     "read_manifest",
     "segment_from_json",
@@ -31,6 +36,7 @@ __all__ = [
 
 FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
+WORDS_VERSION = 2
 METRICS = ("cosine", "dot")
 IDS_FILE = "keys"  # the name that format version 1 gave it
 DOCUMENTS_FILE = "documents.sqlite"
@@ -76,6 +82,19 @@ class TombstonesEntry:
 
 
 @dataclass(frozen=True)
+class WordsEntry:
+    """How the words of a segment were made; see `embedkit.index.words.analyzer`.
+
+    Attributes:
+        version: of the rules: 2 (see `WORDS_VERSION`). Version 1 had one column, no stems, and no pairs of letters.
+        language: whose stems they are, or "none".
+    """
+
+    version: int
+    language: str
+
+
+@dataclass(frozen=True)
 class SegmentEntry:
     """One segment.
 
@@ -89,6 +108,7 @@ class SegmentEntry:
         files: the files in the folder.
         tombstones: the deleted rows; ``None`` if there are none.
         truncated: texts longer than the model takes, which were cut; ``None`` if it was not counted.
+        words: how the full-text index was made; ``None`` if an earlier embedkit did, or there is none.
     """
 
     name: str
@@ -99,6 +119,7 @@ class SegmentEntry:
     files: dict[str, FileEntry]
     tombstones: TombstonesEntry | None = None
     truncated: int | None = None
+    words: WordsEntry | None = None
 
     @property
     def documents(self) -> int:
@@ -130,6 +151,7 @@ class Manifest:
         root: the absolute folder that the names of files in ids are relative to; ``None``: they are not.
         passages: how documents are cut ("TOKENS:OVERLAP"); ``None``: they are whole.
         max_length: of the encoder, if it is not the model's own.
+        language: of the words; "auto": not known yet.
     """
 
     generation: int
@@ -149,6 +171,7 @@ class Manifest:
     root: str | None = None
     passages: str | None = None
     max_length: int | None = None
+    language: str = AUTO
 
     @property
     def filename(self) -> str:
@@ -205,6 +228,13 @@ def read_manifest(path: Path) -> Manifest:
             f"{FORMAT_VERSION}; open the index with the embedkit that built it, or build it again"
         )
     return _Parser(path).manifest(_from_version_1(data) if version == 1 else data)
+
+
+def altered(path: Path) -> IndexDamagedError:
+    """The error for a file whose content is not what the manifest says."""
+    return IndexDamagedError(
+        f"{path}: the content does not match its SHA-256 in the manifest; build the index again"
+    )
 
 
 def segment_from_json(path: Path, data: object) -> SegmentEntry:
@@ -301,6 +331,7 @@ class _Parser:
             root=None if data.get("root") is None else self.field(data, "root", str),
             passages=None if data.get("passages") is None else self.field(data, "passages", str),
             max_length=self.optional_count(data, "max_length"),
+            language=AUTO if data.get("language") is None else self.language(data),
         )
         if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")
@@ -333,7 +364,20 @@ class _Parser:
             {name: self.file(files[name]) for name in expected},
             None if tombstones is None else self.tombstones(tombstones, rows),
             None if data.get("truncated") is None else self.count(data, "truncated", least=0),
+            None if data.get("words") is None else self.words(self.field(data, "words", dict)),
         )
+
+    def language(self, data: dict[str, Any]) -> str:
+        try:
+            return check_language(data.get("language"))
+        except (TypeError, ValueError) as error:
+            raise _damaged(self.path, str(error)) from None
+
+    def words(self, data: dict[str, Any]) -> WordsEntry:
+        version = self.count(data, "version")
+        if version != WORDS_VERSION:
+            raise _damaged(self.path, f"words of version {version}, and this embedkit reads {WORDS_VERSION}")
+        return WordsEntry(version, self.language(data))
 
     def part(self, data: object) -> PartEntry:
         if not isinstance(data, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from .faiss_index import Float32Array, Int64Array
 from .faiss_part import Allowed, Bits, FaissPart, count_bits
 from .ids import Ids
 from .layout import TOMBSTONES_FOLDER
-from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, SegmentEntry, hash_file
+from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, SegmentEntry, altered, hash_file
 from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore
 from .search_parameters import SearchParameters
 
@@ -24,12 +25,11 @@ class Segment:
     """A finished segment, opened for reading. Thread-safe.
 
     Attributes:
-        exact: the scores of all its Faiss indexes are exact.
         dead: the bitmap of deleted rows; ``None`` if there are none.
     """
 
     def __init__(self, root: Path, folder: Path, entry: SegmentEntry, *, dimension: int) -> None:
-        """Open the segment ``entry`` in ``folder``, checking the size of each file.
+        """Open the segment ``entry`` in ``folder``, checking the size of each file; Faiss' are read when needed.
 
         Raises:
             FileNotFoundError: a file is missing.
@@ -40,16 +40,15 @@ class Segment:
         for name, file in entry.files.items():
             _check_size(folder / name, file.size)
         self.ids = Ids(folder / IDS_FILE, entry.rows)
-        self.parts = [FaissPart(folder / part.file, part, dimension) for part in entry.parts]
-        self.exact = all(part.exact for part in self.parts)
+        self._dimension = dimension
+        self.parts = [
+            FaissPart(folder / part.file, part, dimension, entry.files[part.file]) for part in entry.parts
+        ]
         self.starts = [0, *np.cumsum([part.rows for part in self.parts]).tolist()]
-        self.raw: RawVectors
-        if entry.raw == "none":
-            self.raw = FaissVectors([part.index for part in self.parts], self.starts, dimension)
-        else:
-            expected = raw_size(entry.raw, entry.rows, dimension)
-            _check_size(folder / RAW_FILE, expected)
-            self.raw = RawFile(folder / RAW_FILE, entry.raw, entry.rows, dimension)
+        self._raw_file: RawFile | None = None
+        if entry.raw != "none":
+            _check_size(folder / RAW_FILE, raw_size(entry.raw, entry.rows, dimension))
+            self._raw_file = RawFile(folder / RAW_FILE, entry.raw, entry.rows, dimension)
         self.dead: Bits | None = None
         if entry.tombstones is not None:
             path = root / TOMBSTONES_FOLDER / entry.tombstones.file
@@ -61,6 +60,18 @@ class Segment:
             if entry.rows % 8:  # bits beyond the last row do not belong to rows
                 self._alive[-1] &= (1 << entry.rows % 8) - 1
         self.documents = DocumentReader(folder / DOCUMENTS_FILE, entry.rows)
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether the scores of all its Faiss indexes are exact."""
+        return all(part.exact for part in self.parts)
+
+    @cached_property
+    def raw(self) -> RawVectors:
+        """The vectors as they are kept."""
+        if self._raw_file is not None:
+            return self._raw_file
+        return FaissVectors([part.index for part in self.parts], self.starts, self._dimension)
 
     def alive(self, row: int) -> bool:
         """Whether ``row`` is not deleted."""
@@ -140,12 +151,12 @@ class Segment:
         """Hash every file, and compare ids and documents; `IndexDamagedError` names a mismatch."""
         for name, file in self.entry.files.items():
             if hash_file(self.folder / name).sha256 != file.sha256:
-                raise _altered(self.folder / name)
+                raise altered(self.folder / name)
         if self.entry.tombstones is not None:
             entry = self.entry.tombstones
             path = self.folder.parent.parent / TOMBSTONES_FOLDER / entry.file
             if hash_file(path).sha256 != entry.sha256:
-                raise _altered(path)
+                raise altered(path)
         path = self.folder / DOCUMENTS_FILE
         found = 0
         for row, document in self.documents.scan():
@@ -170,9 +181,3 @@ def _check_size(path: Path, expected: int) -> None:
         raise IndexDamagedError(
             f"{path}: {size} bytes, but the manifest says {expected}; build the index again"
         )
-
-
-def _altered(path: Path) -> IndexDamagedError:
-    return IndexDamagedError(
-        f"{path}: the content does not match its SHA-256 in the manifest; build the index again"
-    )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["compile_where"]
+__all__ = ["Field", "compile_where", "fields_of"]
 
 _TOKEN = re.compile(
     r"(?P<space>\s+)"
@@ -46,6 +46,21 @@ _FUNCTIONS = frozenset(
 _OWN = {"id": "key", "text": "text"}
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the metadata that a condition names.
+
+    Attributes:
+        name: as written, without quotes.
+        sql: reads it.
+        quoted: it was written in double quotes.
+    """
+
+    name: str
+    sql: str
+    quoted: bool
+
+
 @dataclass(slots=True)
 class _Token:
     kind: str
@@ -66,6 +81,8 @@ def compile_where(where: str) -> str:
     parts = []
     for at, token in enumerate(tokens):
         follower = tokens[at + 1].text if at + 1 < len(tokens) else ""
+        if token.kind == "name" and token.text.lower() == "in" and follower != "(":
+            raise _invalid(where, token.column, "after in comes a list, such as lang in ('en', 'de')")
         if token.text == "(":
             depth += 1
         elif token.text == ")":
@@ -90,6 +107,24 @@ def compile_where(where: str) -> str:
     if depth:
         raise _invalid(where, len(where), "a ( is never closed")
     return " ".join(parts)
+
+
+def fields_of(where: str) -> list[Field]:
+    """The fields of the metadata in a condition that `compile_where` accepts."""
+    tokens = _tokens(where)
+    fields: dict[str, Field] = {}
+    for at, token in enumerate(tokens):
+        follower = tokens[at + 1].text if at + 1 < len(tokens) else ""
+        word = token.text.lower()
+        if token.kind == "quoted":
+            name, quoted = token.text[1:-1].replace('""', '"'), True
+        elif token.kind == "name" and follower != "(" and word not in _WORDS and word not in _OWN:
+            name, quoted = token.text, False
+        else:
+            continue
+        sql = _field(where, token, [name] if quoted else name.split("."), numeric=False)
+        fields.setdefault(name, Field(name, sql, quoted))
+    return list(fields.values())
 
 
 def _invalid(where: str, column: int, problem: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""The words of a query as an expression for SQLite's full-text search (FTS5)."""
+"""The words of a query for the full-text index (FTS5) that an earlier embedkit made; see `index.words` for today's."""
 
 from __future__ import annotations
 

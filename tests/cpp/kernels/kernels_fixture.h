@@ -1,6 +1,7 @@
 // What the kernel tests share: random rows, quantized rows and packed weights for one instruction set.
 #pragma once
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -9,6 +10,19 @@
 #include "kernels/kernels.h"
 
 namespace embedkit::test {
+
+/// Every table that this machine can run, the variants that `kernels_for` does not choose here included.
+inline std::vector<const Kernels*> all_kernels() {
+  std::vector<const Kernels*> all;
+  for (const Isa isa : available_isas()) all.push_back(&kernels_for(isa));
+#if defined(__x86_64__)
+  const auto isas = available_isas();
+  if (std::find(isas.begin(), isas.end(), Isa::kAmxEmulated) != isas.end())
+    all.push_back(&kAmxEmulatedAvx2Kernels);
+  if (has_avx512_vnni()) all.push_back(&kAvx512VnniKernels);  // without vdpbf16ps
+#endif
+  return all;
+}
 
 inline std::vector<float> random_floats(size_t n, float low, float high, unsigned seed) {
   std::mt19937 random(seed);
@@ -58,12 +72,14 @@ struct Weights {
   AlignedBuffer<uint8_t> packed_int8, packed_fp32;
   std::vector<float> bias, scale, row_sums;
   PackedLinear linear_int8, linear_fp32;
-  size_t panels;
+  size_t panels;            ///< of fp32
+  size_t quantized_panels;  ///< of int8 and bf16
 
   Weights(const Kernels& kernels, size_t out, size_t in, unsigned seed)
       : packed_int8(kernels.packed_int8_bytes(out, in)), packed_fp32(kernels.packed_fp32_bytes(out, in)) {
     panels = (out + kernels.panel - 1) / kernels.panel;
-    const size_t padded = panels * kernels.panel;
+    quantized_panels = (out + kernels.quantized_panel - 1) / kernels.quantized_panel;
+    const size_t padded = std::max(panels * kernels.panel, quantized_panels * kernels.quantized_panel);
     std::mt19937 random(seed);
     std::uniform_int_distribution<int> bytes(-127, 127);
     int8.resize(out * in);

@@ -34,7 +34,7 @@ void products(const Kernels& kernels) {
     kernels.pack_bf16(weights.fp32.data(), out, in, packed.data());
     const PackedLinear linear{in, out, packed.data(), weights.bias.data(), nullptr, nullptr};
     Matrix x(rows, in, 2);
-    const size_t stride = round_up(in, 2) * sizeof(uint16_t) + 64;
+    const size_t stride = round_up(in, kernels.bf16.group) * sizeof(uint16_t) + 64;
     AlignedBuffer<uint8_t> data(rows * stride);
     const QuantizedRows view{data.data(), stride, nullptr, nullptr, QuantizedRows::Form::kBf16};
     std::memset(data.data(), 0xff, data.size());
@@ -44,8 +44,8 @@ void products(const Kernels& kernels) {
       for (size_t k = 0; k < stride / sizeof(uint16_t); ++k)
         CHECK_EQ(row[k], k < in ? to_bf16(x.row(r)[k]) : 0);
     }
-    Matrix y(rows, weights.panels * kernels.panel, 3);
-    kernels.bf16.linear(view, rows, linear, 0, weights.panels, y.row(0), y.ld);
+    Matrix y(rows, weights.quantized_panels * kernels.quantized_panel, 3);
+    kernels.bf16.linear(view, rows, linear, 0, weights.quantized_panels, y.row(0), y.ld);
     for (size_t r = 0; r < rows; ++r)
       for (size_t n = 0; n < out; ++n) {
         double want = weights.bias[n];
@@ -53,9 +53,9 @@ void products(const Kernels& kernels) {
           want += value(to_bf16(x.row(r)[k])) * value(to_bf16(weights.fp32[n * in + k]));
         CHECK(std::abs(y.row(r)[n] - want) < 5e-5);
       }
-    Matrix single(1, weights.panels * kernels.panel, 4);
+    Matrix single(1, weights.quantized_panels * kernels.quantized_panel, 4);
     for (size_t r = 0; r < rows; ++r) {
-      for (size_t p = 0; p < weights.panels; ++p)
+      for (size_t p = 0; p < weights.quantized_panels; ++p)
         kernels.bf16.linear(view.from(r), 1, linear, p, p + 1, single.row(0), single.ld);
       CHECK(std::memcmp(single.row(0), y.row(r), out * sizeof(float)) == 0);
     }
@@ -82,12 +82,9 @@ void fused(const Kernels& kernels) {
 
 int main() {
   rounding();
-  for (const Isa isa : available_isas()) {
-    products(kernels_for(isa));
-    fused(kernels_for(isa));
+  for (const Kernels* kernels : all_kernels()) {
+    products(*kernels);
+    fused(*kernels);
   }
-#if defined(__x86_64__)
-  if (available_isas().back() == Isa::kAvx512Vnni) products(kAvx512VnniKernels);
-#endif
   return report();
 }

@@ -41,8 +41,8 @@ void scaled_products_agree(const Kernels& kernels) {
     Matrix x(rows, in, 10);
     Quantized q(kernels, rows, in);
     kernels.quantize(x.row(0), x.ld, rows, in, q.view());
-    Matrix y(rows, weights.panels * kernels.panel, 11);
-    kernels.linear_int8(q.view(), rows, weights.linear_int8, 0, weights.panels, y.row(0), y.ld);
+    Matrix y(rows, weights.quantized_panels * kernels.quantized_panel, 11);
+    kernels.linear_int8(q.view(), rows, weights.linear_int8, 0, weights.quantized_panels, y.row(0), y.ld);
     for (size_t r = 0; r < rows; ++r)
       for (size_t n = 0; n < out; ++n) {
         double want = weights.bias[n];
@@ -52,9 +52,9 @@ void scaled_products_agree(const Kernels& kernels) {
         CHECK(std::abs(y.row(r)[n] - want) < 1e-5 * (1 + std::abs(want)));
       }
     // Each row alone, and each panel alone: the same bits.
-    Matrix single(1, weights.panels * kernels.panel, 12);
+    Matrix single(1, weights.quantized_panels * kernels.quantized_panel, 12);
     for (size_t r = 0; r < rows; ++r) {
-      for (size_t p = 0; p < weights.panels; ++p)
+      for (size_t p = 0; p < weights.quantized_panels; ++p)
         kernels.linear_int8(q.view().from(r), 1, weights.linear_int8, p, p + 1, single.row(0), single.ld);
       CHECK(std::memcmp(single.row(0), y.row(r), out * sizeof(float)) == 0);
     }
@@ -64,10 +64,10 @@ void scaled_products_agree(const Kernels& kernels) {
 }  // namespace
 
 int main() {
-  for (const Isa isa : available_isas()) {
-    products_are_exact(kernels_for(isa), false);
-    products_are_exact(kernels_for(isa), true);
-    scaled_products_agree(kernels_for(isa));
+  for (const Kernels* kernels : all_kernels()) {
+    products_are_exact(*kernels, false);
+    products_are_exact(*kernels, true);
+    scaled_products_agree(*kernels);
   }
   return report();
 }

@@ -143,10 +143,12 @@ class PlainModel:
         return torch.stack(rows)
 
 
-def packed(folder: Path, *, budget: int = 600, model: Any = None, **options: Any) -> tuple[Encoder, Any, Any]:
+def packed(
+    folder: Path, *, budget: int = 600, model: Any = None, wider: Any = None, **options: Any
+) -> tuple[Encoder, Any, Any]:
     """An `Encoder` on the simulated device and model, and these two."""
     device, model = EagerDevice(), model or PlainModel(folder)
-    stage = PackedStage(open_folder(folder), model, device, precision="fp32", budget=budget)  # type: ignore[arg-type]
+    stage = PackedStage(open_folder(folder), model, device, precision="fp32", budget=budget, wider=wider)  # type: ignore[arg-type]
     encoder = staged(folder, stage, **options)
     encoder._loaded.tensors = True  # type: ignore[union-attr]
     return encoder, device, model

@@ -38,6 +38,20 @@ def test_sizes_are_few_and_divisible() -> None:
     assert sorted(set(buckets.sizes)) == buckets.sizes
 
 
+@given(budget=st.integers(16, 40000), share=st.floats(0, 1))
+def test_usual_sizes_leave_at_most_their_share_idle(budget: int, share: float) -> None:
+    buckets = Buckets(budget)
+    usual = buckets.usual(0.25)
+    assert usual == sorted(set(usual), reverse=True) and set(usual) <= set(buckets.sizes)
+    assert [size for size in buckets.sizes if size <= SMALL] == [
+        size for size in reversed(usual) if size <= SMALL
+    ]
+    assert len(usual) <= 24
+    tokens = max(1, int(share * buckets.budget))
+    size = min(size for size in usual if size >= tokens)
+    assert size <= SMALL or size - tokens <= 0.25 * size
+
+
 @given(
     budget=st.integers(512, 5000),
     lengths=st.lists(st.integers(2, 512), max_size=200),

@@ -257,6 +257,19 @@ def test_providers_with_options(folder: Path) -> None:
     assert Encoder(folder, backend="onnx", providers=providers).encode("a").shape == (24,)
 
 
+def test_outputs_in_memory_of_the_device(
+    folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.backends import onnx_session
+
+    expected = Encoder(folder, backend="onnx").encode(texts)
+    options = ("CUDAExecutionProvider", {"device_id": 1})
+    assert onnx_session._output_device([options, "CPUExecutionProvider"]) == ("cuda", 1)
+    assert onnx_session._output_device(["CPUExecutionProvider"]) is None
+    monkeypatch.setattr(onnx_session, "_output_device", lambda providers: ("cpu", 0))
+    np.testing.assert_array_equal(Encoder(folder, backend="onnx").encode(texts), expected)
+
+
 def test_providers_that_do_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # ONNX Runtime without CUDA's libraries lists the provider, then silently runs on the CPU.
     import onnxruntime

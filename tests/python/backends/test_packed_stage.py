@@ -72,6 +72,41 @@ def test_one_query_replays_a_small_graph(make_model: Make) -> None:
     assert (device.captured, device.replayed, device.uploads) == (1, 2, 4)
 
 
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_warm_up_captures_the_usual_sizes(make_model: Make, texts: list[str], include_prompt: bool) -> None:
+    folder = make_model(include_prompt=include_prompt)
+    encoder, device, model = packed(folder, budget=2000)
+    encoder.warm_up()
+    kinds = 1 if include_prompt else 2
+    stage = encoder._engine.stage  # type: ignore[attr-defined]
+    usual = stage._buckets.usual(0.25)
+    assert device.captured == kinds * len(usual) == encoder.describe()["cuda_graphs"]
+    assert encoder.describe()["texts"] == 0
+    model.batches.clear()
+    encoder.encode("sunny day")
+    expected = Encoder(folder).encode(texts[:80])
+    np.testing.assert_allclose(encoder.encode(texts[:80]), expected, rtol=0, atol=1e-5)
+    assert device.captured == kinds * len(usual) and set(usual) >= {size for _, size in model.batches}
+    encoder.warm_up()
+    assert device.captured == kinds * len(usual)
+
+
+def test_warm_up_without_memory_halves_the_budget(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    model = PlainModel(folder)
+
+    def fail(tokens: int) -> None:
+        if tokens > 600:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.fail = fail
+    encoder, _, _ = packed(folder, budget=2000, model=model)
+    with pytest.warns(UserWarning, match="out of memory: batches have 992 tokens from now on"):
+        encoder.warm_up()
+    described = encoder.describe()
+    assert described["token_budget"] == 496 and described["cuda_graphs"] > 4
+
+
 def test_a_remainder_replays_a_larger_graph(make_model: Make) -> None:
     folder = make_model()
     encoder, _, _ = packed(folder)

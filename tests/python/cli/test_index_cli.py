@@ -85,7 +85,7 @@ def test_query_prints_a_table(index: str, capsys: pytest.CaptureFixture[str]) ->
     assert main(["query", index, "the cat sits", "-k", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["rank", "score", "id", "text"]
-    assert re.fullmatch(r"   1  0\.\d{4}  cat  a cat sits on the mat", lines[1])
+    assert re.fullmatch(r"   1  [01]\.\d{4}  cat  a cat sits on the mat", lines[1])
     assert len(lines) == 3
 
 
@@ -144,9 +144,9 @@ def test_info_verify_names_the_damaged_file(index: str, capsys: pytest.CaptureFi
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert main(["info", index]) == 0
-    assert main(["info", index, "--verify"]) == 1
-    assert "vectors.faiss: the content does not match its SHA-256" in capsys.readouterr().err
+    for options in ([], ["--verify"]):
+        assert main(["info", index, *options]) == 1
+        assert "vectors.faiss: the content does not match its SHA-256" in capsys.readouterr().err
 
 
 def test_malformed_lines_stop_by_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,7 @@ MALFORMED = {
         b'{"text": "a", "x": "\\udfff"}',
         "2: a metadata field holds a lone surr",
     ),
-    "infinite number": ("jsonl", b'{"text": "a", "x": 1e999}', "2: the metadata cannot be written as JSON"),
+    "infinite number": ("jsonl", b'{"text": "a", "x": 1e999}', "2: the metadata field 'x' holds inf"),
     "escaped NUL": ("jsonl", b'{"text": "a\\u0000"}', "2: the text holds a NUL character"),
     "json UTF-8": ("jsonl", b'{"text": "\xe4"}', "2: not valid UTF-8: byte 0xe4 at byte 11"),
     "UTF-8": ("txt", b"caf\xe9", "2: not valid UTF-8: byte 0xe9 at byte 4"),
@@ -346,11 +346,12 @@ def test_parquet(tmp_path: Path) -> None:
     }
     path = write_parquet(tmp_path / "x.parquet", columns)
     corpus = Corpus([path])
-    found = list(corpus)
+    with pytest.warns(UserWarning, match=r"x.parquet: left out, as they hold bytes: raw$"):
+        found = list(corpus)
     assert [document.id for document in found] == ["a", "b", "d", "e"]
     assert corpus.blank == 1
-    assert found[0].metadata == {"day": "2024-02-29", "tags": ["x"], "raw": "00ff"}
-    assert found[2].metadata == {"day": "2024-02-29", "tags": None, "raw": "00ff"}
+    assert found[0].metadata == {"day": "2024-02-29", "tags": ["x"]}
+    assert found[2].metadata == {"day": "2024-02-29", "tags": None}
     assert found[-1].position == corpus.total_bytes
     numbers = write_parquet(tmp_path / "n.parquet", {"id": [1, 2], "text": ["a", None], "x": [0.5, 1.5]})
     assert read(numbers, on_error="skip") == [("1", "a", {"x": 0.5})]
@@ -458,3 +459,33 @@ def test_what_needs_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.
             ImportError, match=r"needs pyarrow, which is not installed: pip install 'embedkit\[parquet\]'"
         ):
             Corpus([tmp_path / name])
+
+
+def test_what_json_does_not_have_in_parquet(tmp_path: Path) -> None:
+    nan, infinite = float("nan"), float("inf")
+    columns = {
+        "text": ["a", "b", "c"],
+        "x": [0.5, nan, infinite],
+        "many": [[nan, 1.0], [], None],
+        "image": [{"bytes": b"\xff", "path": "p"}] * 3,
+        "raws": [[b"\xff"], [], None],
+    }
+    path = write_parquet(tmp_path / "x.parquet", columns)
+    with pytest.warns(UserWarning, match="left out, as they hold bytes: image, raws$"):
+        found = list(Corpus([path], on_error="skip"))
+    assert [document.metadata for document in found] == [
+        {"x": 0.5, "many": [None, 1.0]},
+        {"x": None, "many": []},
+    ]
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(InputError, match=r"x.parquet:3: the field 'x' is inf, which JSON does not have"),
+    ):
+        list(Corpus([path]))
+
+
+def test_texts_in_bytes_are_utf8(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "x.parquet", {"id": [b"a", b"b"], "text": ["é".encode(), b"\xff"]})
+    with pytest.raises(InputError, match=r"x.parquet:2: the field 'text' holds bytes that are not UTF-8"):
+        list(Corpus([path]))
+    assert [(document.id, document.text) for document in Corpus([path], on_error="skip")] == [("a", "é")]

@@ -160,5 +160,6 @@ def test_describe(make_model: Make) -> None:
     assert report["model"] == report["path"] == str(folder)
     assert report["dimension"] == 64 and report["precision"] == "fp32" and report["device"] == "cpu"
     assert report["isa"] in _core.available_isas() and report["threads"] == 2
+    assert report["products"] in ("fma", "scalar")
     assert report["max_length"] == 64 and report["pooling"] == ["mean", "cls"] and not report["normalizes"]
     assert len(report["fingerprint"]) == 64 and report["texts"] == report["truncated"] == 0

@@ -189,7 +189,9 @@ class IndexMachine(RuleBasedStateMachine):
             parameters["nprobe"] = info["nlist"]
         if info["ef"]:
             parameters["ef"] = 2000
-        found = self.index.search([f"{number} x" for number in queries], k, where=where, **parameters)
+        found = self.index.search(
+            [f"{number} x" for number in queries], k, where=where, hybrid=False, **parameters
+        )
         ids = list(documents)
         exact = ENCODER.of(queries) @ ENCODER.of([documents[id] for id in ids]).T
         for hits, scores in zip(found, exact, strict=True):

@@ -193,7 +193,10 @@ def test_compaction_folds_without_encoding(tmp_path: Path, factory: str) -> None
         index.add(documents(600, 700))
         index.upsert(documents(50, 60, "new"))
         index.delete(where="n % 7 = 0")
-        options = {"where": "n >= 0"}  # which compares all of these few: a graph may miss some
+        options = {
+            "where": "n >= 0",
+            "hybrid": False,
+        }  # which compares all of these few: a graph may miss some
         before = index.search(["text 3 of 3", "new 55 of 0"], k=700, **options)
         encoder.encode_document = None
         assert index.compact()

@@ -14,6 +14,7 @@ from fake_encoder import FakeEncoder
 from embedkit.index import BuildError, Index
 from embedkit.index.build import change
 from embedkit.index.storage import layout
+from embedkit.index.storage.manifest import WordsEntry
 
 CHANGES: dict[str, Callable[[Index], object]] = {
     "delete": lambda index: index.delete("1"),
@@ -42,7 +43,7 @@ def test_compact_where_sqlite_finds_the_disk_full(
     tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(change.DocumentWriter):
-        def finish(self) -> bool:
+        def finish(self, language: str = "auto") -> WordsEntry | None:
             raise sqlite3.OperationalError("database or disk is full")
 
     with Index.build(tmp_path / "index", ["a cat", "a dog", "a bird"], encoder) as index:

@@ -62,7 +62,7 @@ def test_flat_search_equals_numpy(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = sentences(500)
     queries = sentences(20, seed=1)
     with Index.build(tmp_path / "index", texts, encoder) as index:
-        found = index.search(queries, k=7)
+        found = index.search(queries, k=7, hybrid=False)
         assert index.info()["factory"] == "Flat"
         assert len(index) == 500
     documents = encoder.encode_document(texts, normalize_embeddings=True)
@@ -200,7 +200,10 @@ def test_wrong_queries_are_refused(tmp_path: Path, encoder: FakeEncoder) -> None
         (Document("x", ""), "the id is empty"),
         (Document("x", 5), "the id is a number, not a string"),
         (Document("x", "a\x00"), "the id holds a NUL"),
-        (Document("x", "a", {"f": float("nan")}), "cannot be written as JSON"),
+        (
+            Document("x", "a", {"f": float("nan")}),
+            "the metadata field 'f' holds nan, which JSON does not have",
+        ),
         (Document("x", "a", {"f": object()}), "cannot be written as JSON"),
         (Document("x", "a", {"f": "\udc00"}), "a metadata field holds a lone surrogate"),
     ],

@@ -332,8 +332,8 @@ def test_a_slow_refresh_does_not_restore_an_older_generation(
     opened, go_on = threading.Event(), threading.Event()
     open_generation = searcher.open_generation
 
-    def slow(*arguments: Any) -> Generation:
-        generation = open_generation(*arguments)
+    def slow(*arguments: Any, **options: Any) -> Generation:
+        generation = open_generation(*arguments, **options)
         if threading.current_thread() is thread:
             opened.set()
             go_on.wait(30)

@@ -24,8 +24,17 @@ ROOT = Path(__file__).parents[3]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-# Shared memory that one program may have, bytes.
-SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+# Shared memory that one program may have, bytes; a multiprocessor has 1 KiB more, and takes 1 KiB for each program.
+SHARED_MEMORY = {
+    80: 163 * 1024,
+    86: 99 * 1024,
+    89: 99 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+    120: 99 * 1024,
+}
+# Of a multiprocessor; each has 65,536 registers.
+WARPS = {80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
 
 
 def round_to_fp8(monkeypatch: Any) -> None:
@@ -116,18 +125,40 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], capa
 
 def usage(code: Any, folder: Path) -> dict[str, int]:
     """REG (a thread), STACK and LOCAL (bytes a thread) of the machine code."""
+    found = re.findall(r"\b(REG|STACK|LOCAL):(\d+)", _report(code, folder, "-res-usage"))
+    return {name: int(value) for name, value in found}
+
+
+def instructions(code: Any, folder: Path) -> int:
+    """How many instructions the machine code has."""
+    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+\S", _report(code, folder, "-sass"), re.MULTILINE))
+
+
+def _report(code: Any, folder: Path, option: str) -> str:
     from triton.backends import nvidia
 
     path = folder / "kernel.cubin"
     path.write_bytes(code.asm["cubin"])
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-    report = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
-    found = re.findall(r"\b(REG|STACK|LOCAL):(\d+)", report.stdout + report.stderr)
-    return {name: int(value) for name, value in found}
+    report = subprocess.run([tool, option, path], capture_output=True, text=True, check=True)
+    return report.stdout + report.stderr
 
 
-def check_usage(code: Any, folder: Path, record_property: Any) -> None:
-    """Nothing may be spilled, and the GPU must have the shared memory; the registers are reported."""
+def occupancy(code: Any, folder: Path) -> int:
+    """How many programs a multiprocessor runs at a time."""
+    capability, warps = code.metadata.target.arch, code.metadata.num_warps
+    registers = -(-usage(code, folder)["REG"] // 8) * 8 * 32 * warps
+    shared = (SHARED_MEMORY[capability] + 1024) // (code.metadata.shared + 1024)
+    return int(min(65536 // registers, WARPS[capability] // warps, shared, 32))
+
+
+def check_usage(
+    code: Any, folder: Path, record_property: Any, *, programs: int = 1, longest: int | None = None
+) -> None:
+    """Nothing may be spilled, and the GPU must have the shared memory; the registers are reported.
+
+    ``programs``: at least as many run on a multiprocessor; ``longest``: maximum number of instructions.
+    """
     used = usage(code, folder)
     capability = code.metadata.target.arch
     record_property("kernel", f"{code.src.fn.__module__.rpartition('.')[2]}.{code.metadata.name}")
@@ -135,3 +166,8 @@ def check_usage(code: Any, folder: Path, record_property: Any) -> None:
     record_property("registers", used["REG"])
     assert (used["STACK"], used["LOCAL"]) == (0, 0), used
     assert code.metadata.shared <= SHARED_MEMORY[capability]
+    found = occupancy(code, folder)
+    record_property("programs", found)
+    assert found >= programs, (found, used, code.metadata.shared)
+    if longest is not None:
+        assert instructions(code, folder) <= longest

@@ -107,6 +107,31 @@ def test_large_scores_and_neighbours() -> None:
     assert torch.equal(result[5], value[5])
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["", "bias", "rotary_value"])
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+def test_a_sequence_that_overflows_leaves_its_neighbours(part: str, kind: str, dtype: str) -> None:
+    """In a tile of several sequences, and where it is longer than a tile itself."""
+    lengths = [3, 5, 4, 70, 2]
+    tokens = sum(lengths)
+    inputs = {
+        name: tensor(tokens, 1, 16, seed=seed, dtype=DTYPES[dtype])
+        for seed, name in enumerate(("query", "key", "value"))
+    }
+    options = positions(kind, 1, 16, max(lengths))
+    before = varlen_attention(**inputs, cu_seqlens=boundaries(lengths), max_seqlen=70, **options)
+    inputs[part][4] = float("inf")
+    inputs[part][9, 0, 3] = float("nan")
+    inputs[part][12 + 66, 0, 15] = -float("inf")
+    result = varlen_attention(**inputs, cu_seqlens=boundaries(lengths), max_seqlen=70, **options)
+    finite = [part.isfinite().all().item() for part in result.split(lengths)]
+    assert finite == [True, False, False, False, True]
+    for old, new, same in zip(before.split(lengths), result.split(lengths), finite, strict=True):
+        assert torch.equal(old, new) == same
+    if part == "value":  # of every row, whatever its pooling reads
+        assert result[3:82].isnan().all()
+
+
 def test_no_tokens() -> None:
     empty = tensor(0, 2, 8, seed=0)
     assert varlen_attention(empty, empty, empty, boundaries([0, 0]), 0).shape == (0, 2, 8)

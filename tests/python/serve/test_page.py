@@ -90,8 +90,11 @@ def test_hits_come_while_typing(page: Any, searching: RunningServer) -> None:
 def test_words_are_marked_with_hybrid(page: Any) -> None:
     search(page, "water ice")
     with page.expect_response("**/v1/search") as answer:
+        page.locator("#hybrid").uncheck()
+    assert '"hybrid":false' in answer.value.request.post_data
+    with page.expect_response("**/v1/search") as answer:
         page.locator("#hybrid").check()
-    assert '"hybrid":true' in answer.value.request.post_data
+    assert "hybrid" not in answer.value.request.post_data
     playwright.expect(page.locator("#hits mark").first).to_be_visible()
     assert {text.lower() for text in page.locator("#hits mark").all_text_contents()} <= {"water", "ice"}
     shoot(page, "hybrid")

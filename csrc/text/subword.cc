@@ -1,0 +1,282 @@
+#include "text/subword.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+#include "text/added_tokens.h"
+#include "text/char_map.h"
+#include "text/utf8.h"
+#include "text/word_cache.h"
+
+namespace embedkit {
+namespace {
+
+constexpr size_t kWindow = size_t{1} << 16;  // of text that may be worked on in parts
+
+// Before a space between ASCII letters or digits, behind the size of a window; else the end of the text.
+size_t window_end(std::string_view text, size_t begin) {
+  for (size_t at = begin + kWindow; at < text.size(); ++at) {
+    at = text.find(' ', at);
+    if (at == std::string_view::npos || at + 1 >= text.size()) break;
+    if (utf8::is_alphanumeric(text[at - 1]) && utf8::is_alphanumeric(text[at + 1])) return at;
+  }
+  return text.size();
+}
+
+// The added tokens that are looked for in the text as it comes, or after normalization.
+AddedTokenMatcher matcher(const std::vector<AddedToken>& all, const Normalizer* normalizer) {
+  std::vector<AddedToken> tokens;
+  std::vector<std::string> patterns;
+  Normalizer::Buffers buffers;
+  for (const AddedToken& token : all) {
+    require(utf8::find_invalid(token.content) == std::string_view::npos, "the added token of id ", token.id,
+            " is not valid UTF-8");
+    require(token.id >= 0, "the added token \"", token.content, "\" has the id ", token.id);
+    if (token.normalized != (normalizer != nullptr)) continue;
+    tokens.push_back(token);
+    patterns.emplace_back(normalizer == nullptr ? std::string_view(token.content)
+                                                : normalizer->apply(token.content, true, true, buffers));
+    // `tokenizers` would find it between any two characters.
+    require(!patterns.back().empty() || token.content.empty(), "nothing is left of the added token \"",
+            token.content, "\" after normalization; remove it or set its \"normalized\" to false");
+  }
+  return {tokens, patterns};
+}
+
+}  // namespace
+
+struct Subword::Tables {
+  Tables(std::shared_ptr<const SubwordModel> model_, SubwordOptions options)
+      : model(std::move(model_)),
+        normalizer(std::move(options.normalizer)),
+        splits(std::move(options.splits)),
+        raw(matcher(options.added_tokens, nullptr)),
+        normalized(matcher(options.added_tokens, &normalizer)),
+        vocab_size(options.vocab_size) {
+    for (size_t i = 0; i < splits.size(); ++i) {
+      const SplitStep& step = splits[i];
+      const bool texts = step.kind == SplitStep::Kind::kString || step.kind == SplitStep::Kind::kMetaspace;
+      require(!texts || (!step.text.empty() && utf8::find_invalid(step.text) == std::string_view::npos),
+              "the delimiter of a pre-tokenizer is empty or not valid UTF-8");
+      // Where spaces went is not tracked.
+      require(step.scheme != PrependScheme::kFirst || (i == 0 && normalizer.empty()),
+              "a Metaspace that prepends to the first piece only must be the first step");
+    }
+    divisible = normalized.empty() && normalizer.divisible() && (cuts() || joins_no_words());
+  }
+
+  // Whether the first step cuts before a lone space.
+  bool cuts() const {
+    if (normalizer.space() != " ") return false;
+    for (const SplitStep& step : splits) {
+      if (step.kind == SplitStep::Kind::kPrefixSpace) continue;
+      return step.kind == SplitStep::Kind::kPattern || step.kind == SplitStep::Kind::kWhitespace ||
+             (step.kind == SplitStep::Kind::kMetaspace && step.split);
+    }
+    return false;
+  }
+
+  // Whether a space becomes what the model never joins to the word before it.
+  bool joins_no_words() const {
+    const std::string_view boundary = model->boundary();
+    if (boundary.empty()) return false;
+    for (const SplitStep& step : splits) {
+      const bool harmless = step.kind == SplitStep::Kind::kMetaspace ||
+                            (step.kind == SplitStep::Kind::kString && step.text == " ");
+      if (!harmless) return false;
+    }
+    const bool marked = !splits.empty() && splits.front().kind == SplitStep::Kind::kMetaspace &&
+                        splits.front().text == boundary;
+    return normalizer.space() == boundary || (normalizer.space() == " " && marked);
+  }
+
+  std::shared_ptr<const SubwordModel> model;
+  Normalizer normalizer;
+  std::vector<SplitStep> splits;
+  AddedTokenMatcher raw;
+  AddedTokenMatcher normalized;
+  size_t vocab_size;
+  bool divisible;
+};
+
+struct Subword::Work : Tokenizer::Buffers {
+  Normalizer::Buffers normalizer;
+  std::vector<std::string> texts;  // of each split step
+  std::unique_ptr<SubwordModel::Buffers> model;
+  WordCache cache;
+};
+
+// The buffers that no thread uses: what they remember is worth keeping.
+struct Subword::Pool {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Work>> idle;
+};
+
+/// One call of encode.
+class Subword::Encoding {
+ public:
+  Encoding(const Tables& tables, Work& work, std::vector<int32_t>& ids, size_t limit, StopToken* stop)
+      : t_(tables),
+        w_(work),
+        ids_(ids),
+        most_(limit > ids.max_size() - ids.size() ? ids.max_size() : ids.size() + limit),
+        stop_(stop) {}
+
+  void text(std::string_view text) {
+    size_t begin = 0;   // of what is not encoded yet
+    size_t from = 0;    // where the search for added tokens goes on
+    size_t until = 0;   // the end of the window
+    bool first = true;  // whether what is not encoded starts a piece between added tokens
+    while (begin < text.size() || from < text.size()) {
+      if (stop_ != nullptr && stop_->poll()) return;
+      if (std::max(begin, from) >= until)
+        until = t_.divisible ? window_end(text, std::max(begin, from)) : text.size();
+      AddedTokenMatcher::Match match;
+      const bool found = t_.raw.find(text, from, until, begin, &match, &from);
+      const size_t end = found ? match.begin : until;
+      if (begin < end) {
+        const bool last = found || end == text.size();
+        if (!piece(text.substr(begin, end - begin), begin == 0, first, last)) return;
+        first = false;
+      }
+      begin = std::max(begin, end);
+      if (found) {
+        if (!take(match)) return;
+        begin = match.end;
+        from = match.next;
+        first = true;
+      }
+    }
+  }
+
+ private:
+  // Returns false if no more ids are wanted.
+  bool take(const AddedTokenMatcher::Match& match) {
+    // A match whose text another one's rstrip has swallowed leaves nothing.
+    if (match.begin < match.end) ids_.push_back(match.id);
+    return ids_.size() <= most_;
+  }
+
+  bool piece(std::string_view text, bool start, bool first, bool last) {
+    const size_t invalid = utf8::find_invalid(text);
+    require(invalid == std::string_view::npos, "the text is not valid UTF-8 (",
+            text.size() - std::min(invalid, text.size()), " bytes before its end)");
+    text = t_.normalizer.apply(text, first, last, w_.normalizer);
+    size_t begin = 0, from = 0;
+    AddedTokenMatcher::Match match;
+    while (t_.normalized.find(text, from, text.size(), begin, &match, &from)) {
+      if (begin < match.begin && !split(0, text.substr(begin, match.begin - begin), start && begin == 0))
+        return false;
+      if (!take(match)) return false;
+      begin = match.end;
+      from = match.next;
+    }
+    return begin >= text.size() || split(0, text.substr(begin), start && begin == 0);
+  }
+
+  // The steps from `step` on. `start`: the text starts where the caller's does.
+  bool split(size_t step, std::string_view text, bool start) {
+    if (text.empty()) return true;
+    if (step == t_.splits.size()) return words(text);
+    const SplitStep& s = t_.splits[step];
+    if (s.kind == SplitStep::Kind::kPrefixSpace) {
+      if (text.front() == ' ') return split(step + 1, text, start);
+      std::string& with = w_.texts[step];
+      with.assign(1, ' ').append(text);
+      return split(step + 1, with, start);
+    }
+    if (s.kind == SplitStep::Kind::kMetaspace) {
+      text = metaspace(s, text, start, w_.texts[step]);
+      if (!s.split) return split(step + 1, text, start);
+    }
+    return embedkit::split(s, text, [&](std::string_view piece) {
+      return split(step + 1, piece, start && piece.data() == text.data());
+    });
+  }
+
+  static std::string_view metaspace(const SplitStep& s, std::string_view text, bool start, std::string& out) {
+    const bool wanted = s.scheme == PrependScheme::kAlways || (s.scheme == PrependScheme::kFirst && start);
+    const bool prepends = wanted && text.front() != ' ' && !text.starts_with(s.text);
+    size_t space = text.find(' ');
+    if (!prepends && space == std::string_view::npos) return text;
+    out.clear();
+    if (prepends) out.append(s.text);
+    size_t copied = 0;
+    for (; space != std::string_view::npos; space = text.find(' ', copied)) {
+      out.append(text.substr(copied, space - copied)).append(s.text);
+      copied = space + 1;
+    }
+    out.append(text.substr(copied));
+    return out;
+  }
+
+  // What the model sees as a word, in parts if it allows.
+  bool words(std::string_view text) {
+    const std::string_view boundary = t_.model->boundary();
+    if (boundary.empty()) return word(text);
+    size_t begin = 0;
+    for (size_t at = 0; (at = text.find(boundary, at)) != std::string_view::npos;) {
+      if (at > begin) {
+        if (!word(text.substr(begin, at - begin))) return false;
+        begin = at;
+      }
+      while (text.substr(at).starts_with(boundary)) at += boundary.size();  // a run of them stays together
+    }
+    return word(text.substr(begin));
+  }
+
+  bool word(std::string_view word) {
+    if (!w_.cache.find(word, ids_)) {
+      const size_t count = ids_.size();
+      t_.model->encode(word, *w_.model, ids_, stop_);
+      if (stop_ != nullptr && word.size() > WordCache::kMaxBytes && stop_->poll()) return false;
+      w_.cache.add(word, ids_.data() + count, ids_.size() - count);
+    }
+    return ids_.size() <= most_;
+  }
+
+  const Tables& t_;
+  Work& w_;
+  std::vector<int32_t>& ids_;
+  const size_t most_;
+  StopToken* stop_;
+};
+
+Subword::Subword(std::shared_ptr<const SubwordModel> model, SubwordOptions options)
+    : tables_(std::make_unique<const Tables>(std::move(model), std::move(options))),
+      pool_(std::make_shared<Pool>()) {}
+
+Subword::~Subword() = default;
+
+size_t Subword::vocab_size() const { return tables_->vocab_size; }
+
+std::shared_ptr<Tokenizer::Buffers> Subword::make_buffers() const {
+  std::unique_ptr<Work> work;
+  {
+    const std::lock_guard lock(pool_->mutex);
+    if (!pool_->idle.empty()) {
+      work = std::move(pool_->idle.back());
+      pool_->idle.pop_back();
+    }
+  }
+  if (work == nullptr) {
+    work = std::make_unique<Work>();
+    work->texts.resize(tables_->splits.size());
+    work->model = tables_->model->make_buffers();
+  }
+  const auto give_back = [pool = pool_](Work* used) {
+    std::unique_ptr<Work> mine(used);
+    const std::lock_guard lock(pool->mutex);
+    pool->idle.push_back(std::move(mine));
+  };
+  return std::shared_ptr<Work>(work.release(), give_back);
+}
+
+void Subword::encode_with(std::string_view text, Buffers& buffers, std::vector<int32_t>& ids, size_t limit,
+                          StopToken* stop) const {
+  Encoding(*tables_, static_cast<Work&>(buffers), ids, limit, stop).text(text);
+}
+
+}  // namespace embedkit

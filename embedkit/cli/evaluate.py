@@ -1,0 +1,254 @@
+"""``embedkit-index eval``: quality, speed and size of searches on one's own queries and judgments."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..arguments import check_positive
+from ..documents import InputError
+from ..documents.readers import FORMATS, Corpus
+from ..index import BuildError, BuildSettings, Index, ModelMismatchError
+from ..index.auto.plot import check_plot
+from ..index.evaluate import Judgments, Measured, Search, evaluate, read_judgments, read_pairs
+from ..index.evaluate.plot import plot_quality
+from ..index.storage.faiss_index import AUTO, create_index
+from ..index.storage.layout import CURRENT_FILE
+from .common import (
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    add_language,
+    add_max_memory,
+    add_threads,
+    complain,
+    integer,
+    load_encoder,
+    load_index_encoder,
+    open_reranker,
+    plural,
+    print_json,
+    show,
+    size,
+)
+from .terminal import table
+
+__all__ = ["add_commands"]
+
+_DESCRIPTION = """Search for your own queries, and compare what is found with your own judgments. INPUT is an index, or
+files of documents: then an index is built in a temporary folder for each model, precision and kind of index that is
+named. Each is searched by vectors, by vectors and words, and with --rerank by both and a cross-encoder."""
+
+_EPILOG = """\
+queries:   .jsonl with id and text (or any other file that build reads)
+--qrels:   lines of 'query 0 document relevance' (TREC) or 'query document relevance' (BEIR), or .jsonl with query_id,
+           doc_id and relevance
+--pairs:   lines of a query, a tab and the id of a document that answers it, or .jsonl with query and id
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "eval",
+        help="measure quality, speed and size with your own queries",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=_evaluate, more="inputs")
+    command.add_argument("inputs", nargs="+", metavar="INPUT", help="an index folder, or files of documents")
+    command.add_argument("--queries", metavar="FILE", help="queries with their ids")
+    command.add_argument("--qrels", metavar="FILE", help="judgments of these queries")
+    command.add_argument("--pairs", metavar="FILE", help="instead of both: queries with the id of an answer")
+    command.add_argument(
+        "--model",
+        action="append",
+        metavar="M",
+        help="model folder or Hub id; may be repeated (default: built-in)",
+    )
+    command.add_argument(
+        "--precision", action="append", metavar="P", help="fp32, int8 or auto (default); may be repeated"
+    )
+    command.add_argument(
+        "--factory",
+        action="append",
+        metavar="F",
+        help="Faiss index as in build (default: auto); may be repeated",
+    )
+    command.add_argument("--rerank", metavar="MODEL", help="rerank with this cross-encoder, too")
+    count = integer(partial(check_positive, "k"))
+    command.add_argument(
+        "-k",
+        type=count,
+        action="append",
+        metavar="N",
+        help="measure recall@N; may be repeated (default: 10, 100)",
+    )
+    command.add_argument("--format", choices=FORMATS, help="format of the documents (default: by file name)")
+    command.add_argument(
+        "--text-field", default="text", metavar="F", help="field of the text (default: text)"
+    )
+    command.add_argument("--id-field", metavar="F", help="field of the id (default: id)")
+    add_language(command, AUTO, "language of the texts, for the words of hybrid search (default: auto)")
+    command.add_argument("--plot", metavar="FILE", help="plot quality against time (.png, .svg or .pdf)")
+    command.add_argument("--json", action="store_true", help="print one JSON object per line of the table")
+    add_max_memory(command)
+    add_threads(command)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    judgments = _judgments(arguments)
+    if arguments.plot is not None:
+        try:
+            check_plot(arguments.plot)
+        except ValueError as error:
+            raise CommandError(EXIT_USAGE, str(error)) from None
+    searches = [Search("vectors", hybrid=False), Search("hybrid", hybrid=True)]
+    reranker = open_reranker(arguments.rerank, arguments.threads)
+    if reranker is not None:
+        searches.append(Search("reranked", hybrid=True, reranker=reranker))
+    ks = arguments.k or [10, 100]
+    rows: list[dict[str, Any]] = []
+    try:
+        for index, about in _indexes(arguments):
+            usable = [one for one in searches if not one.hybrid or index.generation.has_words]
+            for measured in evaluate(index, judgments, usable, ks=ks):
+                rows.append({**about, **_flat(measured)})
+    except (InputError, ModelMismatchError):
+        raise
+    except ValueError as error:
+        raise CommandError(EXIT_USAGE, str(error)) from None
+    if not rows:
+        raise CommandError(EXIT_USAGE, "no index could be built")
+    if arguments.json:
+        for row in rows:
+            print_json(row)
+    else:
+        _show_table(rows, ks, judgments)
+    if arguments.plot is not None:
+        points = [(_name(row, rows), row["search"], row["ms"], row["ndcg@10"]) for row in rows]
+        title = f"{len(judgments.queries):,} queries, {plural(rows[0]['documents'], 'document')}"
+        plot_quality(arguments.plot, points, title=title)
+    return EXIT_OK
+
+
+def _judgments(arguments: argparse.Namespace) -> Judgments:
+    both = arguments.queries is not None and arguments.qrels is not None
+    either = arguments.queries is not None or arguments.qrels is not None
+    if (arguments.pairs is not None) == either or (either and not both):
+        raise CommandError(EXIT_USAGE, "give --queries and --qrels, or --pairs")
+    if arguments.pairs is not None:
+        return read_pairs(arguments.pairs)
+    return read_judgments(arguments.queries, arguments.qrels)
+
+
+def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, Any]]]:
+    """Each index to measure, and what the table says of it."""
+    folder = Path(arguments.inputs[0])
+    if len(arguments.inputs) == 1 and (folder / CURRENT_FILE).exists():
+        for name in ("precision", "factory"):
+            if getattr(arguments, name):
+                raise CommandError(EXIT_USAGE, f"--{name} does not apply: {folder} is an index")
+        model = arguments.model[0] if arguments.model else None
+        with Index.open(folder, model, threads=arguments.threads) as index:
+            load_index_encoder(index)
+            yield index, _about(index, None)
+        return
+    factories = list(dict.fromkeys(arguments.factory or [AUTO]))
+    for model in dict.fromkeys(arguments.model or [None]):
+        for precision in dict.fromkeys(arguments.precision or ["auto"]):
+            encoder = load_encoder(model, precision, arguments.threads)
+            for factory in factories:  # a misspelled one fails before anything is encoded
+                if factory != AUTO:
+                    create_index(factory, encoder.get_embedding_dimension())
+            with tempfile.TemporaryDirectory(prefix="embedkit-eval-") as work:
+                yield from _built(arguments, encoder, factories, Path(work) / "index")
+
+
+def _built(
+    arguments: argparse.Namespace, encoder: Any, factories: list[str], path: Path
+) -> Iterator[tuple[Index, dict[str, Any]]]:
+    """An index of the documents as each kind; they are encoded once."""
+    corpus = Corpus(
+        arguments.inputs,
+        format=arguments.format,
+        text_field=arguments.text_field,
+        id_field=arguments.id_field,
+    )
+    settings = BuildSettings(
+        "Flat", max_memory=arguments.max_memory, threads=arguments.threads, language=arguments.language
+    )
+    begin = time.perf_counter()
+    with Index.build_with(path, corpus, encoder, settings) as index:
+        rate = len(index) / (time.perf_counter() - begin)
+        for factory in factories:
+            try:
+                index.compact(factory=factory, max_memory=arguments.max_memory)
+            except BuildError as error:  # too few documents for its lists
+                complain(f"{factory}: left out: {error}")
+                continue
+            yield index, _about(index, rate)
+
+
+def _about(index: Index, rate: float | None) -> dict[str, Any]:
+    info = index.info()
+    return {
+        "model": Path(info["model"]).name,
+        "precision": info["precision"],
+        "factory": info["factory"],
+        "documents": info["documents"],
+        "bytes": info["bytes"],
+        "documents_per_s": None if rate is None else round(rate, 1),
+    }
+
+
+def _flat(measured: Measured) -> dict[str, Any]:
+    fields = asdict(measured)
+    recalls = fields.pop("recall")
+    return {
+        "search": fields["search"],
+        "queries": fields["queries"],
+        "ndcg@10": round(fields["ndcg"], 4),
+        "mrr@10": round(fields["mrr"], 4),
+        **{f"recall@{k}": round(value, 4) for k, value in recalls.items()},
+        "ms": round(fields["ms"], 3),
+    }
+
+
+def _show_table(rows: list[dict[str, Any]], ks: list[int], judgments: Judgments) -> None:
+    figures = ["ndcg@10", "mrr@10", *(f"recall@{k}" for k in ks)]
+    header = (*figures, "ms/query", "docs/s", "size", "model", "precision", "index", "search")
+    cells = [
+        (
+            *(f"{row[name]:.4f}" for name in figures),
+            f"{row['ms']:.2f}",
+            "-" if row["documents_per_s"] is None else f"{row['documents_per_s']:,.0f}",
+            size(row["bytes"]),
+            row["model"],
+            row["precision"],
+            row["factory"],
+            row["search"],
+        )
+        for row in rows
+    ]
+    for line in table(header, cells, None, numbers=len(figures) + 3):
+        show(line)
+    best = max(row["ndcg@10"] for row in rows)
+    left_out = f"; {judgments.left_out:,} without an answer left out" if judgments.left_out else ""
+    show(
+        f"{len(judgments.queries):,} queries, {plural(rows[0]['documents'], 'document')}; best nDCG@10 {best:.4f}"
+        f"{left_out}"
+    )
+
+
+def _name(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """The index of ``row``, by what differs between the rows."""
+    names = [name for name in ("model", "precision", "factory") if len({one[name] for one in rows}) > 1]
+    return " ".join(row[name] for name in names or ["model"])

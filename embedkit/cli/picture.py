@@ -1,0 +1,84 @@
+"""``embedkit-index map``: the documents of an index as a picture."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..arguments import check_positive
+from ..documents import InputError
+from ..index import Index
+from ..index.auto.plot import FORMATS, check_plot
+from ..index.picture import make_picture, write_page, write_plot
+from ..index.picture.make import LAYOUTS
+from ..index.picture.plot import title_of
+from .common import EXIT_OK, EXIT_USAGE, CommandError, integer, show
+from .terminal import printable
+
+__all__ = ["add_commands"]
+
+_DESCRIPTION = """Draw the documents in two dimensions, where those of similar meaning lie close together, in clusters
+named by their most telling words. A page (.html) needs nothing else to be opened: hover over a point to read its
+text."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("map", help="draw the documents as a picture", description=_DESCRIPTION)
+    command.set_defaults(run=_map)
+    command.add_argument("index", metavar="INDEX", help="index folder")
+    command.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help=f"file to write: .html, {', '.join(FORMATS)}"
+    )
+    command.add_argument("--color", metavar="F", help="color by this field (default: by cluster)")
+    command.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        default="auto",
+        help="pca, umap (needs umap-learn), or auto: umap if it is installed (default)",
+    )
+    command.add_argument(
+        "--clusters",
+        type=integer(partial(check_positive, "clusters")),
+        metavar="N",
+        help="number of clusters (default: by the number of documents, at most 12)",
+    )
+    command.add_argument(
+        "--sample",
+        type=integer(partial(check_positive, "sample")),
+        default=10_000,
+        metavar="N",
+        help="documents to draw at most (default: 10000)",
+    )
+
+
+def _map(arguments: argparse.Namespace) -> int:
+    page = arguments.output.lower().endswith((".html", ".htm"))
+    if not page:
+        try:
+            check_plot(arguments.output)
+        except ValueError as error:
+            raise CommandError(EXIT_USAGE, f"{error} (or .html)") from None
+    with Index.open(arguments.index) as index:
+        try:
+            picture = make_picture(
+                index,
+                layout=arguments.layout,
+                color=arguments.color,
+                clusters=arguments.clusters,
+                sample=arguments.sample,
+            )
+        except InputError:
+            raise
+        except ValueError as error:
+            raise CommandError(EXIT_USAGE, str(error)) from None
+    if page:
+        write_page(picture, arguments.output, name=Path(arguments.index).name)
+    else:
+        write_plot(picture, arguments.output)
+    show(f"{printable(arguments.output)}: {title_of(picture)}")
+    for number, name in enumerate(picture.names):
+        show(f"  {int((picture.clusters == number).sum()):>6,}  {printable(name)}")
+    return EXIT_OK

@@ -1,0 +1,61 @@
+"""Plots quality against time, a point per way to search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ..auto.plot import check_plot
+
+__all__ = ["plot_quality"]
+
+_MARKERS = "osD^vP*Xph"
+
+
+def plot_quality(
+    path: str | os.PathLike[str], points: Sequence[tuple[str, str, float, float]], *, title: str
+) -> None:
+    """Plot nDCG@10 against milliseconds per query.
+
+    Args:
+        path: the file to write: .png, .svg or .pdf.
+        points: of each the index (a color), the search (a marker), milliseconds and nDCG@10.
+        title: of the plot.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: the file name ends otherwise.
+    """
+    check_plot(path)
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    indexes = list(dict.fromkeys(index for index, *_ in points))
+    searches = list(dict.fromkeys(search for _, search, *_ in points))
+    for number, index in enumerate(indexes):
+        own = sorted((ms, ndcg, search) for of, search, ms, ndcg in points if of == index)
+        axes.plot([ms for ms, *_ in own], [ndcg for _, ndcg, _ in own], color=f"C{number % 10}", alpha=0.4)
+        for ms, ndcg, search in own:
+            marker = _MARKERS[searches.index(search) % len(_MARKERS)]
+            axes.plot([ms], [ndcg], marker, color=f"C{number % 10}", markersize=8)
+    keys = [
+        Line2D([], [], color=f"C{number % 10}", linewidth=3, label=name)
+        for number, name in enumerate(indexes)
+    ]
+    keys += [
+        Line2D([], [], color="0.3", marker=_MARKERS[number % len(_MARKERS)], linestyle="", label=name)
+        for number, name in enumerate(searches)
+    ]
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("milliseconds per query, encoding included")
+    axes.set_ylabel("nDCG@10")
+    axes.set_title(title, fontsize=10)
+    axes.grid(which="both", alpha=0.25)
+    axes.legend(handles=keys, fontsize=8, loc="best")
+    figure.savefig(path)

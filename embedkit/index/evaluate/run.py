@@ -1,0 +1,114 @@
+"""How well and how fast an index answers judged queries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...documents.errors import InputError
+from ..search.rerank import rerank
+from .judgments import Judgments
+from .metrics import mrr, ndcg, recall
+
+if TYPE_CHECKING:
+    from ...cross_encoder import CrossEncoder
+    from ..index import Index
+    from ..search.hits import Hit
+
+__all__ = ["Measured", "Search", "evaluate"]
+
+_K = 10
+_TIMED = 200  # queries asked one by one
+_CANDIDATES = 50  # hits that a reranker orders
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A way to search.
+
+    Attributes:
+        name: for the table.
+        hybrid: score by words, too.
+        reranker: orders the best hits anew.
+    """
+
+    name: str
+    hybrid: bool
+    reranker: CrossEncoder | None = None
+
+    def hits(self, index: Index, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """The ``k`` best hits of each query."""
+        if self.reranker is None:
+            return index.search(list(queries), k, hybrid=self.hybrid)
+        found = index.search(list(queries), max(k, _CANDIDATES), hybrid=self.hybrid)
+        return [
+            [*rerank(self.reranker, [query], [hits[:_CANDIDATES]], _CANDIDATES)[0], *hits[_CANDIDATES:]][:k]
+            for query, hits in zip(queries, found, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Figures of one way to search one index.
+
+    Attributes:
+        search: its name.
+        ndcg: nDCG@10.
+        mrr: MRR@10.
+        recall: by k.
+        ms: median milliseconds of one query, encoding included.
+        queries: the number of queries.
+    """
+
+    search: str
+    ndcg: float
+    mrr: float
+    recall: dict[int, float]
+    ms: float
+    queries: int
+
+
+def evaluate(
+    index: Index, judgments: Judgments, searches: Sequence[Search], *, ks: Sequence[int] = (10, 100)
+) -> list[Measured]:
+    """Measure each of ``searches`` on ``index``.
+
+    Args:
+        index: to search.
+        judgments: queries and what answers them.
+        searches: ways to search.
+        ks: of recall@k.
+
+    Raises:
+        InputError: a judged document is not in the index.
+    """
+    wanted = list({id for gain in judgments.gains for id in gain})
+    known = {document.id for document in index.get(wanted)}
+    missing = [id for id in wanted if id not in known]
+    if missing:
+        raise InputError(
+            "",
+            f"{len(missing):,} of {len(wanted):,} judged documents are not in the index, such as {min(missing)!r}; "
+            "judgments name documents by their ids",
+        )
+    return [_measure(index, judgments, search, ks) for search in searches]
+
+
+def _measure(index: Index, judgments: Judgments, search: Search, ks: Sequence[int]) -> Measured:
+    k = max(_K, *ks)
+    found = [[hit.id for hit in hits] for hits in search.hits(index, judgments.queries, k)]
+    seconds = []
+    for query in judgments.queries[:_TIMED]:
+        begin = time.perf_counter()
+        search.hits(index, [query], _K)
+        seconds.append(time.perf_counter() - begin)
+    return Measured(
+        search.name,
+        ndcg(found, judgments.gains, _K),
+        mrr(found, judgments.gains, _K),
+        {one: recall(found, judgments.gains, one) for one in ks},
+        1e3 * sorted(seconds)[len(seconds) // 2],
+        len(judgments.queries),
+    )

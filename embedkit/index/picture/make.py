@@ -1,0 +1,243 @@
+"""From an index to points, clusters and their names."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ...documents.errors import InputError
+from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, import_faiss
+from ..words.languages import AUTO, NONE, detect_language, stop_words
+
+if TYPE_CHECKING:
+    from ..index import Index
+
+__all__ = ["LAYOUTS", "Layout", "Picture", "layout_of", "make_picture", "name_clusters"]
+
+Layout = Literal["auto", "pca", "umap"]
+LAYOUTS: tuple[Layout, ...] = ("auto", "pca", "umap")
+
+_SEED = 20240
+_MOST_CLUSTERS = 12
+_WORDS_OF_A_NAME = 3
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff]")
+_TEXT_CHARACTERS = 240
+_MOST_VALUES = 9  # of a field that get a color of their own
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Documents as points.
+
+    Attributes:
+        points: (n, 2) float32.
+        layout: how they came about: "PCA, 23 % of the variance" or "UMAP".
+        ids: of the documents.
+        texts: the beginnings of the documents' texts.
+        clusters: (n,) the cluster of each document.
+        names: the most telling words of each cluster.
+        groups: what colors the points: the cluster's name, or the value of a field.
+        color: the name of that field; ``None``: clusters.
+        values: (n,) the values of a field of numbers, NaN where there is none; ``None``: groups are colored.
+        total: documents in the index, of which these may be a sample.
+    """
+
+    points: Float32Array
+    layout: str
+    ids: list[str]
+    texts: list[str]
+    clusters: Int64Array
+    names: list[str]
+    groups: list[str]
+    color: str | None
+    values: np.ndarray[Any, Any] | None
+    total: int
+
+
+def make_picture(
+    index: Index,
+    *,
+    layout: Layout = "auto",
+    color: str | None = None,
+    clusters: int | None = None,
+    sample: int = 10_000,
+) -> Picture:
+    """Lay out the documents of ``index``, or ``sample`` of them, in two dimensions.
+
+    Args:
+        index: with at least three documents.
+        layout: "pca" (the two directions of the largest variance), "umap" (McInnes et al. 2018, needs umap-learn), or
+            "auto": UMAP if it is installed.
+        color: the field that colors the points (``author.name`` reaches into objects); ``None``: clusters.
+        clusters: how many; ``None``: by the number of documents, at most 12.
+        sample: most documents to draw.
+
+    Raises:
+        InputError: there are fewer than three documents, or none has the field ``color``.
+        ImportError: "umap" is not installed.
+        ValueError: an argument is out of range.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+    if clusters is not None and clusters < 1:
+        raise ValueError(f"clusters must be at least 1, not {clusters}")
+    generation = index.generation
+    rows = generation.living_rows()
+    if len(rows) < 3:
+        raise InputError(str(index.path), f"a picture needs at least 3 documents, the index has {len(rows)}")
+    if len(rows) > sample:
+        rows = np.sort(np.random.default_rng(_SEED).choice(rows, max(3, sample), replace=False))
+    vectors = generation.vectors(rows)
+    if generation.manifest.metric == "cosine":
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    found = generation.fetch(rows)
+    documents = [found[row] for row in rows.tolist()]
+    points, how = layout_of(vectors, layout)
+    count = min(clusters or _clusters_for(len(rows)), len(rows))
+    of = _cluster(vectors, count)
+    texts = [document.text for document in documents]
+    names = name_clusters(texts, of, count)
+    groups, values = [names[cluster] for cluster in of.tolist()], None
+    if color is not None:
+        groups, values = _colored(color, [document.metadata for document in documents])
+    return Picture(
+        points,
+        how,
+        [document.id for document in documents],
+        [" ".join(text[:_TEXT_CHARACTERS].split()) for text in texts],
+        of,
+        names,
+        groups,
+        color,
+        values,
+        generation.manifest.documents,
+    )
+
+
+def layout_of(vectors: Float32Array, layout: Layout) -> tuple[Float32Array, str]:
+    """Points (n, 2) of ``vectors`` (n, dimension), and how they came about."""
+    if layout == "umap" and importlib.util.find_spec("umap") is None:
+        raise ImportError(
+            "the layout 'umap' needs umap-learn, which is not installed: pip install umap-learn"
+        )
+    if layout == "pca" or importlib.util.find_spec("umap") is None:
+        centered = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
+        variances, axes = np.linalg.eigh(centered.T @ centered)
+        axes = axes[:, ::-1][:, :2]
+        axes = axes * np.where(
+            axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])] < 0, -1, 1
+        )  # of one sign
+        points = np.zeros((len(vectors), 2), np.float32)
+        points[:, : axes.shape[1]] = centered @ axes
+        share = variances[::-1][:2].sum() / max(variances.sum(), 1e-30)
+        return points, f"PCA, {share:.0%} of the variance"
+    import umap
+
+    reducer = umap.UMAP(
+        n_neighbors=min(15, len(vectors) - 1), metric="cosine", random_state=_SEED, n_jobs=1, init="pca"
+    )
+    return np.asarray(reducer.fit_transform(vectors), np.float32), "UMAP"
+
+
+def _clusters_for(documents: int) -> int:
+    return max(2, min(_MOST_CLUSTERS, round(math.sqrt(documents / 2))))
+
+
+def _cluster(vectors: Float32Array, count: int) -> Int64Array:
+    """The cluster of each vector, by k-means; numbered by size, the largest first."""
+    faiss = import_faiss()
+    with faiss_threads(1):  # the same clusters every time
+        means = faiss.Kmeans(
+            vectors.shape[1], count, niter=25, nredo=3, seed=_SEED, min_points_per_centroid=1, spherical=True
+        )
+        means.train(np.ascontiguousarray(vectors, np.float32))
+        _, nearest = means.index.search(np.ascontiguousarray(vectors, np.float32), 1)
+    found = nearest[:, 0].astype(np.int64)
+    order = np.argsort(-np.bincount(found, minlength=count), kind="stable")
+    rank = np.empty(count, np.int64)
+    rank[order] = np.arange(count)
+    result: Int64Array = rank[found]
+    return result
+
+
+def name_clusters(texts: Sequence[str], clusters: Int64Array, count: int) -> list[str]:
+    """The three words of each cluster with the largest c-TF-IDF (Grootendorst 2022), without function words.
+
+    A word t in cluster c weighs tf(t, c) · log(1 + A / f(t)): its count in the cluster as a share of the cluster's
+    words, and the average number of words of a cluster over the word's count in all. Each text counts a word once.
+    """
+    language = detect_language(texts[:: max(1, len(texts) // 1000)])
+    stops = stop_words("english" if language in (AUTO, NONE) else language) | stop_words("english")
+    counts: list[Counter[str]] = [Counter() for _ in range(count)]
+    for text, cluster in zip(texts, clusters.tolist(), strict=True):
+        counts[cluster].update(_words_of(text, stops))
+    everywhere: Counter[str] = Counter()
+    for one in counts:
+        everywhere.update(one)
+    average = sum(everywhere.values()) / max(1, count)
+    names: list[str] = []
+    for number, one in enumerate(counts):
+        total = max(1, sum(one.values()))
+        least = min(2, max(one.values(), default=0))  # a word of a single text tells of that text
+        weights = {
+            word: times / total * math.log1p(average / everywhere[word])
+            for word, times in one.items()
+            if times >= least
+        }
+        words: list[str] = []
+        for word in sorted(weights, key=lambda word: (-weights[word], word)):
+            if not any(_alike(word, other) for other in words):  # "cell" beside "cells" tells nothing
+                words.append(word)
+            if len(words) == _WORDS_OF_A_NAME:
+                break
+        name = ", ".join(words) or f"cluster {number + 1}"
+        names.append(name if name not in names else f"{name} ({number + 1})")
+    return names
+
+
+def _words_of(text: str, stops: frozenset[str]) -> set[str]:
+    words: set[str] = set()
+    for word in _WORD.findall(unicodedata.normalize("NFKC", text).lower()):
+        if _HAN.search(word):  # no spaces between words: their pairs of letters
+            words.update(word[at : at + 2] for at in range(len(word) - 1))
+        elif word not in stops and len(word) > 2:
+            words.add(word)
+    return words
+
+
+def _alike(one: str, two: str) -> bool:
+    short, long = sorted((one, two), key=len)
+    return len(short) > 3 and long.startswith(short[: max(4, len(short) - 1)]) and len(long) - len(short) < 4
+
+
+def _colored(color: str, metadata: Sequence[dict[str, Any]]) -> tuple[list[str], np.ndarray[Any, Any] | None]:
+    """The group of each document by its field ``color``, and the values if they are many numbers."""
+    found = [_field(fields, color) for fields in metadata]
+    given = [value for value in found if value is not None]
+    if not given:
+        raise InputError("", f"no document has the field {color!r}")
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)
+    if numbers and len(set(given)) > _MOST_VALUES:
+        values = np.array([math.nan if value is None else float(value) for value in found])
+        return ["" if value is None else f"{value:g}" for value in found], values
+    names = ["none" if value is None else value if isinstance(value, str) else f"{value}" for value in found]
+    most = [name for name, _ in Counter(names).most_common(_MOST_VALUES)]
+    return [name if name in most else OTHER for name in names], None
+
+
+def _field(fields: Any, name: str) -> Any:
+    if isinstance(fields, dict) and name in fields:
+        return fields[name]
+    for step in name.split("."):
+        fields = fields.get(step) if isinstance(fields, dict) else None
+    return fields

@@ -1,0 +1,98 @@
+"""A picture as an image."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..auto.plot import check_plot
+from .make import OTHER
+
+if TYPE_CHECKING:
+    from .make import Picture
+
+__all__ = ["PALETTE", "groups_in_order", "title_of", "write_plot"]
+
+# Twelve colors that differ in lightness as well, after Paul Tol's "muted" and "bright" schemes
+PALETTE = (
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
+    "#ee7733", "#332288", "#999933", "#882255", "#44aa99", "#cc6677",
+)  # fmt: skip
+_REST = "#b0b0b0"
+
+
+def title_of(picture: Picture) -> str:
+    """What is drawn: how many documents, and how."""
+    shown = len(picture.ids)
+    count = f"{shown:,} documents" if shown == picture.total else f"{shown:,} of {picture.total:,} documents"
+    return f"{count}; {picture.layout}; color: {picture.color or 'clusters'}"
+
+
+def groups_in_order(picture: Picture) -> list[tuple[str, str]]:
+    """The groups and their colors: clusters by number, values by frequency, and the rest last."""
+    if picture.color is None:
+        names = picture.names
+    else:
+        counts = {name: picture.groups.count(name) for name in dict.fromkeys(picture.groups)}
+        names = sorted(counts, key=lambda name: (name in (OTHER, "none"), -counts[name]))
+    return [
+        (name, _REST if picture.color is not None and name in (OTHER, "none") else PALETTE[at % len(PALETTE)])
+        for at, name in enumerate(names)
+    ]
+
+
+def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
+    """Draw ``picture`` to ``path``: .png, .svg or .pdf.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: the file name ends otherwise.
+    """
+    check_plot(path)
+    import matplotlib.patheffects as effects
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 8), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    count = len(picture.ids)
+    dots: dict[str, Any] = {
+        "s": float(np.clip(40_000 / count, 7, 60)),
+        "alpha": 0.75 if count < 3000 else 0.5,
+        "linewidths": 0,
+    }
+    if picture.values is not None:
+        known = np.isfinite(picture.values)
+        axes.scatter(*picture.points[~known].T, color=_REST, **dots)
+        drawn = axes.scatter(*picture.points[known].T, c=picture.values[known], cmap="viridis", **dots)
+        figure.colorbar(drawn, ax=axes, shrink=0.6, label=picture.color)
+    else:
+        groups = np.array(picture.groups, object)
+        for name, color in groups_in_order(picture):
+            mine = groups == name
+            axes.scatter(
+                *picture.points[mine].T, color=color, label=f"{_plain(name)} ({mine.sum():,})", **dots
+            )
+        legend = axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+        for handle in legend.legend_handles:
+            handle.set(alpha=1, sizes=[40])
+    for number, name in enumerate(picture.names):
+        mine = picture.points[picture.clusters == number]
+        if len(mine):
+            text = axes.text(
+                *np.median(mine, axis=0), _plain(name), fontsize=8.5, ha="center", va="center", weight="bold"
+            )
+            text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
+    axes.set_title(_plain(title_of(picture)), fontsize=10)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_aspect("equal", "datalim")
+    for side in axes.spines.values():
+        side.set_visible(False)
+    figure.savefig(path)
+
+
+def _plain(text: str) -> str:
+    """``text`` without what matplotlib takes for a formula."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,162 @@
+"""From texts to words: what is stored in a full-text index, and what a query asks of it.
+
+FTS5 cuts words at everything but letters, digits and marks, and folds case and accents. What it lacks is done before:
+
+* Stems: FTS5's Porter stemmer for English, a Snowball stemmer (``snowballstemmer``) for other languages.
+* Scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and Korean, whose words carry particles: each
+  run of their letters is stored as its overlapping pairs, 苹果汁 as 苹果 果汁. The last letter follows by itself, so
+  that a query of a single letter, which asks for a prefix, finds every one.
+* Unicode: NFKC, so that full-width and composed letters are found by their usual forms; the vowel points of Arabic and
+  Hebrew, soft hyphens and joiners are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import unicodedata
+from collections.abc import Callable
+from itertools import pairwise
+
+from .languages import NONE, stop_words
+
+__all__ = ["Analyzer", "analyzer"]
+
+_MOST_WORDS = 64  # of a query
+_CACHED_STEMS = 65_536
+
+# Without spaces between words; combining marks belong to the letter before them.
+_UNSPACED = (
+    "\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff"
+    "\u3105-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7a3\ud7b0-\ud7ff"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_SOUTHEAST_ASIAN = (
+    "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ebd\u0ec0-\u0ece\u0edc-\u0edf\u1000-\u103f\u1050-\u108f\u109a-\u109f"
+    "\u1780-\u17d3\u17d7\u17dc\u17dd\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f"
+)
+_STACKERS = "\u1039\u17d2"  # the next consonant is written below the one before
+_LEFT_OUT = re.compile(
+    "[\u00ad\u0591-\u05bd\u05bf\u05c1\u05c2\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u200d]"
+)
+_ASCII_WORD = re.compile("[^\\W_]+")
+_ANY_UNSPACED = re.compile(f"[{_UNSPACED}{_SOUTHEAST_ASIAN}]")
+
+
+@functools.cache
+def _marks() -> str:
+    """All combining marks, as the inside of a character class."""
+    assigned = (
+        *range(0x300, 0x1F000),
+        *range(0xE0100, 0xE01F0),
+    )  # a tenth of all code points holds every mark
+    points = [point for point in assigned if unicodedata.category(chr(point))[0] == "M"]
+    ranges: list[list[int]] = []
+    for point in points:
+        if ranges and point == ranges[-1][1] + 1:
+            ranges[-1][1] = point
+        else:
+            ranges.append([point, point])
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """A run of letters without spaces; a letter of it with its marks; and a word of any other script."""
+    letters, marks = f"[{_UNSPACED}{_SOUTHEAST_ASIAN}]", _marks()
+    unit = f"{letters}(?:[{_STACKERS}]{letters}|[{marks}])*"
+    return re.compile(f"(?:{unit})+"), re.compile(unit), re.compile(f"(?:[^\\W_]|[{marks}])+")
+
+
+def _pairs(letters: list[str]) -> list[str]:
+    return [one + two for one, two in pairwise(letters)]
+
+
+def _stored_pairs(run: re.Match[str]) -> str:
+    letters = _patterns()[1].findall(run[0])
+    return f" {' '.join((*_pairs(letters), letters[-1]))} "
+
+
+class Analyzer:
+    """The words of one language. Thread-safe.
+
+    Attributes:
+        language: a name in `LANGUAGES`, or "none".
+        tokenizer: for FTS5.
+    """
+
+    def __init__(self, language: str) -> None:
+        """For ``language``.
+
+        Raises:
+            ImportError: the language needs a stemmer that is not installed.
+        """
+        self.language = language
+        # unicode61 would cut at the vowel signs of Hindi, Thai and others
+        cut = "unicode61 remove_diacritics 2 categories 'L* N* Co M*'"
+        self.tokenizer = f"porter {cut}" if language == "english" else cut
+        self._stem = None if language in ("english", NONE) else _stemmer(language)
+        self._stops = stop_words(language)
+
+    def text(self, text: str) -> str:
+        """``text`` as it is given to FTS5."""
+        if not text.isascii():
+            text = _folded(text)
+            if _ANY_UNSPACED.search(text):
+                text = _patterns()[0].sub(_stored_pairs, text)
+        if self._stem is None:
+            return text
+        return " ".join(map(self._stem, _patterns()[2].findall(text.lower())))
+
+    def match(self, query: str) -> str | None:
+        """The FTS5 expression for texts with any word of ``query``; ``None`` if it has no words.
+
+        Stop words are left out unless there is nothing else.
+        """
+        wanted: dict[str, None] = {}
+        text, word = query, _ASCII_WORD
+        if not query.isascii():
+            run, letter, word = _patterns()
+            text = _folded(query)
+            for found in run.findall(text):
+                units = letter.findall(found)
+                terms = [f'"{pair}"' for pair in _pairs(units)] or [f'"{found}" *']
+                wanted.update(dict.fromkeys(terms))
+            text = run.sub(" ", text)
+        words = word.findall(text.lower())
+        telling = [one for one in words if one not in self._stops]
+        if not telling and not wanted:
+            telling = words
+        for one in telling:
+            wanted[f'"{one if self._stem is None else self._stem(one)}"'] = None
+        return " OR ".join(list(wanted)[:_MOST_WORDS]) or None
+
+
+@functools.cache
+def analyzer(language: str) -> Analyzer:
+    """The `Analyzer` of ``language``, made once."""
+    return Analyzer(language)
+
+
+def _folded(text: str) -> str:
+    return _LEFT_OUT.sub("", unicodedata.normalize("NFKC", text))
+
+
+def _stemmer(language: str) -> Callable[[str], str]:
+    try:
+        import snowballstemmer
+    except ImportError as error:
+        raise ImportError(
+            f"the stems of {language} words need snowballstemmer, which is not installed: "
+            "pip install 'embedkit[cpu]'"
+        ) from error
+    stemmer = snowballstemmer.stemmer(language)
+    lock = threading.Lock()  # a Snowball stemmer keeps the word it works on
+
+    @functools.lru_cache(_CACHED_STEMS)
+    def stem(word: str) -> str:
+        with lock:
+            return str(stemmer.stemWord(word))
+
+    return stem

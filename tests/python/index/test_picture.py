@@ -1,0 +1,142 @@
+"""`embedkit-index map`: points against scikit-learn, clusters and their names, and the files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.cli.main import main
+from embedkit.index import Document, Index, InputError
+from embedkit.index.picture import make_picture, write_page
+from embedkit.index.picture.make import layout_of, name_clusters
+
+TOPICS = {
+    "cooking": "lentil soup onion garlic pan simmer",
+    "flight": "aircraft wing engine pilot airport runway",
+    "music": "violin concert orchestra melody piano song",
+}
+
+
+def documents() -> list[Document]:
+    random = np.random.default_rng(0)
+    found = []
+    for n in range(150):
+        topic = list(TOPICS)[n % 3]
+        words = " ".join(random.choice(TOPICS[topic].split(), 4, replace=False))
+        fields = {"topic": topic, "year": 1900 + n, "author": {"name": "<b>Ann</b>" if n % 2 else "Bob"}}
+        found.append(Document(f"the {words} of it </script><script>alert({n})</script>", f"d{n}", fields))
+    return found
+
+
+@pytest.fixture(scope="module")
+def index_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("picture") / "index"
+    Index.build(path, documents(), FakeEncoder(truncate_dim=64)).close()
+    return path
+
+
+def test_points_are_those_of_scikit_learn() -> None:
+    decomposition = pytest.importorskip("sklearn.decomposition")
+    vectors = np.random.default_rng(0).standard_normal((200, 16)).astype(np.float32) * np.arange(1, 17)
+    points, how = layout_of(vectors.astype(np.float32), "pca")
+    reference = decomposition.PCA(2)
+    expected = reference.fit_transform(vectors)
+    for axis in range(2):
+        assert abs(np.corrcoef(points[:, axis], expected[:, axis])[0, 1]) == pytest.approx(1, abs=1e-5)
+    assert how == f"PCA, {reference.explained_variance_ratio_.sum():.0%} of the variance"
+
+
+def test_clusters_are_topics_and_named_by_their_words(index_path: Path) -> None:
+    with Index.open(index_path, FakeEncoder(truncate_dim=64)) as index:
+        picture = make_picture(index, layout="pca", clusters=3)
+        again = make_picture(index, layout="pca", clusters=3)
+    assert (picture.points == again.points).all() and picture.names == again.names
+    topics = [document.metadata["topic"] for document in documents()]
+    for number, name in enumerate(picture.names):
+        mine = [
+            topic
+            for topic, cluster in zip(topics, picture.clusters.tolist(), strict=True)
+            if cluster == number
+        ]
+        most = max(set(mine), key=mine.count)
+        assert mine.count(most) / len(mine) > 0.9
+        assert set(name.split(", ")) <= set(TOPICS[most].split())
+
+
+def test_names_are_the_words_of_the_largest_weight() -> None:
+    texts = ["cats purr", "cats purr softly", "dogs bark", "dogs bark loudly", "the the and"]
+    assert name_clusters(texts, np.array([0, 0, 1, 1, 1]), 2) == ["cats, purr", "bark, dogs"]
+    assert name_clusters(["我喜欢苹果", "苹果好吃"], np.array([0, 0]), 1)[0].startswith("苹果")
+    assert name_clusters(["?", "a b"], np.array([0, 1]), 2) == ["cluster 1", "cluster 2"]
+
+
+def test_a_page_needs_nothing_else_and_holds_texts_safely(index_path: Path, tmp_path: Path) -> None:
+    with Index.open(index_path, FakeEncoder(truncate_dim=64)) as index:
+        picture = make_picture(index, layout="pca", color="author.name")
+    write_page(picture, tmp_path / "map.html", name="{{data}} <i>x</i>")
+    page = (tmp_path / "map.html").read_text()
+    assert not re.search(
+        r"(src|href)\s*=|https?://|@import", re.sub(r'<script id="data".*?</script>', "", page, flags=re.S)
+    )
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "&lt;i&gt;" in page and "<i>x" not in page
+    content = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
+    assert content is not None
+    data = json.loads(content[1])
+    assert len(data["points"]) == len(data["ids"]) == len(data["texts"]) == 150
+    assert data["ids"][7] == "d7" and "<script>alert(7)" in data["texts"][7]
+    assert {name for name, _ in data["legend"]} == {"Bob", "<b>Ann</b>"}
+    assert np.abs(data["points"]).max() <= 0.5
+
+
+def test_images_and_colors(index_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    for number, options in enumerate(
+        (
+            [],
+            ["--color", "topic"],
+            ["--color", "year"],
+            ["--color", "author.name", "--clusters", "5", "--sample", "40"],
+        )
+    ):
+        path = tmp_path / f"{number}.png"
+        assert main(["map", str(index_path), "-o", str(path), "--layout", "pca", *options]) == 0
+        assert path.read_bytes().startswith(b"\x89PNG")
+        first = capsys.readouterr().out.splitlines()[0]
+        assert ("40 of 150 documents" if number == 3 else "150 documents") in first
+    assert (
+        main(
+            ["map", str(index_path), "-o", str(tmp_path / "year.html"), "--color", "year", "--layout", "pca"]
+        )
+        == 0
+    )
+    assert '"scale":[1900.0,2049.0]' in (tmp_path / "year.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-o", "map.gif"], "or .html"),
+        (["-o", "map.html", "--color", "nothing"], "no document has the field 'nothing'"),
+        (["-o", "map.html", "--clusters", "0"], "must be a positive integer"),
+    ],
+)
+def test_wrong_usage_of_map(
+    index_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["map", str(index_path), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_few_documents(tmp_path: Path) -> None:
+    with Index.build(tmp_path / "index", ["a cat", "a dog"], FakeEncoder()) as index:
+        with pytest.raises(InputError, match="at least 3 documents, the index has 2"):
+            make_picture(index)
+        index.add([Document("a bird", "b"), Document("a bird", "c")])
+        picture = make_picture(index, layout="pca")
+        assert picture.points.shape == (4, 2) and np.isfinite(picture.points).all()

@@ -1,0 +1,245 @@
+"""The words of hybrid search: stems, stop words, titles, scripts without spaces, and indexes of earlier versions."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.index import BuildSettings, Document, Index, ResumeError
+from embedkit.index.storage.layout import current_name
+from embedkit.index.words.analyzer import Analyzer
+from embedkit.index.words.languages import LANGUAGES, check_language, detect_language, stop_words
+from embedkit.index.words.titles import titles_of
+
+
+def rows_found(index: Index, query: str) -> list[str]:
+    """The ids of the documents with words of ``query``, best first."""
+    return [index.generation.id(row) for row, _ in index.generation.keywords(query, 100, None)]
+
+
+def test_stop_words_are_left_out_of_queries_but_not_of_texts() -> None:
+    english = Analyzer("english")
+    assert english.match("What is the boundary layer?") == '"boundary" OR "layer"'
+    assert english.match("to be or not to be") == '"to" OR "be" OR "or" OR "not"'
+    assert english.text("What is it?") == "What is it?"
+    assert english.match("?!") is None
+    assert Analyzer("none").match("what is it") == '"what" OR "is" OR "it"'
+    assert len(str(english.match(" ".join(f"w{n}" for n in range(1000)))).split(" OR ")) == 64
+
+
+@pytest.mark.parametrize(
+    ("language", "stored", "query"),
+    [
+        ("english", "They were connecting several relational connections", "connected relation"),
+        ("german", "Die Häuser der Städte wurden gebaut", "haus stadt"),
+        ("french", "Les recherches dans les maisons", "recherche maison"),
+        ("russian", "Новые книги о лошадях", "книга лошадь"),
+        ("spanish", "Las canciones favoritas", "canción favorita"),
+        ("turkish", "Kitapların kapakları", "kitap kapak"),
+    ],
+)
+def test_a_word_is_found_in_another_form(tmp_path: Path, language: str, stored: str, query: str) -> None:
+    if language != "english":
+        pytest.importorskip("snowballstemmer")
+    texts = [stored, "nothing of this kind", "xyzzy"]
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), language=language) as index:
+        for word in query.split():
+            assert rows_found(index, word) == ["0"], word
+        assert index.info()["words"] == language
+    with Index.build(tmp_path / "none", texts, FakeEncoder(), language="none") as index:
+        assert not any(rows_found(index, word) for word in query.split())
+
+
+def test_porter_is_that_of_fts5(tmp_path: Path) -> None:
+    texts = ["connected connection", "the relations of relativity", "generally generous"]
+    db = sqlite3.connect(":memory:")
+    db.execute("CREATE VIRTUAL TABLE t USING fts5(text, tokenize='porter unicode61')")
+    db.executemany("INSERT INTO t(rowid, text) VALUES (?, ?)", list(enumerate(texts)))
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), language="en") as index:
+        for word in ("connect", "relation", "relative", "generosity", "general"):
+            expected = db.execute("SELECT rowid FROM t WHERE t MATCH ? ORDER BY bm25(t)", (word,)).fetchall()
+            assert rows_found(index, word) == [str(row) for (row,) in expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "absent"),
+    [
+        ("我想买一个苹果手机，谢谢", ["苹果", "手机", "我", "机", "苹果手机", "谢"], ["果汁", "香"]),
+        ("東京タワーへ行きました", ["東京", "タワー", "行き", "東", "ﾀﾜｰ"], ["京都", "大阪"]),
+        ("사과를 먹었습니다", ["사과", "사과를", "먹었"], ["포도"]),
+        ("ฉันชอบกินแอปเปิ้ลมาก", ["ชอบ", "แอปเปิ้ล", "มาก"], ["ส้ม"]),
+        ("ຂ້ອຍມັກກິນເຂົ້າ", ["ມັກ", "ເຂົ້າ"], ["ໝາ"]),
+        ("ខ្ញុំចូលចិត្តភ្នំពេញ", ["ភ្នំពេញ", "ចិត្ត"], ["ឆ្កែ"]),
+        ("ကျွန်တော်ထမင်းစားပြီးပြီ", ["ထမင်း", "စား"], ["ခွေး"]),
+        ("मैं हिन्दी सीख रहा हूँ", ["हिन्दी", "सीख"], ["हिन्दू"]),
+        ("كِتَابٌ جَدِيدٌ", ["كتاب", "جديد"], ["قلم"]),
+        ("שָׁלוֹם עולם", ["שלום"], ["בית"]),
+        ("Ｆｕｌｌ ｗｉｄｔｈ ﬁnal", ["full", "final"], ["half"]),
+        ("cafe\u0301 naïve Straße", ["café", "cafe", "naive"], ["coffee"]),
+        ("iPhone手机壳", ["iphone", "手机"], ["电脑"]),
+    ],
+)
+def test_words_of_every_script(tmp_path: Path, text: str, words: list[str], absent: list[str]) -> None:
+    others = ["an English text", "今天天气很好", "สวัสดีครับ"]
+    with Index.build(tmp_path / "index", [text, *others], FakeEncoder()) as index:
+        for word in words:
+            assert rows_found(index, word)[:1] == ["0"], word
+        for word in absent:
+            assert "0" not in rows_found(index, word), word
+
+
+def test_letters_and_their_marks_stay_together() -> None:
+    none = Analyzer("none")
+    assert none.text("苹果汁").split() == ["苹果", "果汁", "汁"]
+    assert none.match("苹果汁") == '"苹果" OR "果汁"'
+    assert none.match("果") == '"果" *'
+    assert none.text("ที่นี่").split() == ["ที่นี่", "นี่"]
+    assert none.text("ភ្នំ").split() == ["ភ្នំ"]
+
+
+def test_titles_and_headings_count_more(tmp_path: Path) -> None:
+    body = "words about other things, and more of them"
+    documents = [
+        Document(f"turbine {body}", "text"),
+        Document(f"number {body}", "title", {"title": "turbine"}),
+        Document(f"number {body}", "heading", {"headings": ["Intro", "The turbines"]}),
+        Document(f"number {body}", "none", {"titles": "turbine", "title": 5}),
+    ]
+    with Index.build(tmp_path / "index", documents, FakeEncoder(), language="english") as index:
+        assert rows_found(index, "turbine")[0] == "title"
+        assert sorted(rows_found(index, "turbine")) == ["heading", "text", "title"]
+    assert titles_of('{"title":"a","heading":["b","c"],"headings":null}') == "a\nb\nc"
+    assert titles_of('{"name":"title"}') == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "language"),
+    [
+        (["The wings of the aircraft are heated by the flow.", "Which of these is it?"], "english"),
+        (["Die Flügel des Flugzeugs werden von der Strömung erhitzt.", "Das ist ein Haus."], "german"),
+        (["Les ailes de l'avion sont chauffées par le flux.", "C'est une maison dans la rue."], "french"),
+        (
+            ["Las alas del avión se calientan con el flujo de aire.", "Esta es la casa de mi madre."],
+            "spanish",
+        ),
+        (["Крылья самолёта нагреваются от потока, и это не всё.", "Он был в доме с ней."], "russian"),
+        (["De vleugels van het vliegtuig worden door de stroming verwarmd.", "Dit is een huis."], "dutch"),
+        (["今天天气很好", "我想买苹果"], "auto"),
+        (["x1 y2", "text 3"], "auto"),
+        ([], "auto"),
+    ],
+)
+def test_the_language_is_told_by_its_function_words(texts: list[str], language: str) -> None:
+    assert detect_language(texts) == language
+
+
+def test_every_language_with_stop_words_has_a_stemmer() -> None:
+    snowballstemmer = pytest.importorskip("snowballstemmer")
+    assert set(LANGUAGES) <= set(snowballstemmer.algorithms())
+    assert all(not stop_words(name) or name in LANGUAGES for name in LANGUAGES)
+    assert check_language(" DE ") == "german"
+    for wrong in ("klingon", ""):
+        with pytest.raises(ValueError, match="unknown language"):
+            check_language(wrong)
+    with pytest.raises(ValueError, match="unknown language 'xx'"):
+        BuildSettings(language="xx")
+    with pytest.raises(TypeError, match="language must be a string"):
+        BuildSettings(language=3)  # type: ignore[arg-type]
+
+
+def test_the_language_is_kept_and_can_be_changed(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    with Index.build(path, ["x1 y2"], FakeEncoder()) as index:
+        assert index.info()["words"] == "none"
+        assert index.generation.manifest.language == "auto"
+        index.add([Document("The aircraft are flying over the houses of the city, and it was seen.", "a")])
+        assert index.generation.manifest.language == "english"
+        assert index.info()["words"] == "english, none"
+        assert rows_found(index, "fly house") == ["a"]
+        assert index.compact()
+        assert index.info()["words"] == "english"
+        assert not index.compact()
+        assert index.compact(language="none")
+        assert not rows_found(index, "house")
+        assert index.generation.manifest.language == "none"
+
+
+def test_a_missing_stemmer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from embedkit.index.words import analyzer
+
+    monkeypatch.setitem(sys.modules, "snowballstemmer", None)
+    analyzer.analyzer.cache_clear()
+    with pytest.raises(ImportError, match=r"german words need snowballstemmer.*pip install"):
+        Index.build(tmp_path / "index", ["ein Haus"], FakeEncoder(), language="german")
+    texts = ["Die Flügel des Flugzeugs werden von der Strömung erhitzt."]
+    with pytest.warns(UserWarning, match="the texts are german: .*compact --language german"):
+        index = Index.build(tmp_path / "index", texts, FakeEncoder())
+    assert index.info()["words"] == "none"
+    index.close()
+    analyzer.analyzer.cache_clear()
+
+
+def test_an_interrupted_build_knows_its_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("embedkit.index.build.build.publish", stop)
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(tmp_path / "index", ["a cat"], FakeEncoder(), language="english")
+    monkeypatch.undo()
+    with pytest.raises(ResumeError, match="another language"):
+        Index.build(tmp_path / "index", ["a cat"], FakeEncoder(), language="none")
+    with Index.build(tmp_path / "index", ["a cat"], FakeEncoder(), language="english") as index:
+        assert index.info()["words"] == "english"
+
+
+def of_an_earlier_version(path: Path) -> None:
+    """Give the index the full-text table that embedkit made before it knew languages."""
+    manifest = path / "manifests" / current_name(path)
+    content: dict[str, Any] = json.loads(manifest.read_bytes())
+    del content["language"]
+    for segment in content["segments"]:
+        del segment["words"]
+        file = path / "segments" / segment["name"] / "documents.sqlite"
+        db = sqlite3.connect(file, isolation_level=None)
+        db.execute("DROP TABLE keywords")
+        db.execute(
+            "CREATE VIRTUAL TABLE keywords USING fts5(text, content='documents', content_rowid='row', "
+            "tokenize='unicode61 remove_diacritics 2')"
+        )
+        db.execute("INSERT INTO keywords(keywords) VALUES ('rebuild')")
+        db.close()
+        segment["files"]["documents.sqlite"]["size"] = file.stat().st_size
+    manifest.write_text(json.dumps(content))
+
+
+def test_an_index_of_an_earlier_version_answers_and_says_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.cli.main import main
+
+    path = tmp_path / "index"
+    texts = ["The houses of the city are being built", "It was a good apple", "我想买苹果"]
+    Index.build(path, texts, FakeEncoder()).close()
+    of_an_earlier_version(path)
+    monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
+    with Index.open(path, FakeEncoder()) as index:
+        assert index.info()["words"] == "of an earlier version: compact renews them"
+        assert rows_found(index, "houses") == ["0"]
+        assert not rows_found(index, "house") and not rows_found(index, "苹果")
+        assert index.search("houses", k=1)[0][0].parts is None
+        assert index.search("houses", k=1, hybrid=True)[0][0].parts is not None
+        assert main(["query", str(path), "house"]) == 0
+        assert "embedkit-index compact renews them" in capsys.readouterr().err
+        assert index.compact()
+        assert index.info()["words"] == "english"
+        assert rows_found(index, "house") == ["0"] and rows_found(index, "苹果") == ["2"]
+        assert not index.compact()
+    assert main(["query", str(path), "house"]) == 0
+    assert "compact" not in capsys.readouterr().err
