@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ._core import active_isa
     from .cross_encoder import CrossEncoder
     from .encoder import Encoder
-    from .index import Index
+    from .index import Document, Index
     from .model_folder.catalog import list_models
     from .vector_search import paraphrase_mining, semantic_search
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CrossEncoder",
+    "Document",
     "Encoder",
     "Index",
     "__version__",
@@ -29,6 +30,7 @@ __all__ = [
 # encoder, one that only encodes does not load the index.
 _MODULES = {
     "CrossEncoder": "cross_encoder",
+    "Document": "documents",
     "Encoder": "encoder",
     "Index": "index",
     "active_isa": "_core",

@@ -6,11 +6,14 @@ import argparse
 import os
 import shutil
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..documents.readers import FORMATS, Corpus
+from ..documents.folders import Patterns
+from ..documents.passages import Passages
+from ..documents.readers import FORMATS, Corpus, Names
 from ..index import BuildSettings, Index, IndexExistsError, InputError
 from ..index.build.estimate import Estimate, estimate
 from ..index.build.resume import resumable_rows
@@ -30,13 +33,14 @@ from .common import (
     show,
     size,
 )
-from .outcome import Skipped, build_settings, check_choice, explained, show_choice
+from .outcome import Skipped, build_settings, check_choice, counted, explained, show_choice, truncated
 from .terminal import ProgressBar, printable
 from .tune import add_plot, add_target
 
 if TYPE_CHECKING:
     from ..documents.errors import OnError
     from ..index import TextEncoder
+    from ..index.storage.manifest import Manifest
 
 __all__ = ["add_commands"]
 
@@ -84,6 +88,26 @@ def add_commands(commands: Any) -> None:
         default="fp32",
         help="how to keep the vectors of a quantized index for re-ranking, filters and compaction (default: fp32)",
     )
+    build.add_argument(
+        "--passages",
+        type=_passages,
+        metavar="TOKENS[:OVERLAP]",
+        help="cut long texts into passages of the model's tokens, at borders of sentences and headings, e.g. 200:30",
+    )
+    build.add_argument(
+        "--max-length", type=int, metavar="TOKENS", help="most tokens of a text (default: the model's own)"
+    )
+    build.add_argument(
+        "--on-overflow",
+        choices=("truncate", "error", "window"),
+        default="truncate",
+        help="longer texts are cut and counted (default), an error, or encoded as the mean of their parts",
+    )
+    build.add_argument(
+        "--dedup",
+        metavar="exact|near:SIM",
+        help="leave out texts that repeat an earlier one, or are as similar to one, e.g. near:0.95",
+    )
     add_language(build, "auto", "language of the texts, for the words of hybrid search (default: auto)")
     ray_engine.add_options(build)
     for name, text in (
@@ -102,8 +126,8 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help=".txt, .jsonl, .csv or .tsv, optionally .gz or .zst; .parquet; a folder or a pattern of such files; "
-        "- for standard input",
+        help=".txt, .md, .html, .json, .jsonl, .csv or .tsv, optionally .gz or .zst; .parquet, .pdf, .docx; a folder "
+        "or a pattern of such files; - for standard input",
     )
     command.add_argument(
         "--format", choices=FORMATS, help="format of all inputs (default: by file name; txt for -)"
@@ -114,7 +138,32 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--id-field",
         metavar="F",
-        help="field or column of ids (default: id if there is one, else file:line)",
+        help="field or column of ids (default: id if there is one, else file:line, or file if it is one text)",
+    )
+    command.add_argument(
+        "--include",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="of folders, read only files whose name or path matches, e.g. '*.md' (repeatable)",
+    )
+    command.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="of folders, leave out files and folders that match, e.g. drafts (repeatable)",
+    )
+    command.add_argument(
+        "--root",
+        metavar="FOLDER",
+        help="folder that file names in ids are relative to (default: the folder given, or the one that all inputs "
+        "share; then that of the index)",
+    )
+    command.add_argument(
+        "--txt",
+        choices=("lines", "whole"),
+        help="a .txt file is one text per line, or one text (default: lines, in an index of passages whole)",
     )
     command.add_argument("--vector-field", metavar="F", help="field or column of precomputed vectors")
     command.add_argument("--vectors", metavar="FILE.npy", help="precomputed vectors, one per document")
@@ -131,13 +180,29 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     add_threads(command)
 
 
+def _passages(text: str) -> Passages | None:
+    try:
+        return Passages.of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 class _Input:
     """The documents named by the options, and the malformed ones among them."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(self, arguments: argparse.Namespace, base: Manifest | None = None) -> None:
+        """``base``: the index that the documents are added to."""
         self._skipped = Skipped(arguments.on_error)
         self.on_error = self._skipped.on_error
         self._arguments = arguments
+        passages = getattr(arguments, "passages", None) if base is None else base.passages
+        self._names = Names(
+            arguments.root if arguments.root is not None or base is None else base.root,
+            # the ids of an index without a root are of an earlier version, or of Python
+            below_root=base is None or base.root is not None or arguments.root is not None,
+            patterns=Patterns(tuple(arguments.include), tuple(arguments.exclude)),
+            whole_text=(arguments.txt or ("lines" if passages is None else "whole")) == "whole",
+        )
         self.corpus = self._corpus(self.on_error)
 
     def _corpus(self, on_error: OnError) -> Corpus:
@@ -150,6 +215,7 @@ class _Input:
             vector_field=arguments.vector_field,
             vectors=arguments.vectors,
             on_error=on_error,
+            names=self._names,
         )
 
     def estimate(self, encoder: TextEncoder, settings: BuildSettings) -> Estimate | None:
@@ -171,7 +237,8 @@ class _Input:
 
     def left_out(self) -> str:
         """Counts of what was skipped, for the last line."""
-        return self._skipped.left_out(self.corpus.blank)
+        files = self.corpus.files.told()
+        return self._skipped.left_out(self.corpus.blank) + (f", {printable(files)}" if files else "")
 
 
 def _announce(expected: Estimate | None, path: str) -> None:
@@ -211,11 +278,18 @@ def _build(arguments: argparse.Namespace) -> int:
     if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
         raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
     import_faiss()  # before the model is loaded: if it is missing, say so at once
-    encoder = load_encoder(arguments.model, arguments.precision, arguments.threads, arguments.device)
+    encoder = load_encoder(
+        arguments.model,
+        arguments.precision,
+        arguments.threads,
+        arguments.device,
+        max_length=arguments.max_length,
+        on_overflow=arguments.on_overflow,
+    )
     begin = time.perf_counter()
 
     with explained(lambda: _what_is_left(path)):
-        settings = build_settings(arguments, source.on_error)
+        settings = replace(build_settings(arguments, source.on_error), root=source.corpus.files.root)
         _announce(source.estimate(encoder, settings), path)
         _say_resumed(resumed)
         unknown = _unknown(encoder)
@@ -227,9 +301,10 @@ def _build(arguments: argparse.Namespace) -> int:
         show_choice(arguments, info)
         seconds = time.perf_counter() - begin
         show(
-            f"{printable(path)}: {plural(info['documents'], 'document')} in {seconds:.1f} s "
+            f"{printable(path)}: {counted(info)} in {seconds:.1f} s "
             f"({(info['documents'] - resumed) / seconds:,.0f}/s){source.left_out()}"
             f"{_strange(encoder, unknown)}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
+            f"{truncated(info)}"
         )
     return EXIT_OK
 
@@ -251,7 +326,6 @@ def _say_resumed(rows: int) -> None:
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    source = _Input(arguments)
     path = arguments.index
     begin = time.perf_counter()
 
@@ -259,6 +333,7 @@ def _add(arguments: argparse.Namespace) -> int:
         explained(lambda: _what_is_left(path)),
         Index.open(path, arguments.model, threads=arguments.threads) as index,
     ):
+        source = _Input(arguments, index.generation.manifest)
         load_index_encoder(index)
         settings = BuildSettings(index.generation.manifest.factory, max_memory=arguments.max_memory)
         _announce(source.estimate(index.encoder, settings), path)
@@ -273,10 +348,13 @@ def _add(arguments: argparse.Namespace) -> int:
                 on_error=source.on_error,
                 progress=bar.update,
             )
-        replaced = f", {written.replaced:,} of them replacing earlier ones" if written.replaced else ""
+        replaced = f", {written.replaced:,} earlier ones replaced" if written.replaced else ""
+        if written.unchanged:
+            replaced += f", {written.unchanged:,} unchanged"
+        what = "passage" if index.generation.manifest.passages else "document"
         left_out = f"{source.left_out()}{_strange(index.encoder, unknown)}"
         show(
-            f"{printable(path)}: {plural(written.documents, 'document')} added{replaced} in "
+            f"{printable(path)}: {plural(written.documents, what)} added{replaced} in "
             f"{time.perf_counter() - begin:.1f} s{left_out}; {len(index):,} in all"
         )
     return EXIT_OK

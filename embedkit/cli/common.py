@@ -171,12 +171,18 @@ def add_language(command: argparse.ArgumentParser, default: str | None, help: st
     command.add_argument("--language", type=parse, default=default, metavar="LANGUAGE", help=help)
 
 
-def load_encoder(model: str | None, precision: str, threads: int | None, device: str = "cpu") -> Encoder:
-    """The encoder named by the options."""
+def load_encoder(
+    model: str | None, precision: str, threads: int | None, device: str = "cpu", **options: Any
+) -> Encoder:
+    """The encoder named by the options; ``options`` are further ones of `Encoder`."""
     from .. import Encoder
+    from ..model_folder.folder import BUILTIN
 
+    if model == BUILTIN.name:  # as info and embedkit-model list print it
+        model = None
+    options = {name: value for name, value in options.items() if value not in (None, "truncate")}
     try:
-        return Encoder(model, device=device, precision=precision, threads=threads)
+        return Encoder(model, device=device, precision=precision, threads=threads, **options)
     except (ValueError, FileNotFoundError) as error:
         raise CommandError(EXIT_USAGE, f"the model cannot be loaded: {error}") from error
 

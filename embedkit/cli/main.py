@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
-from . import build, change, evaluate, picture, query, tune
+from . import build, change, evaluate, picture, query, sync, tune
 from .common import run
 
 __all__ = ["main"]
@@ -17,6 +17,7 @@ examples:
   embedkit-index build articles.jsonl notes.txt.gz -o my-index
   embedkit-index query my-index "how do I reset my password?" -k 3 --where "lang = 'en'"
   embedkit-index upsert my-index changed.jsonl
+  embedkit-index build notes -o notes-index --passages 200:30 && embedkit-index sync notes notes-index
   embedkit-index delete my-index --where "year < 2010"
   embedkit-index build big.jsonl -o big-index --target-recall 0.95
   zcat big.jsonl.gz | embedkit-index build - --format jsonl --on-error skip -o my-index
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     query.add_commands(commands)
     change.add_commands(commands)
     tune.add_commands(commands)
+    sync.add_commands(commands)
     evaluate.add_commands(commands)
     picture.add_commands(commands)
     return parser

@@ -13,7 +13,7 @@ from ..index.auto.plot import check_plot, plot_choice
 from ..index.auto.result import table_of
 from .common import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, complain, plural, show
 
-__all__ = ["Skipped", "build_settings", "check_choice", "explained", "show_choice"]
+__all__ = ["Skipped", "build_settings", "check_choice", "counted", "explained", "show_choice", "truncated"]
 
 _REPORTED_LINES = 20  # malformed lines shown one by one; further ones are only counted
 
@@ -41,6 +41,23 @@ class Skipped:
         """Counts of these and of the ``blank`` texts, for the last line."""
         counts = ((blank, "blank text"), (self._count, "malformed line"))
         return "".join(f", {plural(count, what)} skipped" for count, what in counts if count)
+
+
+def counted(info: dict[str, Any]) -> str:
+    """How many documents an index holds, or passages of how many."""
+    if info["passages"] is None:
+        return plural(info["documents"], "document")
+    return f"{plural(info['documents'], 'passage')} of {plural(info['whole_documents'], 'document')}"
+
+
+def truncated(info: dict[str, Any]) -> str:
+    """How many texts of an index the model cut, for a last line; empty if none or unknown."""
+    if not info["truncated"]:
+        return ""
+    return (
+        f"; {plural(info['truncated'], 'text')} longer than the model takes and cut (--passages finds what is in all "
+        "of a text)"
+    )
 
 
 @contextlib.contextmanager
@@ -93,5 +110,7 @@ def build_settings(arguments: argparse.Namespace, on_error: OnError) -> BuildSet
         max_memory=arguments.max_memory,
         threads=arguments.threads,
         on_error=on_error,
+        passages=arguments.passages,
+        dedup=arguments.dedup,
         language=arguments.language,
     )

@@ -15,6 +15,7 @@ from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError, SearchStats, rerank
+from ..index.search.hits import passage_fields
 from ..index.search.hybrid import check_weight
 from .common import (
     EXIT_OK,
@@ -60,6 +61,9 @@ def add_commands(commands: Any) -> None:
         action=argparse.BooleanOptionalAction,
         help="score by meaning and by words (BM25), or with --no-hybrid by meaning only (default: by both, if the "
         "index has the words)",
+    )
+    query.add_argument(
+        "--per-document", action="store_true", help="of passages, find the best one of each document"
     )
     query.add_argument(
         "--words-weight",
@@ -188,6 +192,7 @@ def _search(
         rescore=arguments.rescore,
         where=arguments.where,
         hybrid=arguments.hybrid if arguments.words_weight is None else arguments.words_weight,
+        per_document=arguments.per_document,
     )
     done = 0
     for hits in found:
@@ -248,6 +253,8 @@ def _print_json_lines(query: str, hits: Iterable[Hit], *, explain: bool) -> None
             "text": hit.text,
             "metadata": hit.metadata,
         }
+        if hit.passage is not None:
+            line["passage"] = passage_fields(hit.passage)
         if explain and hit.parts is not None:
             line["parts"] = asdict(hit.parts)
         print_json(line)

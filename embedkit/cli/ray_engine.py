@@ -15,7 +15,16 @@ from .terminal import ProgressBar, printable
 __all__ = ["add_options", "build", "check_options"]
 
 _OF_RAY = ("address", "shards", "encoders", "encoder_threads", "shard_rows")
-_NOT_OF_RAY = {"format": "--format", "vector_field": "--vector-field", "vectors": "--vectors"}
+_NOT_OF_RAY = {
+    "format": "--format",
+    "vector_field": "--vector-field",
+    "vectors": "--vectors",
+    "passages": "--passages",
+    "dedup": "--dedup",
+    "max_length": "--max-length",
+    "root": "--root",
+    "txt": "--txt",
+}
 
 
 def add_options(command: argparse.ArgumentParser) -> None:

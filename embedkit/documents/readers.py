@@ -1,15 +1,19 @@
-"""Reading documents from text, JSON Lines, CSV, TSV and Parquet files, one record at a time.
+"""Reading documents from files: records one at a time, or whole files.
 
-* ``.txt``: one text per line.
-* ``.jsonl``: one JSON object per line; the field ``text`` is indexed, ``id`` is the id, all others are metadata.
+* ``.txt``: one text per line, or the whole file (``text``).
+* ``.md``, ``.html``, ``.pdf``, ``.docx``: one document per file; its title and Markdown's front
+  matter are metadata.
+* ``.json``: an array of objects as in ``.jsonl`` (or of texts), an object that holds one, or one object.
+* ``.jsonl``, ``.ndjson``: one JSON object per line; the field ``text`` is indexed, ``id`` is the id, all
+  others are metadata.
 * ``.csv``: RFC 4180 (quoted fields may contain commas, quotes and line breaks); column names in the first row.
 * ``.tsv``: tab-separated, without quoting; column names in the first row.
 * ``.parquet``: columns as the fields of ``.jsonl``; NaN is null, and columns of bytes other than text and id are left
   out with a warning.
 
-All but the last may be compressed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
+Text files may be compressed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
 in ``\\n`` or ``\\r\\n``. Documents whose text is empty or white space are skipped and counted as blank. The
-default id is ``file:line``.
+default id is ``file:line``, or ``file`` for a file of one document; see `folders` for the file's name.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -29,9 +34,11 @@ import numpy.typing as npt
 
 from .document import Document, json_type
 from .errors import InputError, OnError
-from .sources import FORMATS, STDIN, Format, Source, csv_rows, expand, names_of, tsv_rows
+from .folders import Files, Patterns, find_files
+from .sources import FORMATS, STDIN, Format, Source, csv_rows, format_of, tsv_rows
+from .whole import WHOLE, UnreadableError, read_whole
 
-__all__ = ["FORMATS", "Corpus", "Format"]
+__all__ = ["FORMATS", "Corpus", "Format", "Names"]
 
 _VECTORS_AT_ONCE = 4096
 
@@ -46,12 +53,36 @@ class _Record(NamedTuple):
     vector: npt.NDArray[np.float32] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How the files of a `Corpus` are found and named.
+
+    Attributes:
+        root: the folder that names are relative to; ``None``: the folder given, or the one all inputs share.
+        below_root: false: names as in indexes of earlier versions, the base name or the path as given.
+        patterns: which files below a folder are read; ``None``: all of a known type.
+        whole_text: a ``.txt`` file is one document.
+    """
+
+    root: str | None = None
+    below_root: bool = True
+    patterns: Patterns | None = None
+    whole_text: bool = False
+
+
+def _format(path: str, format: Format | None, names: Names) -> Format | None:
+    if format is None and names.whole_text and format_of(path)[0] == "txt":
+        return "text"
+    return format
+
+
 class Corpus:
     """Input files as one stream of `Document`; can be iterated once.
 
     Attributes:
         blank: documents skipped so far because their text is empty or white space.
         total_bytes: size of all inputs, the final value of ``Document.position``; ``None`` if unknown.
+        files: the input files, and what was left out of folders.
     """
 
     def __init__(
@@ -64,6 +95,7 @@ class Corpus:
         vector_field: str | None = None,
         vectors: str | os.PathLike[str] | None = None,
         on_error: OnError = "stop",
+        names: Names | None = None,
     ) -> None:
         """Check that every input exists and is readable, without reading it.
 
@@ -76,6 +108,7 @@ class Corpus:
             vector_field: field or column of precomputed vectors (lists of numbers).
             vectors: a ``.npy`` file of precomputed vectors, one per document in order.
             on_error: what to do with a malformed line, as in `embedkit.Index.build`.
+            names: how files are found and named; ``None``: as `Names` does by default.
 
         Raises:
             InputError: an input is missing, unreadable, of unknown format, or given twice.
@@ -91,20 +124,26 @@ class Corpus:
                 "a file of vectors belongs to the documents by their order: malformed lines cannot be skipped, "
                 "and no field can hold vectors as well",
             )
-        paths = expand(inputs)
+        names = names or Names()
+        files = find_files(inputs, root=names.root, named_by_root=names.below_root, patterns=names.patterns)
         sources = [
-            Source(path, name, format, on_error) for path, name in zip(paths, names_of(paths), strict=True)
+            Source(path, name, _format(path, format, names), on_error)
+            for path, name in zip(files.paths, files.names, strict=True)
         ]
-        identities = [path if path == STDIN else os.path.realpath(path) for path in paths]
-        for number, identity in enumerate(identities):
-            if identity in identities[:number]:
-                raise InputError(paths[number], "the input is given twice")
+        known: set[str] = set()
+        for path in files.paths:
+            identity = path if path == STDIN else os.path.realpath(path)
+            if identity in known:
+                raise InputError(path, "the input is given twice")
+            known.add(identity)
+        self.files = files
         self._read(sources, text_field, id_field, vector_field, vectors)
 
     @classmethod
     def of_sources(cls, sources: Sequence[Source], *, text_field: str, id_field: str | None) -> Corpus:
         """The documents of ``sources``."""
         corpus = cls.__new__(cls)
+        corpus.files = Files()
         corpus._read(sources, text_field, id_field, None, None)
         return corpus
 
@@ -164,6 +203,10 @@ class Corpus:
                     yield _Record(line, content)
         elif source.format == "jsonl":
             yield from self._json_records(source)
+        elif source.format == "json":
+            yield from self._json_array(source)
+        elif source.format in WHOLE:
+            yield from self._whole(source)
         elif source.format == "parquet":
             yield from self._parquet_records(source)
         else:
@@ -181,15 +224,48 @@ class Corpus:
             except _MalformedError as error:
                 source.reject(line, str(error))
 
-    def _json_record(self, content: str) -> tuple[str, str | None, dict[str, Any], Any]:
+    def _whole(self, source: Source) -> Iterator[_Record]:
+        content = source.content()
+        if content is None:
+            return
         try:
-            record = json.loads(content, parse_constant=_refuse_constant)
-        except json.JSONDecodeError as error:
-            raise _MalformedError(f"not valid JSON: {error.msg} at column {error.colno}") from None
-        except ValueError as error:
-            raise _MalformedError(f"not valid JSON: {error}") from None
-        except RecursionError:
-            raise _MalformedError("not usable JSON: nested too deeply") from None
+            text, metadata = read_whole(source.format, content)
+        except UnreadableError as error:
+            source.reject(1, str(error))
+            return
+        name = source.name if self._id_field is None else metadata.pop(self._id_field, source.name)
+        yield _Record(1, text, str(name), metadata or None)
+
+    def _json_array(self, source: Source) -> Iterator[_Record]:
+        content = source.content()
+        if content is None or not content.strip():
+            return
+        try:
+            found = _parse_json(content.decode("utf-8-sig"))
+        except UnicodeDecodeError as error:
+            source.reject(1, f"not valid UTF-8: byte 0x{content[error.start]:02x} at byte {error.start + 1}")
+            return
+        except _MalformedError as error:
+            source.reject(1, str(error))
+            return
+        if isinstance(found, dict) and self._text_field not in found:
+            arrays = [value for value in found.values() if isinstance(value, list)]
+            found = arrays[0] if len(arrays) == 1 else found
+        for number, record in enumerate(found if isinstance(found, list) else [found], 1):
+            try:
+                if isinstance(record, str):
+                    yield _Record(number, record)
+                elif isinstance(record, dict):
+                    yield _Record(number, *self._fields(record))
+                else:
+                    raise _MalformedError(
+                        f"element {number} is {json_type(record)}, not a JSON object or a text"
+                    )
+            except _MalformedError as error:
+                source.reject(number, str(error))
+
+    def _json_record(self, content: str) -> tuple[str, str | None, dict[str, Any], Any]:
+        record = _parse_json(content)
         if not isinstance(record, dict):
             raise _MalformedError(f"the line is {json_type(record)}, not a JSON object")
         return self._fields(record)
@@ -289,6 +365,18 @@ class Corpus:
 
 class _MalformedError(Exception):
     """A record is malformed; the message says why."""
+
+
+def _parse_json(content: str) -> Any:
+    try:
+        return json.loads(content, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise _MalformedError(f"not valid JSON: {error.msg} at {line}column {error.colno}") from None
+    except ValueError as error:
+        raise _MalformedError(f"not valid JSON: {error}") from None
+    except RecursionError:
+        raise _MalformedError("not usable JSON: nested too deeply") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

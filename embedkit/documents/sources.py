@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import gzip
 import io
 import os
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, cast
 
 from .errors import InputError, OnError, reject
+from .whole import import_reader
 
 __all__ = [
     "FORMATS",
@@ -26,65 +26,62 @@ __all__ = [
     "Span",
     "csv_rows",
     "expand",
+    "format_of",
     "import_pyarrow",
+    "listed_formats",
     "names_of",
     "tsv_rows",
 ]
 
-Format = Literal["txt", "jsonl", "csv", "tsv", "parquet"]
+Format = Literal["txt", "text", "md", "html", "json", "jsonl", "csv", "tsv", "parquet", "pdf", "docx"]
 
-FORMATS: tuple[Format, ...] = ("txt", "jsonl", "csv", "tsv", "parquet")
+FORMATS: tuple[Format, ...] = (
+    "txt",
+    "text",
+    "md",
+    "html",
+    "json",
+    "jsonl",
+    "csv",
+    "tsv",
+    "parquet",
+    "pdf",
+    "docx",
+)
 STDIN = "-"
 MAX_RECORD_BYTES = 64 << 20
 """A longer line (or quoted CSV record) is malformed: bounds memory for files that are not text."""
 
 _PACKED = (".gz", ".zst")
+_ALSO = {"text": "", "ndjson": "jsonl", "htm": "html", "markdown": "md"}  # "text" is no file name's ending
+_NEVER_PACKED = ("parquet", "pdf", "docx")
 _BOM = "\ufeff"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
 
 
 def expand(inputs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The files that ``inputs`` name, in order; a folder means all files of a known type below it.
+    """The files that ``inputs`` name; see `folders.find_files`."""
+    from .folders import find_files
 
-    Raises:
-        InputError: a folder holds no such file, or a pattern (with ``*``, ``?`` or ``[``) matches none.
-    """
-    paths: list[str] = []
-    for given in inputs:
-        item = os.fspath(given)
-        if item == STDIN or os.path.isfile(item):
-            paths.append(item)
-        elif os.path.isdir(item):
-            found = sorted(
-                os.path.join(folder, name)
-                for folder, _, names in os.walk(item)
-                for name in names
-                if not name.startswith(".") and _format_of(name)[0] is not None
-            )
-            if not found:
-                raise InputError(item, f"the folder holds no files that embedkit reads ({_listed_formats()})")
-            paths += found
-        elif not os.path.lexists(item) and glob.has_magic(item):
-            found = sorted(name for name in glob.glob(item, recursive=True) if os.path.isfile(name))
-            if not found:
-                raise InputError(item, "no file matches the pattern")
-            paths += found
-        else:
-            paths.append(item)
-    return paths
+    return find_files(inputs).paths
 
 
-def _listed_formats() -> str:
-    return ".txt, .jsonl, .csv, .tsv and .parquet, all but the last also with .gz or .zst"
+def listed_formats() -> str:
+    """The file types that are read, for messages."""
+    return (
+        ".txt, .md, .html, .json, .jsonl, .ndjson, .csv, .tsv, .parquet, .pdf and .docx, all but the last three "
+        "also with .gz or .zst"
+    )
 
 
-def _format_of(name: str) -> tuple[Format | None, str]:
+def format_of(name: str) -> tuple[Format | None, str]:
     """The format by a file's name, and its compression: "", ".gz" or ".zst"."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
     packing = suffixes.pop() if suffixes and suffixes[-1] in _PACKED else ""
     extension = suffixes[-1][1:] if suffixes else ""
-    known = extension in FORMATS and not (packing and extension == "parquet")
+    extension = _ALSO.get(extension, extension)
+    known = extension in FORMATS and not (packing and extension in _NEVER_PACKED)
     return cast(Format, extension) if known else None, packing
 
 
@@ -153,11 +150,11 @@ class Source:
         self._open_file = open_file
         self._on_error = on_error
         self._from_stdin = path == STDIN
-        found, self._packing = _format_of("-.txt" if path == STDIN else path)
+        found, self._packing = format_of("-.txt" if path == STDIN else path)
         if format is None and found is None:
             raise InputError(
                 path,
-                f"unknown file type; embedkit reads {_listed_formats()} "
+                f"unknown file type; embedkit reads {listed_formats()} "
                 "(for any other name, set the format with --format)",
             )
         self.format: Format = format or found or "txt"
@@ -165,6 +162,9 @@ class Source:
             if self._packing or self._from_stdin:
                 raise InputError(path, "a parquet file cannot be compressed or read from standard input")
             import_pyarrow("reading .parquet")
+        elif self.format in _NEVER_PACKED and self._packing:
+            raise InputError(path, f"a {self.format} file cannot be compressed")
+        import_reader(self.format)
         if self._packing == ".zst":
             import_pyarrow("reading .zst")
         self._files = ExitStack()
@@ -216,6 +216,18 @@ class Source:
             raise error
         reject(error, self._on_error)
 
+    def content(self) -> bytes | None:
+        """All bytes of the file, decompressed; ``None`` if it was rejected as too large."""
+        parts: list[bytes] = []
+        left = MAX_RECORD_BYTES + 1
+        while left > 0 and (part := self._read(1, lambda: self._file.read(1 << 20))):
+            parts.append(part)
+            left -= len(part)
+        if left <= 0:
+            self.reject(1, f"the file is larger than {MAX_RECORD_BYTES >> 20} MiB")
+            return None
+        return b"".join(parts)
+
     def lines(self) -> Iterator[tuple[int, str | None]]:
         """Number and content of each line, without its line ending; ``None`` for a rejected line."""
         number = 0 if self._span is None else self._span.first - 1
@@ -247,8 +259,11 @@ class Source:
             yield number, text.removeprefix(_BOM) if number == 1 else text
 
     def _readline(self, number: int) -> bytes:
+        return self._read(number, lambda: self._file.readline(MAX_RECORD_BYTES + 1))
+
+    def _read(self, number: int, read: Callable[[], bytes]) -> bytes:
         try:
-            return self._file.readline(MAX_RECORD_BYTES + 1)
+            return read()
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise InputError(f"{self.path}:{number}", f"the gzip data is damaged: {error}") from None
         except OSError as error:

@@ -1,6 +1,7 @@
 """Build, change, open and search an index of texts: Faiss vectors, ids and documents in one folder."""
 
 from ..documents import Document, InputError
+from ..documents.passages import Passages
 from .auto.tune import Tuned
 from .build.settings import BuildSettings, Progress, Written
 from .encoder import TextEncoder
@@ -13,7 +14,7 @@ from .errors import (
     ResumeError,
 )
 from .index import Index
-from .search.hits import Hit
+from .search.hits import Hit, Passage
 from .search.pipeline import SearchStats
 from .search.rerank import rerank
 from .storage.document_store import StoredDocument
@@ -31,6 +32,8 @@ __all__ = [
     "IndexNotFoundError",
     "InputError",
     "ModelMismatchError",
+    "Passage",
+    "Passages",
     "Progress",
     "ResumeError",
     "SearchStats",

@@ -11,7 +11,16 @@ from typing import Any, Protocol
 from .errors import ModelMismatchError
 from .storage.manifest import EncoderEntry, Manifest
 
-__all__ = ["TextEncoder", "check_encoder", "describe_encoder", "load_encoder", "query_steps"]
+__all__ = [
+    "TextEncoder",
+    "check_encoder",
+    "check_max_length",
+    "describe_encoder",
+    "load_encoder",
+    "opened",
+    "own_max_length",
+    "query_steps",
+]
 
 
 class TextEncoder(Protocol):
@@ -51,6 +60,27 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
     )
 
 
+def opened(encoder: TextEncoder | str | os.PathLike[str] | None, threads: int | None) -> TextEncoder:
+    """``encoder``, or the one of a path or name; ``None`` is the built-in model."""
+    if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
+        return encoder
+    from .. import Encoder
+    from ..model_folder.folder import BUILTIN
+
+    if encoder is not None and os.fspath(encoder) == BUILTIN.name:  # as `info` prints it
+        encoder = None
+    return Encoder(encoder, threads=threads)
+
+
+def own_max_length(encoder: TextEncoder) -> int | None:
+    """The encoder's maximum of tokens if it was set, ``None`` if it is its model's (or unknown)."""
+    from ..encoder import Encoder
+
+    if not isinstance(encoder, Encoder) or encoder.max_seq_length == encoder._engine.folder_length:
+        return None
+    return encoder.max_seq_length
+
+
 def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
 ) -> TextEncoder:
@@ -58,15 +88,30 @@ def load_encoder(
     from .. import Encoder
     from ..model_folder.folder import BUILTIN
 
+    if model is not None and os.fspath(model) == BUILTIN.name:  # as `info` prints it
+        model = None
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
         model = entry.model
     # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16.
     precision = entry.precision if device != "cpu" or entry.precision in ("fp32", "int8") else "auto"
-    encoder = Encoder(model, device=device, precision=precision, threads=threads)
+    options = {} if manifest.max_length is None else {"max_length": manifest.max_length}
+    encoder = Encoder(model, device=device, precision=precision, threads=threads, **options)
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension
     return encoder
+
+
+def check_max_length(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
+    """Raise `ModelMismatchError` if documents would be cut at another length than those of the index."""
+    own = getattr(encoder, "max_seq_length", None)
+    if own is None or manifest.max_length is None:
+        return  # indexes of earlier versions do not say
+    if own != manifest.max_length:
+        raise ModelMismatchError(
+            f"{root} was built with max_length={manifest.max_length}, but the encoder's is {own}; "
+            "open it with an encoder of the same length, or build it again"
+        )
 
 
 def query_steps(

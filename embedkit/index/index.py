@@ -12,12 +12,13 @@ import numpy as np
 from ..arguments import check_threads
 from ..documents.document import Document
 from ..documents.errors import OnError
+from ..documents.passages import Passages
 from .auto.tune import Tuned, tune
 from .build import build as building
 from .build import change, transfer
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
-from .encoder import TextEncoder, check_encoder
+from .encoder import TextEncoder, check_encoder, opened
 from .search.device import check_device
 from .search.prepared import check_search_parameters
 from .search.queries import Queries, query_texts, query_vectors
@@ -101,7 +102,7 @@ class Index(Searcher):
         cls,
         path: PathLike,
         documents: Iterable[str | Document],
-        encoder: TextEncoder,
+        encoder: TextEncoder | PathLike | None = None,
         *,
         factory: str = AUTO,
         metric: Metric = "cosine",
@@ -113,6 +114,8 @@ class Index(Searcher):
         threads: int | None = None,
         on_error: OnError = "stop",
         language: str = "auto",
+        passages: Passages | int | tuple[int, int] | str | None = None,
+        dedup: str | None = None,
         progress: Report | None = None,
     ) -> Index:
         """Encode ``documents`` and write an index of them to the folder ``path``, then open it.
@@ -126,7 +129,7 @@ class Index(Searcher):
             path: a new or empty folder, or with ``overwrite`` an index, which stays readable until the new one is
                 complete.
             documents: texts (their ids are "0", "1", …) or `Document` objects.
-            encoder: computes the vectors.
+            encoder: computes the vectors; a path or name: that model, ``None``: the built-in one.
             factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents, and
                 from there an inverted file ``IVF{4·√n},Flat``, of which a search visits a sixteenth.
             metric: "cosine" (vectors are normalized) or "dot".
@@ -143,6 +146,11 @@ class Index(Searcher):
                 called with the `InputError`, and the document is left out if it returns.
             language: whose words are stemmed for hybrid search: "english", "de", … (`LANGUAGES` in
                 `embedkit.index.words.languages`), or "none"; "auto": the one that the texts are in.
+            passages: cut texts into passages of so many of the model's tokens (``256``, or ``(256, 32)`` with an
+                overlap), at borders of sentences and headings; hits are passages (`Hit.passage`), and deleting or
+                upserting a document means all its passages. ``None``: texts are whole, and the model cuts long ones.
+            dedup: "exact" leaves out texts that repeat an earlier one, "near:0.95" also those whose vectors are at
+                least so similar (among each one's 64 nearest).
             progress: called after each step, on the caller's thread.
 
         Raises:
@@ -157,7 +165,18 @@ class Index(Searcher):
             ImportError: Faiss is not installed.
         """
         settings = BuildSettings(
-            factory, metric, kept, target_recall, overwrite, restart, max_memory, threads, on_error, language
+            factory,
+            metric,
+            kept,
+            target_recall,
+            overwrite,
+            restart,
+            max_memory,
+            threads,
+            on_error,
+            language,
+            passages=Passages.of(passages),
+            dedup=dedup,
         )
         return cls.build_with(path, documents, encoder, settings, progress)
 
@@ -166,12 +185,13 @@ class Index(Searcher):
         cls,
         path: PathLike,
         documents: Iterable[str | Document],
-        encoder: TextEncoder,
+        encoder: TextEncoder | PathLike | None,
         settings: BuildSettings,
         progress: Report | None = None,
     ) -> Index:
         """`build`, with all ``settings`` in one object."""
         root = Path(path)
+        encoder = opened(encoder, settings.threads)
         building.build(root, documents, encoder, mode="build", settings=settings, report=progress)
         index = cls.open(root, encoder, threads=settings.threads)
         target, tuning = settings.target_recall, index.generation.manifest.tuning
@@ -277,6 +297,33 @@ class Index(Searcher):
             restart=restart, max_memory=max_memory, threads=self._threads, on_error=on_error
         )
         return self._write("upsert", documents, settings, progress)
+
+    def reembed(
+        self,
+        encoder: TextEncoder | PathLike | None,
+        *,
+        restart: bool = False,
+        max_memory: int = DEFAULT_MAX_MEMORY,
+        progress: Report | None = None,
+    ) -> Written:
+        """Encode all documents again with another model, in place; the old generation answers until all is encoded.
+
+        Interruption and errors are as for `build`. Passages stay as they were cut. Search defaults are dropped, as
+        they were measured on other vectors.
+
+        Args:
+            encoder: computes the vectors; a path or name: that model, ``None``: the built-in one.
+            restart, max_memory, progress: as for `build`.
+        """
+        encoder = opened(encoder, self._threads)
+        settings = BuildSettings(
+            overwrite=True, restart=restart, max_memory=max_memory, threads=self._threads
+        )
+        written = building.build(self.path, [], encoder, mode="reembed", settings=settings, report=progress)
+        with self._encoder_lock:
+            self._encoder = encoder
+        self.refresh()
+        return written
 
     def delete(
         self, ids: str | Iterable[str] | None = None, *, where: str | None = None, missing_ok: bool = False

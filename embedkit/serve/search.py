@@ -9,7 +9,7 @@ import time
 import unicodedata
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..index import Hit, Index
+from ..index.search.hits import passage_fields
 from .bodies import SearchRequest
 from .errors import ApiError, busy
 from .models import EmbeddingModel, Form
@@ -142,7 +143,7 @@ class SearchService:
         )
         (hits,) = self.index.search(vector, k + 1, **options)
         others = [hit for hit in hits if hit.id != document_id][:k]
-        return [Hit(rank, hit.score, hit.id, hit.text, hit.metadata) for rank, hit in enumerate(others, 1)]
+        return [replace(hit, rank=rank) for rank, hit in enumerate(others, 1)]
 
     def _refresh(self) -> None:
         """Go over to what another process wrote, looked at from time to time."""
@@ -176,8 +177,7 @@ async def search(request: Request) -> Response:
                 scores = await model.score(queries[at], texts, False, hang_up_of(request))
                 order = np.argsort(-scores, kind="stable")[:k].tolist()
                 found[at] = [
-                    Hit(rank, float(scores[i]), hits[i].id, hits[i].text, hits[i].metadata)
-                    for rank, i in enumerate(order, 1)
+                    replace(hits[i], rank=rank, score=float(scores[i])) for rank, i in enumerate(order, 1)
                 ]
     data = await asyncio.to_thread(_rows, queries, found, body.explain)
     answer = {
@@ -189,17 +189,20 @@ async def search(request: Request) -> Response:
     return Response(dumps(answer), media_type="application/json")
 
 
+def _fields(hit: Hit, explain: bool) -> dict[str, Any]:
+    fields = asdict(hit)
+    if not explain or hit.parts is None:
+        del fields["parts"]
+    del fields["passage"]
+    return fields if hit.passage is None else {**fields, "passage": passage_fields(hit.passage)}
+
+
 def _rows(queries: list[str], found: list[list[Hit]], explain: bool) -> list[dict[str, Any]]:
     """The hits of each query as they are sent."""
     data = []
     for at, hits in enumerate(found):
         query = queries[at] if queries else ""
-        shown = []
-        for hit in hits:
-            fields = asdict(hit)
-            if not explain or hit.parts is None:
-                del fields["parts"]
-            shown.append({**fields, "words": words_found(query, hit.text)})
+        shown = [{**_fields(hit, explain), "words": words_found(query, hit.text)} for hit in hits]
         data.append({"index": at, "hits": shown})
     return data
 

@@ -6,6 +6,8 @@ becomes of the existing segments. Under the index's lock it goes through these s
 =============  ==============================================================================  =====================
 read           documents come one at a time from an iterable; files are read by                `documents.readers`
 check          a unique id, a vector of the right shape; otherwise ``on_error`` decides        `check`
+cut            long texts into passages, if the index has them                                 `documents.passages`
+filter         what an upsert need not encode; what repeats an earlier text                    `filter`
 store          text and metadata go to SQLite, which checks that they can be stored            `storage.document_store`
 encode         texts become vectors, a chunk of up to 2,048 at a time                          `encode`
 spool          vectors are appended to a file                                                  `storage.spool`
@@ -23,15 +25,16 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ...documents.document import Document
+from ...documents.document import Document, check_document
 from ...documents.errors import InputError, reject
+from ...documents.passages import PassageCutter, Passages
 from ..auto.stored import CHOICE_FILE, choose_for, stored_parameters, write_choice
-from ..encoder import TextEncoder, check_encoder, describe_encoder
+from ..encoder import TextEncoder, check_encoder, check_max_length, describe_encoder, own_max_length
 from ..errors import IndexDamagedError, IndexExistsError, ResumeError
 from ..prefetch import prefetch
 from ..several import several_documents
@@ -43,9 +46,11 @@ from ..storage.manifest import Manifest, SegmentEntry
 from ..words.analyzer import analyzer
 from ..words.languages import AUTO as AUTO_LANGUAGE
 from .check import check_new_id, given_vector, with_id
-from .encode import Chunk, encode_chunk
+from .duplicates import near_duplicates
+from .encode import Chunk, encode_chunk, truncated_by
+from .filter import Filter
 from .memory import faiss_budget
-from .publish import new_manifest, publish
+from .publish import again, new_manifest, publish
 from .resume import (
     InputDigest,
     check_finished,
@@ -59,6 +64,7 @@ from .resume import (
 from .segment import finish_segment
 from .settings import BuildSettings, Mode, Progress, Report, Written
 from .staging import Staging
+from .stored import Stored
 
 __all__ = ["build"]
 
@@ -78,6 +84,7 @@ class _Job:
         base: the live generation; ``None`` for "build".
         header: what the vectors depend on.
         report: called after each step.
+        cutter: cuts documents into passages; ``None``: they stay whole.
     """
 
     writer: Writer
@@ -88,6 +95,7 @@ class _Job:
     base: Generation | None
     header: Header
     report: Report
+    cutter: PassageCutter | None
 
     @property
     def made(self) -> Made:
@@ -120,21 +128,37 @@ def build(
     else:
         faiss_index.import_faiss()
     faiss_budget(settings.max_memory)
-    with disk_errors(root), Writer(root, create=mode == "build") as writer, contextlib.ExitStack() as stack:
+    what = {"build": "the build", "add": "adding", "upsert": "the upsert", "reembed": "encoding again"}[mode]
+    with (
+        disk_errors(root, what),
+        Writer(root, create=mode == "build") as writer,
+        contextlib.ExitStack() as stack,
+    ):
         state = left_behind(writer, settings.restart)
         live = _live(writer, mode, settings, state)
         base = None
         if mode == "build":
             manifest = new_manifest(encoder, settings)
+        elif mode == "reembed":
+            assert live is not None
+            old = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
+            manifest, documents = again(old.manifest, encoder, settings), Stored(old)
         else:
             assert live is not None
             manifest = live
+            if own_max_length(encoder) != manifest.max_length:
+                check_max_length(root, encoder, manifest)
             check_encoder(root, manifest, encoder)
             base = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
         if manifest.language != AUTO_LANGUAGE:
             analyzer(manifest.language)  # a stemmer that is missing fails now as well
         header = _header(mode, manifest, encoder)
-        job = _Job(writer, mode, settings, encoder, manifest, base, header, report or (lambda _: None))
+        passages = Passages.of(manifest.passages)
+        # what is encoded again was cut before
+        cutter = None if passages is None or mode == "reembed" else PassageCutter(encoder, passages)
+        job = _Job(
+            writer, mode, settings, encoder, manifest, base, header, report or (lambda _: None), cutter
+        )
 
         done = published_before(state, live)
         if done is not None and state is not None and state.finished is not None:
@@ -146,14 +170,15 @@ def build(
         check_header(root, state, header)
         if state is not None and state.finished is not None:
             entry: SegmentEntry | None = check_finished(root, state, job.made, documents)
-            resumed = state.rows
+            resumed, filtered = state.rows, Filter(None)
         else:
-            entry, resumed = _make_segment(job, documents, state)
+            entry, resumed, filtered = _make_segment(job, documents, state)
         if entry is None:
-            return Written(0, 0, 0)
-        written, replaced = publish(writer, manifest, entry, base, mode)
+            return Written(0, 0, 0, filtered.unchanged, filtered.repeated)
+        near = near_duplicates(writer, entry, manifest.dimension, settings.dedup)
+        written, replaced = publish(writer, manifest, entry, base, mode=mode, left_out=near)
         forget(writer)
-        return Written(written, replaced, resumed)
+        return Written(written, replaced, resumed, filtered.unchanged, filtered.repeated + len(near))
 
 
 def _live(writer: Writer, mode: Mode, settings: BuildSettings, state: State | None) -> Manifest | None:
@@ -189,17 +214,29 @@ def _header(mode: Mode, manifest: Manifest, encoder: TextEncoder) -> Header:
 
 def _make_segment(
     job: _Job, documents: Iterable[str | Document], state: State | None
-) -> tuple[SegmentEntry | None, int]:
+) -> tuple[SegmentEntry | None, int, Filter]:
     """Documents to a finished segment in ``segments/.building``; the entry is ``None`` for no document.
 
     Also returns how many documents were encoded before an interruption. Those are compared and not encoded again.
     """
     folder = job.writer.building
     folder.mkdir(exist_ok=True)
-    staging = Staging(folder, job.writer.journal, job.header, state, replace=job.mode == "upsert")
+    staging = Staging(
+        folder,
+        job.writer.journal,
+        job.header,
+        state,
+        replace=job.mode == "upsert",
+        passages=job.cutter is not None,
+    )
+    filtered = Filter(
+        job.base if job.mode == "upsert" else None,
+        passages=job.cutter is not None,
+        repeated=job.settings.dedup is not None and job.mode == "build",
+    )
     digest = InputDigest()
     with contextlib.closing(staging):
-        chunks = _stored(job, digest.watch(documents), staging)
+        chunks = _stored(job, digest.watch(documents), staging, filtered)
         if _may_read_ahead(documents):
             chunks = prefetch(chunks, _CHUNKS_AHEAD)
         _encode(job, chunks, staging)
@@ -208,44 +245,46 @@ def _make_segment(
         if rows == 0 and job.mode == "build":
             raise InputError("", "no documents to index: the input is empty, or every line was skipped")
         if rows == 0:
-            return None, 0
-        entry = _index(job, staging)
+            return None, 0, filtered
+        entry = replace(_index(job, staging), truncated=staging.truncated)
         made = replace(job.made, input=digest.hexdigest())
         staging.journal.finished(Finished(entry, made))
-        return entry, staging.resumed
+        return entry, staging.resumed, filtered
 
 
 def _may_read_ahead(documents: Iterable[object]) -> bool:
     from ...documents.readers import Corpus
 
     # A caller's generator may be tied to its thread (a database cursor); these are not.
-    return isinstance(documents, (list, tuple, Corpus))
+    return isinstance(documents, (list, tuple, Corpus, Stored))
 
 
-def _stored(job: _Job, documents: Iterable[str | Document], staging: Staging) -> Generator[Chunk, None, None]:
-    """Read, check and store: yields the documents to encode, in chunks of bounded size."""
+def _stored(
+    job: _Job, documents: Iterable[str | Document], staging: Staging, filtered: Filter
+) -> Generator[Chunk, None, None]:
+    """Read, check, cut and store: yields the documents to encode, in chunks of bounded size."""
     store = staging.documents
     adding_to = job.base if job.mode == "add" else None
     chunk = Chunk()
-    for position, item in enumerate(documents):
-        known = store.replaying
-        try:
-            document = with_id(item, position, required=job.mode != "build")
-            if adding_to is not None and not known and isinstance(document.id, str):
-                check_new_id(document, bool(adding_to.find([document.id])))
-            vector = given_vector(document, job.header.dimension)
-            store.add(document)
-        except InputError as error:
-            reject(error, job.settings.on_error)
-            continue
-        if known:
-            staging.replay(document, vector)
-            continue
-        chunk.add(document, vector)
-        if chunk.full:
-            chunk.committed = staging.commit_if_due()
-            yield chunk
-            chunk = Chunk()
+    for pieces in filtered.pieces(_pieces(job, documents)):
+        for document in pieces:
+            known = store.replaying
+            try:
+                if adding_to is not None and not known and isinstance(document.id, str):
+                    check_new_id(document, bool(adding_to.find([document.id])))
+                vector = given_vector(document, job.header.dimension)
+                store.add(document)
+            except InputError as error:
+                reject(error, job.settings.on_error)
+                break  # the other passages of a document are refused for the same reason
+            if known:
+                staging.replay(document, vector)
+                continue
+            chunk.add(document, vector)
+            if chunk.full:
+                chunk.committed = staging.commit_if_due()
+                yield chunk
+                chunk = Chunk()
     if store.replaying:
         raise ResumeError(
             "the input is shorter than what was encoded before the interruption; "
@@ -253,6 +292,22 @@ def _stored(job: _Job, documents: Iterable[str | Document], staging: Staging) ->
         )
     if chunk.texts:
         yield chunk
+
+
+def _pieces(job: _Job, documents: Iterable[str | Document]) -> Iterator[list[Document]]:
+    """Each document with its id, or its passages."""
+    for position, item in enumerate(documents):
+        try:
+            document = with_id(item, position, required=job.mode != "build")
+            if job.cutter is None:
+                yield [document]
+                continue
+            check_document(document)
+            pieces = job.cutter.cut(document)
+        except InputError as error:
+            reject(error, job.settings.on_error)
+            continue
+        yield pieces
 
 
 def _encode(job: _Job, chunks: Generator[Chunk, None, None], staging: Staging) -> None:
@@ -264,7 +319,13 @@ def _encode(job: _Job, chunks: Generator[Chunk, None, None], staging: Staging) -
             if spool.rows:
                 job.report(Progress("encode", spool.rows, None))
             for chunk in chunks:
+                before = truncated_by(job.encoder)
                 spool.add(encode_chunk(chunk, job.encoder, job.header.dimension, normalize=normalize))
+                if staging.truncated is not None:
+                    cut = truncated_by(job.encoder)
+                    staging.truncated = (
+                        None if cut is None or before is None else staging.truncated + cut - before
+                    )
                 if chunk.committed:
                     staging.record()
                 job.report(Progress("encode", spool.rows, None, chunk.position))

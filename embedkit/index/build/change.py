@@ -73,8 +73,14 @@ def _rows_of_ids(base: Generation, ids: str | Iterable[str], missing_ok: bool) -
     for begin in range(0, len(wanted), _AT_ONCE):
         block = wanted[begin : begin + _AT_ONCE]
         found = base.find(block)
-        if len(found) < len(block) and not missing_ok:
-            unknown = next(document_id for document_id in block if document_id not in found)
+        passages: dict[str, list[tuple[int, int]]] = {}
+        if base.manifest.passages is not None and len(found) < len(block):
+            passages = base.find_passages([name for name in block if name not in found])
+            for places in passages.values():
+                for number, row in places:
+                    rows.setdefault(number, []).append(row)
+        if len(found) + len(passages) < len(block) and not missing_ok:
+            unknown = next(name for name in block if name not in found and name not in passages)
             raise InputError("", f"there is no document with the id {unknown!r}; nothing was deleted")
         for number, row in found.values():
             rows.setdefault(number, []).append(row)
@@ -140,7 +146,7 @@ def _copy(
             report=report,
         )
     remove_all_but(folder, entry.files)
-    return entry
+    return replace(entry, truncated=base.truncated())
 
 
 def merge(target: Path, sources: Sequence[Path]) -> int:
@@ -171,10 +177,20 @@ def merge(target: Path, sources: Sequence[Path]) -> int:
                 folders[entry.name] = writer.staged(entry.name)
         # what was measured on one of the indexes does not hold for all
         manifest = replace(
-            first.with_segments(tuple(entries)), nprobe=None, ef=None, rescore=None, tuning=None
+            first.with_segments(tuple(entries)),
+            nprobe=None,
+            ef=None,
+            rescore=None,
+            tuning=None,
+            root=_only_root(generations),
         )
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents
+
+
+def _only_root(generations: Sequence[Generation]) -> str | None:
+    roots = {generation.manifest.root for generation in generations}
+    return roots.pop() if len(roots) == 1 else None
 
 
 def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manifest) -> None:
@@ -184,7 +200,7 @@ def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manife
             f"{first_path} with {first.encoder.model} (fingerprint {first.encoder.fingerprint}); "
             "only indexes of one model can be merged"
         )
-    for name in ("dimension", "metric"):
+    for name in ("dimension", "metric", "passages", "max_length"):
         if getattr(manifest, name) != getattr(first, name):
             raise ModelMismatchError(
                 f"{path} has the {name} {getattr(manifest, name)}, and {first_path} has {getattr(first, name)}; "

@@ -13,7 +13,7 @@ from ..errors import BuildError
 from ..storage.faiss_index import Float32Array
 from ..storage.vectors import check_encoded, normalize_rows
 
-__all__ = ["CHUNK_TEXTS", "Chunk", "encode_chunk", "encode_texts"]
+__all__ = ["CHUNK_TEXTS", "Chunk", "encode_chunk", "encode_texts", "truncated_by"]
 
 CHUNK_TEXTS = 2048
 _CHUNK_CHARACTERS = 4 << 20
@@ -51,7 +51,13 @@ class Chunk:
     @property
     def full(self) -> bool:
         """Whether it should be encoded now."""
-        return len(self.texts) == CHUNK_TEXTS or self.characters >= _CHUNK_CHARACTERS
+        return len(self.texts) >= CHUNK_TEXTS or self.characters >= _CHUNK_CHARACTERS
+
+
+def truncated_by(encoder: TextEncoder) -> int | None:
+    """How many texts ``encoder`` has cut so far; ``None`` if it does not count them."""
+    count = encoder.describe().get("truncated")
+    return count if isinstance(count, int) else None
 
 
 def encode_chunk(chunk: Chunk, encoder: TextEncoder, dimension: int, *, normalize: bool) -> Float32Array:

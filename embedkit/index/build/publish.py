@@ -10,8 +10,9 @@ from itertools import islice
 
 import numpy as np
 
+from ...documents.passages import document_of
 from ..auto.stored import CHOICE_FILE, read_choice
-from ..encoder import TextEncoder, describe_encoder
+from ..encoder import TextEncoder, describe_encoder, own_max_length
 from ..errors import ResumeError
 from ..storage.faiss_index import Int64Array
 from ..storage.faiss_part import bits_of
@@ -23,7 +24,7 @@ from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
 from .settings import BuildSettings, Mode
 
-__all__ = ["dated", "in_language_of", "new_manifest", "publish", "tombstone"]
+__all__ = ["again", "dated", "in_language_of", "new_manifest", "publish", "tombstone"]
 
 _IDS_AT_ONCE = 4096
 
@@ -42,6 +43,23 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         encoder=describe_encoder(encoder),
         segments=(),
         language=settings.language,
+        root=settings.root,
+        passages=None if settings.passages is None else str(settings.passages),
+        max_length=own_max_length(encoder),
+    )
+
+
+def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> Manifest:
+    """The manifest of the same index with vectors of another ``encoder``; what was measured is dropped."""
+    fresh = new_manifest(encoder, settings)
+    return replace(
+        fresh,
+        metric=manifest.metric,
+        factory=manifest.factory,
+        kept=manifest.kept,
+        root=manifest.root,
+        passages=manifest.passages,
+        language=manifest.language,
     )
 
 
@@ -56,22 +74,37 @@ def dated(manifest: Manifest, generation: int) -> Manifest:
 
 
 def publish(
-    writer: Writer, manifest: Manifest, entry: SegmentEntry, base: Generation | None, mode: Mode
+    writer: Writer,
+    manifest: Manifest,
+    entry: SegmentEntry,
+    base: Generation | None,
+    *,
+    mode: Mode,
+    left_out: Int64Array,
 ) -> tuple[int, int]:
-    """Make the finished segment live; returns its number of documents, and how many of ``base`` they replace."""
+    """Make the finished segment live, without the rows ``left_out``.
+
+    Returns:
+        Its number of documents, and how many of ``base`` they replace.
+    """
     folder = writer.building if writer.building.exists() else writer.segments / entry.name
     if (tuning := read_choice(folder / CHOICE_FILE)) is not None:
         manifest = replace(manifest, factory=tuning["chosen"]["factory"], tuning=tuning)
     remove_all_but(folder, entry.files)
     ids = Ids(folder / IDS_FILE, entry.rows)
-    superseded = ids.empty_rows()  # by a later document of the same input
+    superseded = np.union1d(ids.empty_rows(), left_out)  # by a later document of the same input; repeated
     if len(superseded):
         dead = bits_of(superseded, entry.rows)
         entry = replace(entry, tombstones=writer.write_tombstones(dead.tobytes(), len(superseded)))
     segments = manifest.segments
     replaced = 0
     if base is not None:
-        rows = _rows_with_ids(base, (ids[row] for row in range(len(ids))), mode)
+        new = (ids[row] for row in range(len(ids)))
+        rows = (
+            _rows_with_ids(base, new, mode)
+            if mode == "add" or manifest.passages is None
+            else _rows_of_documents(base, new)
+        )
         replaced = sum(map(len, rows.values()))
         segments = tombstone(writer, base, rows)
     manifest = in_language_of(manifest.with_segments((*segments, entry)), entry)
@@ -98,6 +131,17 @@ def _rows_with_ids(base: Generation, ids: Iterator[str], mode: Mode) -> dict[int
                     "command with --restart (restart=True)"
                 )
             rows.setdefault(number, []).append(row)
+    return rows
+
+
+def _rows_of_documents(base: Generation, ids: Iterator[str]) -> dict[int, list[int]]:
+    """Rows of ``base`` with passages of the documents that passages with ``ids`` are of."""
+    rows: dict[int, list[int]] = {}
+    wanted = iter(dict.fromkeys(document_of(passage) for passage in ids if passage))
+    while block := list(islice(wanted, _IDS_AT_ONCE)):
+        for found in base.find_passages(block).values():
+            for number, row in found:
+                rows.setdefault(number, []).append(row)
     return rows
 
 

@@ -168,17 +168,17 @@ def change_errors(path: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk_errors(root: Path) -> Iterator[None]:
-    """Turn errors of the disk and of Faiss into ones that name the index, and what can be resumed."""
+def disk_errors(root: Path, what: str) -> Iterator[None]:
+    """Turn errors of the disk and of Faiss into ones that name the index, ``what`` failed, and what can be resumed."""
 
     def failed(reason: object) -> BuildError:
         rows = resumable_rows(root)
         if rows:
             return BuildError(
-                f"{root}: the build failed: {reason}; {rows:,} documents are encoded, and the same command "
+                f"{root}: {what} failed: {reason}; {rows:,} documents are encoded, and the same command "
                 "resumes from there"
             )
-        return BuildError(f"{root}: the build failed and was undone: {reason}")
+        return BuildError(f"{root}: {what} failed and was undone: {reason}")
 
     try:
         yield

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ...arguments import check_threads
 from ...documents.errors import OnError
+from ...documents.passages import Passages
 from ..auto.stored import check_target
 from ..storage.faiss_index import AUTO
 from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw
@@ -15,17 +16,18 @@ from ..words.languages import AUTO as AUTO_LANGUAGE
 from ..words.languages import check_language
 from .memory import DEFAULT_MAX_MEMORY
 
-__all__ = ["BuildSettings", "Mode", "Progress", "Report", "Written"]
+__all__ = ["BuildSettings", "Mode", "Progress", "Report", "Written", "near_similarity"]
 
-Mode = Literal["build", "add", "upsert"]
+Mode = Literal["build", "add", "upsert", "reembed"]
 
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
     """How an index is built or changed; see `embedkit.index.Index.build` for each.
 
-    ``factory``, ``metric``, ``kept``, ``target_recall``, ``overwrite`` and ``language`` concern a new index only: a
-    command that changes one takes them from its manifest.
+    ``factory``, ``metric``, ``kept``, ``target_recall``, ``overwrite``, ``language``, ``passages``, ``dedup`` and
+    ``root`` (the folder that ids of files are relative to) concern a new index only: a command that changes one takes
+    them from its manifest.
 
     Raises:
         ValueError: a setting is out of range.
@@ -41,6 +43,9 @@ class BuildSettings:
     threads: int | None = None
     on_error: OnError = "stop"
     language: str = AUTO_LANGUAGE
+    root: str | None = None
+    passages: Passages | None = None
+    dedup: str | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without vectors."""
@@ -53,8 +58,29 @@ class BuildSettings:
             raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {self.on_error!r}")
         if self.threads is not None:
             check_threads(self.threads)
+        near_similarity(self.dedup)
         if self.target_recall is not None:
             check_target(self.target_recall, self.factory)
+
+
+def near_similarity(dedup: str | None) -> float | None:
+    """The similarity of "near:SIM"; ``None`` for "exact" and no deduplication.
+
+    Raises:
+        ValueError: it is neither, or the similarity is not between 0 and 1.
+    """
+    if dedup in (None, "exact"):
+        return None
+    kind, _, value = str(dedup).partition(":")
+    try:
+        similarity = float(value) if kind == "near" else 0.0
+    except ValueError:
+        similarity = 0.0
+    if not 0 < similarity <= 1:
+        raise ValueError(
+            f"dedup must be 'exact' or 'near:SIM' with 0 < SIM <= 1, e.g. near:0.95, not {dedup!r}"
+        )
+    return similarity
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +113,12 @@ class Written:
         documents: new documents.
         replaced: earlier documents replaced by new ones with the same id.
         resumed: new documents that were encoded before an interruption.
+        unchanged: documents of an upsert that the index held already, with the same text and fields.
+        repeated: documents left out because an earlier one has the same text (``dedup``).
     """
 
     documents: int
     replaced: int
     resumed: int
+    unchanged: int = 0
+    repeated: int = 0

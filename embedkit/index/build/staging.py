@@ -32,18 +32,27 @@ class Staging:
         documents: where documents are stored.
         spool: where vectors are appended.
         resumed: documents and vectors on disk from before an interruption.
+        truncated: texts that the model cut; ``None`` if that is unknown.
     """
 
     def __init__(
-        self, folder: Path, journal: Path, header: Header, state: State | None, *, replace: bool
+        self,
+        folder: Path,
+        journal: Path,
+        header: Header,
+        state: State | None,
+        *,
+        replace: bool,
+        passages: bool = False,
     ) -> None:
-        """Start in the empty ``folder``, or resume from ``state``; ``replace`` as in `DocumentWriter`."""
+        """Start in the empty ``folder``, or resume from ``state``; the rest is as in `DocumentWriter`."""
         self._journal_path = journal
         self._header = header
         self._journal: Journal | None = None
-        self.documents = DocumentWriter(folder, replace=replace)
+        self.documents = DocumentWriter(folder, replace=replace, passages=passages)
         path = folder / SPOOL_FILE
         self.resumed = 0
+        self.truncated: int | None = 0 if state is None else state.truncated
         if state is not None:
             self._journal = Journal(journal, header, resume=True)
             vectors = path.stat().st_size // (4 * header.dimension) if path.exists() else 0
@@ -96,7 +105,7 @@ class Staging:
         if self.spool.rows == 0:
             return
         self.spool.sync()
-        self.journal.encoded(self.spool.rows)
+        self.journal.encoded(self.spool.rows, self.truncated)
 
     @property
     def journal(self) -> Journal:

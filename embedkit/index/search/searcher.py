@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,9 +24,10 @@ from ..storage.generation import Generation, open_generation
 from ..storage.manifest import Manifest
 from ..storage.search_parameters import SearchParameters
 from .device import gpu_number
+from .grouping import best_of_documents
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
-from .prepared import Found, Hybrid, prepare
+from .prepared import Found, Hybrid, PreparedSearch, prepare
 from .queries import Queries, query_texts, query_vectors
 
 __all__ = ["PathLike", "Searcher"]
@@ -108,6 +109,9 @@ class Searcher:
         return {
             "path": str(self.path),
             "documents": manifest.documents,
+            **({} if manifest.passages is None else {"whole_documents": generation.whole_documents()}),
+            "passages": manifest.passages,
+            "truncated": generation.truncated(),
             "deleted": generation.rows - manifest.documents,
             "dimension": manifest.dimension,
             "metric": manifest.metric,
@@ -122,6 +126,8 @@ class Searcher:
             "fingerprint": entry.fingerprint,
             "precision": entry.precision,
             "document_prompt": entry.document_prompt,
+            "max_length": manifest.max_length,
+            "root": manifest.root,
             "words": _words_of(manifest),
             "generation": manifest.generation,
             "segments": len(manifest.segments),
@@ -140,6 +146,7 @@ class Searcher:
         rescore: int | None = None,
         where: str | None = None,
         hybrid: Hybrid = None,
+        per_document: bool = False,
     ) -> list[list[Hit]]:
         """The ``k`` best documents for each query, best first.
 
@@ -157,6 +164,7 @@ class Searcher:
                 to 1 (`embedkit.index.search.hybrid`): ``True``, or the weight of the words from 0 to 1. ``False``:
                 by vectors only, so that scores are cosines or dot products. ``None``: if the queries are texts and
                 the index has their words.
+            per_document: of an index of passages, find the best passage of each of the ``k`` best documents.
 
         Returns:
             A list of hits per query, in the order of the queries (one list for a single text).
@@ -174,12 +182,13 @@ class Searcher:
                 raise ValueError("a hybrid search needs texts, but the queries are vectors")
             hybrid = False
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
+        run = _run_of(search, per_document)
         vectors = query_vectors(
             self._encode(texts, generation.manifest) if texts is not None else np.asarray(queries),
             generation.manifest,
         )
         with faiss_threads(self._threads, len(vectors)):
-            found = search.run(vectors, texts)
+            found = run(vectors, texts)
         return to_hits(generation, found)
 
     def search_vectors(
@@ -224,6 +233,7 @@ class Searcher:
         rescore: int | None = None,
         where: str | None = None,
         hybrid: Hybrid = None,
+        per_document: bool = False,
     ) -> Iterator[list[list[Hit]]]:
         """The hits of each block of texts, while the next blocks are tokenized, encoded and searched.
 
@@ -231,7 +241,7 @@ class Searcher:
             queries: blocks of texts, iterated on another thread.
             k: hits per query.
             stats: counts how busy each stage is.
-            nprobe, ef, rescore, where, hybrid: as in `search`.
+            nprobe, ef, rescore, where, hybrid, per_document: as in `search`.
 
         Yields:
             What `search` returns, for each block in order.
@@ -241,6 +251,7 @@ class Searcher:
         generation = self._open_generation()
         counts = SearchStats() if stats is None else stats
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
+        run = _run_of(search, per_document)
         manifest = generation.manifest
         steps = cache(lambda: query_steps(self.encoder, normalize=manifest.metric == "cosine"))
 
@@ -256,7 +267,7 @@ class Searcher:
         def find(block: tuple[list[str], Float32Array]) -> Found:
             texts, vectors = block
             with faiss_threads(self._threads, len(vectors)):
-                return search.run(vectors, texts)
+                return run(vectors, texts)
 
         return _fetched(generation, overlapped(queries, tokenize, encode, find, counts), counts)
 
@@ -267,15 +278,70 @@ class Searcher:
         return self._open_generation().ids(np.asarray(rows, np.int64))
 
     def get(self, ids: str | Iterable[str]) -> list[StoredDocument]:
-        """The documents with ``ids`` (one, or several), in that order, without ids that are not in the index."""
+        """The documents with ``ids`` (one, or several), in that order, without ids that are not in the index.
+
+        In an index of passages, the id of a document stands for all its passages.
+        """
         generation = self._open_generation()
         wanted = several_ids(ids)
         found = generation.find(wanted)
+        if generation.manifest.passages is not None:
+            passages = generation.find_passages([name for name in wanted if name not in found])
+            names: list[str] = []
+            for name in wanted:
+                places = passages.get(name)
+                keys = [name] if places is None else [generation.segments[at].ids[row] for at, row in places]
+                found.update(zip(keys, places or (), strict=False))
+                names += keys
+            wanted = names
         documents: dict[str, StoredDocument] = {}
         for number, segment in enumerate(generation.segments):
             rows = [row for at, row in found.values() if at == number]
             documents.update({item.id: item for item in segment.documents.fetch(rows).values()})
         return [documents[document_id] for document_id in wanted if document_id in documents]
+
+    def __contains__(self, document_id: object) -> bool:
+        """Whether a document with this id is in the index."""
+        return isinstance(document_id, str) and bool(self.get(document_id))
+
+    def __getitem__(self, document_id: str) -> StoredDocument:
+        """The document with this id (of a passage, where texts were cut).
+
+        Raises:
+            KeyError: it is not in the index.
+            TypeError: ``document_id`` is not a string.
+        """
+        if not isinstance(document_id, str):
+            raise TypeError(f"ids are strings, not {type(document_id).__name__}")
+        generation = self._open_generation()
+        for number, row in generation.find([document_id]).values():
+            return generation.segments[number].documents.fetch([row])[row]
+        raise KeyError(document_id)
+
+    def __iter__(self) -> Iterator[StoredDocument]:
+        """All documents of the generation that is open now, in its order."""
+        generation = self._open_generation()
+        for segment in generation.segments:
+            for row, document in segment.documents.scan():
+                if segment.alive(row):
+                    yield document
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The path and the settings: the receiver opens what is live there then."""
+        return {
+            "path": self.path.absolute(),
+            "encoder": self._encoder,
+            "threads": self._threads,
+            "device": self._device,
+            "half": self._half,
+            "force": self._force,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the index at the path."""
+        options = {name: state[name] for name in ("device", "half", "force")}
+        generation = open_generation(state["path"], lambda _: None)
+        Searcher.__init__(self, state["path"], generation, state["encoder"], state["threads"], **options)
 
     def close(self) -> None:
         """Close the files; the index cannot be used afterwards."""
@@ -318,6 +384,13 @@ class Searcher:
             return np.empty((0, manifest.dimension), np.float32)
         encoded = self.encoder.encode_query(texts, normalize_embeddings=manifest.metric == "cosine")
         return np.asarray(encoded, np.float32)
+
+
+def _run_of(search: PreparedSearch, per_document: bool) -> Callable[[Float32Array, list[str] | None], Found]:
+    # where documents are whole, each is its own best passage
+    if not per_document or search.generation.manifest.passages is None:
+        return search.run
+    return partial(best_of_documents, search)
 
 
 def _words_of(manifest: Manifest) -> str | None:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from ...documents.document import Document, check_document
 from ...documents.errors import InputError
+from ...documents.passages import document_of
 from ..errors import IndexDamagedError, ResumeError
 from ..words.analyzer import Analyzer, analyzer
 from ..words.languages import AUTO, NONE, detect_language
@@ -67,15 +68,17 @@ class DocumentWriter:
     opened again, the writer holds it.
     """
 
-    def __init__(self, folder: Path, *, replace: bool = False) -> None:
+    def __init__(self, folder: Path, *, replace: bool = False, passages: bool = False) -> None:
         """Open ``documents.sqlite`` in ``folder``, new or as a crash left it.
 
         Args:
             folder: of the segment.
             replace: a repeated id replaces the earlier document; else it is an error.
+            passages: the first passage of a document replaces all passages of an earlier one.
         """
         self._folder = folder
         self._replace = replace
+        self._passages = passages
         self._replay: Iterator[tuple[int, str, str, str | None]] | None = None
         self._replay_rows = 0
         self._stored: tuple[int, str, str, str | None] | None = None
@@ -129,6 +132,9 @@ class DocumentWriter:
         if self._replay is not None:
             self._compare(document, document_id, metadata)
             return
+        if self._replace and self._passages and document_id.endswith("#1"):
+            before = [row for _, row in _passages_of(self._db, [document_of(document_id)])]
+            self._db.executemany("DELETE FROM documents WHERE row = ?", ((row,) for row in before))
         values = (self.rows, document_id, document.text, metadata)
         inserted = self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?)", values).rowcount
         if not inserted:
@@ -235,6 +241,21 @@ class DocumentWriter:
     def close(self) -> None:
         """Close the files, finished or not; uncommitted documents are lost."""
         self._db.close()
+
+
+def _passages_of(db: sqlite3.Connection, documents: Iterable[str]) -> list[tuple[str, int]]:
+    """Ids and rows of the passages of ``documents``."""
+    wanted = list(documents)
+    found = db.execute(  # CROSS JOIN: a range of the index on the ids for each document, not a scan
+        "SELECT d.key, d.row FROM json_each(?) AS j CROSS JOIN documents AS d "
+        "ON d.key > j.value || '#' AND d.key < j.value || '$'",
+        (json.dumps(wanted),),
+    ).fetchall()
+    known = set(wanted)
+    # "a#1" may also be a document, whose passages "a#1#1" lie in the range of those of "a"
+    return [
+        (key, row) for key, row in found if key[key.rfind("#") + 1 :].isdigit() and document_of(key) in known
+    ]
 
 
 def _replace(text: object, old: object, new: object) -> str | None:
@@ -383,6 +404,14 @@ class DocumentReader:
             json.dumps(list(ids)),
         )
         return dict(found)
+
+    def find_passages(self, documents: Iterable[str]) -> dict[str, int]:
+        """The ids and rows of the passages of ``documents``, deleted ones included."""
+        try:
+            with self._lock:
+                return dict(_passages_of(self._db, documents))
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise self._damaged(str(error)) from None
 
     def scan(self, block: int = 2048) -> Iterator[tuple[int, StoredDocument]]:
         """All rows in order, deleted ones included, ``block`` at a time."""

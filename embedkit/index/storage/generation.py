@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...documents.passages import document_of
 from ..errors import IndexDamagedError
 from ..words.analyzer import analyzer
 from .document_store import StoredDocument
@@ -33,6 +34,7 @@ TITLE_WEIGHT = 3.0
 """What a word of the title counts where one of the text counts 1 (`benchmarks/hybrid.py`)."""
 
 _CONDITIONS_KEPT = 8
+_IDS_AT_ONCE = 65_536
 _RESCORED_WHERE_MIXED = 4
 
 
@@ -216,6 +218,28 @@ class Generation:
         for number, segment in enumerate(self.segments):
             found.update({document_id: (number, row) for document_id, row in segment.find(wanted).items()})
         return found
+
+    def find_passages(self, documents: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
+        """Segment number and row of the passages of those ``documents`` that are in the index, by their numbers."""
+        wanted = list(documents)
+        found: dict[str, list[tuple[int, int, int]]] = {}
+        for number, segment in enumerate(self.segments):
+            for passage, row in segment.documents.find_passages(wanted).items():
+                if segment.alive(row):
+                    document, _, place = passage.rpartition("#")
+                    found.setdefault(document, []).append((int(place), number, row))
+        return {name: [(number, row) for _, number, row in sorted(rows)] for name, rows in found.items()}
+
+    def whole_documents(self) -> int:
+        """The number of documents whose passages this index holds."""
+        rows = self.living_rows()
+        blocks = (self.ids(rows[at : at + _IDS_AT_ONCE]) for at in range(0, len(rows), _IDS_AT_ONCE))
+        return len({document_of(passage) for block in blocks for passage in block})
+
+    def truncated(self) -> int | None:
+        """How many texts the model cut when they were encoded (deleted ones included); ``None`` if not known."""
+        counts = [segment.entry.truncated for segment in self.segments]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def fetch(self, rows: Int64Array) -> dict[int, StoredDocument]:
         """The documents of all ``rows`` but -1, by row, with one query per segment."""

@@ -3,8 +3,8 @@
 JSON Lines, appended and fsynced, one object each:
 
 * ``{"journal": 1, "mode": …, …}``: the `Header`. A build is resumed only if it has the same one.
-* ``{"rows": n}``: the first n documents are in ``documents.sqlite`` and their vectors in ``vectors.f32``, on
-  disk. Written for each shard of some thousand documents.
+* ``{"rows": n, "truncated": m}``: the first n documents are in ``documents.sqlite`` and their vectors in
+  ``vectors.f32``, on disk; the model cut m of their texts. Written for each shard of some thousand documents.
 * ``{"segment": {…}, "made": {…}}``: the segment is complete (`Finished`); only the manifest that names it may be
   missing.
 
@@ -84,11 +84,13 @@ class State:
         header: what the vectors depend on.
         rows: documents encoded and on disk.
         finished: the complete segment, ``None`` while there is none.
+        truncated: texts among them that the model cut; ``None`` if that is unknown.
     """
 
     header: Header
     rows: int
     finished: Finished | None
+    truncated: int | None = None
 
 
 def read_journal(path: Path) -> State | None:
@@ -99,6 +101,7 @@ def read_journal(path: Path) -> State | None:
         return None
     header: Header | None = None
     rows = 0
+    truncated: int | None = None
     finished = None
     for line in lines:
         try:
@@ -113,10 +116,11 @@ def read_journal(path: Path) -> State | None:
             header = _from_json(Header, record)
         elif isinstance(record.get("rows"), int):
             rows = record["rows"]
+            truncated = record.get("truncated")
         elif "segment" in record:
             made = _from_json(Made, record.get("made") or {})
             finished = Finished(segment_from_json(path, record["segment"]), made)
-    return None if header is None or rows == 0 else State(header, rows, finished)
+    return None if header is None or rows == 0 else State(header, rows, finished, truncated)
 
 
 def _from_json(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
@@ -149,9 +153,9 @@ class Journal:
         self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n")
         os.fsync(self._file.fileno())
 
-    def encoded(self, rows: int) -> None:
-        """Record that the first ``rows`` documents and vectors are on disk."""
-        self._append({"rows": rows})
+    def encoded(self, rows: int, truncated: int | None = None) -> None:
+        """Record that the first ``rows`` documents and vectors are on disk, ``truncated`` of them cut."""
+        self._append({"rows": rows, **({} if truncated is None else {"truncated": truncated})})
 
     def finished(self, finished: Finished) -> None:
         """Record that the segment is complete."""

@@ -9,6 +9,7 @@ INDEX/
   tombstones/….bits        immutable: the deleted rows of one segment, as of one generation
   build.journal            only while documents are added: what has been encoded (see `journal`)
   segments/.building/      … and where
+  sync.sqlite              what a sync remembers of its folder; may be removed
 ```
 
 A writer works in a folder of a name that no manifest mentions. When all is written and fsynced, that folder
@@ -38,6 +39,7 @@ __all__ = [
     "CURRENT_FILE",
     "JOURNAL_FILE",
     "SEGMENTS_FOLDER",
+    "SYNC_FILE",
     "TOMBSTONES_FOLDER",
     "Writer",
     "current_name",
@@ -46,6 +48,7 @@ __all__ = [
 
 CURRENT_FILE = "CURRENT"
 LOCK_FILE = "LOCK"
+SYNC_FILE = "sync.sqlite"
 JOURNAL_FILE = "build.journal"
 MANIFESTS_FOLDER = "manifests"
 SEGMENTS_FOLDER = "segments"
@@ -59,6 +62,8 @@ _OURS = {
     CURRENT_FILE + TEMPORARY_SUFFIX,
     LOCK_FILE,
     JOURNAL_FILE,
+    SYNC_FILE,
+    f"{SYNC_FILE}-journal",
     MANIFESTS_FOLDER,
     SEGMENTS_FOLDER,
     TOMBSTONES_FOLDER,

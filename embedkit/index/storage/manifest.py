@@ -107,6 +107,7 @@ class SegmentEntry:
         keywords: ``documents.sqlite`` has a full-text index.
         files: the files in the folder.
         tombstones: the deleted rows; ``None`` if there are none.
+        truncated: texts longer than the model takes, which were cut; ``None`` if it was not counted.
         words: how the full-text index was made; ``None`` if an earlier embedkit did, or there is none.
     """
 
@@ -117,6 +118,7 @@ class SegmentEntry:
     keywords: bool
     files: dict[str, FileEntry]
     tombstones: TombstonesEntry | None = None
+    truncated: int | None = None
     words: WordsEntry | None = None
 
     @property
@@ -146,6 +148,9 @@ class Manifest:
         kept: how vectors are stored beside lossy codes: "fp32" or "int8".
         nprobe, ef, rescore: the default search parameters; ``None``: those of the Faiss index.
         tuning: the measurements of an automatic choice of parameters, if there was one.
+        root: the absolute folder that the names of files in ids are relative to; ``None``: they are not.
+        passages: how documents are cut ("TOKENS:OVERLAP"); ``None``: they are whole.
+        max_length: of the encoder, if it is not the model's own.
         language: of the words; "auto": not known yet.
     """
 
@@ -163,6 +168,9 @@ class Manifest:
     ef: int | None = None
     rescore: int | None = None
     tuning: dict[str, Any] | None = None
+    root: str | None = None
+    passages: str | None = None
+    max_length: int | None = None
     language: str = AUTO
 
     @property
@@ -320,6 +328,9 @@ class _Parser:
             ef=self.optional_count(data, "ef"),
             rescore=self.optional_count(data, "rescore"),
             tuning=None if data.get("tuning") is None else self.field(data, "tuning", dict),
+            root=None if data.get("root") is None else self.field(data, "root", str),
+            passages=None if data.get("passages") is None else self.field(data, "passages", str),
+            max_length=self.optional_count(data, "max_length"),
             language=AUTO if data.get("language") is None else self.language(data),
         )
         if sum(segment.documents for segment in segments) != manifest.documents:
@@ -352,6 +363,7 @@ class _Parser:
             self.field(data, "keywords", bool),
             {name: self.file(files[name]) for name in expected},
             None if tombstones is None else self.tombstones(tombstones, rows),
+            None if data.get("truncated") is None else self.count(data, "truncated", least=0),
             None if data.get("words") is None else self.words(self.field(data, "words", dict)),
         )
 

@@ -293,9 +293,10 @@ def test_unusable_inputs_are_named_before_anything_is_read(tmp_path: Path) -> No
     with pytest.raises(InputError, match="the folder holds no files that embedkit reads"):
         Corpus([tmp_path / "empty"])
     with pytest.raises(
-        InputError, match=r"a.pdf: unknown file type; embedkit reads .txt, .jsonl, .csv, .tsv and .parquet"
+        InputError,
+        match=r"a.odt: unknown file type; embedkit reads .txt, .md, .html, .json, .jsonl, .ndjson, .csv, .tsv, ",
     ):
-        Corpus([write(tmp_path, "a.pdf", "x")])
+        Corpus([write(tmp_path, "a.odt", "x")])
     with pytest.raises(InputError, match=r"a.txt: the input is given twice"):
         Corpus([text, tmp_path / "." / "a.txt"])
     with pytest.raises(InputError, match=r"-: the input is given twice"):
@@ -435,7 +436,7 @@ def test_zstd(tmp_path: Path) -> None:
 
 def test_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("d/b.txt", "d/a.jsonl", "d/sub/c.csv.gz", "d/.hidden.txt", "d/notes.pdf"):
+    for name in ("d/b.txt", "d/a.jsonl", "d/sub/c.csv.gz", "d/.hidden.txt", "d/notes.odt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         content = {"a.jsonl": '{"text": "a"}', "c.csv.gz": "text\nc\n"}.get(name.rsplit("/", 1)[-1], "b")
         write(tmp_path, name, content)
@@ -445,7 +446,7 @@ def test_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InputError, match="no file matches the pattern"):
         Corpus(["d/*.none"])
     with pytest.raises(InputError, match="unknown file type"):
-        Corpus(["d/*.pdf"])
+        Corpus(["d/*.odt"])
     with pytest.raises(InputError, match="the input is given twice"):
         Corpus(["d", "d/b.txt"])
 

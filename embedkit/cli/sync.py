@@ -1,0 +1,115 @@
+"""``embedkit-index sync`` and ``reembed``: an index that follows its folder, and its model."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from ..documents.folders import Files, Patterns
+from ..index import Index
+from ..index.build.resume import resumable_rows
+from ..index.sync import FolderSettings, sync
+from .common import EXIT_OK, add_max_memory, add_threads, load_encoder, load_index_encoder, plural, show
+from .outcome import Skipped, explained
+from .terminal import ProgressBar, printable
+
+__all__ = ["add_commands"]
+
+_SYNC = """Make an index hold what the folder holds that it was built of: new and changed files are read, texts that are
+new or changed are encoded, and what is gone is deleted. Files whose size and time have not changed are not
+read. If it is interrupted, the same command goes on."""
+_REEMBED = """Encode all documents of an index again with another model. The old vectors answer until all is
+encoded; run the same command again to resume."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser."""
+    follow = commands.add_parser("sync", help="make an index hold what its folder holds", description=_SYNC)
+    follow.set_defaults(run=_sync)
+    follow.add_argument("folder", metavar="FOLDER", help="the folder that the index was built of")
+    follow.add_argument("index", metavar="INDEX", help="index folder")
+    follow.add_argument("--include", action="append", default=[], metavar="PATTERN", help="as for build")
+    follow.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="as for build")
+    follow.add_argument("--txt", choices=("lines", "whole"), help="as for build")
+    follow.add_argument("--text-field", default="text", metavar="F", help="as for build")
+    follow.add_argument("--id-field", metavar="F", help="as for build")
+    follow.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="as for build")
+    follow.add_argument("--model", metavar="M", help="the index's model, if it was moved")
+    again = commands.add_parser(
+        "reembed", help="encode all documents again with another model", description=_REEMBED
+    )
+    again.set_defaults(run=_reembed)
+    again.add_argument("index", metavar="INDEX", help="index folder")
+    again.add_argument("--model", required=True, metavar="M", help="model folder, Hub id, or embedkit-sts")
+    again.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
+    again.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")
+    for command in (follow, again):
+        command.add_argument(
+            "--restart", action="store_true", help="discard what an interrupted command has encoded"
+        )
+        add_max_memory(command)
+        add_threads(command)
+
+
+def _left(path: str) -> str:
+    rows = resumable_rows(Path(path))
+    if not rows:
+        return "nothing was changed"
+    return f"{plural(rows, 'document')} are encoded; run the same command again to resume"
+
+
+def _sync(arguments: argparse.Namespace) -> int:
+    begin = time.perf_counter()
+    skipped = Skipped(arguments.on_error)
+    settings = FolderSettings(
+        Patterns(tuple(arguments.include), tuple(arguments.exclude)),
+        None if arguments.txt is None else arguments.txt == "whole",
+        arguments.text_field,
+        arguments.id_field,
+        skipped.on_error,
+    )
+    with (
+        explained(lambda: _left(arguments.index)),
+        Index.open(arguments.index, arguments.model, threads=arguments.threads) as index,
+        ProgressBar(None) as bar,
+    ):
+        load_index_encoder(index)
+        done = sync(
+            index,
+            arguments.folder,
+            settings,
+            restart=arguments.restart,
+            max_memory=arguments.max_memory,
+            progress=bar.update,
+        )
+        what = "passage" if index.generation.manifest.passages else "document"
+        files = Files(left_out=done.left_out).told()
+        show(
+            f"{printable(arguments.index)}: {plural(done.files, 'file')}, {done.read:,} new or changed; "
+            f"{plural(done.written, what)} written, {done.replaced:,} replaced, {done.deleted:,} deleted in "
+            f"{time.perf_counter() - begin:.1f} s{skipped.left_out(done.blank)}"
+            f"{', ' + printable(files) if files else ''}; {len(index):,} in all"
+        )
+    return EXIT_OK
+
+
+def _reembed(arguments: argparse.Namespace) -> int:
+    begin = time.perf_counter()
+    encoder = load_encoder(arguments.model, arguments.precision, arguments.threads, arguments.device)
+    with (
+        explained(lambda: _left(arguments.index)),
+        Index.open(arguments.index, threads=arguments.threads) as index,
+        ProgressBar(None) as bar,
+    ):
+        before = index.info()["model"]
+        written = index.reembed(
+            encoder, restart=arguments.restart, max_memory=arguments.max_memory, progress=bar.update
+        )
+        show(
+            f"{printable(arguments.index)}: {plural(written.documents, 'text')} encoded with "
+            f"{printable(str(index.info()['model']))} instead of {printable(str(before))} in "
+            f"{time.perf_counter() - begin:.1f} s"
+        )
+    return EXIT_OK

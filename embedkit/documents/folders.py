@@ -1,0 +1,174 @@
+"""Which files a command's inputs name, and the names that the ids of their documents begin with.
+
+The name of a file is its path below the *root*: the folder that was given, or the one that all inputs share. An index
+remembers its root, so a file has the same name whatever working folder or form of its path a later command uses.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .errors import InputError
+from .sources import STDIN, format_of, listed_formats, names_of
+
+__all__ = ["Files", "Patterns", "find_files", "walk"]
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """Which files below a folder are read.
+
+    A pattern with ``*``, ``?`` or ``[`` is compared with a file's path below the folder and with its name; one of a
+    folder's name or path means all that is in it.
+
+    Attributes:
+        include: patterns of which a file must match one; empty: all files.
+        exclude: patterns of which a file may match none.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __call__(self, name: str) -> bool:
+        """Whether the file ``name``, a path below the folder, is read."""
+        return (not self.include or _matches(name, self.include)) and not _matches(name, self.exclude)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    parts = name.split(os.sep)
+    paths = [name, *parts, *(os.sep.join(parts[:depth]) for depth in range(2, len(parts)))]
+    return any(fnmatch.fnmatchcase(path, pattern.rstrip(os.sep)) for pattern in patterns for path in paths)
+
+
+@dataclass(slots=True)
+class Files:
+    """The files that inputs name.
+
+    Attributes:
+        paths: in order.
+        names: of each path, what the default ids of its documents begin with.
+        root: the absolute folder that ``names`` are relative to; ``None``: they are base names, or paths as given.
+        left_out: paths below the given folders that are not read: of unknown type, hidden, or by a pattern. A
+            folder stands for all that is in it.
+    """
+
+    paths: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    root: str | None = None
+    left_out: list[str] = field(default_factory=list)
+
+    def told(self) -> str:
+        """``left_out``, counted and named, for a command's last line; empty if nothing was."""
+        if not self.left_out:
+            return ""
+        named = ", ".join(self.left_out[:_MOST_NAMED])
+        more = ", …" if len(self.left_out) > _MOST_NAMED else ""
+        count = len(self.left_out)
+        return f"{count:,} file{'' if count == 1 else 's'} left out ({named}{more})"
+
+
+def walk(folder: str, patterns: Patterns, left_out: list[str]) -> Iterator[os.DirEntry[str]]:
+    """The files below ``folder`` that are read, by path; the others are appended to ``left_out``.
+
+    Raises:
+        InputError: a folder cannot be read.
+    """
+    prefix = len(folder.rstrip(os.sep)) + 1
+
+    def visit(path: str) -> Iterator[os.DirEntry[str]]:
+        try:
+            with os.scandir(path) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            raise InputError(path, f"cannot be read: {error.strerror or error}") from None
+        for entry in entries:
+            name = entry.path[prefix:]
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name.startswith(".") or _matches(name, patterns.exclude):
+                    left_out.append(name + os.sep)
+                else:
+                    yield from visit(entry.path)
+            elif entry.name.startswith(".") or format_of(entry.name)[0] is None or not patterns(name):
+                left_out.append(name)
+            elif entry.is_file():
+                yield entry
+            else:
+                left_out.append(name)
+
+    return visit(folder.rstrip(os.sep) or os.sep)
+
+
+def find_files(
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    root: str | None = None,
+    named_by_root: bool = True,
+    patterns: Patterns | None = None,
+) -> Files:
+    """The files that ``inputs`` name: files, folders (all files of a known type below them), patterns, ``-``.
+
+    Args:
+        inputs: as given by the caller.
+        root: the folder that names are relative to; ``None``: the folder given, or the one that all inputs share.
+        named_by_root: false: names are as in indexes without a root (`names_of`).
+        patterns: which files below a folder are read; ``None``: all of a known type.
+
+    Raises:
+        InputError: a folder holds no such file, or a pattern (with ``*``, ``?`` or ``[``) matches none.
+    """
+    files = Files()
+    patterns = patterns or Patterns()
+    tops: list[str] = []
+    for given in inputs:
+        item = os.fspath(given)
+        if item == STDIN:
+            files.paths.append(item)
+        elif os.path.isdir(item):
+            left_out: list[str] = []
+            found = [entry.path for entry in walk(item, patterns, left_out)]
+            files.left_out += left_out
+            if not found:
+                reason = f"the folder holds no files that embedkit reads ({listed_formats()})"
+                told = Files(left_out=left_out).told()
+                raise InputError(item, f"{reason}; {told}" if told else reason)
+            files.paths += found
+            tops.append(item)
+        elif not os.path.lexists(item) and glob.has_magic(item):
+            found = sorted(name for name in glob.glob(item, recursive=True) if os.path.isfile(name))
+            if not found:
+                raise InputError(item, "no file matches the pattern")
+            files.paths += found
+            tops.append(_plain_part(item))
+        else:
+            files.paths.append(item)
+            tops.append(os.path.dirname(item))
+    if not named_by_root:
+        files.names = names_of(files.paths)
+        return files
+    if root is not None:
+        files.root = os.path.realpath(root)
+    elif tops and not any("\0" in top for top in tops):
+        files.root = os.path.commonpath([os.path.realpath(top or os.curdir) for top in tops])
+    files.names = [
+        path if path == STDIN or files.root is None else _below(path, files.root) for path in files.paths
+    ]
+    return files
+
+
+def _plain_part(pattern: str) -> str:
+    """The folder that a pattern begins with."""
+    while glob.has_magic(pattern):
+        pattern = os.path.dirname(pattern)
+    return pattern
+
+
+def _below(path: str, root: str) -> str:
+    folder, name = os.path.split(path)
+    # a link keeps its own name, but its folder is the same however it was reached
+    return os.path.relpath(os.path.join(os.path.realpath(folder or os.curdir), name), root)

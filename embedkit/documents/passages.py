@@ -1,0 +1,261 @@
+"""Long texts cut into passages of a number of the model's own tokens, at borders of sentences and headings.
+
+The id of a passage is ``ID#n``, n counted from 1. Its metadata are those of its document, and ``passage``: the
+document's id, the passage's number and the ``count`` of them, its place (characters ``begin`` to ``end`` of the
+document's text), and the ``heading`` above it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .document import Document
+from .errors import InputError
+
+__all__ = ["FIELD", "PassageCutter", "Passages", "document_of"]
+
+FIELD = "passage"
+"""The field of a passage's metadata that holds its place."""
+
+_HEADING = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
+# a sentence's end, with the quotes and brackets behind it; or the end of a line
+_END = re.compile(
+    r"[.!?\u2026]+[\"'\u201d\u2019)\]]*(?=\s)|[\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\uff09]*|\n"
+)
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Passages:
+    """How texts are cut.
+
+    Attributes:
+        tokens: most tokens of a passage, without the model's special tokens and prompt.
+        overlap: most tokens that a passage repeats of the one before it.
+
+    Raises:
+        ValueError: they are out of range.
+    """
+
+    tokens: int
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the range."""
+        if self.tokens < 8:
+            raise ValueError(f"passages must have at least 8 tokens, not {self.tokens}")
+        if not 0 <= self.overlap <= self.tokens // 2:
+            raise ValueError(
+                f"the overlap of passages must be from 0 to half of their {self.tokens} tokens, not {self.overlap}"
+            )
+
+    @classmethod
+    def of(cls, value: Passages | int | tuple[int, int] | str | None) -> Passages | None:
+        """Passages of ``TOKENS``, ``(TOKENS, OVERLAP)`` or ``"TOKENS:OVERLAP"``."""
+        if value is None or isinstance(value, Passages):
+            return value
+        if isinstance(value, str):
+            parts = value.split(":")
+            if len(parts) > 2 or not all(part.isascii() and part.isdigit() for part in parts):
+                raise ValueError(f"{value!r}: expected TOKENS or TOKENS:OVERLAP, e.g. 256:32")
+            return cls(*map(int, parts))
+        if isinstance(value, int) and not isinstance(value, bool):
+            return cls(value)
+        if isinstance(value, tuple) and len(value) == 2:
+            return cls(*value)
+        raise ValueError(
+            f"passages must be a number of tokens, (tokens, overlap) or 'TOKENS:OVERLAP', not {value!r}"
+        )
+
+    def __str__(self) -> str:
+        """As ``of`` reads it."""
+        return f"{self.tokens}:{self.overlap}"
+
+
+def document_of(passage_id: str) -> str:
+    """The id of the document that a passage is of."""
+    return passage_id.rpartition("#")[0]
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A sentence, a piece of a long one, or a heading, without the white space around it."""
+
+    begin: int
+    end: int
+    tokens: int
+    level: int = 0  # of a heading
+    heading: str = ""
+
+
+class PassageCutter:
+    """Cuts documents into passages. Not thread-safe."""
+
+    def __init__(self, encoder: Any, passages: Passages) -> None:
+        """Count with the tokenizer of ``encoder``.
+
+        Raises:
+            TypeError: the encoder has no ``tokenize``.
+            ValueError: a passage would not fit into the model's maximum length.
+        """
+        if not hasattr(encoder, "tokenize"):
+            raise TypeError(
+                f"passages are counted by the model's own tokens, and {type(encoder).__name__} has no tokenize()"
+            )
+        self.passages = passages
+        self._tokenize: Callable[[Sequence[str]], Any] = encoder.tokenize
+        (empty,) = encoder.tokenize([""])["input_ids"]
+        self._special = len(empty)
+        prompt = encoder.prompts.get("document", "")
+        room = getattr(encoder, "max_seq_length", None)
+        used = self._special + (self._lengths([prompt])[0] if prompt else 0)
+        if room is not None and passages.tokens + used > room:
+            raise ValueError(
+                f"passages of {passages.tokens} tokens do not fit into the model's maximum of {room}, of which "
+                f"special tokens and the prompt take {used}; use at most {room - used}, or raise --max-length"
+            )
+
+    def cut(self, document: Document) -> list[Document]:
+        """The passages of ``document``, at least one.
+
+        Raises:
+            InputError: it has a vector, or a field with the name of a passage's place.
+        """
+        if document.vector is not None:
+            raise InputError(document.origin, "a text with a given vector cannot be cut into passages")
+        metadata = dict(document.metadata or {})
+        if FIELD in metadata:
+            raise InputError(
+                document.origin,
+                f"the field {FIELD!r} is taken by the place of passages; rename it",
+                skippable=True,
+            )
+        text = document.text
+        spans = self._spans(text) or [(0, len(text), "")]
+        return [
+            replace(
+                document,
+                text=text[begin:end],
+                id=f"{document.id}#{number}",
+                metadata={
+                    **metadata,
+                    FIELD: {
+                        "document": document.id,
+                        "number": number,
+                        "count": len(spans),
+                        "begin": begin,
+                        "end": end,
+                        **({"heading": heading} if heading else {}),
+                    },
+                },
+            )
+            for number, (begin, end, heading) in enumerate(spans, 1)
+        ]
+
+    def _spans(self, text: str) -> list[tuple[int, int, str]]:
+        """Begin, end and heading of each passage."""
+        units = self._units(text)
+        most, overlap = self.passages.tokens, self.passages.overlap
+        headings = _headings(units)
+        spans = []
+        first = 0
+        while first < len(units):
+            last, total = first, 0
+            while last < len(units) and (last == first or total + units[last].tokens <= most):
+                if units[last].level and total >= most // 4:
+                    break
+                total += units[last].tokens
+                last += 1
+            if last < len(units):  # a heading belongs to what follows it
+                keep = last
+                while keep > first and units[keep - 1].level:
+                    keep -= 1
+                last = keep if keep > first else last
+            spans.append((units[first].begin, units[last - 1].end, headings[last - 1]))
+            following, repeated = last, 0
+            if last < len(units) and not units[last].level:
+                while following - 1 > first and repeated + units[following - 1].tokens <= overlap:
+                    following -= 1
+                    repeated += units[following].tokens
+                    if units[following].level:
+                        break
+                # what is repeated must leave room for the next unit, or nothing new would follow
+                while following < last and repeated + units[last].tokens > most:
+                    repeated -= units[following].tokens
+                    following += 1
+            first = following
+        return spans
+
+    def _units(self, text: str) -> list[_Unit]:
+        units: list[_Unit] = []
+        begin = 0
+        for match in (*_END.finditer(text), None):
+            end = len(text) if match is None else match.end()
+            piece = text[begin:end]
+            start, stop = begin + len(piece) - len(piece.lstrip()), begin + len(piece.rstrip())
+            begin = end
+            if start >= stop:
+                continue
+            at_line_start = start == 0 or text[start - 1] == "\n"
+            heading = _HEADING.match(text[start : _line_end(text, start)]) if at_line_start else None
+            if heading is not None:
+                begin = end = max(end, _line_end(text, start))
+                stop = start + len(text[start:end].rstrip())
+                units.append(_Unit(start, stop, 0, len(heading[1]), heading[2]))
+            elif not units or start >= units[-1].end:
+                units.append(_Unit(start, stop, 0))
+        for unit, tokens in zip(units, self._lengths([text[u.begin : u.end] for u in units]), strict=True):
+            unit.tokens = tokens
+        return [part for unit in units for part in self._parts(text, unit)]
+
+    def _parts(self, text: str, unit: _Unit) -> list[_Unit]:
+        """A unit longer than a passage, in parts of whole words."""
+        most = self.passages.tokens
+        if unit.tokens <= most:
+            return [unit]
+        words: list[tuple[int, int]] = []
+        for match in _WORD.finditer(text, unit.begin, unit.end):
+            # without spaces between words (Chinese), characters; a token is at least one
+            step = most if match.end() - match.start() > 4 * most else match.end() - match.start()
+            words += [(at, min(at + step, match.end())) for at in range(match.start(), match.end(), step)]
+        words = [
+            piece
+            for (begin, end), tokens in zip(words, self._lengths([text[b:e] for b, e in words]), strict=True)
+            for piece in (
+                [(begin, end)]
+                if tokens <= most
+                else [(at, min(at + most, end)) for at in range(begin, end, most)]
+            )
+        ]
+        parts: list[_Unit] = []
+        for (begin, end), tokens in zip(words, self._lengths([text[b:e] for b, e in words]), strict=True):
+            if parts and parts[-1].tokens + tokens <= most:
+                parts[-1].end = end
+                parts[-1].tokens += tokens
+            else:
+                parts.append(_Unit(begin, end, tokens, unit.level, unit.heading))
+        return parts
+
+    def _lengths(self, texts: list[str]) -> list[int]:
+        """Tokens of each text, without special ones; more than the model's maximum count as the maximum."""
+        return [len(ids) - self._special for ids in self._tokenize(texts)["input_ids"]] if texts else []
+
+
+def _line_end(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end
+
+
+def _headings(units: Sequence[_Unit]) -> list[str]:
+    """The headings above each unit, from the outermost."""
+    stack: list[tuple[int, str]] = []
+    result = []
+    for unit in units:
+        if unit.level:
+            stack = [(level, name) for level, name in stack if level < unit.level]
+            stack.append((unit.level, unit.heading))
+        result.append(" > ".join(name for _, name in stack))
+    return result

@@ -1,0 +1,203 @@
+"""Files that hold one document each: Markdown, HTML, PDF, Word, and plain text read whole.
+
+Headings of HTML and Word become Markdown's (``# …``), so that passages are cut at them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+__all__ = ["WHOLE", "UnreadableError", "import_reader", "read_whole"]
+
+WHOLE = ("text", "md", "html", "pdf", "docx")
+"""Formats of one document per file; "text" is a ``.txt`` file read whole."""
+
+_MODULES = {"pdf": ("pypdf", "pypdf"), "docx": ("docx", "python-docx")}
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_HEADING = re.compile(r"^#{1,2}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
+
+
+class UnreadableError(Exception):
+    """The file is damaged or protected; the message says how."""
+
+
+def import_reader(format: str) -> Any:
+    """Import the library that reads ``format``, if one is needed.
+
+    Raises:
+        ImportError: it is not installed; names the extra.
+    """
+    if format not in _MODULES:
+        return None
+    from importlib import import_module
+
+    module, package = _MODULES[format]
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"reading .{format} needs {package}, which is not installed: pip install 'embedkit[files]' "
+            f"(--exclude '*.{format}' leaves these files out)"
+        ) from error
+
+
+def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
+    """Text and metadata of a file.
+
+    Raises:
+        UnreadableError: it is damaged, encrypted, or not UTF-8.
+        ImportError: a library is missing.
+    """
+    if format == "pdf":
+        return _pdf(content)
+    if format == "docx":
+        return _docx(content)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        hint = "; the file looks like UTF-16: convert it" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise UnreadableError(
+            f"not valid UTF-8: byte 0x{content[error.start]:02x} at byte {error.start + 1}{hint}"
+        ) from None
+    if format == "md":
+        return _markdown(text)
+    if format == "html":
+        return _html(text)
+    return text, {}
+
+
+def _markdown(text: str) -> tuple[str, dict[str, Any]]:
+    metadata: dict[str, Any] = {}
+    match = _FRONT_MATTER.match(text)
+    if match is not None:
+        metadata = _front_matter(match[1])
+        text = text[match.end() :].lstrip("\r\n")
+    heading = _HEADING.search(text)
+    if heading is not None:
+        metadata.setdefault("title", heading[1])
+    return text, metadata
+
+
+def _front_matter(content: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(
+            "reading the front matter of .md needs PyYAML, which is not installed: pip install 'embedkit[files]'"
+        ) from error
+    try:
+        fields = yaml.safe_load(content)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UnreadableError(f"the front matter is not valid YAML: {reason[:200]}") from None
+    if fields is None:
+        return {}
+    if not isinstance(fields, dict):
+        raise UnreadableError("the front matter is not a list of fields (name: value)")
+    return {str(name): _as_json(value) for name, value in fields.items()}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (list, tuple, set)):
+        return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _as_json(item) for name, item in value.items()}
+    return value.hex() if isinstance(value, bytes) else value
+
+
+class _Text(HTMLParser):
+    """The visible text of a page, a block per line, headings as Markdown's."""
+
+    _HIDDEN = frozenset(("script", "style", "noscript", "template", "svg", "head", "nav"))
+    _BLOCKS = frozenset(
+        re.findall(
+            r"\w+",
+            "address article aside blockquote br dd div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 "
+            "header hr li main ol p pre section table td th tr ul",
+        )
+    )
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.parts: list[str] = []
+        self.title: list[str] = []
+        self._hidden: list[str] = []
+        self._in_title = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "title":
+            self._in_title = True
+        elif tag == "body":
+            self._hidden.clear()  # a head that was not closed
+        elif tag in self._HIDDEN:
+            self._hidden.append(tag)
+        elif tag in self._BLOCKS:
+            heading = len(tag) == 2 and tag[0] == "h" and tag[1].isdigit()
+            self.parts.append(f"\n\n{'#' * int(tag[1])} " if heading else "\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "title":
+            self._in_title = False
+        elif tag in self._hidden:
+            while self._hidden.pop() != tag:
+                pass
+        elif tag in self._BLOCKS:
+            self.parts.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title.append(data)
+        elif not self._hidden:
+            self.parts.append(re.sub(r"\s+", " ", data))
+
+
+def _html(content: str) -> tuple[str, dict[str, Any]]:
+    parser = _Text()
+    parser.feed(content)
+    parser.close()
+    lines = (" ".join(line.split()) for line in "".join(parser.parts).split("\n"))
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    title = " ".join("".join(parser.title).split())
+    return text, {"title": title} if title else {}
+
+
+def _pdf(content: bytes) -> tuple[str, dict[str, Any]]:
+    pypdf = import_reader("pdf")
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(content))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise UnreadableError("the PDF is protected by a password")
+        text = "\n\n".join(page.extract_text() for page in reader.pages).strip()
+        title = reader.metadata.title if reader.metadata else None
+        pages = len(reader.pages)
+    except UnreadableError:
+        raise
+    except Exception as error:  # pypdf raises errors of many types for damaged files
+        raise UnreadableError(f"the PDF is damaged: {' '.join(str(error).split())[:200]}") from None
+    # fonts without a table of characters yield lone surrogates and NULs
+    text = text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
+    return text, {"pages": pages, **({"title": str(title)} if title else {})}
+
+
+def _docx(content: bytes) -> tuple[str, dict[str, Any]]:
+    docx = import_reader("docx")
+    try:
+        document = docx.Document(io.BytesIO(content))
+        lines = []
+        for block in document.iter_inner_content():
+            if hasattr(block, "rows"):
+                lines += ["\t".join(cell.text for cell in row.cells) for row in block.rows]
+                continue
+            style = block.style.name if block.style is not None else ""
+            level = re.fullmatch(r"Heading (\d)", style or "")
+            lines.append(f"{'#' * int(level[1])} {block.text}" if level else block.text)
+        title = document.core_properties.title
+    except Exception as error:  # a zip archive of XML: errors of three libraries
+        raise UnreadableError(f"the Word file is damaged: {' '.join(str(error).split())[:200]}") from None
+    return "\n\n".join(line for line in lines if line.strip()), {"title": title} if title else {}

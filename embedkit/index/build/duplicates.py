@@ -1,0 +1,48 @@
+"""Near duplicates in a finished segment, by the similarity of their vectors."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+
+from ..storage.faiss_index import Int64Array
+from ..storage.layout import Writer
+from ..storage.manifest import SegmentEntry
+from ..storage.search_parameters import SearchParameters
+from ..storage.segment import Segment
+from .settings import near_similarity
+
+__all__ = ["near_duplicates"]
+
+_NEIGHBOURS = 64
+_AT_ONCE = 1024
+
+
+def near_duplicates(writer: Writer, entry: SegmentEntry, dimension: int, dedup: str | None) -> Int64Array:
+    """The rows of the finished segment that are at least as similar to an earlier row that is kept as ``dedup`` says.
+
+    Looks at each row's 64 nearest neighbours, as the segment's own Faiss index finds them; so of a larger group of
+    duplicates, or in an index that is not exact, some may remain.
+    """
+    similarity = near_similarity(dedup)
+    if similarity is None:
+        return np.empty(0, np.int64)
+    folder = writer.building if writer.building.exists() else writer.segments / entry.name
+    segment = Segment(writer.root, folder, entry, dimension=dimension)
+    dropped = np.zeros(entry.rows, np.bool_)
+    with contextlib.closing(segment):
+        for empty in segment.ids.empty_rows():
+            dropped[empty] = True
+        gone = dropped.copy()
+        count = min(_NEIGHBOURS, entry.rows)
+        for begin in range(0, entry.rows, _AT_ONCE):
+            rows = np.arange(begin, min(begin + _AT_ONCE, entry.rows))
+            vectors = segment.raw.gather(rows)
+            scores, found = segment.search(vectors, count, None, SearchParameters(rescore=4))
+            near = (scores >= similarity - 1e-6) & (found >= 0) & (found < rows[:, None])
+            for line in np.flatnonzero(near.any(axis=1)).tolist():
+                row = begin + line
+                if not dropped[row] and not dropped[found[line][near[line]]].all():
+                    dropped[row] = True
+        return np.flatnonzero(dropped & ~gone)

@@ -1,0 +1,130 @@
+"""What of a build's input need not be encoded: texts that the index holds already, and repeated ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from ...documents.document import Document
+from ...documents.passages import document_of
+from ..storage.document_store import StoredDocument
+from ..storage.faiss_index import Float32Array
+from ..storage.generation import Generation
+
+__all__ = ["Filter"]
+
+_AT_ONCE = 256
+
+
+class Filter:
+    """Passes on what must be stored.
+
+    Of an upsert, a document that the base holds with the same text and fields is dropped; one whose fields alone have
+    changed, or a passage whose text is that of another passage of its document before, brings its stored vector.
+    (The model and the prompt are those of the index, so the same text has the same vector.)
+
+    Attributes:
+        unchanged: documents that were dropped because the base holds them.
+        repeated: documents that were dropped because an earlier one has the same text.
+    """
+
+    def __init__(self, base: Generation | None, *, passages: bool = False, repeated: bool = False) -> None:
+        """Compare with ``base``, unless it is ``None``; ``repeated``: drop repeated texts."""
+        self.unchanged = 0
+        self.repeated = 0
+        self._base = base
+        self._passages = passages
+        self._seen: set[bytes] | None = set() if repeated else None
+        self._passed: set[str] = set()
+
+    def pieces(self, groups: Iterable[list[Document]]) -> Iterator[list[Document]]:
+        """The groups (a document, or all its passages) that must be stored."""
+        if self._base is None:
+            yield from groups if self._seen is None else map(self._first, groups)
+            return
+        remaining = iter(groups)
+        while block := list(islice(remaining, _AT_ONCE)):
+            yield from self._changed(block, self._base)
+
+    def _first(self, group: list[Document]) -> list[Document]:
+        """The texts of ``group`` that no earlier one repeats."""
+        assert self._seen is not None
+        kept = []
+        for document in group:
+            if not isinstance(document.text, str):  # refused where it is stored
+                kept.append(document)
+                continue
+            digest = hashlib.blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if digest in self._seen:
+                self.repeated += 1
+            else:
+                self._seen.add(digest)
+                kept.append(document)
+        return kept
+
+    def _changed(self, block: list[list[Document]], base: Generation) -> Iterator[list[Document]]:
+        names = [document_of(group[0].id or "") if self._passages else group[0].id for group in block]
+        wanted = [name for name in names if isinstance(name, str) and not _unusable(name)]
+        places: dict[str, list[tuple[int, int]]]
+        if self._passages:
+            places = base.find_passages(wanted)
+        else:
+            places = {name: [place] for name, place in base.find(wanted).items()}
+        stored = self._fetch(base, chain.from_iterable(places.values()))
+        for name, group in zip(names, block, strict=True):
+            if not isinstance(name, str) or name in self._passed:
+                yield group
+                continue
+            before = [(place, stored[place]) for place in places.get(name, ())]
+            if _same(group, [document for _, document in before]):
+                self.unchanged += 1
+                continue
+            self._passed.add(name)
+            rows = {document.text: place for place, document in before}
+            yield [
+                replace(document, vector=self._vector(base, *rows[document.text]))
+                if document.vector is None and document.text in rows and _exact(base, rows[document.text][0])
+                else document
+                for document in group
+            ]
+
+    @staticmethod
+    def _fetch(base: Generation, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], StoredDocument]:
+        by_segment: dict[int, list[int]] = {}
+        for number, row in places:
+            by_segment.setdefault(number, []).append(row)
+        return {
+            (number, row): document
+            for number, rows in by_segment.items()
+            for row, document in base.segments[number].documents.fetch(rows).items()
+        }
+
+    @staticmethod
+    def _vector(base: Generation, number: int, row: int) -> Float32Array:
+        vectors: Any = base.segments[number].raw.gather(np.array([row], np.int64))
+        return np.asarray(vectors[0], np.float32)
+
+
+def _unusable(name: str) -> bool:
+    return "\x00" in name or any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _exact(base: Generation, number: int) -> bool:
+    """Whether the vectors of a segment are kept as they were encoded."""
+    segment = base.segments[number]
+    return segment.entry.raw == "fp32" or (segment.entry.raw == "none" and segment.exact)
+
+
+def _same(group: list[Document], before: list[StoredDocument]) -> bool:
+    return len(group) == len(before) and all(
+        new.vector is None
+        and new.id == old.id
+        and new.text == old.text
+        and (new.metadata or {}) == old.metadata
+        for new, old in zip(group, before, strict=True)
+    )

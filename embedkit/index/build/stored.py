@@ -1,0 +1,25 @@
+"""The documents of a generation as the input of a build, to encode them again with another model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...documents.document import Document
+from ..storage.generation import Generation
+
+__all__ = ["Stored"]
+
+
+class Stored:
+    """The living documents of a generation, in its order; can be iterated again and again."""
+
+    def __init__(self, generation: Generation) -> None:
+        """Read ``generation``, which stays open meanwhile."""
+        self._generation = generation
+
+    def __iter__(self) -> Iterator[Document]:
+        """One document at a time."""
+        for segment in self._generation.segments:
+            for row, document in segment.documents.scan():
+                if segment.alive(row):
+                    yield Document(document.text, document.id, document.metadata or None)

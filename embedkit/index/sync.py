@@ -1,0 +1,260 @@
+"""Making an index hold what a folder holds: new and changed files are read, what is gone is deleted.
+
+``sync.sqlite`` in the index folder remembers each file's size, time and hash, and the ids of its documents. It is
+only a memory: it is used if it is of the live generation and of the same settings, and otherwise all files are read
+and compared with the stored texts, so a kill at any point costs time and nothing else. The ids that are about to be
+written are recorded there before they become live, so that what a killed command wrote is known to be the folder's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..documents.document import Document
+from ..documents.errors import InputError, OnError
+from ..documents.folders import Patterns, walk
+from ..documents.passages import document_of
+from ..documents.readers import Corpus, Names
+from .build.memory import DEFAULT_MAX_MEMORY
+from .build.settings import Report
+from .errors import ResumeError
+from .index import Index
+from .storage.layout import SYNC_FILE
+from .storage.manifest import hash_file
+
+__all__ = ["FolderSettings", "Synced", "sync"]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSettings:
+    """How the files of a folder are read; as for `embedkit.documents.readers.Corpus`.
+
+    ``whole_text`` ``None``: a ``.txt`` file is one text in an index of passages, else one text per line.
+    """
+
+    patterns: Patterns = field(default_factory=Patterns)
+    whole_text: bool | None = None
+    text_field: str = "text"
+    id_field: str | None = None
+    on_error: OnError = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What a sync did.
+
+    Attributes:
+        files: files in the folder that are read.
+        read: files that were read, because they are new or may have changed.
+        written: documents (or passages) that were encoded or whose fields have changed.
+        replaced: earlier documents that these replace.
+        deleted: documents whose file, line or record is gone.
+        blank: texts that are empty or white space.
+        left_out: paths below the folder that are not read.
+    """
+
+    files: int
+    read: int
+    written: int
+    replaced: int
+    deleted: int
+    blank: int
+    left_out: list[str]
+
+
+@dataclass(slots=True)
+class _File:
+    size: int
+    mtime: int
+    sha256: str
+    ids: list[str] | None  # None: one document of the file's name
+
+
+class _Memory:
+    """``sync.sqlite``."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS files "
+            "(name TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, sha256 TEXT, ids TEXT)"
+        )
+        self._db.execute("CREATE TABLE IF NOT EXISTS pending (ids TEXT)")
+        self._db.execute("CREATE TABLE IF NOT EXISTS state (generation INTEGER, settings TEXT)")
+        self.state = self._db.execute("SELECT generation, settings FROM state").fetchone()
+
+    def files(self) -> dict[str, _File]:
+        return {
+            name: _File(size, mtime, sha256, None if ids is None else json.loads(ids))
+            for name, size, mtime, sha256, ids in self._db.execute("SELECT * FROM files")
+        }
+
+    def pending(self) -> set[str]:
+        return {key for (ids,) in self._db.execute("SELECT ids FROM pending") for key in json.loads(ids)}
+
+    def announce(self, ids: list[str]) -> None:
+        self._db.execute("INSERT INTO pending VALUES (?)", (json.dumps(ids),))
+
+    def finish(self, changed: dict[str, _File], gone: Iterable[str], generation: int, settings: str) -> None:
+        self._db.execute("BEGIN")
+        self._db.executemany("DELETE FROM files WHERE name = ?", ((name,) for name in gone))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
+            (
+                (name, file.size, file.mtime, file.sha256, None if file.ids is None else json.dumps(file.ids))
+                for name, file in changed.items()
+            ),
+        )
+        self._db.execute("DELETE FROM pending")
+        self._db.execute("DELETE FROM state")
+        self._db.execute("INSERT INTO state VALUES (?, ?)", (generation, settings))
+        self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def sync(
+    index: Index,
+    folder: str | os.PathLike[str],
+    settings: FolderSettings | None = None,
+    *,
+    restart: bool = False,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    progress: Report | None = None,
+) -> Synced:
+    """Make ``index`` hold what ``folder`` holds. Only texts that are new or changed are encoded.
+
+    The index must have been built of this folder (its ``root``). Documents that come from elsewhere stay, once a sync
+    has been made; the first one takes all documents for the folder's.
+
+    Raises:
+        InputError: the index is of another folder, or a file cannot be used.
+        (and what `Index.upsert` raises)
+    """
+    settings = settings or FolderSettings()
+    root = os.path.realpath(folder)
+    manifest = index.generation.manifest
+    if manifest.root != root:
+        raise InputError(
+            os.fspath(folder),
+            f"{index.path} was not built of this folder but of {manifest.root or 'documents without one'}; "
+            f"build an index of it: embedkit-index build {os.fspath(folder)} -o INDEX",
+        )
+    left_out: list[str] = []
+    found = {entry.path[len(root) + 1 :]: entry.stat() for entry in walk(root, settings.patterns, left_out)}
+    whole = settings.whole_text if settings.whole_text is not None else manifest.passages is not None
+    encoder = manifest.encoder
+    of_vectors = (encoder.fingerprint, encoder.document_prompt, manifest.passages)
+    told = json.dumps([*of_vectors, whole, settings.text_field, settings.id_field])
+    with closing(_Memory(index.path / SYNC_FILE)) as memory:
+        known = memory.files()
+        valid = memory.state == (manifest.generation, told)
+        changed: dict[str, _File] = {}
+        touched: dict[str, _File] = {}
+        for name, status in found.items():
+            before = known.get(name)
+            same = (status.st_size, status.st_mtime_ns)
+            if valid and before is not None and (before.size, before.mtime) == same:
+                continue
+            digest = _hash(os.path.join(root, name))
+            if valid and before is not None and before.sha256 == digest:
+                touched[name] = _File(*same, digest, before.ids)
+            else:
+                changed[name] = _File(*same, digest, [])
+        gone_files = known.keys() - found.keys()
+        if memory.state is None and not known:
+            owned = _all_ids(index)
+        else:
+            owned = memory.pending() | _ids(known, (known.keys() & changed.keys()) | gone_files)
+        reader = _Reader(root, changed, settings, whole, memory)
+        written = replaced = 0
+        if changed:
+            try:
+                done = index.upsert(
+                    reader,
+                    restart=restart,
+                    max_memory=max_memory,
+                    on_error=settings.on_error,
+                    progress=progress,
+                )
+            except ResumeError:
+                if memory.state is None or restart or not memory.pending():
+                    raise
+                # an interrupted sync, and a file has changed since
+                done = index.upsert(
+                    reader, restart=True, max_memory=max_memory, on_error=settings.on_error, progress=progress
+                )
+            written, replaced = done.documents, done.replaced
+        gone = owned - _ids(changed, changed.keys())
+        if gone:  # a document may have moved to another file
+            gone -= _ids(known, known.keys() - changed.keys() - gone_files)
+        deleted = index.delete(sorted(gone), missing_ok=True) if gone else 0
+        generation = index.generation.manifest.generation
+        if changed or touched or gone_files or not valid:
+            memory.finish({**touched, **changed}, gone_files, generation, told)
+    return Synced(len(found), len(changed), written, replaced, deleted, reader.blank, left_out)
+
+
+def _ids(files: dict[str, _File], names: Iterable[str]) -> set[str]:
+    result: set[str] = set()
+    for name in names:
+        ids = files[name].ids
+        result.update([name] if ids is None else ids)
+    return result
+
+
+def _all_ids(index: Index) -> set[str]:
+    generation = index.generation
+    ids = generation.ids(generation.living_rows())
+    return set(ids) if generation.manifest.passages is None else {document_of(passage) for passage in ids}
+
+
+class _Reader:
+    """The documents of the changed files; notes each file's ids, and announces them before the last step."""
+
+    def __init__(
+        self, root: str, files: dict[str, _File], settings: FolderSettings, whole: bool, memory: _Memory
+    ) -> None:
+        self.blank = 0
+        self._root = root
+        self._files = files
+        self._settings = settings
+        self._whole = whole
+        self._memory = memory
+
+    def __iter__(self) -> Iterator[Document]:
+        for file in self._files.values():
+            file.ids = []
+        corpus = Corpus(
+            [os.path.join(self._root, name) for name in self._files],
+            text_field=self._settings.text_field,
+            id_field=self._settings.id_field,
+            on_error=self._settings.on_error,
+            names=Names(self._root, whole_text=self._whole),
+        )
+        for document in corpus:
+            name = document.origin.rpartition(":")[0][len(self._root) + 1 :]
+            ids = self._files[name].ids
+            if document.id is not None and ids is not None:
+                ids.append(document.id)
+            yield document
+        self.blank = corpus.blank
+        self._memory.announce(sorted(_ids(self._files, self._files)))
+        for name, file in self._files.items():
+            if file.ids == [name]:
+                file.ids = None
+
+
+def _hash(path: str) -> str:
+    try:
+        return hash_file(Path(path)).sha256
+    except OSError as error:
+        raise InputError(path, f"cannot be read: {error.strerror or error}") from None

@@ -1,0 +1,212 @@
+"""Folders of files of every kind, what is left out of them, and ids that do not depend on how they are named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from embedkit.cli.main import main
+from embedkit.documents import InputError
+from embedkit.documents.folders import Patterns
+from embedkit.documents.readers import Corpus, Names
+from embedkit.index import Index
+
+PAGE = """<!doctype html><html><head><title>A &amp; B</title><style>x</style></head><body>
+<h1>Top</h1><p>First <b>bold</b> text.</p><script>var hidden;</script><ul><li>one</li><li>two</li></ul></body></html>"""
+NOTE = "---\ntitle: From the front\ntags: [a, b]\nday: 2024-05-01\n---\n\n# Heading\n\nText of the note.\n"
+
+
+def pdf(path: Path, lines: list[str]) -> None:
+    canvas = pytest.importorskip("reportlab.pdfgen.canvas").Canvas(str(path))
+    canvas.setTitle("The title")
+    for line in lines:
+        canvas.drawString(72, 700, line)
+        canvas.showPage()
+    canvas.save()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "col"
+    files = {
+        "a/x.txt": "one\ntwo\n",
+        "b/x.txt": "three\n",
+        "b/note.md": NOTE,
+        "b/page.html": PAGE,
+        "list.json": '[{"id": "j1", "text": "four", "n": 1}, "five"]',
+        "held.json": json.dumps({"count": 1, "items": [{"text": "six"}]}),
+        "lines.ndjson": '{"text": "seven"}\n',
+        "image.png": "no text",
+        "b/.hidden.txt": "hidden",
+        ".git/config": "hidden",
+    }
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    (root / "b" / "packed.md.gz").write_bytes(gzip.compress(b"# Packed\n\neight"))
+    return root
+
+
+def test_every_file_of_a_folder_is_read_or_named(folder: Path) -> None:
+    corpus = Corpus([folder])
+    found = {document.id: (document.text, document.metadata) for document in corpus}
+    assert found == {
+        "a/x.txt:1": ("one", None),
+        "a/x.txt:2": ("two", None),
+        "b/x.txt:1": ("three", None),
+        "b/note.md": (
+            "# Heading\n\nText of the note.\n",
+            {"title": "From the front", "tags": ["a", "b"], "day": "2024-05-01"},
+        ),
+        "b/packed.md.gz": ("# Packed\n\neight", {"title": "Packed"}),
+        "b/page.html": ("# Top\n\nFirst bold text.\n\none\n\ntwo", {"title": "A & B"}),
+        "j1": ("four", {"n": 1}),
+        "list.json:2": ("five", None),
+        "held.json:1": ("six", {}),
+        "lines.ndjson:1": ("seven", {}),
+    }
+    assert sorted(corpus.files.left_out) == [".git/", "b/.hidden.txt", "image.png"]
+    assert corpus.files.told() == "3 files left out (.git/, b/.hidden.txt, image.png)"
+
+
+def test_patterns_choose_files(folder: Path) -> None:
+    def read(*include: str, exclude: tuple[str, ...] = ()) -> set[str | None]:
+        return {
+            document.id for document in Corpus([folder], names=Names(patterns=Patterns(include, exclude)))
+        }
+
+    assert read("*.md") == {"b/note.md"}
+    assert read("a", "b/page.html") == {"a/x.txt:1", "a/x.txt:2", "b/page.html"}
+    assert read(exclude=("b", "*.json", "*.ndjson")) == {"a/x.txt:1", "a/x.txt:2"}
+    with pytest.raises(InputError, match=r"holds no files .*left out"):
+        read("*.none")
+
+
+def test_whole_text_files(folder: Path) -> None:
+    names = Names(patterns=Patterns(("a",)), whole_text=True)
+    assert [(found.id, found.text) for found in Corpus([folder], names=names)] == [("a/x.txt", "one\ntwo\n")]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda root: [root],
+        lambda root: [f"{root}/"],
+        lambda root: [os.path.relpath(root)],
+        lambda root: [f"{root}/a/../../col"],
+        lambda root: [f"{root}/**/*.txt"],
+        lambda root: [f"{root}/a", f"{root}/b"],
+        lambda root: [f"{root}/a/x.txt", f"{root}/b/x.txt"],
+    ],
+)
+def test_ids_do_not_depend_on_the_form(folder: Path, given: Callable[[Path], list[str]]) -> None:
+    names = Names(patterns=Patterns(("*.txt",)))
+    assert [document.id for document in Corpus(given(folder), names=names)] == [
+        "a/x.txt:1",
+        "a/x.txt:2",
+        "b/x.txt:1",
+    ]
+
+
+def run(*words: str) -> None:
+    assert main(list(words)) == 0
+
+
+def ids(index: Path) -> list[str]:
+    with Index.open(index) as opened:
+        return sorted(opened.ids(range(opened.generation.rows)[i] for i in opened.generation.living_rows()))
+
+
+def test_a_later_command_names_files_as_the_build_did(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = str(tmp_path / "index")
+    monkeypatch.chdir(folder)
+    run("build", "a/x.txt", "-o", index)
+    run("upsert", index, "b/x.txt")
+    assert ids(tmp_path / "index") == ["../b/x.txt:1", "x.txt:1", "x.txt:2"]
+    run("build", str(folder), "-o", index, "--overwrite", "--include", "*.txt")
+    monkeypatch.chdir(folder / "a")
+    (folder / "a" / "x.txt").write_text("changed\ntwo\n")
+    run("upsert", index, "x.txt")
+    assert ids(tmp_path / "index") == ["a/x.txt:1", "a/x.txt:2", "b/x.txt:1"]
+    with Index.open(index) as opened:
+        assert opened.get("a/x.txt:1")[0].text == "changed"
+        assert opened.info()["root"] == str(folder)
+
+
+def test_an_index_of_an_earlier_version_keeps_its_names(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = tmp_path / "index"
+    run("build", str(folder / "a" / "x.txt"), "-o", str(index))
+    (manifest,) = (index / "manifests").iterdir()
+    fields = json.loads(manifest.read_text())
+    for name in ("root", "passages", "max_length"):
+        del fields[name]
+    for segment in fields["segments"]:
+        del segment["truncated"]
+    manifest.write_text(json.dumps(fields))
+    run("upsert", str(index), str(folder / "a" / "x.txt"))
+    assert ids(index) == ["x.txt:1", "x.txt:2"]
+    assert "2 unchanged" in capsys.readouterr().out
+
+
+def test_pdf_and_word(tmp_path: Path) -> None:
+    docx = pytest.importorskip("docx")
+    pdf(tmp_path / "a.pdf", ["First page", "Second page"])
+    word = docx.Document()
+    word.add_heading("Chapter", 1)
+    word.add_paragraph("A paragraph.")
+    word.add_table(1, 2).rows[0].cells[1].text = "cell"
+    word.save(str(tmp_path / "b.docx"))
+    found = {document.id: document for document in Corpus([tmp_path])}
+    assert found["a.pdf"].text.split() == ["First", "page", "Second", "page"]
+    assert found["a.pdf"].metadata == {"pages": 2, "title": "The title"}
+    assert found["b.docx"].text == "# Chapter\n\nA paragraph.\n\n\tcell"
+
+
+@pytest.mark.parametrize("name", ["x.pdf", "x.docx", "x.md", "x.json"])
+def test_a_damaged_file_can_be_skipped(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"---\n[\n---\n\xff\xfe")
+    (tmp_path / "y.txt").write_text("kept\n")
+    with pytest.raises(InputError, match=rf"{name}:1: .*(damaged|not valid)"):
+        list(Corpus([tmp_path]))
+    assert [document.text for document in Corpus([tmp_path], on_error="skip")] == ["kept"]
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name, module in (("x.pdf", "pypdf"), ("x.docx", "docx")):
+        (tmp_path / name).write_bytes(b"")
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=r"pip install 'embedkit\[files\]'"):
+            Corpus([tmp_path / name])
+
+
+def test_build_reports_passages_and_what_was_cut(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "long.md").write_text("# Long\n\n" + "This is a sentence of the long note. " * 200)
+    index = str(tmp_path / "index")
+    run("build", str(folder), "-o", index, "--max-length", "32")
+    told = capsys.readouterr().out
+    assert "1 text longer than the model takes and cut" in told
+    assert "3 files left out (" in told
+    run("build", str(folder), "-o", index, "--overwrite", "--passages", "40:10")
+    assert "passages of 10 documents" in capsys.readouterr().out
+    run("query", index, "the long note", "--per-document", "--json", "-k", "3")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len({line["passage"]["document"] for line in lines}) == 3
+    long = next(line["passage"] for line in lines if line["passage"]["document"] == "long.md")
+    assert long["heading"] == "Long"
+    assert (long["before"], long["after"]) == (
+        f"long.md#{long['number'] - 1}" if long["number"] > 1 else None,
+        f"long.md#{long['number'] + 1}" if long["number"] < long["count"] else None,
+    )

@@ -1,0 +1,244 @@
+"""Passages: where texts are cut, and an index of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit import Encoder
+from embedkit.documents.passages import PassageCutter, Passages
+from embedkit.index import Document, Index, InputError, ModelMismatchError
+
+
+class Tokenizing(FakeEncoder):
+    """A token per word, and two special ones."""
+
+    max_seq_length = 64
+
+    def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[0] * (2 + len(text.split())) for text in texts]}
+
+
+def cut(text: str, passages: str) -> list[Document]:
+    return PassageCutter(Tokenizing(), Passages.of(passages) or Passages(8)).cut(Document(text, "a"))
+
+
+def test_passages_end_at_sentences_and_headings() -> None:
+    text = (
+        "# Top\n\nOne two three four. Five six seven! Eight nine.\n\n"
+        "## Below\nTen eleven 'twelve.' Thirteen fourteen fifteen sixteen seventeen.\n"
+    )
+    found = cut(text, "8")
+    assert [piece.text for piece in found] == [
+        "# Top\n\nOne two three four.",
+        "Five six seven! Eight nine.",
+        "## Below\nTen eleven 'twelve.'",
+        "Thirteen fourteen fifteen sixteen seventeen.",
+    ]
+    places = [dict(piece.metadata or {})["passage"] for piece in found]
+    assert [place["heading"] for place in places] == ["Top", "Top", "Top > Below", "Top > Below"]
+    assert [text[place["begin"] : place["end"]] for place in places] == [piece.text for piece in found]
+    assert [(place["number"], place["count"]) for place in places] == [(n, 4) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("passages", ["8", "8:4", "20:10", "62"])
+def test_nothing_is_lost_and_nothing_is_too_long(passages: str) -> None:
+    choose = random.Random(passages)
+    for _ in range(200):
+        words = [
+            choose.choice(["word", "other.", "end!", "# ", "\n", "\n\n## Head\n", "x" * 300, "漢字。", " "])
+            for _ in range(choose.randrange(200))
+        ]
+        text = " ".join(words)
+        covered = 0
+        for piece in cut(text, passages):
+            place = dict(piece.metadata or {})["passage"]
+            assert not text[covered : place["begin"]].strip()
+            assert place["end"] > covered or not text.strip()
+            covered = place["end"]
+            assert len(piece.text.split()) <= int(passages.split(":", maxsplit=1)[0])
+        assert not text[covered:].strip()
+
+
+def test_overlap_repeats_whole_sentences() -> None:
+    text = " ".join(f"a{n} b{n} c{n}." for n in range(10))
+    found = [piece.text for piece in cut(text, "9:3")]
+    assert found[0] == "a0 b0 c0. a1 b1 c1. a2 b2 c2."
+    assert found[1].startswith("a2 b2 c2. a3 b3 c3.")
+
+
+@pytest.mark.parametrize("value", ["7", "16:9", "x", "1:2:3", 3.5, True])
+def test_wrong_passages(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"passages|overlap|TOKENS"):
+        Passages.of(value)
+
+
+def test_passages_that_do_not_fit_the_model() -> None:
+    with pytest.raises(ValueError, match=r"do not fit into the model's maximum of 64, .* use at most 62"):
+        PassageCutter(Tokenizing(), Passages(63))
+    with pytest.raises(TypeError, match="FakeEncoder has no tokenize"):
+        PassageCutter(FakeEncoder(), Passages(8))
+
+
+def sentences(document: int, count: int) -> list[str]:
+    return [f"Sentence d{document}s{n} tells of x{document * 1000 + n} and y{n}." for n in range(count)]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    documents = [
+        Document(" ".join(sentences(number, 12)), f"d{number}", {"n": number}) for number in range(5)
+    ]
+    return Index.build(
+        tmp_path / "index", [*documents, Document("Short.", "d1#1")], Tokenizing(), passages="20:7"
+    )
+
+
+def test_hits_are_passages_with_their_place(index: Index) -> None:
+    (hits,) = index.search(sentences(3, 12)[9], k=3)
+    best = hits[0]
+    assert best.passage is not None
+    assert (best.document, best.passage.document, best.metadata) == ("d3", "d3", {"n": 3})
+    text = " ".join(sentences(3, 12))
+    assert text[best.passage.begin : best.passage.end] == best.text
+    assert best.passage.before is not None
+    assert sentences(3, 12)[9] in best.text
+    (before,) = index.get(best.passage.before)
+    assert before.metadata["passage"]["number"] == best.passage.number - 1
+    assert index.info()["whole_documents"] == 6
+    assert index.info()["passages"] == "20:7"
+
+
+def test_the_best_passage_of_each_document(index: Index) -> None:
+    (hits,) = index.search("Sentence tells of and", k=6, per_document=True)
+    assert sorted(hit.document for hit in hits) == ["d0", "d1", "d1#1", "d2", "d3", "d4"]
+    everything = index.search("Sentence tells of and", k=len(index))[0]
+    for hit in hits:
+        assert hit.score == max(other.score for other in everything if other.document == hit.document)
+    (stream,) = index.search_stream([["Sentence tells of and"]], k=6, per_document=True)
+    assert [hit.id for hit in stream[0]] == [hit.id for hit in hits]
+    (few,) = index.search("Sentence", k=6, where="n = 2", per_document=True)
+    assert [hit.document for hit in few] == ["d2"]
+
+
+def test_a_document_is_replaced_and_deleted_with_all_its_passages(index: Index) -> None:
+    before = len(index)
+    of_one = len(index.get("d1"))
+    assert of_one > 3
+    written = index.upsert([Document(" ".join(sentences(1, 3)), "d1", {"n": 1})])
+    assert written.replaced == of_one
+    assert len(index) == before - of_one + len(index.get("d1"))
+    assert [found.text for found in index.get("d1#1#1")] == ["Short."]
+    assert index.delete("d1") == written.documents
+    assert index.get("d1") == []
+    assert index.get("d1#1") != []
+    with pytest.raises(InputError, match="no document with the id 'd1'"):
+        index.delete("d1")
+
+
+def test_the_last_of_two_documents_with_one_id_wins(index: Index) -> None:
+    first, last = " ".join(sentences(7, 12)), " ".join(sentences(8, 2))
+    index.upsert([Document(first, "new"), Document(last, "new")])
+    assert " ".join(found.text for found in index.get("new")).count("d8s") == 2
+    assert not any("d7s" in found.text for found in index.get("new"))
+    index.verify()
+
+
+def test_only_changed_passages_are_encoded(index: Index) -> None:
+    class Counting(Tokenizing):
+        texts = 0
+
+        def encode_document(self, sentences: list[str], **options: Any) -> Any:
+            self.texts += len(sentences)
+            return super().encode_document(sentences, **options)
+
+    encoder = Counting()
+    with Index.open(index.path, encoder) as other:
+        text = " ".join(sentences(2, 12))
+        assert other.upsert([Document(text, "d2", {"n": 2})]).unchanged == 1
+        assert encoder.texts == 0
+        other.upsert([Document(text, "d2", {"n": 99})])
+        assert encoder.texts == 0
+        assert {hit.document for hit in other.search("Sentence", k=99, where="n = 99")[0]} == {"d2"}
+        other.upsert([Document(text.replace("d2s11", "changed"), "d2", {"n": 2})])
+        assert encoder.texts == 1
+
+
+def test_a_field_named_passage_is_refused(index: Index) -> None:
+    with pytest.raises(InputError, match="the field 'passage' is taken"):
+        index.upsert([Document("text", "x", {"passage": 1})])
+
+
+def test_a_passage_three_quarters_in_is_found(tmp_path: Path) -> None:
+    """Each of some 4,000 sentences of 21 long documents finds its own passage first."""
+    choose = random.Random(5)
+    topics = "harbor violin glacier pepper engine orchid castle penguin copper meadow lantern".split()  # noqa: SIM905
+    verbs = "paints carries follows remembers sells hides repairs counts breaks washes".split()  # noqa: SIM905
+    places = ["under the bridge", "in the cellar", "near a school", "at noon", "on the roof", "by the river"]
+    documents, asked = [], []
+    for number in range(21):
+        lines = [
+            f"The {choose.choice(topics)} of {choose.randrange(10**6)} {choose.choice(verbs)} "
+            f"{choose.randrange(10**6)} {choose.choice(topics)}s {choose.choice(places)}."
+            for _ in range(345)
+        ]
+        documents.append(Document(" ".join(lines), f"doc{number}"))
+        asked += [(f"doc{number}", line) for line in lines[::10]]
+    assert all(len(document.text.split()) >= 3000 for document in documents)
+    with Index.build(tmp_path / "index", documents, Encoder(), passages="24:0") as built:
+        found = built.search([line for _, line in asked], k=1)
+        assert built.info()["truncated"] == 0
+    right = sum(
+        hits[0].document == document and line in hits[0].text
+        for hits, (document, line) in zip(found, asked, strict=True)
+    )
+    assert right >= 0.98 * len(asked), f"{right} of {len(asked)}"
+
+
+def test_truncated_texts_are_counted(tmp_path: Path) -> None:
+    encoder = Encoder(max_length=16)
+    texts = ["word " * 100, "short", "other " * 50]
+    with (
+        pytest.warns(UserWarning, match="truncated"),
+        Index.build(tmp_path / "index", texts, encoder) as built,
+    ):
+        assert built.info()["truncated"] == 2
+        assert built.info()["max_length"] == 16
+    with Index.open(tmp_path / "index") as again:
+        assert again.encoder.max_seq_length == 16  # type: ignore[attr-defined]
+    with (
+        Index.open(tmp_path / "index", Encoder()) as other,
+        pytest.raises(ModelMismatchError, match="max_length=16"),
+    ):
+        other.add([Document("new", "x")])
+
+
+@pytest.mark.parametrize(("dedup", "left"), [("exact", 4), ("near:0.9", 3)])
+def test_repeated_texts_are_left_out(tmp_path: Path, dedup: str, left: int) -> None:
+    near = "alpha beta gamma delta epsilon zeta eta theta iota kappa"
+    texts = [near, "something else", near, f"{near} lambda", "something else", "third one here"]
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), dedup=dedup) as built:
+        assert len(built) == left
+        assert built.get("0")[0].text == near
+        built.verify(sample=9)
+    with pytest.raises(ValueError, match="dedup must be"):
+        Index.build(tmp_path / "other", texts, FakeEncoder(), dedup="near:2")
+
+
+def test_another_model_encodes_everything_again(index: Index) -> None:
+    index.delete("d4")
+    other = Tokenizing("other", truncate_dim=48)
+    before = [hit.id for hit in index.search("Sentence", k=len(index))[0]]
+    with Index.open(index.path, Tokenizing()) as reader:
+        written = index.reembed(other)
+        assert written.documents == len(before) == len(index)
+        assert [hit.id for hit in reader.search("Sentence", k=len(index))[0]] == before
+    assert (index.dimension, index.info()["model"], index.info()["passages"]) == (48, "other", "20:7")
+    assert sorted(hit.id for hit in index.search("Sentence", k=99)[0]) == sorted(before)
+    index.verify(sample=20)
+    index.upsert([Document("New text.", "new")])

@@ -1,0 +1,153 @@
+"""An index that follows its folder, also when the command is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.documents import InputError
+from embedkit.documents.readers import Corpus, Names
+from embedkit.index import BuildSettings, Document, Index
+from embedkit.index.sync import FolderSettings, sync
+
+TESTS = Path(__file__).parents[1]
+WHOLE = FolderSettings(whole_text=True)
+
+
+class Counting(FakeEncoder):
+    texts = 0
+
+    def encode_document(self, sentences: list[str], **options: Any) -> Any:
+        self.texts += len(sentences)
+        return super().encode_document(sentences, **options)
+
+
+def write(folder: Path, contents: dict[str, str]) -> None:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+
+
+def built(folder: Path, path: Path, encoder: FakeEncoder) -> Index:
+    corpus = Corpus([folder], names=Names(whole_text=True))
+    return Index.build_with(path, corpus, encoder, BuildSettings(root=corpus.files.root))
+
+
+def held(index: Index) -> dict[str, str]:
+    generation = index.generation
+    return {found.id: found.text for found in generation.fetch(generation.living_rows()).values()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "col", {f"d{n % 3}/f{n}.txt": f"text of file {n}" for n in range(30)})
+    return tmp_path / "col"
+
+
+def test_sync_follows_the_folder(folder: Path, tmp_path: Path) -> None:
+    encoder = Counting()
+    with built(folder, tmp_path / "index", encoder) as index:
+        first = sync(index, folder, WHOLE)
+        assert (first.files, first.written, first.deleted, encoder.texts) == (30, 0, 0, 30)
+        again = sync(index, folder, WHOLE)
+        assert (again.read, again.written) == (0, 0)
+        write(
+            folder,
+            {"new.md": "a new note", "d0/f0.txt": "changed", "table.jsonl": '{"text": "x"}\n{"text": "y"}\n'},
+        )
+        (folder / "d1" / "f1.txt").unlink()
+        os.utime(folder / "d2" / "f2.txt", (1, 1))  # touched, not changed
+        index.upsert([Document("from elsewhere", "mine")])
+        third = sync(index, folder, WHOLE)
+        assert (third.written, third.replaced, third.deleted) == (4, 1, 1)
+        assert encoder.texts == 35
+        assert index.get("mine")
+        write(folder, {"table.jsonl": '{"text": "x"}\n'})
+        last = sync(index, folder, WHOLE)
+        assert (last.read, last.written, last.deleted) == (1, 0, 1)
+        expected = {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.txt")}
+        assert held(index) == {
+            **expected,
+            "new.md": "a new note",
+            "table.jsonl:1": "x",
+            "mine": "from elsewhere",
+        }
+        index.verify(sample=20)
+
+
+def test_another_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    with (
+        built(folder, tmp_path / "index", FakeEncoder()) as index,
+        pytest.raises(InputError, match="was not built of"),
+    ):
+        sync(index, folder / "d0")
+
+
+CHILD = f"""
+import os, signal, sys
+sys.path.insert(0, {str(TESTS)!r})
+from fake_encoder import FakeEncoder
+from embedkit.index import Index
+from embedkit.index.sync import FolderSettings, sync
+kind, path, folder, last = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+import faiss
+index = Index.open(path, FakeEncoder("old"), force=True) if kind == "sync" else Index.open(path)
+seen = 0
+def hook(event, arguments):
+    global seen
+    seen += 1
+    if seen == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+if kind == "sync":
+    sync(index, folder, FolderSettings(whole_text=True))
+else:
+    index.reembed(FakeEncoder("new", truncate_dim=24))
+print(seen)
+"""
+
+
+@pytest.mark.parametrize("kind", ["sync", "reembed"])
+def test_a_kill_at_any_point_loses_nothing(folder: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "index"
+    built(folder, path, FakeEncoder("old")).close()
+    choose = random.Random(kind)
+
+    def child(last: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", CHILD, kind, str(path), str(folder), str(last)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    for round_ in range(3):
+        write(folder, {"d0/f0.txt": f"changed {round_}", f"new{round_}.txt": f"new {round_}"})
+        (folder / "d1" / f"f{1 + 3 * round_}.txt").unlink()
+        killed = child(choose.randrange(1, 400))
+        assert killed.returncode in (0, -signal.SIGKILL), killed.stderr
+        with (
+            Index.open(path, FakeEncoder("new", truncate_dim=24), force=True)
+            if _dimension(path) == 24
+            else (Index.open(path, FakeEncoder("old"))) as whole
+        ):
+            whole.verify(sample=10)  # the generation that answers is whole
+    done = child(0)
+    assert done.returncode == 0, done.stderr
+    if kind == "sync":
+        with Index.open(path, FakeEncoder("old")) as index:
+            assert held(index) == {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*.txt")}
+            index.verify(sample=30)
+    else:
+        with Index.open(path, FakeEncoder("new", truncate_dim=24)) as index:
+            assert (len(index), index.dimension) == (30, 24)
+            index.verify(sample=30)
+
+
+def _dimension(path: Path) -> int:
+    with Index.open(path) as index:
+        return index.dimension
