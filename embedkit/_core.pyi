@@ -277,7 +277,9 @@ class EncoderConfig:
     ``padding_idx``: the token that takes no position, in models that count as fairseq does; -1 for none.
     ``relative_attention_num_buckets``: of MPNet's position bias; 0 for none. ``rotary``: positions rotate query
     and key (``rotary_value``: and the value). ``embedding_size``: of embeddings that are projected to
-    ``hidden_size``; 0 or ``hidden_size`` where they are not.
+    ``hidden_size``; 0 or ``hidden_size`` where they are not. The others are explained in csrc/encoder/config.h;
+    ``norm_place`` is "post", "pre" or "around", ``norm_kind`` "layer", "rms" or "rms_plus_one", ``gate`` "none" or the half
+    that is activated, "first" or "second".
 
     Raises:
         TypeError: an option is unknown, missing or of the wrong type.
@@ -296,6 +298,25 @@ class EncoderConfig:
     rotary: Final[bool]
     rotary_value: Final[bool]
     embedding_size: Final[int]
+    head_size: Final[int]
+    num_key_value_heads: Final[int]
+    rotary_base: Final[float]
+    rotary_local_base: Final[float]
+    rotary_divisor: Final[float]
+    rotary_stretch: Final[float]
+    rotary_trained: Final[int]
+    alibi: Final[bool]
+    causal: Final[bool]
+    window: Final[int]
+    local_layers: Final[str]
+    num_hidden_groups: Final[int]
+    norm_place: Final[str]
+    norm_kind: Final[str]
+    embedding_norm: Final[bool]
+    query_key_norm: Final[bool]
+    gate: Final[str]
+    biases: Final[bool]
+    embedding_scale: Final[float]
     layer_norm_eps: Final[float]
     hidden_act: Final[str]
     def __init__(self, **values: Any) -> None: ...
@@ -303,13 +324,13 @@ class EncoderConfig:
         """A copy with other values."""
 
 class HeadModule:
-    """A module after the pooling: y = activation(x Wᵀ + b) ("dense"), or y = x / |x| ("normalize").
+    """A module after the pooling: y = activation(x Wᵀ + b) ("dense"), y = x / |x| ("normalize") or a norm without bias.
 
     Args:
-        type: "dense" or "normalize".
-        weight: (out, in) float32, of a dense module.
+        type: "dense", "normalize" or "layer_norm".
+        weight: (out, in) float32, of a dense module; (features) of a norm.
         bias: (out,) float32, or None.
-        activation: "identity", "gelu", "gelu_new", "relu", "tanh" or "sigmoid".
+        activation: "identity", "gelu", "gelu_new", "relu", "tanh", "sigmoid" or "silu".
     """
 
     type: Final[str]
