@@ -5,6 +5,7 @@ h_t = W_t^T (e_t - mean), see `embedkit.training.teacher`:
 
     loss = 1/N sum_i ||h_s,i - h_t,i||^2        the sum over the d components, as in equation 2
     loss = 1/(N d) sum_i ||h_s,i - h_t,i||^2    as in the released code (``reduction: mean``)
+    loss = 1/N sum_i 1 - cos(h_s,i, h_t,i)      our own addition (``reduction: cosine``)
 
 The paper's W_s starts at random. Our own addition, ``start: least_squares``, starts it from the ridge regression from
 the untrained student's pooled vectors e to h_t, the best linear map before any training.
@@ -13,6 +14,9 @@ The paper's projection is linear; that of the released models ends with a tanh (
 
 Our own addition, ``similarity``: the student also learns the teacher's similarities of the texts in a batch, above all
 of those in one example (a premise and its hypotheses), about which random sentences teach little.
+
+With ``reduction: cosine`` both losses are also taken of each prefix in ``matryoshka``, which counts half as much as
+the next wider one.
 """
 
 from __future__ import annotations
@@ -23,7 +27,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -42,7 +45,9 @@ _START_SAMPLES = 20_000  # sentences on which the start of the projection is com
 
 
 def projective_loss(student: Tensor, teacher: Tensor, reduction: str) -> Tensor:
-    """The mean over sentences of squared distances of (batch, d) vectors: components added or averaged."""
+    """The mean over sentences of (batch, d) vectors: squared distances, components added or averaged, or 1 - cosine."""
+    if reduction == "cosine":
+        return 1 - functional.cosine_similarity(student, teacher, dim=1).mean()
     squares = (student - teacher).square()
     return squares.sum(1).mean() if reduction == "sum" else squares.mean()
 
@@ -95,7 +100,7 @@ class HpdOptions:
         teachers: whose vectors are learned. With several, the vectors are concatenated (our own addition).
         pca_samples: sentences on which the projection is fitted; 40,000 in the released code.
         center: whether the teacher's mean is subtracted; not so in the released code.
-        reduction: ``sum`` over the components (the paper) or ``mean`` (the released code).
+        reduction: ``sum`` over the components (the paper), ``mean`` (the released code), or ``cosine``.
         augment: copies of the sentences, or None.
         mine: extend each single text to an example of three with two of its neighbors (`embedkit.training.mine`).
         storage: type of the teacher's vectors on disk, ``float16`` or ``float32``.
@@ -104,7 +109,8 @@ class HpdOptions:
         similarity: weight of `similarity_loss`.
         projective: weight of the projective loss; 0 with ``similarity`` lets the student choose its directions.
         teacher_dimension: d of h_t, None for the student's; another needs ``projective: 0``.
-        matryoshka: dimensions to which the vectors can be truncated: `similarity_loss` is the mean over them and all.
+        matryoshka: dimensions to which the vectors can be truncated: `similarity_loss` is the mean over them and all;
+            with ``reduction: cosine``, both losses are weighted sums over them and all.
     """
 
     teachers: list[TeacherOptions]
@@ -126,7 +132,7 @@ class HpdOptions:
             raise ValueError("objective.teachers is empty; name a model: [{path: FOLDER}]")
         if self.pca_samples < 2:
             raise ValueError(f"objective.pca_samples must be 2 or more, not {self.pca_samples}")
-        check_choice("reduction", self.reduction, ("sum", "mean"))
+        check_choice("reduction", self.reduction, ("sum", "mean", "cosine"))
         if min(self.similarity, self.projective) < 0 or not self.similarity + self.projective:
             raise ValueError(
                 f"objective.similarity {self.similarity} and objective.projective {self.projective} must not be "
@@ -156,7 +162,7 @@ class Hpd(Objective):
     def __init__(self, encoder: SentenceModel, options: HpdOptions, tables: Mapping[str, Table]) -> None:
         """The teacher's projection is fitted on ``tables``."""
         super().__init__(encoder, options, tables)
-        if encoder.options.normalize and options.projective:
+        if encoder.options.normalize and options.projective and options.reduction != "cosine":
             raise ValueError(
                 "hpd learns vectors of any length: set model.normalize to false (cosines do not change)"
             )
@@ -238,26 +244,35 @@ class Hpd(Objective):
         teacher = targets["teacher"]
         by_field = teacher.unsqueeze(0) if teacher.dim() == 2 else teacher.transpose(0, 1)
         vectors = self.encode(input_ids, cu_seqlens, len(by_field))
+        widths = sorted({*self.options.matryoshka, vectors.shape[-1]}, reverse=True)
+        cosine = self.options.reduction == "cosine"
+        weights = [0.5**i if cosine else 1 / len(widths) for i in range(len(widths))]
         loss = vectors.new_zeros(())
         if self.options.projective:
             ours, theirs = vectors.flatten(0, 1), by_field.flatten(0, 1)
-            loss = self.options.projective * projective_loss(ours, theirs, self.options.reduction)
+            for width, weight in zip(widths, weights, strict=True) if cosine else [(widths[0], 1.0)]:
+                one = projective_loss(ours[:, :width], theirs[:, :width], self.options.reduction)
+                loss = loss + self.options.projective * weight * one
         if self.options.similarity:
-            widths = (*self.options.matryoshka, vectors.shape[-1])
             # over all processes: each computes the whole loss; the mean of their gradients is that of one process
             student, known = (gather(x.transpose(0, 1)).transpose(0, 1) for x in (vectors, by_field))
-            losses = [similarity_loss(student[..., :width], known) for width in widths]
-            loss = loss + self.options.similarity * torch.stack(losses).mean()
+            for width, weight in zip(widths, weights, strict=True):
+                one = similarity_loss(student[..., :width], known)
+                loss = loss + self.options.similarity * weight * one
         return {"loss": loss, "vectors": vectors.transpose(0, 1).reshape(*teacher.shape[:-1], -1)}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """The share of the teacher's variance that the student explains (R^2), in percent.
+        """The share of the teacher's variance that the student explains (R^2), or the mean cosine; in percent.
 
         Empty without a projective loss.
         """
         if not self.options.projective:
             return {}
         teacher = np.asarray(arrays["teacher"], np.float64)
+        if self.options.reduction == "cosine":
+            ours = np.asarray(outputs["vectors"], np.float64)
+            lengths = np.linalg.norm(ours, axis=-1) * np.linalg.norm(teacher, axis=-1)
+            return {"cosine": 100 * float((np.sum(ours * teacher, axis=-1) / lengths).mean())}
         left = np.square(outputs["vectors"] - teacher).sum()
         total = np.square(teacher - teacher.mean(0)).sum()
         return {"r2": 100 * float(1 - left / total)} if total else {}

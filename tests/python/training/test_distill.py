@@ -1,0 +1,149 @@
+"""`embedkit-train distill`: the choice of layers, the loss, a run that learns, its resume and its report."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("sklearn")
+
+from embedkit.training.cli import main
+from embedkit.training.distill import DistillOptions, distill
+from embedkit.training.distill.report import agreement
+from embedkit.training.distill.start import candidates, choose_layers, explained
+from embedkit.training.objectives.hpd import projective_loss
+from objective_fixtures import _NOUNS, _VERBS
+
+from embedkit import Encoder
+
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[str]:
+    choose = random.Random(0)
+    made = [" ".join(choose.choices(_NOUNS + _VERBS, k=choose.randint(2, 9))) for _ in range(600)]
+    return list(dict.fromkeys(made))
+
+
+def test_candidates_are_distinct_sorted_and_of_the_size_asked_for() -> None:
+    assert [0, 3, 6, 9, 10, 11] in candidates(12, 6)
+    assert [0, 2, 4, 6, 8, 10] in candidates(12, 6)
+    for total in range(1, 14):
+        for kept in range(1, total + 1):
+            for layers in candidates(total, kept):
+                assert layers == sorted(set(layers))
+                assert len(layers) == kept
+                assert 0 <= layers[0] <= layers[-1] < total
+    with pytest.raises(ValueError, match="from 1 to 4"):
+        candidates(4, 5)
+
+
+def test_explained_is_measured_on_rows_that_were_not_fitted() -> None:
+    generator = np.random.default_rng(0)
+    known = generator.normal(size=(400, 8))
+    assert explained(known, known @ generator.normal(size=(8, 5))) > 0.99
+    assert explained(known, generator.normal(size=(400, 5))) < 0.05
+
+
+def test_cosine_loss() -> None:
+    generator = np.random.default_rng(1)
+    student, teacher = generator.normal(size=(2, 6, 5))
+    cosines = [s @ t / np.linalg.norm(s) / np.linalg.norm(t) for s, t in zip(student, teacher, strict=True)]
+    got = projective_loss(torch.tensor(student), torch.tensor(teacher), "cosine")
+    assert got.item() == pytest.approx(1 - np.mean(cosines), rel=1e-12)
+
+
+def test_agreement_against_loops() -> None:
+    generator = np.random.default_rng(2)
+    teacher = generator.normal(size=(30, 6))
+    student = teacher + 0.5 * generator.normal(size=(30, 6))
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (teacher, student)]
+    shared = 0
+    for i in range(30):
+        near = [set(sorted((j for j in range(30) if j != i), key=lambda j: -x[i] @ x[j])[:10]) for x in unit]
+        shared += len(near[0] & near[1])
+    found = agreement(*unit)
+    assert found["neighbors"] == pytest.approx(shared / 300, abs=1e-4)
+    ranks = [np.argsort(np.argsort([x[i] @ x[j] for i in range(30) for j in range(i)])) for x in unit]
+    assert found["spearman"] == pytest.approx(100 * np.corrcoef(*ranks)[0, 1], abs=0.01)
+    assert agreement(unit[0], unit[0]) == {"neighbors": 1.0, "spearman": 100.0}
+
+
+def test_the_best_layers_are_chosen(make_model: MakeModel, sentences: list[str]) -> None:
+    teacher = str(make_model(layers=4))
+    options = DistillOptions(dimension=8, max_length=32)
+    choice = choose_layers(teacher, 2, options, sentences)
+    assert choice["explained"][" ".join(map(str, choice["layers"]))] == max(choice["explained"].values())
+    everything = choose_layers(teacher, 4, options, sentences)
+    assert everything["layers"] == [0, 1, 2, 3]
+    assert list(everything["explained"].values()) == pytest.approx([1.0], abs=0.02)
+
+
+def test_a_student_learns_resumes_and_is_reported(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    teacher, folder = str(make_model(layers=4)), tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n".join(sentences[:300]), encoding="utf-8")
+    (folder / "b.jsonl").write_text(
+        "\n".join(json.dumps({"text": text}) for text in sentences[300:]), encoding="utf-8"
+    )
+    options = DistillOptions(
+        layers=2, dimension=16, prefixes=[8], max_length=32, epochs=3, batch_size=32, learning_rate=2e-3
+    )
+    report = distill(teacher, folder, tmp_path / "out", options)
+    assert report["layers"] == json.loads((tmp_path / "out" / "layers.json").read_text())["layers"]
+    history = json.loads((tmp_path / "out" / "run" / "result.json").read_text())
+    assert history["examples"]["texts"] + report["held_out"] == len(sentences)
+    rows = report["rows"]
+    assert rows["student, int8"]["dimension"] == 16
+    assert rows["student, int8, first 8"]["dimension"] == 8
+    assert rows["student, fp32"]["spearman"] > 50
+    student, again = Encoder(tmp_path / "out" / "model"), Encoder(tmp_path / "out" / "float")
+    assert student.describe()["precision"] == "int8"
+    assert student.get_embedding_dimension() == 16
+    cosines = (student.encode(sentences[:50]) * again.encode(sentences[:50])).sum(axis=1)
+    assert cosines.mean() > 0.99
+    card = (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
+    assert "Teacher and student" in card
+    assert (tmp_path / "out" / "report.png").stat().st_size > 5000
+    assert distill(teacher, folder, tmp_path / "out", options) == report
+    with pytest.raises(FileExistsError, match="another recipe"):
+        distill(teacher, folder, tmp_path / "out", DistillOptions(layers=2, dimension=12, max_length=32))
+
+
+def test_a_student_of_two_teachers_from_the_command_line(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(sentences[:200]), encoding="utf-8")
+    command = ["distill", "-q", "--teacher", str(make_model(seed=1)), "--teacher", str(make_model(seed=2))]
+    command += ["--texts", str(tmp_path / "texts.txt"), "--student", str(make_model(seed=3)), "--dim", "24"]
+    command += ["--max-steps", "4", "--max-length", "32", "-o", str(tmp_path / "out")]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "student, int8" in printed
+    assert not (tmp_path / "out" / "layers.json").exists()
+
+
+def test_wrong_input_is_named(
+    make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("one\ntwo\n", encoding="utf-8")
+    command = ["distill", "--teacher", str(make_model()), "-o", str(tmp_path / "out"), "--texts"]
+    assert main([*command, str(few)]) == 2
+    assert "2 distinct texts are too few" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "nothing")]) == 2
+    assert "nothing" in capsys.readouterr().err
+    assert main([*command, str(few), "--dev-queries", "q.tsv"]) == 2
+    assert "--dev-documents and --dev-judgments" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="at least one teacher"):
+        distill([], few, tmp_path / "out")

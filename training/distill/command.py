@@ -1,0 +1,156 @@
+"""``embedkit-train distill``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add_arguments", "run"]
+
+_EPILOG = """examples:
+  embedkit-train distill --teacher BAAI/bge-small-en-v1.5 --texts notes/ -o small
+  embedkit-train distill --teacher big-model --teacher other-model --texts corpus.jsonl --layers 4 --dim 128 -o small
+  embedkit-train distill --teacher big-model --texts corpus.jsonl -o small \\
+      --dev-queries queries.tsv --dev-documents documents.tsv --dev-judgments qrels.tsv
+
+OUTPUT/model is the int8 student, OUTPUT/float its fp32 form for sentence-transformers, OUTPUT/report.json and
+report.png compare teacher and student. The same command goes on with a run that was stopped.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "--teacher",
+        action="append",
+        required=True,
+        metavar="MODEL",
+        help="folder or Hub id of an encoder; repeatable: the vectors of several are joined",
+    )
+    parser.add_argument(
+        "--texts", action="append", required=True, metavar="FILE", help="file or folder of texts; repeatable"
+    )
+    parser.add_argument(
+        "--text-field", default="text", metavar="NAME", help="field of the text (default: text)"
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the run and the student")
+    student = parser.add_argument_group("the student")
+    student.add_argument(
+        "--layers",
+        type=_layers,
+        default=6,
+        metavar="N",
+        help="layers of the first teacher to keep: their number, or indices such as 0,3,6,9 (default: 6)",
+    )
+    student.add_argument("--student", metavar="MODEL", help="a smaller encoder to start from instead")
+    student.add_argument("--dim", type=int, default=256, metavar="N", help="of its vectors (default: 256)")
+    student.add_argument(
+        "--prefixes",
+        type=_numbers,
+        metavar="N,N",
+        help="dimensions to which vectors may be truncated (default: halves of --dim down to 64)",
+    )
+    student.add_argument(
+        "--max-length", type=int, default=256, metavar="N", help="tokens of a text (default: 256)"
+    )
+    student.add_argument("--license", default="other", metavar="NAME", help="of the student (default: other)")
+    training = parser.add_argument_group("the training")
+    training.add_argument(
+        "--prompt", default="", help="that the teachers read each text with (default: none)"
+    )
+    training.add_argument(
+        "--teacher-precision", default="auto", metavar="NAME", help="fp32, int8 or auto (default)"
+    )
+    training.add_argument("--epochs", type=float, default=1.0, metavar="N", help="(default: 1)")
+    training.add_argument("--max-steps", type=int, default=-1, metavar="N", help="instead of --epochs")
+    training.add_argument(
+        "--batch-size", type=int, default=64, metavar="N", help="texts a step (default: 64)"
+    )
+    training.add_argument("--learning-rate", type=float, default=3e-4, metavar="X", help="(default: 3e-4)")
+    training.add_argument("--precision", default="fp32", metavar="NAME", help="fp32 (default) or bf16")
+    training.add_argument("--seed", type=int, default=1, metavar="N", help="(default: 1)")
+    training.add_argument(
+        "--early-stopping", type=int, metavar="N", help="stop after N dev scores without improvement"
+    )
+    dev = parser.add_argument_group(
+        "a dev set, whose score selects the best checkpoint (default: texts that are held out)"
+    )
+    for name, columns in (
+        ("queries", "query_id, text"),
+        ("documents", "doc_id, text"),
+        ("judgments", "query_id, doc_id, rel"),
+    ):
+        dev.add_argument(f"--dev-{name}", metavar="FILE", help=f"with the columns {columns}")
+    dev.add_argument(
+        "--dev-pairs", metavar="FILE", help="or scored pairs, with the columns text1, text2, label"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Distill, and print the comparison."""
+    from .run import DistillOptions, distill
+
+    fields = {field.name for field in dataclasses.fields(DistillOptions)}
+    chosen = {name: value for name, value in vars(options).items() if name in fields}
+    chosen |= {"dimension": options.dim, "evaluation": _evaluation(options)}
+    report = distill(
+        options.teacher,
+        options.texts,
+        options.output,
+        DistillOptions(**chosen),
+        text_field=options.text_field,
+    )
+    if report:
+        print(f"{options.output / 'model'}: {report['steps']} steps, {report['train_seconds']:.0f} s")
+        for label, row in report["rows"].items():
+            print(f"  {label}: " + ", ".join(f"{name} {value:,}" for name, value in row.items()))
+    return 0
+
+
+def _evaluation(options: argparse.Namespace) -> dict[str, Any]:
+    """The recipe's ``evaluation`` of the dev set that was given.
+
+    Raises:
+        ValueError: a part of it is missing, or there are two.
+    """
+    parts = {name: getattr(options, f"dev_{name}") for name in ("queries", "documents", "judgments")}
+    given = [name for name, path in parts.items() if path is not None]
+    if options.dev_pairs is not None:
+        if given:
+            raise ValueError(
+                "give --dev-pairs or --dev-queries, --dev-documents and --dev-judgments, not both"
+            )
+        return {
+            "pairs": {"dev": {"path": _absolute(options.dev_pairs)}},
+            "select": "dev_spearman",
+        }
+    if not given:
+        return {}
+    missing = [f"--dev-{name}" for name in parts if name not in given]
+    if missing:
+        raise ValueError(f"a dev set of queries needs {' and '.join(missing)} as well")
+    return {
+        "retrieval": {"dev": {name: _absolute(path) for name, path in parts.items()}},
+        "select": "dev_ndcg",
+    }
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve())
+
+
+def _layers(text: str) -> int | list[int]:
+    numbers = _numbers(text)
+    return numbers if "," in text else numbers[0]
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid numbers: {text!r}; expected e.g. 128,64") from None

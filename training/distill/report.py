@@ -1,0 +1,192 @@
+"""Teacher and student side by side, on texts that were held out: quality kept, speed and size; a card and a plot."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...encoder import Encoder
+from ..recipe import Recipe
+from ..whole_file import write_text
+
+if TYPE_CHECKING:
+    from .run import DistillOptions
+
+__all__ = ["agreement", "compare", "write_report"]
+
+_NEIGHBORS = 10
+_ROUNDS = 3  # of timing
+_TIMED = 512  # texts
+
+
+def agreement(teacher: npt.NDArray[Any], student: npt.NDArray[Any]) -> dict[str, float]:
+    """How alike two models are on the same texts.
+
+    Args:
+        teacher, student: (n, any dimension), unit vectors of n > 10 texts.
+
+    Returns:
+        ``neighbors``: the share of the teacher's 10 nearest texts that are among the student's 10, over all texts;
+        ``spearman``: of the cosines of all pairs of texts, x 100.
+    """
+    from scipy.stats import spearmanr
+
+    ours, theirs = (np.asarray(x @ x.T, np.float64) for x in (student, teacher))
+    upper = np.triu_indices(len(ours), 1)
+    correlation = float(spearmanr(ours[upper], theirs[upper]).statistic)
+    count = min(_NEIGHBORS, len(ours) - 1)
+    near = []
+    for cosines in (ours, theirs):
+        np.fill_diagonal(cosines, -np.inf)
+        near.append(np.argpartition(-cosines, count - 1, axis=1)[:, :count])
+    shared = [len(np.intersect1d(a, b)) for a, b in zip(*near, strict=True)]
+    return {"neighbors": round(float(np.mean(shared)) / count, 4), "spearman": round(100 * correlation, 2)}
+
+
+def compare(
+    teachers: Sequence[str], options: DistillOptions, output: Path, held: Sequence[str]
+) -> dict[str, Any]:
+    """Quality, speed and size of the teachers, and of the student in fp32 and int8 and at each prefix.
+
+    The quality of the teachers is that of their joined vectors, to which the student is compared.
+    """
+    texts = list(held)
+    rows: dict[str, dict[str, Any]] = {}
+    joined = []
+    for name in teachers:
+        with Encoder(name, precision=options.teacher_precision) as encoder:
+            vectors = encoder.encode([options.prompt + text for text in texts], prompt="")
+            joined.append(_unit(vectors))
+            rows[Path(name).name] = {**_cost(encoder, name, texts), "dimension": vectors.shape[1]}
+    teacher = _unit(np.concatenate(joined, axis=1))
+    for label, folder in (("student, fp32", output / "float"), ("student, int8", output / "model")):
+        with Encoder(folder) as encoder:
+            vectors = encoder.encode(texts)
+            rows[label] = {
+                **_cost(encoder, str(folder), texts),
+                "dimension": vectors.shape[1],
+                **agreement(teacher, _unit(vectors)),
+            }
+    for width in options.nested():  # of the int8 student
+        rows[f"student, int8, first {width}"] = {
+            "dimension": width,
+            **agreement(teacher, _unit(vectors[:, :width])),
+        }
+    return {"rows": rows}
+
+
+def write_report(output: Path, recipe: Recipe, report: Mapping[str, Any]) -> None:
+    """Write ``report.json``, ``report.png`` and the cards of both folders."""
+    card = _card(recipe, report)
+    for name in ("float", "model"):
+        write_text(output / name / "README.md", card)
+    _plot(output / "report.png", report)
+    write_text(output / "report.json", json.dumps(report, indent=2) + "\n")
+
+
+def _unit(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(norms, 1e-12), np.float32)
+
+
+def _cost(encoder: Encoder, folder: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Texts a second, and the bytes of the weights."""
+    timed = list(texts[:_TIMED])
+    rates = []
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        encoder.encode(timed)
+        rates.append(len(timed) / (time.perf_counter() - begin))
+    path = Path(str(encoder.describe()["path"]))
+    size = sum(file.stat().st_size for file in path.rglob("*.safetensors"))
+    return {"texts_per_second": round(statistics.median(rates), 1), "megabytes": round(size / 1e6, 1)}
+
+
+def _card(recipe: Recipe, report: Mapping[str, Any]) -> str:
+    import yaml
+
+    names = {
+        "dimension": "dimension",
+        "neighbors": f"nearest {_NEIGHBORS} kept",
+        "spearman": "Spearman",
+        "texts_per_second": "texts/s",
+        "megabytes": "MB",
+    }
+    lines = [
+        "---",
+        "library_name: sentence-transformers",
+        "pipeline_tag: sentence-similarity",
+        f"license: {recipe.license}",
+        "tags: [embedkit]",
+        "---",
+        f"# {recipe.name}",
+        "",
+        f"{recipe.description}, made by `embedkit-train distill` from {report['texts']:,} texts without labels: "
+        f"{report['steps']:,} steps, {report['train_seconds'] / 3600:.2f} hours ({report['machine']}).",
+        "",
+        "```python",
+        "from embedkit import Encoder",
+        "",
+        f'vectors = Encoder("path/to/{recipe.name}/model").encode(["a text"])',
+        "```",
+        "",
+        "## Teacher and student",
+        "",
+        f"On {report['held_out']:,} texts that were held out: the share of the teacher's {_NEIGHBORS} nearest texts "
+        "that the student finds as well, and the rank correlation of the cosines of all pairs (x 100).",
+        "",
+        f"| | {' | '.join(names.values())} |",
+        "|---|" + "---|" * len(names),
+    ]
+    for label, row in report["rows"].items():
+        cells = [f"{row[key]:,}" if key in row else "" for key in names]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    if report["dev"]:
+        lines += ["", "## Dev scores", "", "| set | score |", "|---|---|"]
+        lines += [f"| {name} | {value:.2f} |" for name, value in report["dev"].items()]
+    lines += [
+        "",
+        "## Recipe",
+        "",
+        "```yaml",
+        yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True).rstrip(),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plot(path: Path, report: Mapping[str, Any]) -> None:
+    """Speed against quality, a point a model, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.add_subplot()
+    for label, row in report["rows"].items():
+        if "texts_per_second" not in row:
+            continue
+        quality = 100 * row.get("neighbors", 1.0)
+        axis.plot(row["texts_per_second"], quality, "o")
+        axis.annotate(
+            f"{label}, {row['megabytes']:,} MB",
+            (row["texts_per_second"], quality),
+            xytext=(0, -12),
+            textcoords="offset points",
+            ha="center",
+            fontsize="small",
+        )
+    axis.margins(0.3)
+    axis.set(
+        xlabel="texts per second",
+        ylabel=f"teacher's nearest {_NEIGHBORS} kept, %",
+        title="Teacher and student on texts that were held out",
+    )
+    figure.savefig(path, dpi=120)

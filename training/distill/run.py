@@ -1,0 +1,251 @@
+"""From teachers and texts to a small int8 student: the recipe of HPD (Zhao et al. 2022, arXiv:2203.07687), extended.
+
+1. The distinct texts are written to ``texts.jsonl``, so that a run that was stopped goes on with the same ones.
+2. The student starts from some of a teacher's layers (`embedkit.training.distill.start`), or is a folder of its own,
+   with the ridge regression to the teachers' principal components as its projection.
+3. It learns these components: 1 - cosine, and the squared error of the cosines of a batch, in all dimensions and in
+   each prefix (`embedkit.training.objectives.hpd`).
+4. Its int8 form, and a card with teacher and student side by side, measured on texts that were held out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...documents.readers import Corpus
+from ...encoder import Encoder
+from ..recipe import Recipe, recipe_of
+from ..trainer import train
+from ..whole_file import write_text
+from .report import compare, write_report
+from .start import choose_layers
+
+__all__ = ["DistillOptions", "distill"]
+
+_LOG = logging.getLogger("embedkit")
+_LEAST = 64  # texts: fewer teach nothing
+_HELD_OUT = 2000  # texts at most; a tenth of fewer than 20,000
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """What the student is like, and how it learns.
+
+    Attributes:
+        layers: of the first teacher that the student keeps: their number, or their indices. Ignored with ``student``.
+        student: folder or Hub name of a smaller encoder to start from instead.
+        dimension: of the student's vectors, at most that of the teachers' together.
+        prefixes: dimensions to which vectors may be truncated; None for the halves of ``dimension`` down to 64.
+        prompt: that the teachers read each text with, as in their cards. The student needs none.
+        max_length: maximum number of tokens in a text, special tokens included.
+        epochs, max_steps: length of the training; ``max_steps`` takes precedence.
+        batch_size: texts a step.
+        learning_rate, head_learning_rate: of the layers and of the projection.
+        precision: ``fp32``, or ``bf16`` for mixed precision.
+        teacher_precision: ``fp32``, ``int8``, or ``auto`` for that of a teacher's folder.
+        early_stopping: stop after this number of dev scores without improvement.
+        evaluation: further dev sets, as in a recipe's ``evaluation`` section; with ``select``, one of them selects the
+            best checkpoint, rather than the loss on the texts that were held out.
+        license: of the student, an SPDX name or "other"; that of the teachers and texts limits it.
+        seed: of order and dropout.
+    """
+
+    layers: int | list[int] = 6
+    student: str | None = None
+    dimension: int = 256
+    prefixes: list[int] | None = None
+    prompt: str = ""
+    max_length: int = 256
+    epochs: float = 1.0
+    max_steps: int = -1
+    batch_size: int = 64
+    learning_rate: float = 3e-4
+    head_learning_rate: float = 5e-4
+    precision: str = "fp32"
+    teacher_precision: str = "auto"
+    early_stopping: int | None = None
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    license: str = "other"
+    seed: int = 1
+
+    def nested(self) -> list[int]:
+        """The prefixes, the widest first."""
+        if self.prefixes is not None:
+            return sorted(set(self.prefixes), reverse=True)
+        widths, width = [], self.dimension // 2
+        while width >= 64:
+            widths.append(width)
+            width //= 2
+        return widths
+
+
+def distill(
+    teachers: str | Sequence[str],
+    texts: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    options: DistillOptions | None = None,
+    *,
+    text_field: str = "text",
+) -> dict[str, Any]:
+    """Train a small student of ``teachers`` on ``texts``, or go on with a run that was stopped.
+
+    Args:
+        teachers: folders or Hub names of encoders that `embedkit.Encoder` loads; the vectors of several are joined.
+        texts: files or folders, as `embedkit-index build` reads them; labels are not needed.
+        output: receives ``model/`` (the int8 student), ``float/`` (the student in fp32, which sentence-transformers
+            loads), ``report.json`` and ``report.png``, and the run itself under ``run/``.
+        options: see `DistillOptions`.
+        text_field: the field or column of the text.
+
+    Returns:
+        The content of ``report.json``: quality, speed and size of teachers and student on texts that were held out.
+
+    Raises:
+        FileExistsError: ``output`` holds the run of other teachers or options.
+        FileNotFoundError, ValueError: a teacher, the texts or an option is missing or wrong; the message names it.
+    """
+    options = options or DistillOptions()
+    named = [teachers] if isinstance(teachers, str) else list(teachers)
+    if not named:
+        raise ValueError("give at least one teacher: the folder or Hub name of an encoder")
+    output = Path(output)
+    output.mkdir(parents=True, exist_ok=True)
+    train_file, held_file = _texts(texts, output, text_field)
+    layers = None if options.student is not None else _layers(named[0], options, train_file, output)
+    recipe = _recipe(named, options, layers, (train_file, held_file), name=output.resolve().name)
+    result = train(recipe, output / "run")
+    if not result:  # another process than the first of a data-parallel run
+        return {}
+    done = output / "report.json"
+    if done.is_file():
+        report: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        return report
+    trained = output / "run" / "model"
+    with Encoder(trained, precision="fp32") as student:
+        student.save(output / "float")
+        student.save(output / "model", "int8")
+    held = read_texts(held_file)
+    found = compare(named, options, output, held)
+    report = {
+        "teachers": named,
+        "layers": layers,
+        "steps": result["steps"],
+        "train_seconds": result["train_seconds"],
+        "machine": result["machine"],
+        "texts": result["examples"]["texts"],
+        "held_out": len(held),
+        "dev": result["dev"],
+        **found,
+    }
+    write_report(output, recipe, report)
+    return report
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file that `_texts` wrote."""
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line)["text"] for line in lines]
+
+
+def _texts(
+    given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], output: Path, text_field: str
+) -> tuple[Path, Path]:
+    """The distinct texts: those to train on, and those that are held out. Written once, then read."""
+    train_file, held_file = output / "texts.jsonl", output / "held_out.jsonl"
+    if train_file.is_file():
+        return train_file, held_file
+    texts = list(dict.fromkeys(document.text for document in Corpus(given, text_field=text_field)))
+    if len(texts) < _LEAST:
+        raise ValueError(f"{len(texts)} distinct texts are too few to learn from; give at least {_LEAST}")
+    every = max(10, -(-len(texts) // _HELD_OUT))
+    held = texts[::every]
+    kept = [text for number, text in enumerate(texts) if number % every]
+    _LOG.info("%d distinct texts: %d to learn from, %d held out", len(texts), len(kept), len(held))
+    for path, part in ((held_file, held), (train_file, kept)):  # the latter last: it says that both are whole
+        write_text(path, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in part))
+    return train_file, held_file
+
+
+def _layers(teacher: str, options: DistillOptions, train_file: Path, output: Path) -> list[int]:
+    """The layers to start from: those given, or those that `choose_layers` chose, once for a run."""
+    if isinstance(options.layers, list):
+        return options.layers
+    kept = output / "layers.json"
+    if kept.is_file():
+        stored: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        if stored["count"] == options.layers and stored["teacher"] == teacher:
+            layers: list[int] = stored["layers"]
+            return layers
+    choice = choose_layers(teacher, options.layers, options, read_texts(train_file))
+    write_text(kept, json.dumps({"teacher": teacher, "count": options.layers, **choice}, indent=2) + "\n")
+    return list(choice["layers"])
+
+
+def _recipe(
+    teachers: Sequence[str],
+    options: DistillOptions,
+    layers: list[int] | None,
+    files: tuple[Path, Path],
+    *,
+    name: str,
+) -> Recipe:
+    """The run as a recipe, which ``run/recipe.json`` keeps."""
+    several = len(teachers) > 1
+    sources: list[Mapping[str, Any]] = [
+        {"path": str(path.resolve()), "columns": {"text": "text"}} for path in files
+    ]
+    evaluation = {"dev": {"held_out": sources[1]}, "select": "held_out_cosine", **options.evaluation}
+    return recipe_of(
+        {
+            "description": f"A student of {' and '.join(Path(one).name for one in teachers)}",
+            "license": options.license,
+            "objective": {
+                "name": "hpd",
+                "teachers": [
+                    {
+                        "path": one,
+                        "precision": options.teacher_precision,
+                        "prompt": options.prompt,
+                        "weight": 1.0 if several else None,
+                    }
+                    for one in teachers
+                ],
+                "center": False,
+                "reduction": "cosine",
+                "similarity": 2.0,
+                "matryoshka": options.nested(),
+                "start": "least_squares",
+            },
+            "model": {
+                "path": options.student or teachers[0],
+                "layers": layers,
+                "pooling": "mean",
+                "projection": {"dimension": options.dimension, "activation": "identity"},
+                "normalize": True,
+                "max_length": options.max_length,
+                "dropout": 0.0,
+                "freeze_embeddings": True,
+            },
+            "data": {"texts": sources[0]},
+            "training": {
+                "batch_size": options.batch_size,
+                "epochs": options.epochs,
+                "max_steps": options.max_steps,
+                "learning_rate": options.learning_rate,
+                "head_learning_rate": options.head_learning_rate,
+                "precision": options.precision,
+                "eval_steps": 0.1,
+                "early_stopping": options.early_stopping,
+                "seed": options.seed,
+            },
+            "evaluation": evaluation,
+        },
+        name,
+        "distill",
+    )
