@@ -278,8 +278,8 @@ class EncoderConfig:
     ``relative_attention_num_buckets``: of MPNet's position bias; 0 for none. ``rotary``: positions rotate query
     and key (``rotary_value``: and the value). ``embedding_size``: of embeddings that are projected to
     ``hidden_size``; 0 or ``hidden_size`` where they are not. The others are explained in csrc/encoder/config.h;
-    ``norm_place`` is "post", "pre" or "around", ``norm_kind`` "layer", "rms" or "rms_plus_one", ``gate`` "none" or the half
-    that is activated, "first" or "second".
+    ``norm_place`` is "post", "pre" or "around", ``norm_kind`` "layer", "rms" or "rms_plus_one", ``gate`` "none" or the
+    half that is activated, "first" or "second".
 
     Raises:
         TypeError: an option is unknown, missing or of the wrong type.

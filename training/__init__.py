@@ -5,16 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .distillation.run import DistillOptions, distill
     from .hard_negatives import MineOptions, mine_negatives
     from .hub import push_to_hub
     from .recipe import Recipe, load_recipe, recipe_of
     from .trainer import train
 
-__all__ = ["MineOptions", "Recipe", "load_recipe", "mine_negatives", "push_to_hub", "recipe_of", "train"]
+__all__ = [
+    "DistillOptions",
+    "MineOptions",
+    "Recipe",
+    "distill",
+    "load_recipe",
+    "mine_negatives",
+    "push_to_hub",
+    "recipe_of",
+    "train",
+]
 
 _MODULES = {
+    "DistillOptions": "distillation.run",
     "MineOptions": "hard_negatives",
     "Recipe": "recipe",
+    "distill": "distillation.run",
     "load_recipe": "recipe",
     "mine_negatives": "hard_negatives",
     "push_to_hub": "hub",

@@ -1,4 +1,4 @@
-"""``embedkit-train RECIPE key=value ...``: trains or resumes a recipe, lists recipes, and mines hard negatives."""
+"""``embedkit-train RECIPE key=value ...``: trains or resumes a recipe; ``mine`` and ``distill`` are its subcommands."""
 
 from __future__ import annotations
 
@@ -17,21 +17,34 @@ _EPILOG = """examples:
   embedkit-train my-recipe.yaml --output runs/mine --show
   accelerate launch --num_processes 4 -m embedkit.training.cli hpd-128
   embedkit-train mine pairs.tsv triplets.tsv --margin 0.05
+  embedkit-train distill --teacher BAAI/bge-small-en-v1.5 --texts notes/ -o small
 
 The same command resumes a run that was stopped.
 """
 
 
+_COMMANDS = {
+    "mine": (
+        "mine_cli",
+        "Add hard negatives to a file of pairs: near texts that are none of the anchor's positives.",
+    ),
+    "distill": (
+        "distillation.command",
+        "Teach one or several encoders to a small int8 student, from texts without labels.",
+    ),
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    mining = given[:1] == ["mine"]
-    options = _mine_options(given[1:]) if mining else _options(given)
+    command = given[0] if given and given[0] in _COMMANDS else None
+    options = _options(given) if command is None else _command_options(command, given[1:])
     try:
-        if mining:
-            from .mine_cli import run
-
-            return run(options)
+        if command is not None:
+            if hasattr(options, "quiet"):
+                _log_to_stderr(quiet=options.quiet)
+            return int(_command(command).run(options))
         return _list() if options.list else _train(options)
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"embedkit-train: {error}", file=sys.stderr)
@@ -44,14 +57,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _mine_options(arguments: list[str]) -> argparse.Namespace:
-    from .mine_cli import add_arguments
+def _command(name: str) -> Any:
+    """The module of a subcommand: ``add_arguments`` and ``run``."""
+    from importlib import import_module
 
-    parser = argparse.ArgumentParser(
-        prog="embedkit-train mine",
-        description="Add hard negatives to a file of pairs: near texts that are none of the anchor's positives.",
-    )
-    add_arguments(parser)
+    return import_module(f"{__package__}.{_COMMANDS[name][0]}")
+
+
+def _command_options(name: str, arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"embedkit-train {name}", description=_COMMANDS[name][1])
+    _command(name).add_arguments(parser)
     return parser.parse_args(arguments)
 
 

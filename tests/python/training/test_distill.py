@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("sklearn")
 
+from embedkit.training import DistillOptions, distill
 from embedkit.training.cli import main
-from embedkit.training.distill import DistillOptions, distill
-from embedkit.training.distill.report import agreement
-from embedkit.training.distill.start import candidates, choose_layers, explained
+from embedkit.training.distillation.report import agreement
+from embedkit.training.distillation.start import candidates, choose_layers, explained
 from embedkit.training.objectives.hpd import projective_loss
 from objective_fixtures import _NOUNS, _VERBS
 

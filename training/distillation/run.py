@@ -1,8 +1,8 @@
 """From teachers and texts to a small int8 student: the recipe of HPD (Zhao et al. 2022, arXiv:2203.07687), extended.
 
 1. The distinct texts are written to ``texts.jsonl``, so that a run that was stopped goes on with the same ones.
-2. The student starts from some of a teacher's layers (`embedkit.training.distill.start`), or is a folder of its own,
-   with the ridge regression to the teachers' principal components as its projection.
+2. The student starts from some of a teacher's layers (`embedkit.training.distillation.start`), or is a folder of its
+   own, with the ridge regression to the teachers' principal components as its projection.
 3. It learns these components: 1 - cosine, and the squared error of the cosines of a batch, in all dimensions and in
    each prefix (`embedkit.training.objectives.hpd`).
 4. Its int8 form, and a card with teacher and student side by side, measured on texts that were held out.
