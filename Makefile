@@ -16,7 +16,7 @@ demo: $(VENV)/bin/python
 	$(VENV)/bin/pip install -q '.[cpu]'
 	$(VENV)/bin/embedkit-index build examples/corpus.jsonl -o $(DEMO_INDEX) --overwrite
 	$(VENV)/bin/embedkit-index query $(DEMO_INDEX) \
-	    "why is the sky blue" "I cannot log in to my account" "what to cook with lentils" -k 3
+	    "largest animal on earth" "I cannot log in to my account" "what to cook with lentils" -k 3
 
 # Install with the test dependencies and run every test that needs no GPU.
 test: $(VENV)/bin/python

@@ -107,12 +107,22 @@ class Words:
             (match, CANDIDATES),
         ).fetchall()
 
+    def rare(self, query: str) -> float:
+        """What the rarest words of a query would score, see `embedkit.index.search.hybrid.attainable`."""
+        from embedkit.index.search.hybrid import attainable
+        from embedkit.index.storage.words import phrases_of
 
-def fused(vector: Pairs, words: Pairs, weight: float, depth: int) -> list[int]:
+        count = "SELECT count(*) FROM t WHERE t MATCH ?"
+        rows = self._db.execute("SELECT count(*) FROM t").fetchone()[0]
+        phrases = phrases_of(self._match(query) or "")
+        return attainable([self._db.execute(count, (one,)).fetchone()[0] for one in phrases], rows)
+
+
+def fused(vector: Pairs, words: Pairs, weight: float, depth: int, rare: float = 0.0) -> list[int]:
     """Rows by fused score, as `embedkit.index.search.hybrid` computes it."""
     from embedkit.index.search.hybrid import fuse
 
-    return [row for row, _, _ in fuse(vector[:depth], words[:depth], weight, K)]
+    return [row for row, _, _ in fuse(vector[:depth], words[:depth], weight, K, rare)]
 
 
 def reciprocal(vector: Pairs, words: Pairs, depth: int = 100) -> list[int]:
@@ -174,6 +184,11 @@ def explore(judged: Judged, encoder: Any) -> dict[str, dict[str, float]]:
                 rankings[f"fused {weight:g}, {name}"] = [
                     fused(a, b, weight, 200) for a, b in zip(vectors, lists, strict=True)
                 ]
+        rare = [tables["BM25, stems, stop words"].rare(query) for query in queries]
+        for weight in WEIGHTS:
+            rankings[f"fused {weight:g}, rarest words"] = [
+                fused(a, b, weight, 200, c) for a, b, c in zip(vectors, best, rare, strict=True)
+            ]
         for depth in DEPTHS:
             rankings[f"fused 0.6, depth {depth}"] = [
                 fused(a, b, 0.6, depth) for a, b in zip(vectors, best, strict=True)

@@ -13,6 +13,7 @@ from .backends.engine import Counts
 from .backends.opening import OpenOptions
 from .model_folder.folder import BUILTIN, ModelFolder
 from .model_folder.hub import resolve
+from .model_folder.tokenizer import Tokenizer
 
 __all__ = ["HubOptions", "LoadedModel"]
 
@@ -32,6 +33,8 @@ class LoadedEngine(Protocol):
     def special_tokens(self) -> int: ...
     @property
     def folder_length(self) -> int: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
     def describe(self) -> dict[str, Any]: ...
 
 

@@ -68,10 +68,12 @@ Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<Pooli
   require(!pooling_.empty(), "the pooling has no mode; give at least one");
   dimension_ = pooling_.size() * config_.hidden_size;
   for (HeadModule& module : head) {
-    modules_.push_back({module.type, dense_.size(), module.weight, module.activation});
+    modules_.push_back({module.type, dense_.size(), {}, module.activation});
     if (module.type == HeadModule::Type::kLayerNorm) {
       require(module.weight.shape == std::vector<size_t>{dimension_},
               "a norm of the head does not fit its input");
+      const auto* weight = static_cast<const float*>(module.weight.data);
+      modules_.back().norm.assign(weight, weight + dimension_);
       continue;
     }
     if (module.type == HeadModule::Type::kNormalize) continue;
@@ -437,7 +439,7 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
           .ld_y = 0,
           .rows = sequences,
           .columns = width,
-          .gamma = static_cast<const float*>(module.norm.data),
+          .gamma = module.norm.data(),
           .beta = nullptr,
           .epsilon = config_.layer_norm_eps,
           .rms = false,

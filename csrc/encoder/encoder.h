@@ -109,8 +109,8 @@ class Encoder {
  private:
   struct Module {
     HeadModule::Type type;
-    size_t dense;  ///< position in dense_
-    Tensor norm;
+    size_t dense;             ///< position in dense_
+    std::vector<float> norm;  ///< weights of kLayerNorm
     Activation activation;
   };
 

@@ -348,7 +348,11 @@ def _add(arguments: argparse.Namespace) -> int:
                 on_error=source.on_error,
                 progress=bar.update,
             )
-        replaced = f", {written.replaced:,} earlier ones replaced" if written.replaced else ""
+        replaced = (
+            f", {written.replaced:,} earlier {'one' if written.replaced == 1 else 'ones'} replaced"
+            if written.replaced
+            else ""
+        )
         if written.unchanged:
             replaced += f", {written.unchanged:,} unchanged"
         what = "passage" if index.generation.manifest.passages else "document"

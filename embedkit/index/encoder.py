@@ -95,7 +95,7 @@ def load_encoder(
         model = entry.model
     # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16.
     precision = entry.precision if device != "cpu" or entry.precision in ("fp32", "int8") else "auto"
-    options = {} if manifest.max_length is None else {"max_length": manifest.max_length}
+    options: dict[str, Any] = {} if manifest.max_length is None else {"max_length": manifest.max_length}
     encoder = Encoder(model, device=device, precision=precision, threads=threads, **options)
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension

@@ -11,7 +11,7 @@ def test_commands_of_the_make_targets_are_spelled_out() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in (
         "embedkit-index build examples/corpus.jsonl -o",
-        '"why is the sky blue" "I cannot log in to my account" "what to cook with lentils" -k 3',
+        '"largest animal on earth" "I cannot log in to my account" "what to cook with lentils" -k 3',
         "install -c constraints.txt '.[cpu,dev,train]'",
         "-G Ninja && cmake --build --preset",
     ):

@@ -64,8 +64,9 @@ def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
     }
     if picture.values is not None:
         known = np.isfinite(picture.values)
-        axes.scatter(*picture.points[~known].T, color=_REST, **dots)
-        drawn = axes.scatter(*picture.points[known].T, c=picture.values[known], cmap="viridis", **dots)
+        axes.scatter(picture.points[~known, 0], picture.points[~known, 1], color=_REST, **dots)
+        x, y = picture.points[known].T
+        drawn = axes.scatter(x, y, c=picture.values[known], cmap="viridis", **dots)
         figure.colorbar(drawn, ax=axes, shrink=0.6, label=picture.color)
     else:
         groups = np.array(picture.groups, object)
@@ -75,14 +76,13 @@ def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
                 *picture.points[mine].T, color=color, label=f"{_plain(name)} ({mine.sum():,})", **dots
             )
         legend = axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-        for handle in legend.legend_handles:
+        for handle in filter(None, legend.legend_handles):
             handle.set(alpha=1, sizes=[40])
     for number, name in enumerate(picture.names):
         mine = picture.points[picture.clusters == number]
         if len(mine):
-            text = axes.text(
-                *np.median(mine, axis=0), _plain(name), fontsize=8.5, ha="center", va="center", weight="bold"
-            )
+            x, y = np.median(mine, axis=0)
+            text = axes.text(x, y, _plain(name), fontsize=8.5, ha="center", va="center", weight="bold")
             text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
     axes.set_title(_plain(title_of(picture)), fontsize=10)
     axes.set_xticks([])

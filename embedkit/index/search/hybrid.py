@@ -2,23 +2,28 @@
 
 Each query's candidates are its `DEPTH` best documents by vector and its `DEPTH` best by words (BM25). A document scores
 
-    (1 - w) · (c - c_last) / (c_best - c_last)  +  w · b / b_best
+    (1 - w) · (c - c_last) / (c_best - c_last)  +  w · b / max(b_best, b_rare)
 
 where c is its cosine (or dot product), c_best and c_last those of the first and the last candidate by vector, b its
-BM25 score and b_best the best one; what was not found by one of the two counts 0 there. So scores lie between 0 and 1,
-and 1 is the best by both. w and `DEPTH` are those of `benchmarks/hybrid.py`.
+BM25 score and b_best the best one; what was not found by one of the two counts 0 there. b_rare is what a text of
+average length with the `RARE` rarest words of the query would score (`attainable`): where no document has them, the
+best one is no good match in words, and vectors count for more. Scores lie between 0 and 1, and 1 is the best by both.
+w, `DEPTH` and `RARE` are those of `benchmarks/hybrid.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["DEPTH", "WORDS_WEIGHT", "Parts", "check_weight", "fuse"]
+__all__ = ["DEPTH", "RARE", "WORDS_WEIGHT", "Parts", "attainable", "check_weight", "fuse"]
 
 DEPTH = 200
 """Minimum number of candidates by vector, and by words."""
+
+RARE = 3
+"""Rarest words of a query that a document is expected to hold."""
 
 WORDS_WEIGHT = 0.6
 """The weight of the words by default; that of the vectors is the rest."""
@@ -32,7 +37,7 @@ class Parts:
         similarity: the cosine or dot product; ``None`` if the document is not among the candidates by vector.
         bm25: the score of the words; ``None`` if it holds none of them, or is not among the candidates by words.
         vector: ``similarity`` between the last candidate (0) and the best (1).
-        words: ``bm25`` as a share of the best.
+        words: ``bm25`` as a share of the best, or of what the query's rarest words would score if that is more.
     """
 
     similarity: float | None
@@ -58,8 +63,24 @@ def check_weight(weight: object) -> float:
     return value
 
 
+def attainable(counts: Iterable[int], rows: int) -> float:
+    """The BM25 score of a text of average length that holds the `RARE` rarest words of a query once.
+
+    Args:
+        counts: for each word of the query, how many of the texts hold it.
+        rows: texts in all.
+    """
+    # as FTS5 weighs a word; of such a text, the other factor of BM25 is 1
+    weights = [max(math.log((rows - count + 0.5) / (count + 0.5)), 1e-6) for count in counts]
+    return sum(sorted(weights, reverse=True)[:RARE])
+
+
 def fuse(
-    by_vector: Sequence[tuple[int, float]], by_words: Sequence[tuple[int, float]], weight: float, k: int
+    by_vector: Sequence[tuple[int, float]],
+    by_words: Sequence[tuple[int, float]],
+    weight: float,
+    k: int,
+    rare: float = 0.0,
 ) -> list[tuple[int, float, Parts]]:
     """The best ``k`` rows with their scores and parts, best first; ties by vector, then by row.
 
@@ -68,11 +89,12 @@ def fuse(
         by_words: rows and BM25 scores of the candidates by words, best first.
         weight: of the words, from 0 to 1.
         k: most rows.
+        rare: `attainable` of the query's words.
     """
     similarity, bm25 = dict(by_vector), dict(by_words)
     best, last = (by_vector[0][1], by_vector[-1][1]) if by_vector else (0.0, 0.0)
     spread = best - last
-    most = by_words[0][1] if by_words else 0.0
+    most = max(by_words[0][1], rare) if by_words else 0.0
     found = []
     for row in similarity.keys() | bm25.keys():
         cosine, score = similarity.get(row), bm25.get(row)

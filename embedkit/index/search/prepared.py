@@ -10,7 +10,7 @@ import numpy as np
 from ..storage.faiss_index import Float32Array, Int64Array
 from ..storage.generation import Chosen, Generation
 from ..storage.search_parameters import SearchParameters
-from .hybrid import DEPTH, WORDS_WEIGHT, Parts, check_weight, fuse
+from .hybrid import DEPTH, WORDS_WEIGHT, Parts, attainable, check_weight, fuse
 
 __all__ = ["Found", "Hybrid", "PreparedSearch", "check_search_parameters", "prepare"]
 
@@ -65,7 +65,8 @@ class PreparedSearch:
             pairs = zip(dense[line].tolist(), similarities[line].tolist(), strict=True)
             by_vector = [(row, similarity) for row, similarity in pairs if row >= 0]
             by_words = self.generation.keywords(text, depth, self.chosen)
-            fused = fuse(by_vector, by_words, self.words_weight, self.k)
+            rare = attainable(*self.generation.counts_of_words(text))
+            fused = fuse(by_vector, by_words, self.words_weight, self.k, rare)
             for place, (row, score, _) in enumerate(fused):
                 rows[line, place], scores[line, place] = row, score
             parts.append([part for _, _, part in fused])

@@ -493,6 +493,15 @@ class DocumentReader:
             raise self._damaged(str(error)) from None
         return found
 
+    def count(self, phrase: str, most: int) -> int:
+        """The rows that hold an FTS5 phrase, replaced ones included; counted up to ``most``."""
+        sql = "SELECT count(*) FROM (SELECT 1 FROM keywords WHERE keywords MATCH ? LIMIT ?)"
+        try:
+            with self._lock:
+                return int(self._db.execute(sql, (phrase, most)).fetchone()[0])
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(str(error)) from None
+
     def close(self) -> None:
         """Close the file."""
         with contextlib.suppress(sqlite3.Error), self._lock:

@@ -23,7 +23,7 @@ from .raw import best
 from .search_parameters import SearchParameters
 from .segment import Segment
 from .where import fields_of
-from .words import match_expression
+from .words import match_expression, phrases_of
 
 __all__ = ["Chosen", "Generation", "open_generation"]
 
@@ -192,6 +192,21 @@ class Generation:
                 for row, score in segment.documents.keywords(match, limit, allowed, title_weight=weight)
             ]
         return [(row, -negative) for negative, row in sorted(found)[:limit]]
+
+    def counts_of_words(self, query: str) -> tuple[list[int], int]:
+        """How many documents of the largest segment hold each word of ``query``, and how many documents it has.
+
+        Words in more than a twentieth of them are counted up to there: they are common in any case.
+        """
+        if not self.segments:
+            return [], 0
+        segment = max(self.segments, key=lambda one: one.entry.rows)
+        words = segment.entry.words
+        match = match_expression(query) if words is None else analyzer(words.language).match(query)
+        if match is None:
+            return [], segment.entry.rows
+        most = segment.entry.rows // 20 + 1
+        return [segment.documents.count(word, most) for word in phrases_of(match)], segment.entry.rows
 
     def id(self, row: int) -> str:
         """The id of ``row``; ``IndexError`` if it does not exist."""

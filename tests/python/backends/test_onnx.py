@@ -149,10 +149,9 @@ def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., 
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(make_model())
     torch.manual_seed(0)
-    model = transformers.AlbertModel(
-        transformers.AlbertConfig(
+    model = transformers.ErnieModel(
+        transformers.ErnieConfig(
             vocab_size=len(tokenizer),
-            embedding_size=20,
             hidden_size=36,
             num_attention_heads=3,
             num_hidden_layers=2,
@@ -160,10 +159,10 @@ def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., 
             max_position_embeddings=40,
         )
     ).eval()
-    source = tmp_path / "albert"
+    source = tmp_path / "ernie"
     model.save_pretrained(source)
     tokenizer.save_pretrained(source)
-    with pytest.raises(ValueError, match=r"unknown model_type 'albert'.*backend=\"onnx\""):
+    with pytest.raises(ValueError, match=r"unknown model_type 'ernie'.*backend=\"onnx\""):
         Encoder(source)
     trace(source, source / "model.onnx")
     (source / "model.safetensors").unlink()

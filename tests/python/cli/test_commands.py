@@ -50,7 +50,7 @@ def test_add_upsert_delete_compact_verify(index: str, capsys: pytest.CaptureFixt
     assert done(capsys, "add", index, write("a.jsonl", 20, 25)).startswith("index: 5 documents added in ")
     assert "the id 'k20' is already in the index" in done(capsys, "add", index, "a.jsonl", code=2)
     line = done(capsys, "upsert", index, write("b.jsonl", 24, 26, "new"))
-    assert line.startswith("index: 2 documents added, 1 of them replacing earlier ones in ")
+    assert line.startswith("index: 2 documents added, 1 earlier one replaced in ")
     assert line.endswith("; 26 in all")
     assert done(capsys, "delete", index, "k0", "k1") == "index: 2 documents deleted; 24 in all"
     assert "no document with the id 'k0'" in done(capsys, "delete", index, "k0", code=2)

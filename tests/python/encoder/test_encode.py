@@ -116,7 +116,7 @@ class TestAgainstSentenceTransformers:
         )
         fast.save_pretrained(folder)
         encoder = Encoder(folder, prompts={"query": "the day "})
-        assert encoder._engine.tokenizer.core is None
+        assert encoder.describe()["tokenizer"] == "core"
         assert_same_vectors(encoder.encode(texts), reference(folder).encode(texts))
         tokenize, encode = encoder.query_steps()
         ids = tokenize(texts)

@@ -41,7 +41,7 @@ def test_import_is_quick() -> None:
 
 def test_public_surface() -> None:
     functions = {"active_isa", "list_models", "paraphrase_mining", "semantic_search"}
-    classes = {"CrossEncoder", "Encoder", "Index"}
+    classes = {"CrossEncoder", "Document", "Encoder", "Index"}
     assert set(embedkit.__all__) == {*classes, "__version__", *functions} == set(dir(embedkit))
     assert embedkit.__version__ == __import__("importlib.metadata").metadata.version("embedkit")
     assert embedkit.active_isa() in embedkit._core.available_isas()

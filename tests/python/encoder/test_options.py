@@ -60,7 +60,7 @@ def test_a_misspelt_key_of_a_config_or_a_module_is_named() -> None:
         _core.EncoderConfig(**{**CONFIG, "num_attention_heads": 3})
     with pytest.raises(TypeError, match="HeadModule has no option 'weights'"):
         _core.HeadModule(type="dense", weights=np.eye(2, dtype=np.float32))  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="a dense module lacks its weight"):
+    with pytest.raises(ValueError, match="a dense module or a norm lacks its weight"):
         _core.HeadModule(type="dense")
     with pytest.raises(TypeError, match="AddedToken lacks 'id'"):
         _core.AddedToken(content="x")  # type: ignore[call-arg]

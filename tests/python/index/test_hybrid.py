@@ -12,7 +12,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit.cli.main import main
 from embedkit.index import Document, Index
-from embedkit.index.search.hybrid import WORDS_WEIGHT, fuse
+from embedkit.index.search.hybrid import WORDS_WEIGHT, attainable, fuse
 
 
 def test_fused_scores_are_those_of_the_formula() -> None:
@@ -52,6 +52,15 @@ def test_fusing_random_rankings_agrees_with_numpy() -> None:
         np.testing.assert_allclose([score for _, score, _ in found], np.sort(fused)[::-1][: len(found)])
         np.testing.assert_allclose([fused[row] for row, _, _ in found], [score for _, score, _ in found])
         assert all(0 <= score <= 1 + 1e-9 for _, score, _ in found)
+
+
+def test_words_are_measured_by_the_rarest_of_the_query() -> None:
+    idf = [np.log((1000 - n + 0.5) / (n + 0.5)) for n in (0, 3, 10, 40)]
+    assert attainable([40, 3, 10, 0], 1000) == pytest.approx(sum(idf[:3]))
+    assert attainable([900], 1000) == pytest.approx(1e-6)
+    assert attainable([], 0) == 0
+    found = {row: parts.words for row, _, parts in fuse([], [(1, 2.0), (2, 1.0)], 0.6, 5, rare=4.0)}
+    assert found == {1: pytest.approx(0.5), 2: pytest.approx(0.25)}
 
 
 def test_a_single_candidate_is_the_best() -> None:

@@ -38,10 +38,10 @@ def test_a_condition_is_a_string(index: Index, where: Any) -> None:
         index.delete(where=where)
 
 
-def test_an_encoder_is_no_name(tmp_path: Path) -> None:
-    name: Any = "some-model"
-    with pytest.raises(TypeError, match=r"encoder must be .* not str"):
-        Index.build(tmp_path / "other", ["a cat"], name)
+def test_an_encoder_is_no_number(tmp_path: Path) -> None:
+    number: Any = 5
+    with pytest.raises(TypeError, match=r"encoder must be .* not int"):
+        Index.build(tmp_path / "other", ["a cat"], number)
 
 
 def test_a_condition_is_not_damage(index: Index) -> None:

@@ -186,7 +186,7 @@ def test_a_missing_stemmer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_interrupted_build_knows_its_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("embedkit.index.build.build.publish", stop)
