@@ -110,12 +110,13 @@ class Words:
     def rare(self, query: str) -> float:
         """What the rarest words of a query would score, see `embedkit.index.search.hybrid.attainable`."""
         from embedkit.index.search.hybrid import attainable
-        from embedkit.index.storage.words import phrases_of
+        from embedkit.index.storage.words import common_from, phrases_of
 
         count = "SELECT count(*) FROM t WHERE t MATCH ?"
         rows = self._db.execute("SELECT count(*) FROM t").fetchone()[0]
         phrases = phrases_of(self._match(query) or "")
-        return attainable([self._db.execute(count, (one,)).fetchone()[0] for one in phrases], rows)
+        counts = [self._db.execute(count, (one,)).fetchone()[0] for one in phrases]
+        return attainable([one for one in counts if one < common_from(rows)], rows)
 
 
 def fused(vector: Pairs, words: Pairs, weight: float, depth: int, rare: float = 0.0) -> list[int]:

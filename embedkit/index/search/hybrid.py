@@ -67,7 +67,7 @@ def attainable(counts: Iterable[int], rows: int) -> float:
     """The BM25 score of a text of average length that holds the `RARE` rarest words of a query once.
 
     Args:
-        counts: for each word of the query, how many of the texts hold it.
+        counts: for each word of the query that is not common, how many of the texts hold it.
         rows: texts in all.
     """
     # as FTS5 weighs a word; of such a text, the other factor of BM25 is 1

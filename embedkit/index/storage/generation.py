@@ -23,7 +23,7 @@ from .raw import best
 from .search_parameters import SearchParameters
 from .segment import Segment
 from .where import fields_of
-from .words import match_expression, phrases_of
+from .words import common_from, match_expression, phrases_of
 
 __all__ = ["Chosen", "Generation", "open_generation"]
 
@@ -196,7 +196,7 @@ class Generation:
     def counts_of_words(self, query: str) -> tuple[list[int], int]:
         """How many documents of the largest segment hold each word of ``query``, and how many documents it has.
 
-        Words in more than a twentieth of them are counted up to there: they are common in any case.
+        Common words are left out, so that they need not be counted.
         """
         if not self.segments:
             return [], 0
@@ -205,8 +205,9 @@ class Generation:
         match = match_expression(query) if words is None else analyzer(words.language).match(query)
         if match is None:
             return [], segment.entry.rows
-        most = segment.entry.rows // 20 + 1
-        return [segment.documents.count(word, most) for word in phrases_of(match)], segment.entry.rows
+        most = common_from(segment.entry.rows)
+        counts = [segment.documents.count(word, most) for word in phrases_of(match)]
+        return [count for count in counts if count < most], segment.entry.rows
 
     def id(self, row: int) -> str:
         """The id of ``row``; ``IndexError`` if it does not exist."""

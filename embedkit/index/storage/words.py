@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["match_expression", "phrases_of"]
+__all__ = ["common_from", "match_expression", "phrases_of"]
 
 _MOST_WORDS = 64
 _WORD = re.compile(r"\w+")
@@ -15,6 +15,11 @@ def match_expression(query: str) -> str | None:
     """The FTS5 expression for documents that contain any word of ``query``; ``None`` if it has no words."""
     words = list(dict.fromkeys(word.lower() for word in _WORD.findall(query)))[:_MOST_WORDS]
     return " OR ".join(f'"{word}"' for word in words) or None
+
+
+def common_from(rows: int) -> int:
+    """The number of texts, of ``rows`` in all, from which on a word that is in so many is common."""
+    return max(rows // 20, 10)
 
 
 def phrases_of(match: str) -> list[str]:

@@ -119,9 +119,7 @@ class TestAgainstSentenceTransformers:
         assert encoder.describe()["tokenizer"] == "core"
         assert_same_vectors(encoder.encode(texts), reference(folder).encode(texts))
         tokenize, encode = encoder.query_steps()
-        ids = tokenize(texts)
-        assert ids == [encoder._engine.tokenizer.encode_batch([f"the day {text}" for text in texts])]
-        np.testing.assert_array_equal(encode(ids)[0], encoder.encode_query(texts))
+        np.testing.assert_array_equal(encode(tokenize(texts))[0], encoder.encode_query(texts))
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_half_weights(self, make_model: Make, reference: Load, texts: list[str], dtype: str) -> None:

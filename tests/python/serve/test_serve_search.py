@@ -43,8 +43,9 @@ def test_hits_are_those_of_the_index(
     with Index.open(index_folder) as index:
         expected = expected_of(index.search(QUERIES, 5, where=where, hybrid=hybrid))
         assert compared(hits_of(searching, query=QUERIES, k=5, where=where, hybrid=hybrid)) == expected
-        (single,) = hits_of(searching, query=QUERIES[0], k=5, where=where, hybrid=hybrid)
-        assert compared([single]) == expected[:1]
+        # Faiss adds up in another order for one vector than for two.
+        alone = expected_of(index.search(QUERIES[:1], 5, where=where, hybrid=hybrid))
+        assert compared(hits_of(searching, query=QUERIES[0], k=5, where=where, hybrid=hybrid)) == alone
 
 
 def test_vectors_and_filters(searching: RunningServer, index_folder: Path) -> None:
