@@ -329,7 +329,7 @@ def test_what_is_refused_before_anything_is_encoded(tmp_path: Path) -> None:
         build_index(tmp_path / "index", [tmp_path / "a.parquet"])
     with pytest.raises(ValueError, match="the factory 'IVF0,Flat'"):
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], settings=BuildSettings("IVF0,Flat"))
-    with pytest.raises(ValueError, match="Ray gives each encoder a GPU of its own"):
+    with pytest.raises(ValueError, match="Ray gives each encoder its own GPU"):
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], None, {"device": "cuda:1"})
     with pytest.raises(ValueError, match=r"the model cannot be loaded: .*no-model"):
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], tmp_path / "no-model")
