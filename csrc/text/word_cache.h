@@ -1,6 +1,7 @@
 // The ids of the words seen last: language repeats itself, and a look-up is much cheaper than the model.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -37,7 +38,7 @@ class WordCache {
     first.size = static_cast<uint8_t>(word.size());
     first.count = static_cast<uint8_t>(count);
     std::memcpy(first.word, word.data(), word.size());
-    std::memcpy(first.ids, ids, count * sizeof *ids);
+    std::copy_n(ids, count, first.ids);  // a word may have none
   }
 
  private:
