@@ -42,9 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(given) if command is None else _command_options(command, given[1:])
     try:
         if command is not None:
-            if hasattr(options, "quiet"):
-                _log_to_stderr(quiet=options.quiet)
-            return int(_command(command).run(options))
+            if not hasattr(options, "quiet"):
+                return int(_command(command).run(options))
+            handler = _log_to_stderr(quiet=options.quiet)
+            try:
+                return int(_command(command).run(options))
+            finally:
+                logging.getLogger("embedkit").removeHandler(handler)
         return _list() if options.list else _train(options)
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"embedkit-train: {error}", file=sys.stderr)
@@ -140,12 +144,13 @@ def _report(output: Path, result: dict[str, Any]) -> None:
             print(f"{part}: {result[part]}")
 
 
-def _log_to_stderr(*, quiet: bool) -> None:
+def _log_to_stderr(*, quiet: bool) -> logging.Handler:
     logger = logging.getLogger("embedkit")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    return handler
 
 
 if __name__ == "__main__":

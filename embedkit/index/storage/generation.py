@@ -194,13 +194,14 @@ class Generation:
         return [(row, -negative) for negative, row in sorted(found)[:limit]]
 
     def counts_of_words(self, query: str) -> tuple[list[int], int]:
-        """How many documents of the largest segment hold each word of ``query``, and how many documents it has.
+        """How many documents hold each word of ``query``, and how many there are; nothing of several segments.
 
-        Common words are left out, so that they need not be counted.
+        Common words are left out, so that they need not be counted. Each segment has scores of its own, which are
+        small in a small one: they cannot be measured by the counts of another.
         """
-        if not self.segments:
+        if len(self.segments) != 1:
             return [], 0
-        segment = max(self.segments, key=lambda one: one.entry.rows)
+        (segment,) = self.segments
         words = segment.entry.words
         match = match_expression(query) if words is None else analyzer(words.language).match(query)
         if match is None:
