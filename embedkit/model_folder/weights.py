@@ -283,7 +283,8 @@ class _Source:
     def read(self, name: str, shape: tuple[int, ...], kind: str) -> Array:
         """A tensor by its canonical name.
 
-        ``kind`` is ``"float"``, ``"bits"`` (uint16 where all of it is stored as BF16, else float), ``"F32"`` or ``"I8"``.
+        ``kind`` is ``"float"``, ``"bits"`` (uint16 if all of it is stored as BF16, else as float), ``"F32"``
+        or ``"I8"``.
         """
         # Checkpoints converted from TensorFlow name the layer norms' tensors gamma and beta.
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
