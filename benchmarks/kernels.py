@@ -7,7 +7,7 @@ On a CPU, kernels run on every instruction set of the machine (or that of EMBEDK
 operands in the cache. The ceiling of products and attention is the measured peak of the instruction set's
 multiply-adds; that of the others is copying as many floats.
 
-On a GPU, every kernel is first compared with torch in float32, then timed in a CUDA graph, as are the unfused torch
+On a GPU, every kernel is first compared with torch in float64, then timed in a CUDA graph, as are the unfused torch
 sequence and torch.compile. The ceiling is the roofline: the time to move its bytes at the bandwidth of a large
 copy, or to run its operations at the rate of a large product, whichever is longer. ``--tune`` searches block sizes
 around those of `embedkit.kernels.blocks`. ``--dry-run`` checks everything but the timing, on tiny sizes under

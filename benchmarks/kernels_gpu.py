@@ -64,7 +64,7 @@ class Case:
         shape: for the table.
         table: its name in `embedkit.kernels.blocks`.
         forms: who does it; the first is embedkit's. All give the same.
-        expected: the result in float32.
+        expected: the result in float64; in float32 of a backward pass.
         bytes: each operand read once, each result written once.
         flops: 2 for a multiplication and an addition, of the products alone.
         unit: whose rate bounds them: a dtype's name, "fp8" or "int8".
@@ -165,7 +165,7 @@ def _pooling(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
             "embedkit": lambda: pool_project_normalize(hidden, bounds, weight=weight.T, normalize=True),
             **rivals("torch", unfused),
         },
-        lambda: head(padded.float().mean(1), weight.float()),
+        lambda: head(padded.double().mean(1), weight.double()),
         _size(hidden, weight, bounds) + 4 * sizes.texts * sizes.dimension,
         2 * sizes.texts * sizes.hidden * sizes.dimension,
         sizes.dtype,
@@ -197,7 +197,7 @@ def _pooling_outputs(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
                 ),
                 **rivals("torch", lambda pooled=pooled: pooled(hidden.dtype)),
             },
-            lambda pooled=pooled: pooled(torch.float32),
+            lambda pooled=pooled: pooled(torch.float64),
             read + _size(bounds) + 4 * sizes.texts * sizes.hidden,
             tuned=False,
         )
@@ -335,7 +335,7 @@ def _attention_case(sizes: Sizes, rivals: Rivals, length: int, size: int, kind: 
             # Equal lengths: nothing is padded, which flatters it.
             **rivals("torch sdpa", lambda: sdpa(packed.dtype)),
         },
-        lambda: sdpa(torch.float32),
+        lambda: sdpa(torch.float64),
         _size(packed, bias, *(rotary or ())) + _size(query),
         4 * sizes.tokens * length * sizes.heads * size,
         sizes.dtype,
@@ -368,7 +368,7 @@ def _rows(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
             ),
             **rivals("torch", lambda: embedded(word.dtype)),
         },
-        lambda: embedded(torch.float32),
+        lambda: embedded(torch.float64),
         _size(ids, places) + 2 * result,  # a row of the vocabulary for each token; the other tables stay near
     )
     x, residual = make.normal(tokens, hidden), make.normal(tokens, hidden)
@@ -380,7 +380,7 @@ def _rows(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
             "embedkit": lambda: residual_layernorm(x, residual, weight, bias, 1e-12, added),
             **rivals("torch", lambda: norm(x + added + residual)),
         },
-        lambda: norm(x.float() + added.float() + residual.float()),
+        lambda: norm(x.double() + added.double() + residual.double()),
         3 * result,
     )
     inner = make.normal(tokens, sizes.inner)
@@ -393,7 +393,7 @@ def _rows(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
             "embedkit": lambda: bias_gelu(inner, inner_bias),
             **rivals("torch", lambda: functional.gelu(inner + inner_bias)),
         },
-        lambda: functional.gelu(inner.float() + inner_bias.float()),
+        lambda: functional.gelu(inner.double() + inner_bias.double()),
         2 * _size(inner),
     )
 
@@ -429,9 +429,9 @@ def _products(sizes: Sizes, rivals: Rivals, kind: Any) -> Iterator[Case]:
                 **_library_product(rows, weight, bias, kind, activation=grouped),
             },
             lambda m=matrix, b=bias, g=grouped: (
-                functional.gelu(functional.linear(x.float(), m.float(), b.float()))
+                functional.gelu(functional.linear(x.double(), m.double(), b.double()))
                 if g
-                else functional.linear(x.float(), m.float(), b.float())
+                else functional.linear(x.double(), m.double(), b.double())
             ),
             _size(rows.values, rows.scale, weight.values)
             + tokens * outputs * (1 if grouped else x.element_size()),
@@ -451,7 +451,7 @@ def _products(sizes: Sizes, rivals: Rivals, kind: Any) -> Iterator[Case]:
             "embedkit": lambda: quantized_linear(groups, weight, dtype=x.dtype),
             **rivals(f"torch {sizes.dtype}", lambda: functional.linear(plain, matrix)),
         },
-        lambda: functional.linear(plain.float(), matrix.float()),
+        lambda: functional.linear(plain.double(), matrix.double()),
         _size(groups.values, groups.scale, weight.values) + tokens * hidden * x.element_size(),
         2 * tokens * hidden * inner,
         kind,
@@ -481,7 +481,7 @@ def error(result: Any, expected: Tensor) -> float:
     if isinstance(result, QuantizedRows):
         scale = result.scale.repeat_interleave(128, dim=1)[:, : result.values.shape[1]]
         result = result.values.float() * scale
-    return float((result.float() - expected).norm() / expected.norm())
+    return float((result.double() - expected).norm() / expected.norm())
 
 
 def seconds(run: Callable[[], Any], *, calls: int = 10, rounds: int = 15) -> float:

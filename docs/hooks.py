@@ -80,6 +80,20 @@ def _renderers() -> dict[str, Callable[[dict[str, Any]], str]]:
         sys.path.remove(str(ROOT / "benchmarks"))
 
 
+def _roofline() -> str:
+    """The time of a batch on a GPU by arithmetic, beside ``results/gpu-terms.json`` if that was measured."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        roofline = import_module("roofline")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    path = RESULTS / "gpu-terms.json"
+    measured = json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.is_file() else None
+    terms = roofline.model(roofline.Shape(), 16384, 16, roofline.GPUS["H200"])
+    lines = [roofline.HEADERS, ["---"] * len(roofline.HEADERS), *roofline.rows(terms, measured)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
 def _figure(name: str, *caption: str) -> str:
     """A plot from ``benchmarks/results``."""
     if not (RESULTS / name).is_file():
@@ -227,5 +241,6 @@ GENERATE: dict[str, Callable[..., str]] = {
     "models": _models,
     "recipes": _recipes,
     "results": _results,
+    "roofline": _roofline,
     "training": _training,
 }

@@ -1,4 +1,4 @@
-"""The forward pass of every architecture of the core, on a packed batch on a GPU.
+"""The forward pass of BERT and its kin on a packed batch on a GPU; `modern_forward` has the families since.
 
     h = embed_layernorm(ids, positions), projected where the embeddings are narrower
     per layer:  c = varlen_attention(h W_qkvᵀ + b_qkv)
@@ -17,7 +17,6 @@ fixed, a CUDA graph of one call can be replayed with other texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,37 +27,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..model_folder.folder import ModelFolder
-from ..model_folder.weights import stored_tensors
-from .attention_tiles import attention_tiles
 from .bias_gelu import bias_gelu
 from .launch import FLOATS
 from .layernorm import embed_layernorm, residual_layernorm
+from .packing import PackedBatch, Packer, loaded_tensors, token_positions
 from .quantize import Products, QuantizedRows, QuantizedWeight, quantize_weight
 from .quantized_linear import check_products, quantized_linear, quantized_linear_groups
 from .varlen_attention import varlen_attention
 
 __all__ = ["PackedBatch", "PackedEncoder", "relative_bias", "rotary_tables", "token_positions"]
-
-Integers = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class PackedBatch:
-    """The input of a forward pass, made by `PackedEncoder.pack`.
-
-    Attributes:
-        input_ids: (tokens,) int32; 0 for tokens that fill up the batch.
-        positions: (tokens,) int32, rows of the position table; 0 for such tokens.
-        cu_seqlens: (sequences + 1,) int32.
-        tile_map: (tiles, columns) int32, see `attention_tiles`.
-        max_seqlen: tokens of the longest sequence.
-    """
-
-    input_ids: Tensor
-    positions: Tensor
-    cu_seqlens: Tensor
-    tile_map: Tensor
-    max_seqlen: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +50,7 @@ class _Layer:
     output_norm: tuple[Tensor, Tensor]
 
 
-class PackedEncoder:
+class PackedEncoder(Packer):
     """The transformer of a model folder on a GPU, without gradients."""
 
     def __init__(
@@ -100,19 +77,17 @@ class PackedEncoder:
         """
         if dtype not in FLOATS:
             raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
+        super().__init__(folder, device)
         config: dict[str, Any] = folder.config
         self._heads = int(config["num_attention_heads"])
         self._hidden_size = folder.hidden_size
         self._eps = float(config["layer_norm_eps"])
         self._activation = config["hidden_act"]
-        self._padding = int(config.get("padding_idx", -1))
-        self._max_length = folder.positions
         self._rotary_value = bool(config.get("rotary_value", False))
-        self.device = torch.device(device)
         self._dtype, self._products = dtype, products
         if products is not None:
             check_products(products, self.device)
-        tensors = dict(_loaded(folder, dtype, self.device))
+        tensors = dict(loaded_tensors(folder, dtype, self.device))
 
         def pair(name: str) -> tuple[Tensor, Tensor]:
             return tensors[f"{name}.weight"], tensors[f"{name}.bias"]
@@ -133,7 +108,9 @@ class PackedEncoder:
             cos, sin = rotary_tables(self._max_length, self._hidden_size // self._heads)
             self._rotary = torch.from_numpy(cos).to(self.device), torch.from_numpy(sin).to(self.device)
         self._layers = []
-        for number in range(int(config["num_hidden_layers"])):
+        count = int(config["num_hidden_layers"])
+        stored = int(config.get("num_hidden_groups", count))  # layers with weights of their own
+        for number in range(stored):
             layer = f"encoder.layer.{number}"
             parts = [pair(f"{layer}.attention.self.{name}") for name in ("query", "key", "value")]
             weights, biases = zip(*parts, strict=True)
@@ -150,61 +127,12 @@ class PackedEncoder:
                     pair(f"{layer}.output.LayerNorm"),
                 )
             )
+        self._layers = [self._layers[number * stored // count] for number in range(count)]
 
     def _in_8_bits(self, projection: tuple[Tensor, Tensor]) -> tuple[Tensor | QuantizedWeight, Tensor]:
         """Weight and bias; the weight in 8 bits if the products are."""
         weight, bias = projection
         return (weight if self._products is None else quantize_weight(weight, self._products)), bias
-
-    def pack(
-        self,
-        texts: Sequence[npt.ArrayLike],
-        *,
-        tokens: int | None = None,
-        sequences: int | None = None,
-        tiles: int | None = None,
-    ) -> PackedBatch:
-        """Concatenate the token ids of ``texts`` on the device.
-
-        Args:
-            texts: the ids of each text, special tokens included; may be empty.
-            tokens: pad to this number of tokens.
-            sequences: pad to this number of sequences with empty ones.
-            tiles: as in `attention_tiles`.
-
-        Raises:
-            ValueError: an id is outside the vocabulary, a text is too long, or the batch does not fit.
-        """
-        rows = [np.asarray(text, dtype=np.int64).reshape(-1) for text in texts]
-        lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        longest = int(lengths.max(initial=0))
-        if longest > self._max_length:
-            raise ValueError(
-                f"a text of {longest} tokens is longer than the model's {self._max_length} positions; cut it"
-            )
-        ids = np.concatenate([np.zeros(0, np.int64), *rows])
-        if len(ids) and not 0 <= ids.min() <= ids.max() < len(self._word):
-            raise ValueError(
-                f"token ids from {ids.min()} to {ids.max()}, the vocabulary has 0 to {len(self._word) - 1}; "
-                "the tokenizer belongs to another model"
-            )
-        tokens = len(ids) if tokens is None else tokens
-        sequences = len(rows) if sequences is None else sequences
-        if len(ids) > tokens or len(rows) > sequences:
-            raise ValueError(
-                f"{len(rows)} texts of {len(ids)} tokens do not fit {sequences} sequences of {tokens} tokens"
-            )
-        filled = np.zeros((2, tokens), dtype=np.int32)
-        filled[0, : len(ids)] = ids
-        filled[1, : len(ids)] = token_positions(ids, lengths, self._padding)
-        bounds = np.full(sequences + 1, len(ids), dtype=np.int32)
-        bounds[0] = 0
-        bounds[1 : len(rows) + 1] = np.cumsum(lengths)
-        tile_map = attention_tiles(lengths, tokens=tokens, tiles=tiles)
-        input_ids, positions, cu_seqlens, on_device = (
-            torch.from_numpy(array).to(self.device) for array in (filled[0], filled[1], bounds, tile_map)
-        )
-        return PackedBatch(input_ids, positions, cu_seqlens, on_device, longest)
 
     @torch.inference_mode()
     def __call__(self, batch: PackedBatch) -> Tensor:
@@ -283,19 +211,6 @@ class PackedEncoder:
         )
 
 
-def token_positions(ids: npt.NDArray[Any], lengths: npt.NDArray[Any], padding: int) -> Integers:
-    """The position (tokens,) of each token of sequences of ``lengths``, as in the core.
-
-    With ``padding`` -1 positions count from 0. Otherwise the token ``padding`` has position ``padding``, and the other
-    tokens of a sequence count from ``padding`` + 1, as in fairseq.
-    """
-    counts = ids != padding
-    before = np.concatenate([[0], np.cumsum(counts)])  # of each token, and at the end
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    result = before[1:] - before[starts] + padding
-    return np.where(counts, result, padding).astype(np.int32)
-
-
 def relative_bias(buckets: npt.NDArray[np.float32], positions: int) -> npt.NDArray[np.float32]:
     """The bias (heads, 2 positions - 1) of each head and distance, from T5's 32 buckets (32, heads).
 
@@ -315,18 +230,3 @@ def rotary_tables(positions: int, head_size: int) -> tuple[npt.NDArray[np.float3
     speed = 10000.0 ** (-np.arange(0, head_size, 2) / head_size)
     angle = np.arange(positions)[:, None] * speed
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-
-
-def _loaded(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """The transformer's tensors by their names in the core, in ``dtype`` on ``device``."""
-    integers = None
-    for stored, array in stored_tensors(folder):
-        if array.dtype == np.int8:
-            integers = array  # the scale of its rows is the next tensor
-            continue
-        name = stored if integers is None else stored.removesuffix("_scale")
-        tensor = torch.tensor(array if integers is None else integers * array[:, None]).to(dtype)
-        integers = None
-        if not tensor.isfinite().all():
-            raise ValueError(f"tensor {name!r} holds values beyond {dtype}; use bfloat16 or float32")
-        yield folder.architecture.core_name(name), tensor.to(device)

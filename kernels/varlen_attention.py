@@ -1,6 +1,6 @@
 """Attention over packed sequences, with relative position bias and rotary positions, in one Triton kernel.
 
-    s_ij = scale · R_i q_i · R_j k_j + bias[j − i]            i, j tokens of one sequence
+    s_ij = scale · R_i q_i · R_j k_j + bias[j − i]            i, j tokens of one sequence, j within a window if any
     o_i  = Σ_j softmax_j(s_ij) v_j
 
 `varlen_attention_triton` explains the algorithm; this file checks arguments, chooses block sizes and launches. Forward
@@ -22,7 +22,7 @@ from .varlen_attention_triton import forward
 
 __all__ = ["MAX_HEAD_SIZE", "varlen_attention"]
 
-MAX_HEAD_SIZE = 128
+MAX_HEAD_SIZE = 256
 """A program holds the rows of a tile in registers."""
 
 
@@ -37,6 +37,8 @@ def varlen_attention(
     bias: Tensor | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     rotary_value: bool = False,
+    before: int | None = None,
+    after: int | None = None,
     tile_map: Tensor | None = None,
 ) -> Tensor:
     """Attention of every token to the tokens of its own sequence; softmax and sums are float32.
@@ -46,7 +48,8 @@ def varlen_attention(
 
     Args:
         query, key, value: (tokens, heads, head_size), float32, float16 or bfloat16 on a GPU. The values of a head
-            must be adjacent in memory; other strides are free, e.g. for slices of one matrix.
+            must be adjacent in memory; other strides are free, e.g. for slices of one matrix. Key and value may have
+            fewer heads, each for as many of the queries'.
         cu_seqlens: (sequences + 1,), int32 or int64: sequence b is the tokens ``cu_seqlens[b]`` up to
             ``cu_seqlens[b + 1]``; used only without ``tile_map``.
         max_seqlen: tokens of the longest sequence; ``bias`` and ``rotary`` must reach that far.
@@ -56,6 +59,8 @@ def varlen_attention(
         rotary: cosines and sines, each (positions, head_size / 2) float32, contiguous; entry d of row p rotates
             the values 2 d and 2 d + 1 of query and key at position p of their sequence.
         rotary_value: rotate the values as well.
+        before, after: how many tokens before and behind itself a token sees (a causal mask is ``after=0``); by default
+            all of its sequence. The time grows with the window, not with the sequence.
         tile_map: `attention_tiles` on the device. The launch depends on its shape only, so that a CUDA graph can be
             replayed with other lengths. Results of tokens outside all tiles are uninitialized. By default it is
             computed from ``cu_seqlens``, which synchronizes the GPU.
@@ -67,6 +72,9 @@ def varlen_attention(
         ValueError: shapes, types or devices do not fit.
     """
     _check(query, key, value, cu_seqlens, max_seqlen, bias, rotary, rotary_value, tile_map)
+    for name, reach in (("before", before), ("after", after)):
+        if reach is not None and reach < 0:
+            raise ValueError(f"{name} must not be negative, and is {reach}")
     tokens, heads, size = query.shape
     if tile_map is None:
         lengths = cu_seqlens.diff().cpu().numpy()
@@ -84,7 +92,8 @@ def varlen_attention(
             KEY_TOKEN=key.stride(0), KEY_HEAD=key.stride(1),
             VALUE_TOKEN=value.stride(0), VALUE_HEAD=value.stride(1),
             MAX_DISTANCE=0 if bias is None else (bias.shape[1] + 1) // 2,
-            ROTARY=rotary is not None, ROTARY_VALUE=rotary_value,
+            ROTARY=rotary is not None, ROTARY_VALUE=rotary_value, SHARED=heads // key.shape[1],
+            BEFORE=-1 if before is None else before, AFTER=-1 if after is None else after,
             **_options(
                 size, query.element_size(), bias is None and rotary is None, tile_map.shape[1] - HEADER,
                 capability_of(query.device),
@@ -118,6 +127,16 @@ def _options(
     return options | blocks("varlen_attention", capability, BLOCK_N=32, num_warps=warps, num_stages=stages)
 
 
+def _shares(query: Tensor, key: Tensor) -> bool:
+    """Whether each head of ``key`` belongs to equally many of ``query``."""
+    return (
+        key.ndim == 3
+        and key.shape[::2] == query.shape[::2]
+        and key.shape[1] > 0
+        and query.shape[1] % key.shape[1] == 0
+    )
+
+
 def _check(
     query: Tensor,
     key: Tensor,
@@ -133,7 +152,8 @@ def _check(
     if query.ndim != 3:
         raise ValueError(f"query must be (tokens, heads, head_size), not {tuple(query.shape)}")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.shape != query.shape or tensor.dtype != query.dtype:
+        fits = tensor.shape == (query if name == "query" else key).shape and _shares(query, tensor)
+        if not fits or tensor.dtype != query.dtype:
             raise ValueError(
                 f"{name} is {tensor.dtype} {tuple(tensor.shape)}, query {query.dtype} {tuple(query.shape)}"
             )

@@ -3,7 +3,7 @@
 For each head and each query token i of a sequence, over the keys j of that sequence alone:
 
     s_ij = scale · R_i q_i · R_j k_j + bias[j − i]
-    o_i  = Σ_j softmax_j(s_ij) v_j
+    o_i  = Σ_j softmax_j(s_ij) v_j            over i − before ≤ j ≤ i + after
 
 R_p rotates the pairs (x_2d, x_2d+1) by the angle p θ_d, given as cos and sin; without rotary positions it is the
 identity, and with rotary_value v_j stands for R_j v_j.
@@ -71,6 +71,7 @@ def _attend(
     QUERY_TOKEN: tl.constexpr, QUERY_HEAD: tl.constexpr, KEY_TOKEN: tl.constexpr, KEY_HEAD: tl.constexpr,
     VALUE_TOKEN: tl.constexpr, VALUE_HEAD: tl.constexpr,
     MAX_DISTANCE: tl.constexpr, ROTARY: tl.constexpr, ROTARY_VALUE: tl.constexpr,
+    SHARED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
     HEADER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     WIDEN: tl.constexpr, ISOLATE: tl.constexpr,
 ):  # fmt: skip
@@ -86,8 +87,8 @@ def _attend(
     # 64 bits for what is the same in the whole program: tokens · hidden_size may pass 2³¹, but 64 bits for
     # every value would fill the registers.
     query_ptr += first.to(tl.int64) * QUERY_TOKEN + head * QUERY_HEAD
-    key_ptr += key_start.to(tl.int64) * KEY_TOKEN + head * KEY_HEAD
-    value_ptr += key_start.to(tl.int64) * VALUE_TOKEN + head * VALUE_HEAD
+    key_ptr += key_start.to(tl.int64) * KEY_TOKEN + head // SHARED * KEY_HEAD
+    value_ptr += key_start.to(tl.int64) * VALUE_TOKEN + head // SHARED * VALUE_HEAD
     out_ptr += first.to(tl.int64) * (HEADS * D) + head * D
     rows = first + tl.arange(0, BLOCK_M)
     inside = rows < end
@@ -101,7 +102,13 @@ def _attend(
     maximum = tl.full((BLOCK_M,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     result = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for k in tl.range(key_start, key_end, BLOCK_N, num_stages=1 if ISOLATE else None):
+    seen_start = key_start
+    seen_end = key_end
+    if BEFORE >= 0:
+        seen_start = tl.maximum(key_start, first - BEFORE)
+    if AFTER >= 0:
+        seen_end = tl.minimum(key_end, end + AFTER)
+    for k in tl.range(seen_start, seen_end, BLOCK_N, num_stages=1 if ISOLATE else None):
         keys = k + tl.arange(0, BLOCK_N)
         present = keys < key_end
         # Keys outside the tile: those of a long sequence, of which the tile is a part.
@@ -116,8 +123,12 @@ def _attend(
         scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         scores = _dot(query, tl.trans(key), scores, WIDEN) * (scale * LOG2_E)
         same = (starts[:, None] == key_starts[None, :]) & present[None, :]
+        distance = keys[None, :] - rows[:, None]
+        if BEFORE >= 0:
+            same = same & (distance >= -BEFORE)
+        if AFTER >= 0:
+            same = same & (distance <= AFTER)
         if MAX_DISTANCE > 0:
-            distance = keys[None, :] - rows[:, None]
             place = head * (2 * MAX_DISTANCE - 1) + MAX_DISTANCE - 1 + distance
             scores += tl.load(bias_ptr + place, mask=same, other=0.0) * LOG2_E
         if ISOLATE:
@@ -160,6 +171,7 @@ def forward(
     QUERY_TOKEN: tl.constexpr, QUERY_HEAD: tl.constexpr, KEY_TOKEN: tl.constexpr, KEY_HEAD: tl.constexpr,
     VALUE_TOKEN: tl.constexpr, VALUE_HEAD: tl.constexpr,
     MAX_DISTANCE: tl.constexpr, ROTARY: tl.constexpr, ROTARY_VALUE: tl.constexpr,
+    SHARED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
     HEADER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
@@ -167,6 +179,7 @@ def forward(
 
     query, key, value: token t of head h begins at t · X_TOKEN + h · X_HEAD.
     out: (tokens, HEADS, D). tiles: as `attention_tiles` gives them, HEADER + BLOCK_M columns.
+    SHARED: heads of queries for each of keys and values. BEFORE, AFTER: how far a token sees; -1: all of its sequence.
     bias: (HEADS, 2 MAX_DISTANCE − 1) float32, MAX_DISTANCE 0: none. cos, sin: (positions, D / 2) float32.
     WIDEN: multiply 16-bit values as float32, which is as exact: for the interpreter, which would multiply the
         bit patterns of bfloat16.
@@ -177,7 +190,7 @@ def forward(
         broken = _attend(
             query_ptr, key_ptr, value_ptr, out_ptr, tiles_ptr, bias_ptr, cos_ptr, sin_ptr, scale,
             head, HEADS, D, QUERY_TOKEN, QUERY_HEAD, KEY_TOKEN, KEY_HEAD, VALUE_TOKEN, VALUE_HEAD,
-            MAX_DISTANCE, ROTARY, ROTARY_VALUE, HEADER, BLOCK_M, BLOCK_N, BLOCK_D, WIDEN, False,
+            MAX_DISTANCE, ROTARY, ROTARY_VALUE, SHARED, BEFORE, AFTER, HEADER, BLOCK_M, BLOCK_N, BLOCK_D, WIDEN, False,
         )  # fmt: skip
         # Not in float32, whose range no model exceeds, and where a second pass would spill registers.
         if query_ptr.dtype.element_ty != tl.float32:  # noqa: SIM102 (known when compiling)
@@ -186,5 +199,6 @@ def forward(
                 _attend(
                     query_ptr, key_ptr, value_ptr, out_ptr, tiles_ptr, bias_ptr, cos_ptr, sin_ptr, scale,
                     head, HEADS, D, QUERY_TOKEN, QUERY_HEAD, KEY_TOKEN, KEY_HEAD, VALUE_TOKEN, VALUE_HEAD,
-                    MAX_DISTANCE, ROTARY, ROTARY_VALUE, HEADER, BLOCK_M, 16, BLOCK_D, WIDEN, True,
+                    MAX_DISTANCE, ROTARY, ROTARY_VALUE, SHARED, BEFORE, AFTER,
+                    HEADER, BLOCK_M, 16, BLOCK_D, WIDEN, True,
                 )  # fmt: skip

@@ -25,11 +25,6 @@ class CudaEngine(StageEngine):
             ValueError: a device does not exist, or the weights do not fit the precision.
         """
         check_cuda(devices)
-        if folder.architecture.family:
-            raise ValueError(
-                f"{folder.transformer / 'config.json'}: {folder.architecture.family} models run on the CPU only; "
-                "open the model with device='cpu'"
-            )
 
         def open_stage() -> Stage:
             from .cuda import open_stage

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, normalize, pad
 
-from ..kernels.forward import PackedBatch, PackedEncoder
+from ..kernels.forward import PackedEncoder
+from ..kernels.modern_forward import ModernEncoder
+from ..kernels.packing import PackedBatch
 from ..kernels.pool_project_normalize import MAX_DIMENSION, MAX_HIDDEN_SIZE, pool_project_normalize
 from ..model_folder.folder import ModelFolder
 from ..model_folder.weights import core_head
@@ -50,7 +52,9 @@ class PackedModel:
         """
         dtype = DTYPES[precision]
         products: Any = precision if precision in ("fp8", "int8") else None
-        self.hidden = PackedEncoder(folder, dtype=dtype, products=products, device=device)
+        # A gated feed-forward layer is what the families since BERT's have in common.
+        encoder = ModernEncoder if folder.config.get("gate") else PackedEncoder
+        self.hidden = encoder(folder, dtype=dtype, products=products, device=device)
         self.dimension = folder.dimension
         self._modes = folder.pooling.modes
         self._fused: dict[str, Any] = {}

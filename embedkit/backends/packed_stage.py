@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import _core
 from ..inputs import outside_level
 from ..kernels.attention_tiles import BLOCK, HEADER, max_attention_tiles
-from ..kernels.forward import PackedBatch
+from ..kernels.packing import PackedBatch
 from ..model_folder.folder import ModelFolder
 from .buckets import SMALL, Buckets
 from .cuda_device import Device, Staging, out_of_memory
@@ -97,6 +97,17 @@ class _Layout:
         )
 
 
+def _layer_values(config: dict[str, Any], hidden: int) -> int:
+    """The values of one token that a layer holds at most: projection, context, stream and its copies, inner."""
+    heads = int(config["num_attention_heads"])
+    size = int(config.get("head_size", 0)) or hidden // heads
+    shared = int(config.get("num_key_value_heads", 0)) or heads
+    inner = int(config["intermediate_size"]) * (
+        3 if config.get("gate") else 1
+    )  # both halves, and their product
+    return 2 * (heads + shared) * size + (4 if config.get("norm_place") else 3) * hidden + inner
+
+
 def _aligned(count: int) -> int:
     """Integers up to the next multiple of 64 bytes: the kernels are compiled for aligned memory."""
     return -(-count // 16) * 16
@@ -118,12 +129,12 @@ class PackedStage:
     is encoded again with the wider model, without a graph. The kernels keep it from affecting its neighbors.
 
     Device memory, for a budget of T tokens, hidden size H, inner size I, dimension D, values of s bytes, S = T / 4
-    sequences and W submitting threads:
+    sequences, W submitting threads and V values of a token in a layer (7 H + I of BERT; `_layer_values`):
 
-        weights + 2 T (7 H + I) s + 4 · 4 S D + 3 · 4 N + 32 MiB · W,  N = 2 T + 2 S + 68 (3 T / 64 + 2)
+        weights + 2 T V s + 4 · 4 S D + 3 · 4 N + 32 MiB · W,  N = 2 T + 2 S + 68 (3 T / 64 + 2)
 
     plus driver memory for each graph, of which there are at most about 65 for each of two kinds of batch (with and
-    without a prompt excluded from pooling). All graphs share T (7 H + I) s bytes; batches without a graph take as much
+    without a prompt excluded from pooling). All graphs share T V s bytes; batches without a graph take as much
     from torch's general pool. The results of three batches are in flight besides the graphs' own (token embeddings
     take 4 T H bytes each instead), and the integers of two. The cuBLAS workspaces of a thread take at most 32 MiB.
     Pinned host memory is 2 · 4 N bytes, plus three results, each rounded up to a power of two.
@@ -154,8 +165,7 @@ class PackedStage:
         self.dimension = model.dimension
         self._model, self._device, self._precision = model, device, precision
         config: dict[str, Any] = folder.config
-        self._hidden_size = folder.hidden_size
-        self._inner_size = int(config["intermediate_size"])
+        self._values = _layer_values(config, folder.hidden_size)
         self._vocab_size = int(config["vocab_size"])
         self._padding = int(config.get("padding_idx", -1))
         self._positions = folder.positions
@@ -197,7 +207,7 @@ class PackedStage:
         """
         largest = replace(self._largest(skips=True), descending=False)
         size = 4 if self._precision == "fp32" else 2
-        activations = largest.tokens * (7 * self._hidden_size + self._inner_size) * size
+        activations = largest.tokens * self._values * size
         result = 4 * largest.sequences * self.dimension
         device = 2 * activations + 4 * result + 3 * 4 * largest.size + _CUBLAS_WORKSPACE
         return device, 2 * 4 * largest.size + 3 * (1 << (result - 1).bit_length())

@@ -69,7 +69,7 @@ class Architecture:
         names: part of a tensor's name -> its replacement in the core, applied in this order.
         layers: prefix of the layers' tensor names; the number of the layer follows.
         tensors: name -> (shape in config keys, quantized); ``{}`` stands for the layer's number.
-        family: the name of a family that only the core runs, not the GPU; "" for the others.
+        family: the name of a family since BERT's, whose layer is made of parts; "" for the others.
         prefixes: further ones that checkpoints have.
         layer_count: the key that counts the layers with weights of their own.
         absent: tensors of ``tensors`` that there are not.

@@ -53,7 +53,10 @@ class EmbeddingModel:
         self.bytes = weights_bytes(Path(str(about["path"])), str(about["precision"]))
         self.decoder = TokenDecoder(encoder)
         self.batcher = Batcher(self._compute, limits, metrics)
-        encoder.encode(["warm up"])
+        if hasattr(encoder, "warm_up"):
+            encoder.warm_up()  # on CUDA: compiles the kernels and captures the graphs of the usual batches
+        else:  # an index's own
+            encoder.encode(["warm up"])
 
     def _compute(self, key: Any, texts: list[str]) -> npt.NDArray[Any]:
         form: Form = key

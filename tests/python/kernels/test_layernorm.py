@@ -29,14 +29,17 @@ def test_residual_compiles_without_a_spill(
     assert "ld.global.v4.b32" in code.asm["ptx"], "rows are not read 16 bytes at a time"
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
-@pytest.mark.parametrize(("size", "dtype"), [(384, "bf16"), (8192, "fp32")])
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize(
+    ("size", "dtype", "typed"), [(384, "bf16", True), (384, "bf16", False), (8192, "fp32", True)]
+)
 def test_embed_compiles_without_a_spill(
-    *, capability: int, size: int, dtype: str, tmp_path: Path, record_property: Any
+    *, capability: int, size: int, dtype: str, typed: bool, tmp_path: Path, record_property: Any
 ) -> None:
-    types = dict.fromkeys(("ids_ptr", "positions_ptr", "types_ptr"), "*i32")
+    """Typed: with the type of each token; else all have type 0, as everywhere in the package."""
+    types = dict.fromkeys(("ids_ptr", "positions_ptr", *(("types_ptr",) if typed else ())), "*i32")
     names = ("word_ptr", "position_ptr", "type_ptr", "weight_ptr", "bias_ptr", "out_ptr")
     types |= {**dict.fromkeys(names, f"*{dtype}"), "tokens": "i32", "eps": "fp32"}
-    constants = {"H": size, "POSITION": True, "TYPE": True, "TYPE_IDS": True, "QUANTIZE": ""}
+    constants = {"H": size, "POSITION": True, "TYPE": True, "TYPE_IDS": typed, "QUANTIZE": ""}
     constants |= row_blocks(size, capability)
     check_usage(compiled(kernels.embed, types, constants, capability), tmp_path, record_property)

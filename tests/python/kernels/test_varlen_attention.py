@@ -54,12 +54,42 @@ def test_compiles_without_a_spill(
     constants |= {f"{name}_HEAD": size for name in ("QUERY", "KEY", "VALUE")}
     constants |= {"HEADS": heads, "MAX_DISTANCE": 512 if kind == "bias" else 0}
     constants |= {"ROTARY": "rotary" in kind, "ROTARY_VALUE": kind == "rotary_value"}
+    constants |= {"SHARED": 1, "BEFORE": -1, "AFTER": -1}
     code = compiled(kernels.forward, types, constants, capability)
     programs, longest = FLOORS.get((SHAPES.index(shape), capability), (1, None))
     check_usage(code, tmp_path, record_property, programs=programs, longest=longest)
     # float32 is multiplied in float32; 16 bits on the tensor cores.
     assert ("mma" in code.asm["ptx"] or "tcgen05" in code.asm["ptx"]) == (dtype != "fp32")
     assert "tf32" not in code.asm["ptx"]
+
+
+# Head size, heads, heads of keys, type, bias, window, causal: ModernBERT, its global layers, Qwen3, Gemma, Jina v2.
+WINDOWS = [
+    (64, 12, 12, "bf16", False, 64, False),
+    (64, 12, 12, "bf16", False, None, False),
+    (128, 16, 8, "bf16", False, None, True),
+    (256, 3, 1, "bf16", False, 256, False),
+    (256, 3, 1, "fp32", False, 256, False),
+    (64, 12, 12, "fp16", True, None, False),
+]
+
+
+@pytest.mark.parametrize("capability", [90, 100, 120])
+@pytest.mark.parametrize("shape", WINDOWS, ids=lambda value: str(value).replace(" ", ""))
+def test_windows_compile_without_a_spill(
+    shape: tuple[Any, ...], capability: int, tmp_path: Path, record_property: Any
+) -> None:
+    size, heads, shared, dtype, bias, window, causal = shape
+    types = dict.fromkeys(["query_ptr", "key_ptr", "value_ptr", "out_ptr"], f"*{dtype}")
+    types |= {"tiles_ptr": "*i32", "scale": "fp32"} | ({"bias_ptr": "*fp32"} if bias else {})
+    constants = host._options(size, DTYPES[dtype].itemsize, not bias, 64, capability)
+    constants |= {f"{name}_TOKEN": (heads + 2 * shared) * size for name in ("QUERY", "KEY", "VALUE")}
+    constants |= {f"{name}_HEAD": size for name in ("QUERY", "KEY", "VALUE")}
+    constants |= {"HEADS": heads, "MAX_DISTANCE": 512 if bias else 0, "ROTARY": False, "ROTARY_VALUE": False}
+    before = -1 if window is None else window
+    constants |= {"SHARED": heads // shared, "BEFORE": before, "AFTER": 0 if causal else before}
+    code = compiled(kernels.forward, types, constants, capability)
+    check_usage(code, tmp_path, record_property)
 
 
 @pytest.mark.parametrize("block", [16, 64])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from embedkit.kernels.attention_tiles import attention_tiles
+from embedkit.kernels.reference import attention
 from embedkit.kernels.varlen_attention import varlen_attention
 from torch import Tensor
 from triton_harness import DEVICE, DTYPES, boundaries, check, tensor
@@ -89,6 +90,50 @@ def test_sequences(size: int, heads: int, dtype: str, kind: str) -> None:
     check(result[:tokens], expected, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(
+    ("size", "heads", "shared", "dtype", "before", "after"),
+    [
+        (16, 4, 2, "fp32", None, 0),
+        (26, 3, 1, "bf16", 7, 7),
+        (32, 2, 2, "fp16", 0, 0),
+        (16, 2, 1, "fp32", 64, 0),
+        (256, 2, 1, "fp32", 20, 20),
+        (16, 6, 3, "bf16", None, None),
+    ],
+)
+def test_windows_and_shared_keys(
+    *, size: int, heads: int, shared: int, dtype: str, before: int | None, after: int | None
+) -> None:
+    tokens = sum(LENGTHS)
+    packed = tensor(tokens + IDLE, heads + 2 * shared, size, seed=0, dtype=DTYPES[dtype])
+    packed[tokens:] = float("nan")
+    query, key, value = packed.split([heads, shared, shared], dim=1)
+    result = varlen_attention(
+        query, key, value, boundaries(LENGTHS), max(LENGTHS), before=before, after=after
+    )
+    assert not result[tokens:].any()
+    parts = zip(*(x[:tokens].double().split(LENGTHS) for x in (query, key, value)), strict=True)
+    expected = torch.cat([attention(*part, before=before, after=after) for part in parts])
+    check(result[:tokens], expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_an_overflow_reaches_what_sees_it_alone(part: str) -> None:
+    lengths = [40, 90]
+    inputs = {
+        name: tensor(130, 1, 16, seed=seed, dtype=torch.float16)
+        for seed, name in enumerate(("query", "key", "value"))
+    }
+    before = varlen_attention(**inputs, cu_seqlens=boundaries(lengths), max_seqlen=90, before=3, after=0)
+    inputs[part][60] = float("inf")
+    result = varlen_attention(**inputs, cu_seqlens=boundaries(lengths), max_seqlen=90, before=3, after=0)
+    seen = torch.zeros(130, dtype=torch.bool, device=DEVICE)
+    seen[60:64] = True
+    assert torch.equal(~result.isfinite().all(dim=2)[:, 0], seen)
+    # The second pass takes fewer keys a step, and so rounds otherwise.
+    torch.testing.assert_close(result[~seen], before[~seen], rtol=2e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("block", [16, 32, 128])
 def test_a_map_of_fixed_size(block: int) -> None:
     lengths = [3, 40, 0, 1, 20]
@@ -141,10 +186,12 @@ def test_no_tokens() -> None:
     ("change", "message"),
     [
         ({"query": torch.zeros(4, 8)}, r"query must be \(tokens, heads, head_size\)"),
-        ({"key": torch.zeros(4, 1, 8)}, r"key is torch.float32 \(4, 1, 8\), query"),
+        ({"key": torch.zeros(4, 3, 8)}, r"key is torch.float32 \(4, 3, 8\), query"),
+        ({"key": torch.zeros(4, 1, 8)}, r"value is torch.float32 \(4, 2, 8\), query"),
+        ({"before": -1}, "before must not be negative"),
         ({"value": torch.zeros(4, 2, 8).half()}, "value is torch.float16"),
         ({"key": torch.zeros(4, 8, 2).mT}, "head of key are not adjacent"),
-        (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 130)), "kernel supports 1 to 128"),
+        (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 258)), "kernel supports 1 to 256"),
         (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 8).double()), "query must be float32"),
         ({"cu_seqlens": torch.zeros(2)}, "cu_seqlens must be int32 or int64"),
         ({"bias": torch.zeros(2, 8)}, r"bias must be float32 \(2, 2 max_distance - 1\)"),

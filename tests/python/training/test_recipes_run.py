@@ -1,10 +1,15 @@
-"""Each built-in recipe, from its file: three steps on tiny models and small data of the same shape."""
+"""Each built-in recipe, from its file: three steps on tiny models and small data of the same shape.
+
+With EMBEDKIT_RECIPE_LOSSES=FILE the loss of each step is appended to that file, without dropout and in fp32, so that
+two machines can be compared (benchmarks/gpu_training.py); EMBEDKIT_RECIPE_STEPS sets the number of steps.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
 import logging
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
@@ -26,7 +31,8 @@ from embedkit.training.recipe import find_recipe, list_recipes
 
 from embedkit import Encoder
 
-_STEPS = 3
+_STEPS = int(os.environ.get("EMBEDKIT_RECIPE_STEPS", "3"))
+_LOSSES = os.environ.get("EMBEDKIT_RECIPE_LOSSES")
 _NLI = ("entailment", "neutral", "contradiction")
 _HANZI = "天地人你我他上下左右大小多少来去好怎么样可以吗不是有没在家学校北京上海手机电脑水果"
 _MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -179,6 +185,14 @@ def write_roformer(folder: Path, vocabulary: Path) -> None:
         (folder / name).write_bytes((vocabulary / name).read_bytes())
 
 
+def losses(folder: Path) -> list[float]:
+    """The loss of each step of a run."""
+    accumulator = import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    return [event.value for event in events.Scalars("train/loss")]
+
+
 class Workshop:
     """A folder with data and models in which recipes are trained by the command line, each once."""
 
@@ -201,11 +215,16 @@ class Workshop:
         overrides = [f"training.eval_steps={_STEPS}", "training.logging_steps=1", "training.batch_size=8"]
         if "postprocess" not in content:
             overrides.append(f"training.max_steps={_STEPS}")
+            if _LOSSES:
+                overrides += ["model.dropout=0.0", "training.precision=fp32"]
         if "mini_batch_size" in content.get("training", {}):
             overrides.append("training.mini_batch_size=4")
         command = [str(file), *overrides, "--data", str(self._root / "data"), "--output", str(output)]
         assert cli.main([*command, "--cache", str(self._root / "cache"), "--quiet"]) == 0
         self._done.add(recipe)
+        if _LOSSES and "postprocess" not in content:
+            with open(_LOSSES, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"recipe": recipe, "losses": losses(output / "tensorboard")}) + "\n")
         return output
 
     def _folders(self, text: str) -> dict[str, Path]:

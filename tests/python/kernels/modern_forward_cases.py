@@ -1,0 +1,133 @@
+"""Cases of `modern_forward`, run by test_arithmetic.py in a separate process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from embedkit.kernels.attention_tiles import max_attention_tiles
+from embedkit.kernels.forward import PackedEncoder
+from embedkit.kernels.modern_forward import ModernEncoder
+from embedkit.kernels.pool_project_normalize import pool_project_normalize
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+from triton_harness import DEVICE
+
+from embedkit.model_folder.folder import open_folder
+
+SHAPE = {
+    "vocab_size": 50, "hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 36,
+    "max_position_embeddings": 400, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+DECODER = {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 14}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
+GEMMA = {**DECODER, "query_pre_attn_scalar": 14, "num_key_value_heads": 1, "sliding_window_pattern": 2}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nomic": ("NomicBertConfig", SHAPE),
+    "nomic-ntk": ("NomicBertConfig", {**SHAPE, "max_position_embeddings": 66, "rope_parameters": DYNAMIC}),
+    "modernbert": ("ModernBertConfig", {**SHAPE, "local_attention": 14, "num_hidden_layers": 3}),
+    "gte": ("GteConfig", SHAPE),
+    "gte-linear": (
+        "GteConfig",
+        {
+            **SHAPE,
+            "type_vocab_size": 0,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 1.5},
+        },
+    ),
+    "qwen3": ("Qwen3Config", DECODER),
+    "gemma": ("Gemma3TextConfig", {**GEMMA, "use_bidirectional_attention": True, "sliding_window": 18}),
+    "gemma-causal": ("Gemma3TextConfig", {**GEMMA, "sliding_window": 9}),
+    "electra": ("ElectraConfig", {**SHAPE, "embedding_size": 24}),
+    "albert": ("AlbertConfig", {**SHAPE, "embedding_size": 24, "num_hidden_groups": 1}),
+}
+# Texts of one token, several in a tile, ends of windows, and one of more than a tile and than the trained length.
+LENGTHS = [1, 5, 9, 70, 20]
+
+
+def tiny(path: Path, kind: str) -> tuple[Any, Any]:
+    """The encoder of a random model of this kind, and the model."""
+    name, options = KINDS[kind]
+    if not hasattr(transformers, name):
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    torch.manual_seed(len(kind))
+    model = transformers.AutoModel.from_config(
+        getattr(transformers, name)(**options), attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.2 / parameter.shape[-1] ** 0.5
+            norm = "norm" in parameter_name.lower() and "weight" in parameter_name
+            parameter.normal_(1.0 if norm and "Gemma" not in name else 0.0, spread)
+    model.save_pretrained(path)
+    return opened(path), model
+
+
+def opened(path: Path, **options: Any) -> Any:
+    folder = open_folder(path)
+    encoder = ModernEncoder if folder.config.get("gate") else PackedEncoder
+    return encoder(folder, device=DEVICE, **options)
+
+
+def texts() -> list[Any]:
+    random = np.random.default_rng(0)
+    rows = [random.integers(4, 50, size=length) for length in LENGTHS]
+    return [rows[0], [], *rows[1:]]
+
+
+def expected(model: Any, rows: list[Any]) -> Tensor:
+    parts = [torch.as_tensor(row)[None] for row in rows if len(row)]
+    with torch.no_grad():
+        return torch.cat([model(input_ids=ids).last_hidden_state[0] for ids in parts])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_against_transformers(kind: str, tmp_path: Path) -> None:
+    encoder, model = tiny(tmp_path, kind)
+    used = sum(LENGTHS)
+    # As in a CUDA graph: fixed numbers of tokens, sequences and tiles.
+    total = used + 9
+    batch = encoder.pack(texts(), tokens=total, sequences=10, tiles=max_attention_tiles(total))
+    hidden = encoder(batch)
+    assert hidden.shape == (total, 40)
+    assert hidden.isfinite().all()
+    wanted = expected(model, texts())
+    torch.testing.assert_close(
+        hidden[:used].cpu(), wanted, rtol=0, atol=2e-5 * max(1.0, wanted.abs().max().item())
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["modernbert", "qwen3", "gemma"])
+def test_half_precision(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    _, model = tiny(tmp_path, kind)
+    encoder = opened(tmp_path, dtype=dtype)
+    batch = encoder.pack(texts())
+    pooled = pool_project_normalize(encoder(batch), batch.cu_seqlens)
+    wanted = pool_project_normalize(expected(model, texts()).to(DEVICE), batch.cu_seqlens)
+    cosine = cosine_similarity(pooled, wanted)[torch.tensor([0, 2, 3, 4, 5])]
+    # The interpreter cuts the bits that bfloat16 lacks; a GPU rounds to the nearest.
+    assert cosine.min() > (0.9995 if dtype == torch.float16 else 0.99)
+
+
+def test_alone_and_no_texts(tmp_path: Path) -> None:
+    encoder, _ = tiny(tmp_path, "modernbert")
+    rows = texts()
+    together = encoder(encoder.pack(rows)).split([len(row) for row in rows])
+    for row, hidden in zip(rows, together, strict=True):
+        torch.testing.assert_close(encoder(encoder.pack([row])), hidden, rtol=0, atol=5e-5)
+    assert encoder(encoder.pack([])).shape == (0, 40)
+
+
+def test_products_in_8_bits_are_refused(tmp_path: Path) -> None:
+    tiny(tmp_path, "qwen3")
+    with pytest.raises(
+        ValueError, match=r"qwen3 models have no int8 products on a GPU; use precision='bf16'"
+    ):
+        opened(tmp_path, products="int8")
+    with pytest.raises(ValueError, match="dtype must be"):
+        opened(tmp_path, dtype=torch.float64)
