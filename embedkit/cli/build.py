@@ -17,6 +17,7 @@ from ..documents.readers import FORMATS, Corpus, Names
 from ..index import BuildSettings, Index, IndexExistsError, InputError
 from ..index.build.estimate import Estimate, estimate
 from ..index.build.resume import resumable_rows
+from ..index.storage.factory import check_rows
 from ..index.storage.faiss_index import import_faiss
 from ..index.storage.manifest import METRICS
 from . import ray_engine
@@ -195,6 +196,7 @@ class _Input:
         self._skipped = Skipped(arguments.on_error)
         self.on_error = self._skipped.on_error
         self._arguments = arguments
+        self._new = base is None
         passages = getattr(arguments, "passages", None) if base is None else base.passages
         self._names = Names(
             arguments.root if arguments.root is not None or base is None else base.root,
@@ -231,6 +233,10 @@ class _Input:
         if not sample:
             return None
         documents = len(sample)
+        if (
+            self._new and documents < _SAMPLE and settings.passages is None
+        ):  # these are all: no need to encode them to find out
+            check_rows(settings.factory, documents)
         if documents == _SAMPLE:
             documents = max(documents, round(documents * total / max(1, sample[-1].position)))
         return estimate(sample, documents, encoder, settings)
@@ -274,6 +280,8 @@ def _build(arguments: argparse.Namespace) -> int:
         return ray_engine.build(arguments)
     source = _Input(arguments)
     path = arguments.output
+    if os.path.lexists(path) and not os.path.isdir(path):  # before the model is loaded
+        raise IndexExistsError(f"{path}: exists and is not a folder; an index is a folder: name a new one")
     resumed = 0 if arguments.restart else resumable_rows(Path(path))
     if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
         raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")

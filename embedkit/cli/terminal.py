@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import unicodedata
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from ..index.build.settings import Progress
 
 
-__all__ = ["ProgressBar", "cut", "display_width", "printable", "table"]
+__all__ = ["ProgressBar", "cut", "display_width", "printable", "shown_id", "table"]
 
 _REPLACEMENT = "\ufffd"
 _ZERO_WIDTH = frozenset(("Mn", "Me", "Cf"))
@@ -27,6 +28,18 @@ def printable(text: str) -> str:
         if unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
         else character
         for character in " ".join(text.split())
+    )
+
+
+def shown_id(document_id: str) -> str:
+    """``document_id`` so that no two look alike: as it is, or as a JSON string if it could not be told from another."""
+    seen = all(character == " " or character.isprintable() for character in document_id)
+    if seen and document_id == printable(document_id) and not document_id.startswith('"'):
+        return document_id
+    quoted = json.dumps(document_id, ensure_ascii=False)
+    return "".join(
+        character if character == " " or character.isprintable() else f"\\u{ord(character):04x}"
+        for character in quoted
     )
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, cast
 
 from .errors import InputError, OnError, reject
-from .whole import import_reader
+from .whole import import_reader, not_utf8
 
 __all__ = [
     "FORMATS",
@@ -56,7 +56,6 @@ _PACKED = (".gz", ".zst")
 _ALSO = {"text": "", "ndjson": "jsonl", "htm": "html", "markdown": "md"}  # "text" is no file name's ending
 _NEVER_PACKED = ("parquet", "pdf", "docx")
 _BOM = "\ufeff"
-_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
 
 
@@ -245,14 +244,7 @@ class Source:
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
-                hint = (
-                    "; the file looks like UTF-16: convert it"
-                    if number == 1 and line.startswith(_UTF16_BOMS)
-                    else ""
-                )
-                self.reject(
-                    number, f"not valid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}{hint}"
-                )
+                self.reject(number, not_utf8(line, error, first=number == 1))
                 yield number, None
                 continue
             text = text.removesuffix("\n").removesuffix("\r")

@@ -128,7 +128,8 @@ class Index(Searcher):
         Args:
             path: a new or empty folder, or with ``overwrite`` an index, which stays readable until the new one is
                 complete.
-            documents: texts (their ids are "0", "1", …) or `Document` objects.
+            documents: texts (their ids are "0", "1", …) or `Document` objects. Blank texts are left out with a
+                warning.
             encoder: computes the vectors; a path or name: that model, ``None``: the built-in one.
             factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents, and
                 from there an inverted file ``IVF{4·√n},Flat``, of which a search visits a sixteenth.
