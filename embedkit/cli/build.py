@@ -28,6 +28,7 @@ from .common import (
     add_threads,
     complain,
     duration,
+    in_time,
     load_encoder,
     load_index_encoder,
     plural,
@@ -309,8 +310,7 @@ def _build(arguments: argparse.Namespace) -> int:
         show_choice(arguments, info)
         seconds = time.perf_counter() - begin
         show(
-            f"{printable(path)}: {counted(info)} in {seconds:.1f} s "
-            f"({(info['documents'] - resumed) / seconds:,.0f}/s){source.left_out()}"
+            f"{printable(path)}: {counted(info)} {in_time(seconds, info['documents'] - resumed)}{source.left_out()}"
             f"{_strange(encoder, unknown)}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
             f"{truncated(info)}"
         )
@@ -366,7 +366,7 @@ def _add(arguments: argparse.Namespace) -> int:
         what = "passage" if index.generation.manifest.passages else "document"
         left_out = f"{source.left_out()}{_strange(index.encoder, unknown)}"
         show(
-            f"{printable(path)}: {plural(written.documents, what)} added{replaced} in "
-            f"{time.perf_counter() - begin:.1f} s{left_out}; {len(index):,} in all"
+            f"{printable(path)}: {plural(written.documents, what)} added{replaced} "
+            f"{in_time(time.perf_counter() - begin, written.documents)}{left_out}; {len(index):,} in all"
         )
     return EXIT_OK

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, cast
 
@@ -52,7 +51,7 @@ STDIN = "-"
 MAX_RECORD_BYTES = 64 << 20
 """A longer line (or quoted CSV record) is malformed: bounds memory for files that are not text."""
 
-_PACKED = (".gz", ".zst")
+_PACKED_AS = ("gz", "zst")
 _ALSO = {"text": "", "ndjson": "jsonl", "htm": "html", "markdown": "md"}  # "text" is no file name's ending
 _NEVER_PACKED = ("parquet", "pdf", "docx")
 _BOM = "\ufeff"
@@ -76,9 +75,10 @@ def listed_formats() -> str:
 
 def format_of(name: str) -> tuple[Format | None, str]:
     """The format by a file's name, and its compression: "", ".gz" or ".zst"."""
-    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
-    packing = suffixes.pop() if suffixes and suffixes[-1] in _PACKED else ""
-    extension = suffixes[-1][1:] if suffixes else ""
+    base = os.path.basename(name)  # pathlib takes most of the time of walking a large folder
+    suffixes = [] if base.endswith(".") else base.lstrip(".").lower().split(".")[1:]
+    packing = f".{suffixes.pop()}" if suffixes and suffixes[-1] in _PACKED_AS else ""
+    extension = suffixes[-1] if suffixes else ""
     extension = _ALSO.get(extension, extension)
     known = extension in FORMATS and not (packing and extension in _NEVER_PACKED)
     return cast(Format, extension) if known else None, packing

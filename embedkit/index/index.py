@@ -25,6 +25,7 @@ from .search.queries import Queries, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher
 from .search.verify import verify
 from .storage.faiss_index import AUTO
+from .storage.filters import Where
 from .storage.generation import open_generation
 from .storage.manifest import Manifest, Metric, Raw
 from .storage.search_parameters import SearchParameters
@@ -327,7 +328,7 @@ class Index(Searcher):
         return written
 
     def delete(
-        self, ids: str | Iterable[str] | None = None, *, where: str | None = None, missing_ok: bool = False
+        self, ids: str | Iterable[str] | None = None, *, where: Where | None = None, missing_ok: bool = False
     ) -> int:
         """Delete the documents with ``ids`` (one, or several), or those that match the condition ``where``.
 
