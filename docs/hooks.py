@@ -40,7 +40,7 @@ except ImportError:  # the pages are written without it
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPES = ROOT / "training" / "recipes"
-PAGES = ("changes", "commands", "models")
+PAGES = ("changes", "commands", "models", "reference")
 PYTHON = (3, 11)
 _MARKER = re.compile(
     r"^<!-- generated: (?P<name>\S+)(?P<arguments>.*?) -->$"
