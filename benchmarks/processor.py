@@ -77,11 +77,11 @@ def calibration_texts(model: Path, rest: list[str]) -> list[str]:
 
 
 def cases(model: Path, texts: list[str], gflop: float) -> dict[str, list[str]]:
-    """The texts of each case of a model, as many as ``gflop`` allow, at least two."""
+    """The texts of each case of a model, as many as ``gflop`` allow, at least two short and eight long."""
     per_token = shapes.flops_per_token(model) / 1e9
     counts = [len(row) for row in throughput.Tokenizer(model)(texts)]
     short = max(2, min(len(texts), round(gflop / (per_token * float(np.mean(counts))))))
-    long = max(2, round(gflop / (per_token * LONG)))
+    long = max(8, round(gflop / (per_token * LONG)))  # fewer would leave threads idle at the end
     step = len(texts) / short
     return {
         "short": [texts[int(i * step)] for i in range(short)],

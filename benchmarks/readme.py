@@ -71,7 +71,7 @@ def processor(result: dict[str, Any]) -> str:
             cells = [
                 peers[key] + _named(result, peer_class(key).packages[:1]),
                 title,
-                *(f"{one[key]:,.0f}" if key in one else "" for one in speed),
+                *(_rate(one[key]) if key in one else "" for one in speed),
                 f"{min(cosines):.4f}",
             ]
             rows.append([f"**{c}**" if key in own and c else c for c in cells])
@@ -92,6 +92,10 @@ def processor(result: dict[str, Any]) -> str:
 
 
 _CLASSES = {"fp32": "lossless", "bf16": "nearly lossless", "int8": "8 bits"}
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _lead(speed: dict[str, float], own: list[str], others: list[str]) -> str:
