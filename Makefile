@@ -9,7 +9,7 @@ PACKAGE ?= .
 SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: demo test test-cpp test-aarch64 test-python lint sanitize docs readme clean
+.PHONY: demo test test-cpp test-aarch64 test-python lint sanitize docs pages readme clean
 
 # Install, index the sample corpus, ask three questions.
 demo: $(VENV)/bin/python
@@ -60,6 +60,10 @@ sanitize:
 docs: $(VENV)/bin/python
 	$(VENV)/bin/pip install -q -c constraints.txt '$(PACKAGE)[docs]'
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
+
+# Rewrite the generated parts of the pages that hold them: commands, models, changes, reference.
+pages:
+	$(VENV)/bin/python docs/hooks.py
 
 # Rewrite the tables of the README from benchmarks/results.
 readme:

@@ -3,36 +3,58 @@
 A page requests one with ``<!-- generated: NAME ARGUMENT... -->`` on a line of its own. Figures come from
 ``benchmarks/results``, recipes from their YAML files and the docstrings of their objectives, options from ``--help``,
 so that nothing is typed twice. An unknown name fails the build.
+
+What lies between this line and ``<!-- /generated -->`` is replaced. `PAGES` hold their generated parts, so that they
+can be read where the repository is: ``python docs/hooks.py`` writes them anew, and with ``--check`` exits with 1 if one
+is not up to date (options are printed differently by other versions of Python than `PYTHON`).
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+try:
+    from mkdocs.exceptions import PluginError
+except ImportError:  # the pages are written without it
+
+    class PluginError(Exception):  # type: ignore[no-redef]
+        """A part cannot be generated."""
+
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPES = ROOT / "training" / "recipes"
-_MARKER = re.compile(r"^<!-- generated: (?P<name>\S+)(?P<arguments>.*?) -->$", re.MULTILINE)
+PAGES = ("changes", "commands", "models", "reference")
+PYTHON = (3, 11)
+_MARKER = re.compile(
+    r"^<!-- generated: (?P<name>\S+)(?P<arguments>.*?) -->$"
+    r"(?:\n(?:(?!<!-- generated: ).*\n)*?<!-- /generated -->$)?",
+    re.MULTILINE,
+)
 # The order of objectives on the page.
 _ORDER = ("sbert", "simcse", "hpd", "linear_map", "cross_encoder", "dvbert", "minbert", "roformer_sim")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the plots of the benchmarks to the site, below ``figures/``."""
+    from mkdocs.structure.files import File
+
     for picture in sorted(RESULTS.rglob("*.png")):
         name = f"figures/{picture.relative_to(RESULTS).as_posix()}"
         files.append(File.generated(config, name, abs_src_path=str(picture)))
@@ -44,15 +66,18 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return fill(markdown)
 
 
-def fill(markdown: str) -> str:
-    """Return ``markdown`` with its generated parts filled in."""
+def fill(markdown: str, *, keep: bool = False) -> str:
+    """Return ``markdown`` with its generated parts filled in; ``keep``: between their lines, for a page of `PAGES`."""
 
     def one(match: re.Match[str]) -> str:
+        known = {**GENERATE, **IN_PAGES} if keep else GENERATE
         try:
-            generate = GENERATE[match["name"]]
+            generate = known[match["name"]]
         except KeyError:
             raise PluginError(f"{match[0]}: expected one of {', '.join(sorted(GENERATE))}") from None
-        return generate(*match["arguments"].split())
+        content = generate(*match["arguments"].split())
+        first = match[0].split("\n", 1)[0]
+        return f"{first}\n\n{content.strip()}\n\n<!-- /generated -->" if keep else content
 
     return _MARKER.sub(one, markdown)
 
@@ -244,3 +269,104 @@ GENERATE: dict[str, Callable[..., str]] = {
     "roofline": _roofline,
     "training": _training,
 }
+
+
+def _reference(name: str, *flags: str) -> str:
+    """The directive of mkdocstrings for an object, from whose docstring it makes a page."""
+    lines = [f"::: {name}"]
+    if flags:
+        lines += ["    options:", *(f"      {flag.replace('=', ': ')}" for flag in flags)]
+    return "\n".join(lines)
+
+
+def _summary(name: str, *_: str) -> str:
+    """What an object is, in a few lines: the first line of its docstring and of its methods'."""
+    if name.startswith("embedkit.integrations."):  # the libraries that these are for need not be installed
+        path, _, kind = name.rpartition(".")
+        tree = ast.parse((ROOT / f"{path.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        found = next(one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == kind)
+        first = (ast.get_docstring(found) or "").partition("\n\n")[0].replace("\n", " ")
+        return f"`{name}`: {_with_formulas(first)}"
+    found = _object(name)
+    if inspect.ismodule(found):
+        members = [getattr(found, one) for one in getattr(found, "__all__", ())]
+        return "\n".join(f"- `{one.__name__}`: {_first_line(one)}" for one in members if callable(one))
+    lines = [f"`{name}{_parameters(found)}`", "", _first_line(found)]
+    if inspect.isclass(found) and not issubclass(found, (BaseException, tuple)):
+        members = {key: value for key, value in inspect.getmembers(found) if not key.startswith("_")}
+        methods = {key: value for key, value in members.items() if callable(value) and _first_line(value)}
+        owned = {
+            key: value
+            for key, value in methods.items()
+            if "embedkit" in (getattr(value, "__module__", "") or "")
+        }
+        lines += [
+            "",
+            *(f"- `{key}{_parameters(value)}`: {_first_line(value)}" for key, value in owned.items()),
+        ]
+    return "\n".join(lines)
+
+
+def _object(name: str) -> Any:
+    parts = name.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found: Any = import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[split:]:
+            found = getattr(found, part)
+        return found
+    raise PluginError(f"there is no {name}")
+
+
+def _first_line(found: Any) -> str:
+    return _with_formulas((inspect.getdoc(found) or "").partition("\n\n")[0].replace("\n", " "))
+
+
+def _parameters(found: Any) -> str:
+    """Names of parameters, in parentheses."""
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    names, keyword = [], False
+    for one in parameters:
+        if one.name in ("self", "cls"):
+            continue
+        if one.kind == one.KEYWORD_ONLY and not keyword:
+            names.append("*")
+            keyword = True
+        if one.kind == one.VAR_POSITIONAL:
+            keyword = True
+        prefix = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        names.append(f"{prefix}{one.name}")
+    return f"({', '.join(names)})"
+
+
+GENERATE["reference"] = _reference
+
+IN_PAGES: dict[str, Callable[..., str]] = {"reference": _summary}
+"""What stands in the pages themselves, where the site has something else."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the generated parts of `PAGES`, or with ``--check`` compare; returns the exit code."""
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() not in (ROOT, ROOT / "docs")]
+    old = []
+    for name in PAGES:
+        path = ROOT / "docs" / f"{name}.md"
+        before = path.read_text(encoding="utf-8")
+        after = fill(before, keep=True)
+        if after != before:
+            old.append(path.name)
+            if "--check" not in arguments:
+                path.write_text(after, encoding="utf-8")
+    if "--check" in arguments and old:
+        print(f"not up to date: {', '.join(old)}; run: python docs/hooks.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -40,6 +40,31 @@ _MODULES = {
 }
 
 
+# Where the package is installed; the folders of a checkout lack them.
+_BUILT = ("_core", "kernels", "training")
+
+
+def _built(name: str) -> Any:
+    """A module that an installation puts beside the others.
+
+    Raises:
+        ImportError: this is the folder of a checkout; says what to do.
+    """
+    from importlib import import_module
+
+    try:
+        return import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+        raise ImportError(
+            f"{__path__[0]} is a checkout without the compiled parts of embedkit ({name}), and Python imports it "
+            "because it lies in the folder that Python was started in (or on PYTHONPATH). To use the installed one, "
+            "start Python in another folder, or as `python -P`; to use the checkout, install it: pip install -e .",
+            name=error.name,
+        ) from None
+
+
 def __getattr__(name: str) -> Any:
     value: Any
     if name == "__version__":
@@ -49,7 +74,10 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         from importlib import import_module
 
-        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        module = _MODULES[name]
+        value = getattr(_built(module) if module in _BUILT else import_module(f"{__name__}.{module}"), name)
+    elif name in _BUILT:
+        value = _built(name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

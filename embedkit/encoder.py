@@ -20,10 +20,10 @@ from .arguments import (
 )
 from .backends.engine import Counts, Plan
 from .backends.opening import OpenOptions
+from .dropin import DropIn, Pool
 from .inputs import as_texts, progress, windows
 from .loaded_model import HubOptions
 from .output import to_torch
-from .sentence_model import SentenceModel
 
 if TYPE_CHECKING:
     from .backends.onnx_session import Provider
@@ -45,7 +45,7 @@ def _signature_of(method: _F) -> Callable[[Callable[..., Any]], _F]:
     return lambda function: cast(_F, function)
 
 
-class Encoder(SentenceModel):
+class Encoder(DropIn):
     """A sentence encoder that runs on the compiled core, on CUDA devices, or on ONNX Runtime.
 
     A drop-in replacement for ``sentence_transformers.SentenceTransformer``: `encode` and its variants take the same
@@ -163,7 +163,7 @@ class Encoder(SentenceModel):
         batch_size: int | None = ..., show_progress_bar: bool | None = ..., output_value: str = ...,
         precision: Dtype | None = ..., convert_to_numpy: bool = ..., convert_to_tensor: bool = ...,
         device: str | None = ..., normalize_embeddings: bool = ..., truncate_dim: int | None = ...,
-        pool: None = ..., chunk_size: None = ..., *, output_dtype: Dtype | None = ...,
+        pool: Pool | None = ..., chunk_size: int | None = ..., *, output_dtype: Dtype | None = ...,
         ranges: npt.ArrayLike | None = ..., inputs: str | Texts | None = ..., **unsupported: None,
     ) -> Any: ...
     # fmt: on
@@ -182,8 +182,8 @@ class Encoder(SentenceModel):
         device: str | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
-        pool: None = None,
-        chunk_size: None = None,
+        pool: Pool | None = None,
+        chunk_size: int | None = None,
         *,
         output_dtype: Dtype | None = None,
         ranges: npt.ArrayLike | None = None,
@@ -213,7 +213,8 @@ class Encoder(SentenceModel):
             truncate_dim: number of leading dimensions to keep; None for the encoder's `truncate_dim`.
             ranges: (2, dimension) minima and maxima for int8 and uint8; None for those saved in the folder.
             inputs: the name of ``sentences`` in sentence-transformers 6.
-            pool, chunk_size, unsupported: other arguments of sentence-transformers; they must be None.
+            pool, chunk_size: what `start_multi_process_pool` returned, which has no effect, or None.
+            unsupported: other arguments of sentence-transformers; they must be None.
 
         Returns:
             (dim,) for one text; (n, dim) for n texts, in their order; (0,) for an empty list, as
@@ -224,7 +225,9 @@ class Encoder(SentenceModel):
             TypeError: a text is not a str; the message gives its index.
             ValueError: an argument is invalid, a text is not valid Unicode, or the encoder is closed.
         """
-        check_unsupported("encode", {"pool": pool, "chunk_size": chunk_size, **unsupported})
+        # its own pool has no processes: nothing is to be cut into chunks for them
+        of_pool = {} if isinstance(pool, Pool) else {"pool": pool, "chunk_size": chunk_size}
+        check_unsupported("encode", {**of_pool, **unsupported})
         if output_value not in ("sentence_embedding", "token_embeddings"):
             raise ValueError(
                 f"unknown output_value={output_value!r}; "

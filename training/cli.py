@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..cli.common import Parser
+from ..cli.interrupts import exit_code, sigterm_like_ctrl_c
+
 __all__ = ["main"]
 
 _EPILOG = """examples:
@@ -41,24 +44,30 @@ def main(arguments: list[str] | None = None) -> int:
     command = given[0] if given and given[0] in _COMMANDS else None
     options = _options(given) if command is None else _command_options(command, given[1:])
     try:
-        if command is not None:
-            if not hasattr(options, "quiet"):
-                return int(_command(command).run(options))
-            handler = _log_to_stderr(quiet=options.quiet)
-            try:
-                return int(_command(command).run(options))
-            finally:
-                logging.getLogger("embedkit").removeHandler(handler)
-        return _list() if options.list else _train(options)
+        with sigterm_like_ctrl_c():
+            return _run(command, options)
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"embedkit-train: {error}", file=sys.stderr)
         return 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
     except ImportError as error:
         print(f"embedkit-train: {error}; install the extra: pip install 'embedkit[train]'", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("\nembedkit-train: stopped; the same command resumes from the last checkpoint", file=sys.stderr)
-        return 130
+        return exit_code(stop)
+
+
+def _run(command: str | None, options: argparse.Namespace) -> int:
+    """Run a subcommand, list the recipes, or train."""
+    if command is None:
+        return _list() if options.list else _train(options)
+    if not hasattr(options, "quiet"):
+        return int(_command(command).run(options))
+    handler = _log_to_stderr(quiet=options.quiet)
+    try:
+        return int(_command(command).run(options))
+    finally:
+        logging.getLogger("embedkit").removeHandler(handler)
 
 
 def _command(name: str) -> Any:
@@ -69,13 +78,13 @@ def _command(name: str) -> Any:
 
 
 def _command_options(name: str, arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"embedkit-train {name}", description=_COMMANDS[name][1])
+    parser = Parser(prog=f"embedkit-train {name}", description=_COMMANDS[name][1])
     _command(name).add_arguments(parser)
     return parser.parse_args(arguments)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="embedkit-train",
         description="Train a sentence encoder from a recipe.",
         epilog=_EPILOG,

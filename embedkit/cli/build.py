@@ -17,6 +17,7 @@ from ..documents.readers import FORMATS, Corpus, Names
 from ..index import BuildSettings, Index, IndexExistsError, InputError
 from ..index.build.estimate import Estimate, estimate
 from ..index.build.resume import resumable_rows
+from ..index.storage.factory import check_rows
 from ..index.storage.faiss_index import import_faiss
 from ..index.storage.manifest import METRICS
 from . import ray_engine
@@ -27,6 +28,7 @@ from .common import (
     add_threads,
     complain,
     duration,
+    in_time,
     load_encoder,
     load_index_encoder,
     plural,
@@ -195,6 +197,7 @@ class _Input:
         self._skipped = Skipped(arguments.on_error)
         self.on_error = self._skipped.on_error
         self._arguments = arguments
+        self._new = base is None
         passages = getattr(arguments, "passages", None) if base is None else base.passages
         self._names = Names(
             arguments.root if arguments.root is not None or base is None else base.root,
@@ -231,6 +234,10 @@ class _Input:
         if not sample:
             return None
         documents = len(sample)
+        if (
+            self._new and documents < _SAMPLE and settings.passages is None
+        ):  # these are all: no need to encode them to find out
+            check_rows(settings.factory, documents)
         if documents == _SAMPLE:
             documents = max(documents, round(documents * total / max(1, sample[-1].position)))
         return estimate(sample, documents, encoder, settings)
@@ -274,6 +281,8 @@ def _build(arguments: argparse.Namespace) -> int:
         return ray_engine.build(arguments)
     source = _Input(arguments)
     path = arguments.output
+    if os.path.lexists(path) and not os.path.isdir(path):  # before the model is loaded
+        raise IndexExistsError(f"{path}: exists and is not a folder; an index is a folder: name a new one")
     resumed = 0 if arguments.restart else resumable_rows(Path(path))
     if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
         raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
@@ -301,8 +310,7 @@ def _build(arguments: argparse.Namespace) -> int:
         show_choice(arguments, info)
         seconds = time.perf_counter() - begin
         show(
-            f"{printable(path)}: {counted(info)} in {seconds:.1f} s "
-            f"({(info['documents'] - resumed) / seconds:,.0f}/s){source.left_out()}"
+            f"{printable(path)}: {counted(info)} {in_time(seconds, info['documents'] - resumed)}{source.left_out()}"
             f"{_strange(encoder, unknown)}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
             f"{truncated(info)}"
         )
@@ -358,7 +366,7 @@ def _add(arguments: argparse.Namespace) -> int:
         what = "passage" if index.generation.manifest.passages else "document"
         left_out = f"{source.left_out()}{_strange(index.encoder, unknown)}"
         show(
-            f"{printable(path)}: {plural(written.documents, what)} added{replaced} in "
-            f"{time.perf_counter() - begin:.1f} s{left_out}; {len(index):,} in all"
+            f"{printable(path)}: {plural(written.documents, what)} added{replaced} "
+            f"{in_time(time.perf_counter() - begin, written.documents)}{left_out}; {len(index):,} in all"
         )
     return EXIT_OK

@@ -10,9 +10,10 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arguments import check_threads
+from .interrupts import EXIT_INTERRUPTED, exit_code, sigterm_like_ctrl_c
 from .terminal import printable
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ __all__ = [
     "EXIT_OK",
     "EXIT_USAGE",
     "CommandError",
+    "Parser",
     "add_language",
     "add_max_memory",
     "add_threads",
     "byte_size",
     "complain",
     "duration",
+    "in_time",
     "integer",
     "load_encoder",
     "load_index_encoder",
@@ -44,10 +47,17 @@ __all__ = [
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?|[kmg]i)b?", re.IGNORECASE)
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong with the arguments in a line, and where help is, without a screen of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print ``message`` and exit."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\ntry '{self.prog} --help'\n")
 
 
 class CommandError(Exception):
@@ -74,7 +84,7 @@ def run(
         parse: parses the arguments; the result's ``run`` is the command.
         usage: errors of wrong usage or input; they take precedence over those of a failure.
         failed: errors of a failure besides the usual ones. All others are bugs, and propagate.
-        interrupted: the message after Ctrl-C.
+        interrupted: the message after Ctrl-C or SIGTERM.
     """
     failures: tuple[type[Exception], ...] = (ImportError, OSError, RuntimeError, TypeError, *failed)
     for name in ("stdout", "stderr"):
@@ -85,7 +95,7 @@ def run(
     except SystemExit as stop:  # argparse has printed help or an error
         return int(stop.code or 0)
     try:
-        with warnings.catch_warnings():
+        with sigterm_like_ctrl_c(), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}", program)
             code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -95,9 +105,9 @@ def run(
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         complain(interrupted, program)
-        return EXIT_INTERRUPTED
+        return exit_code(stop)
     except CommandError as error:
         complain(str(error), program)
         return error.code
@@ -248,11 +258,30 @@ def size(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """``seconds`` in a readable unit."""
+    if seconds < 1:
+        return "less than a second"
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def plural(count: int, what: str) -> str:
-    """``count`` and ``what``, which gets an s unless it is one."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    """``count`` and ``what``, which gets an s unless it is one (``query``: queries)."""
+    several = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{count:,} {what if count == 1 else several}"
+
+
+def in_time(seconds: float, count: int) -> str:
+    """``in 1.2 s (345/s)``: the time that ``count`` of something took, with a rate where there is one to speak of."""
+    taken = (
+        f"{seconds:.1f} s"
+        if seconds >= 1
+        else f"{max(seconds, 0.001):.2g} s"
+        if seconds >= 0.1
+        else f"{seconds * 1e3:.0f} ms"
+    )
+    return (
+        f"in {taken} ({count / max(seconds, 1e-9):,.0f}/s)"
+        if count >= 10 and seconds >= 0.1
+        else f"in {taken}"
+    )

@@ -134,7 +134,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         _show_table(rows, ks, judgments)
     if arguments.plot is not None:
         points = [(_name(row, rows), row["search"], row["ms"], row["ndcg@10"]) for row in rows]
-        title = f"{len(judgments.queries):,} queries, {plural(rows[0]['documents'], 'document')}"
+        title = f"{plural(len(judgments.queries), 'query')}, {plural(rows[0]['documents'], 'document')}"
         plot_quality(arguments.plot, points, title=title)
     return EXIT_OK
 
@@ -243,7 +243,8 @@ def _show_table(rows: list[dict[str, Any]], ks: list[int], judgments: Judgments)
     best = max(row["ndcg@10"] for row in rows)
     left_out = f"; {judgments.left_out:,} without an answer left out" if judgments.left_out else ""
     show(
-        f"{len(judgments.queries):,} queries, {plural(rows[0]['documents'], 'document')}; best nDCG@10 {best:.4f}"
+        f"{plural(len(judgments.queries), 'query')}, "
+        f"{plural(rows[0]['documents'], 'document')}; best nDCG@10 {best:.4f}"
         f"{left_out}"
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
 from . import build, change, evaluate, picture, query, sync, tune
-from .common import run
+from .common import Parser, run
 
 __all__ = ["main"]
 
@@ -26,7 +26,7 @@ exit codes:
   0  done
   1  failed while running: disk full, damaged index, wrong model, another writer, …
   2  wrong usage or input: no such file, malformed line, index already exists, …
-  130  interrupted by Ctrl-C
+  130  interrupted by Ctrl-C; 143  by SIGTERM: both save what is done
 """
 
 
@@ -53,7 +53,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="embedkit-index",
         description="Build an index of texts, and find those closest in meaning to a query.",
         epilog=_EPILOG,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
-from .common import EXIT_OK, run
+from .common import EXIT_OK, Parser, run
 from .terminal import printable
 
 __all__ = ["main"]
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="embedkit-model",
         description="Convert and export model folders, and list the models known to work.",
         epilog=_EPILOG,

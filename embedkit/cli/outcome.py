@@ -11,7 +11,8 @@ from ..documents.errors import OnError
 from ..index import BuildError, BuildSettings, IndexExistsError, InputError, ModelMismatchError
 from ..index.auto.plot import check_plot, plot_choice
 from ..index.auto.result import table_of
-from .common import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, complain, plural, show
+from .common import EXIT_USAGE, CommandError, complain, plural, show
+from .interrupts import exit_code
 
 __all__ = ["Skipped", "build_settings", "check_choice", "counted", "explained", "show_choice", "truncated"]
 
@@ -62,11 +63,11 @@ def truncated(info: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def explained(left: Callable[[], str], resumes: str = "") -> Iterator[None]:
-    """Add to an error what is ``left`` on disk, and after Ctrl-C how the work ``resumes``."""
+    """Add to an error what is ``left`` on disk, and after Ctrl-C or SIGTERM how the work ``resumes``."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise CommandError(EXIT_INTERRUPTED, f"interrupted: {left()}{resumes}") from None
+    except KeyboardInterrupt as stop:
+        raise CommandError(exit_code(stop), f"interrupted: {left()}{resumes}") from None
     except InputError as error:
         hint = "" if not error.skippable else " (--on-error skip leaves out malformed lines)"
         raise CommandError(EXIT_USAGE, f"{error}{hint}; {left()}") from None

@@ -29,7 +29,7 @@ from .common import (
     print_json,
     show,
 )
-from .terminal import printable, table
+from .terminal import printable, shown_id, table
 
 if TYPE_CHECKING:
     from .. import CrossEncoder
@@ -228,7 +228,13 @@ def _print_table(label: str | None, hits: list[Hit], *, first: bool, explain: bo
     explain = explain and hits[0].parts is not None
     header = ("rank", "score", *(_PARTS if explain else ()), "id", "text")
     rows = [
-        (str(hit.rank), f"{hit.score:.4f}", *(_shown(hit.parts) if explain else ()), hit.id, hit.text)
+        (
+            str(hit.rank),
+            f"{hit.score:.4f}",
+            *(_shown(hit.parts) if explain else ()),
+            shown_id(hit.id),
+            hit.text,
+        )
         for hit in hits
     ]
     for line in table(header, rows, columns, numbers=len(header) - 2):

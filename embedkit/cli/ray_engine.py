@@ -8,7 +8,7 @@ from functools import partial
 
 from ..arguments import check_positive
 from ..index import Index
-from .common import EXIT_OK, EXIT_USAGE, CommandError, integer, plural, show, size
+from .common import EXIT_OK, EXIT_USAGE, CommandError, in_time, integer, plural, show, size
 from .outcome import Skipped, build_settings, explained, show_choice
 from .terminal import ProgressBar, printable
 
@@ -24,6 +24,9 @@ _NOT_OF_RAY = {
     "max_length": "--max-length",
     "root": "--root",
     "txt": "--txt",
+    "include": "--include",
+    "exclude": "--exclude",
+    "on_overflow": "--on-overflow",
 }
 
 
@@ -70,7 +73,7 @@ def check_options(arguments: argparse.Namespace) -> None:
                 raise CommandError(EXIT_USAGE, f"--{name.replace('_', '-')} needs --engine ray")
         return
     for name, option in _NOT_OF_RAY.items():
-        if getattr(arguments, name) is not None:
+        if getattr(arguments, name) not in (None, [], "truncate"):  # the last: as Ray's encoders do
             raise CommandError(
                 EXIT_USAGE,
                 f"{option} cannot be combined with --engine ray, which encodes .jsonl and .parquet",
@@ -111,7 +114,8 @@ def build(arguments: argparse.Namespace) -> int:
         info = index.info()
     show_choice(arguments, info)
     show(
-        f"{printable(path)}: {plural(built.documents, 'document')} in {seconds:.1f} s, {built.encoded:,} of them "
+        f"{printable(path)}: {plural(built.documents, 'document')} {in_time(seconds, built.documents)}, "
+        f"{built.encoded:,} of them "
         f"encoded now{skipped.left_out(built.blank)}; "
         f"{info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
     )

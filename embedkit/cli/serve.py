@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from .common import byte_size, integer
+    from .common import Parser, byte_size, integer
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="embedkit-serve",
         description="Serve embeddings, reranking and search over HTTP, with the API of OpenAI, Cohere and Text "
         "Embeddings Inference.",

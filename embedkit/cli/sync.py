@@ -11,7 +11,16 @@ from ..documents.folders import Files, Patterns
 from ..index import Index
 from ..index.build.resume import resumable_rows
 from ..index.sync import FolderSettings, sync
-from .common import EXIT_OK, add_max_memory, add_threads, load_encoder, load_index_encoder, plural, show
+from .common import (
+    EXIT_OK,
+    add_max_memory,
+    add_threads,
+    in_time,
+    load_encoder,
+    load_index_encoder,
+    plural,
+    show,
+)
 from .outcome import Skipped, explained
 from .terminal import ProgressBar, printable
 
@@ -36,6 +45,11 @@ def add_commands(commands: Any) -> None:
     follow.add_argument("--text-field", default="text", metavar="F", help="as for build")
     follow.add_argument("--id-field", metavar="F", help="as for build")
     follow.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="as for build")
+    follow.add_argument(
+        "--checksum",
+        action="store_true",
+        help="read all files, also those whose size and time have not changed",
+    )
     follow.add_argument("--model", metavar="M", help="the index's model, if it was moved")
     again = commands.add_parser(
         "reembed", help="encode all documents again with another model", description=_REEMBED
@@ -81,6 +95,7 @@ def _sync(arguments: argparse.Namespace) -> int:
             arguments.folder,
             settings,
             restart=arguments.restart,
+            checksum=arguments.checksum,
             max_memory=arguments.max_memory,
             progress=bar.update,
         )
@@ -88,8 +103,8 @@ def _sync(arguments: argparse.Namespace) -> int:
         files = Files(left_out=done.left_out).told()
         show(
             f"{printable(arguments.index)}: {plural(done.files, 'file')}, {done.read:,} new or changed; "
-            f"{plural(done.written, what)} written, {done.replaced:,} replaced, {done.deleted:,} deleted in "
-            f"{time.perf_counter() - begin:.1f} s{skipped.left_out(done.blank)}"
+            f"{plural(done.written, what)} written, {done.replaced:,} replaced, {done.deleted:,} deleted "
+            f"{in_time(time.perf_counter() - begin, 0)}{skipped.left_out(done.blank)}"
             f"{', ' + printable(files) if files else ''}; {len(index):,} in all"
         )
     return EXIT_OK
@@ -109,7 +124,7 @@ def _reembed(arguments: argparse.Namespace) -> int:
         )
         show(
             f"{printable(arguments.index)}: {plural(written.documents, 'text')} encoded with "
-            f"{printable(str(index.info()['model']))} instead of {printable(str(before))} in "
-            f"{time.perf_counter() - begin:.1f} s"
+            f"{printable(str(index.info()['model']))} instead of {printable(str(before))} "
+            f"{in_time(time.perf_counter() - begin, written.documents)}"
         )
     return EXIT_OK

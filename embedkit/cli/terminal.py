@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import unicodedata
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from ..index.build.settings import Progress
 
 
-__all__ = ["ProgressBar", "cut", "display_width", "printable", "table"]
+__all__ = ["ProgressBar", "cut", "display_width", "printable", "shown_id", "table"]
 
 _REPLACEMENT = "\ufffd"
 _ZERO_WIDTH = frozenset(("Mn", "Me", "Cf"))
@@ -27,6 +28,18 @@ def printable(text: str) -> str:
         if unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS
         else character
         for character in " ".join(text.split())
+    )
+
+
+def shown_id(document_id: str) -> str:
+    """``document_id`` so that no two look alike: as it is, or as a JSON string if it could not be told from another."""
+    seen = all(character == " " or character.isprintable() for character in document_id)
+    if seen and document_id == printable(document_id) and not document_id.startswith('"'):
+        return document_id
+    quoted = json.dumps(document_id, ensure_ascii=False)
+    return "".join(
+        character if character == " " or character.isprintable() else f"\\u{ord(character):04x}"
+        for character in quoted
     )
 
 
@@ -89,6 +102,12 @@ _STAGES = {
 }
 
 
+_WHAT = {"choose": "candidates", "train": "vectors", "add": "vectors"}
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| {unit} [{elapsed}<{remaining}]"
+_COUNTED = "{desc}: {unit} [{elapsed}]"
+_ONE_STEP = "{desc} [{elapsed}]"
+
+
 class ProgressBar:
     """Rate and remaining time of a build, shown if stderr is a terminal."""
 
@@ -96,6 +115,8 @@ class ProgressBar:
         """``total_bytes``: the size of the input; ``None`` if unknown, to count documents instead."""
         self._total_bytes = total_bytes
         self._stage = ""
+        self._done = 0
+        self._total: int | None = 0
         self._bar: Any = None
 
     def __enter__(self) -> ProgressBar:
@@ -114,13 +135,17 @@ class ProgressBar:
         """Show ``progress``."""
         if not sys.stderr.isatty():
             return
-        by_bytes = progress.stage == "encode" and self._total_bytes is not None
+        by_bytes = progress.stage == "encode" and bool(self._total_bytes)
         if progress.stage != self._stage:
             self._start(progress, by_bytes)
-        if by_bytes:
-            elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
-            rate = f"{progress.done:,} documents, {progress.done / elapsed:,.0f}/s"
-            self._bar.set_postfix_str(rate, refresh=False)
+        if self._total is None:
+            self._bar.refresh()
+            return
+        elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
+        rate = f", {(progress.done - self._done) / elapsed:,.0f}/s" if progress.done > self._done else ""
+        of_all = f" of {progress.total:,}" if progress.total is not None else ""
+        # tqdm begins a postfix with a comma
+        self._bar.unit = f"{progress.done:,}{of_all} {_WHAT.get(progress.stage, 'documents')}{rate}"
         self._bar.update((progress.position if by_bytes else progress.done) - self._bar.n)
 
     def _start(self, progress: Progress, by_bytes: bool) -> None:
@@ -129,12 +154,23 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.close()
         self._stage = progress.stage
+        self._done = progress.done  # what an interrupted command has done counts for no rate
+        # Faiss trains in one step, which says nothing before its end: no bar, rather than one that stays at 0 %
+        trains = progress.stage == "train"
+        self._total = 0 if trains else self._total_bytes if by_bytes else progress.total
+        told = (
+            f"training on {progress.total:,} vectors"
+            if trains and progress.total
+            else _STAGES[progress.stage]
+        )
+        shape = _COUNTED if self._total is None else _ONE_STEP if trains else _BAR
+        self._total = None if trains else self._total or 0
         size = shutil.get_terminal_size()  # tqdm takes 0 for a terminal of unknown size
         self._bar = tqdm(
-            total=self._total_bytes if by_bytes else progress.total,
-            desc=_STAGES[progress.stage],
-            unit="B" if by_bytes else " candidates" if progress.stage == "choose" else " documents",
-            unit_scale=by_bytes,
+            total=self._total or None,
+            desc=told,
+            bar_format=shape,
+            unit=" ",
             file=sys.stderr,
             ncols=size.columns,
             nrows=size.lines,

@@ -41,6 +41,8 @@ class Patterns:
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    if not patterns:
+        return False
     parts = name.split(os.sep)
     paths = [name, *parts, *(os.sep.join(parts[:depth]) for depth in range(2, len(parts)))]
     return any(fnmatch.fnmatchcase(path, pattern.rstrip(os.sep)) for pattern in patterns for path in paths)

@@ -36,9 +36,9 @@ from .document import Document, json_type
 from .errors import InputError, OnError
 from .folders import Files, Patterns, find_files
 from .sources import FORMATS, STDIN, Format, Source, csv_rows, format_of, tsv_rows
-from .whole import WHOLE, UnreadableError, read_whole
+from .whole import WHOLE, UnreadableError, not_utf8, read_whole
 
-__all__ = ["FORMATS", "Corpus", "Format", "Names"]
+__all__ = ["FORMATS", "Corpus", "Format", "Names", "check_fields"]
 
 _VECTORS_AT_ONCE = 4096
 
@@ -74,6 +74,22 @@ def _format(path: str, format: Format | None, names: Names) -> Format | None:
     if format is None and names.whole_text and format_of(path)[0] == "txt":
         return "text"
     return format
+
+
+def check_fields(text_field: str, id_field: str | None, vector_field: str | None = None) -> None:
+    """Refuse one field for two purposes.
+
+    Raises:
+        InputError: the text, the id or the vector have the same field.
+    """
+    named = {"--text-field": text_field, "--id-field": id_field, "--vector-field": vector_field}
+    given = [(option, name) for option, name in named.items() if name is not None]
+    for at, (option, name) in enumerate(given):
+        for other, same in given[:at]:
+            if name == same:
+                raise InputError(
+                    "", f"{other} and {option} both name the field {name!r}; a field is one of the two"
+                )
 
 
 class Corpus:
@@ -124,6 +140,7 @@ class Corpus:
                 "a file of vectors belongs to the documents by their order: malformed lines cannot be skipped, "
                 "and no field can hold vectors as well",
             )
+        check_fields(text_field, id_field, vector_field)
         names = names or Names()
         files = find_files(inputs, root=names.root, named_by_root=names.below_root, patterns=names.patterns)
         sources = [
@@ -243,7 +260,7 @@ class Corpus:
         try:
             found = _parse_json(content.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
-            source.reject(1, f"not valid UTF-8: byte 0x{content[error.start]:02x} at byte {error.start + 1}")
+            source.reject(1, not_utf8(content, error))
             return
         except _MalformedError as error:
             source.reject(1, str(error))
@@ -429,9 +446,12 @@ class _VectorFile:
         self.path = path
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(str(path), f"cannot be read as .npy: {reason}") from None
+        except OSError as error:
+            raise InputError(str(path), f"cannot be read: {error.strerror or error}") from None
+        except (ValueError, EOFError):  # numpy's message speaks of loading objects "unsafely"
+            raise InputError(
+                str(path), "is not a .npy file of numbers, as numpy.save writes it from an array of floats"
+            ) from None
         if array.ndim != 2 or array.dtype.kind != "f" or not array.flags.c_contiguous:
             raise InputError(
                 str(path),

@@ -11,12 +11,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, cast
 
 from .errors import InputError, OnError, reject
-from .whole import import_reader
+from .whole import import_reader, not_utf8
 
 __all__ = [
     "FORMATS",
@@ -52,11 +51,10 @@ STDIN = "-"
 MAX_RECORD_BYTES = 64 << 20
 """A longer line (or quoted CSV record) is malformed: bounds memory for files that are not text."""
 
-_PACKED = (".gz", ".zst")
+_PACKED_AS = ("gz", "zst")
 _ALSO = {"text": "", "ndjson": "jsonl", "htm": "html", "markdown": "md"}  # "text" is no file name's ending
 _NEVER_PACKED = ("parquet", "pdf", "docx")
 _BOM = "\ufeff"
-_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
 
 
@@ -77,9 +75,10 @@ def listed_formats() -> str:
 
 def format_of(name: str) -> tuple[Format | None, str]:
     """The format by a file's name, and its compression: "", ".gz" or ".zst"."""
-    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
-    packing = suffixes.pop() if suffixes and suffixes[-1] in _PACKED else ""
-    extension = suffixes[-1][1:] if suffixes else ""
+    base = os.path.basename(name)  # pathlib takes most of the time of walking a large folder
+    suffixes = [] if base.endswith(".") else base.lstrip(".").lower().split(".")[1:]
+    packing = f".{suffixes.pop()}" if suffixes and suffixes[-1] in _PACKED_AS else ""
+    extension = suffixes[-1] if suffixes else ""
     extension = _ALSO.get(extension, extension)
     known = extension in FORMATS and not (packing and extension in _NEVER_PACKED)
     return cast(Format, extension) if known else None, packing
@@ -245,14 +244,7 @@ class Source:
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
-                hint = (
-                    "; the file looks like UTF-16: convert it"
-                    if number == 1 and line.startswith(_UTF16_BOMS)
-                    else ""
-                )
-                self.reject(
-                    number, f"not valid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}{hint}"
-                )
+                self.reject(number, not_utf8(line, error, first=number == 1))
                 yield number, None
                 continue
             text = text.removesuffix("\n").removesuffix("\r")

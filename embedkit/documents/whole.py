@@ -11,14 +11,21 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-__all__ = ["WHOLE", "UnreadableError", "import_reader", "read_whole"]
+__all__ = ["WHOLE", "UnreadableError", "import_reader", "not_utf8", "read_whole"]
 
 WHOLE = ("text", "md", "html", "pdf", "docx")
 """Formats of one document per file; "text" is a ``.txt`` file read whole."""
 
 _MODULES = {"pdf": ("pypdf", "pypdf"), "docx": ("docx", "python-docx")}
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#{1,2}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
+
+
+def not_utf8(content: bytes, error: UnicodeDecodeError, *, first: bool = True) -> str:
+    """Why ``content`` cannot be read; ``first``: a file begins with it."""
+    hint = "; the file looks like UTF-16: convert it" if first and content[:2] in _UTF16_BOMS else ""
+    return f"not valid UTF-8: byte 0x{content[error.start]:02x} at byte {error.start + 1}{hint}"
 
 
 class UnreadableError(Exception):
@@ -59,10 +66,7 @@ def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        hint = "; the file looks like UTF-16: convert it" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise UnreadableError(
-            f"not valid UTF-8: byte 0x{content[error.start]:02x} at byte {error.start + 1}{hint}"
-        ) from None
+        raise UnreadableError(not_utf8(content, error)) from None
     if format == "md":
         return _markdown(text)
     if format == "html":

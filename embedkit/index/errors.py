@@ -9,6 +9,7 @@ __all__ = [
     "IndexNotFoundError",
     "ModelMismatchError",
     "ResumeError",
+    "TooFewVectorsError",
 ]
 
 
@@ -30,6 +31,10 @@ class ModelMismatchError(ValueError):
 
 class BuildError(RuntimeError):
     """A build failed: the disk is full, Faiss failed, or the encoder returned unusable vectors."""
+
+
+class TooFewVectorsError(BuildError):
+    """There are too few vectors to train the Faiss index that was asked for."""
 
 
 class ResumeError(BuildError):

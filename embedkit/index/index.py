@@ -25,6 +25,7 @@ from .search.queries import Queries, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher
 from .search.verify import verify
 from .storage.faiss_index import AUTO
+from .storage.filters import Where
 from .storage.generation import open_generation
 from .storage.manifest import Manifest, Metric, Raw
 from .storage.search_parameters import SearchParameters
@@ -128,7 +129,8 @@ class Index(Searcher):
         Args:
             path: a new or empty folder, or with ``overwrite`` an index, which stays readable until the new one is
                 complete.
-            documents: texts (their ids are "0", "1", …) or `Document` objects.
+            documents: texts (their ids are "0", "1", …) or `Document` objects. Blank texts are left out with a
+                warning.
             encoder: computes the vectors; a path or name: that model, ``None``: the built-in one.
             factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents, and
                 from there an inverted file ``IVF{4·√n},Flat``, of which a search visits a sixteenth.
@@ -326,7 +328,7 @@ class Index(Searcher):
         return written
 
     def delete(
-        self, ids: str | Iterable[str] | None = None, *, where: str | None = None, missing_ok: bool = False
+        self, ids: str | Iterable[str] | None = None, *, where: Where | None = None, missing_ok: bool = False
     ) -> int:
         """Delete the documents with ``ids`` (one, or several), or those that match the condition ``where``.
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,11 @@ from .storage.layout import SYNC_FILE
 from .storage.manifest import hash_file
 
 __all__ = ["FolderSettings", "Synced", "sync"]
+
+_GRAIN = 2_000_000_000
+"""Nanoseconds: the coarsest clock of a common file system (FAT)."""
+
+_NO_TIME = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +96,26 @@ class _Memory:
         self._db.execute("CREATE TABLE IF NOT EXISTS state (generation INTEGER, settings TEXT)")
         self.state = self._db.execute("SELECT generation, settings FROM state").fetchone()
 
-    def files(self) -> dict[str, _File]:
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Size and time of all files."""
+        found = self._db.execute("SELECT name, size, mtime FROM files").fetchall()
+        return {name: (size, mtime) for name, size, mtime in found}
+
+    def files(self, names: Iterable[str]) -> dict[str, _File]:
+        """What is known of ``names``."""
+        found = self._db.execute(
+            "SELECT * FROM files WHERE name IN (SELECT value FROM json_each(?))", (json.dumps(list(names)),)
+        )
         return {
             name: _File(size, mtime, sha256, None if ids is None else json.loads(ids))
-            for name, size, mtime, sha256, ids in self._db.execute("SELECT * FROM files")
+            for name, size, mtime, sha256, ids in found
         }
+
+    def ids_of_others(self, names: Set[str]) -> Iterator[str]:
+        """The ids of the files of several documents that are not among ``names``."""
+        for name, ids in self._db.execute("SELECT name, ids FROM files WHERE ids IS NOT NULL"):
+            if name not in names:
+                yield from json.loads(ids)
 
     def pending(self) -> set[str]:
         return {key for (ids,) in self._db.execute("SELECT ids FROM pending") for key in json.loads(ids)}
@@ -127,10 +148,14 @@ def sync(
     settings: FolderSettings | None = None,
     *,
     restart: bool = False,
+    checksum: bool = False,
     max_memory: int = DEFAULT_MAX_MEMORY,
     progress: Report | None = None,
 ) -> Synced:
     """Make ``index`` hold what ``folder`` holds. Only texts that are new or changed are encoded.
+
+    A file is read if its size or time differs from what is remembered, and its documents are compared if its hash does.
+    ``checksum``: all files are read, for file systems whose times cannot be trusted.
 
     The index must have been built of this folder (its ``root``). Documents that come from elsewhere stay, once a sync
     has been made; the first one takes all documents for the folder's.
@@ -149,28 +174,36 @@ def sync(
             f"build an index of it: embedkit-index build {os.fspath(folder)} -o INDEX",
         )
     left_out: list[str] = []
-    found = {entry.path[len(root) + 1 :]: entry.stat() for entry in walk(root, settings.patterns, left_out)}
+    young = time.time_ns() - _GRAIN
+    found: dict[str, tuple[int, int]] = {}
+    begin = len(root) + 1
+    for entry in walk(root, settings.patterns, left_out):
+        status = entry.stat()
+        found[entry.path[begin:]] = (status.st_size, status.st_mtime_ns)
     whole = settings.whole_text if settings.whole_text is not None else manifest.passages is not None
     encoder = manifest.encoder
     of_vectors = (encoder.fingerprint, encoder.document_prompt, manifest.passages)
     told = json.dumps([*of_vectors, whole, settings.text_field, settings.id_field])
     with closing(_Memory(index.path / SYNC_FILE)) as memory:
-        known = memory.files()
+        stamps = memory.stamps()
         valid = memory.state == (manifest.generation, told)
+        suspects = {
+            name: stamp for name, stamp in found.items() if checksum or not valid or stamps.get(name) != stamp
+        }
+        gone_files = stamps.keys() - found.keys()
+        known = memory.files((suspects.keys() & stamps.keys()) | gone_files)
         changed: dict[str, _File] = {}
         touched: dict[str, _File] = {}
-        for name, status in found.items():
+        for name, (size, mtime) in suspects.items():
             before = known.get(name)
-            same = (status.st_size, status.st_mtime_ns)
-            if valid and before is not None and (before.size, before.mtime) == same:
-                continue
+            # a file may change again within the grain of its file system's clock, as git has it ("racy")
+            stamp = (size, mtime if mtime < young else _NO_TIME)
             digest = _hash(os.path.join(root, name))
             if valid and before is not None and before.sha256 == digest:
-                touched[name] = _File(*same, digest, before.ids)
+                touched[name] = _File(*stamp, digest, before.ids)
             else:
-                changed[name] = _File(*same, digest, [])
-        gone_files = known.keys() - found.keys()
-        if memory.state is None and not known:
+                changed[name] = _File(*stamp, digest, [])
+        if memory.state is None and not stamps:
             owned = _all_ids(index)
         else:
             owned = memory.pending() | _ids(known, (known.keys() & changed.keys()) | gone_files)
@@ -195,7 +228,9 @@ def sync(
             written, replaced = done.documents, done.replaced
         gone = owned - _ids(changed, changed.keys())
         if gone:  # a document may have moved to another file
-            gone -= _ids(known, known.keys() - changed.keys() - gone_files)
+            elsewhere = changed.keys() | gone_files
+            gone -= stamps.keys() - elsewhere
+            gone.difference_update(memory.ids_of_others(elsewhere))
         deleted = index.delete(sorted(gone), missing_ok=True) if gone else 0
         generation = index.generation.manifest.generation
         if changed or touched or gone_files or not valid:

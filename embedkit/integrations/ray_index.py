@@ -31,6 +31,7 @@ except ImportError as error:
 
 from ..documents.document import Document
 from ..documents.errors import InputError, OnError, reject
+from ..documents.readers import check_fields
 from ..index import Index
 from ..index.build.resume import resumable_rows
 from ..index.build.settings import BuildSettings, Progress, Report
@@ -125,6 +126,7 @@ def build_index(
         Others: as `Index.build`.
     """
     root = Path(path)
+    check_fields(text_field, id_field)
     given = dict(options or {})
     name = check_options(model, given)
     if name is not None and os.path.isdir(name):

@@ -5,7 +5,7 @@
 * ```` ```sh ```` blocks are run by bash, which stops at the first failing command, with the installed commands first
   on the path.
 * Other blocks below ``<!-- file: NAME -->`` are written to that file.
-* Blocks below ``<!-- not run: WHY -->`` or ``<!-- run by TEST-FILE: WHY -->`` are skipped.
+* Blocks below ``<!-- not run: WHY -->``, ``<!-- run by TEST-FILE: WHY -->`` or ``<!-- generated: … -->`` are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _FENCE = re.compile(r"^( *)```(\S*)")
-_MARKER = re.compile(r"^<!-- (not run|run by|file)\b:? ?(.*?) -->$")
+_MARKER = re.compile(r"^<!-- (not run|run by|file|generated)\b:? ?(.*?) -->$")
 _SHAPE = re.compile(r"# (\((?:\d+, ?)*\d*\))")
 
 

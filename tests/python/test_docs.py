@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,7 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
             test, _, why = block.argument.partition(": ")
             assert (ROOT / test).is_file(), f"{where}: there is no {test}"
             assert why, f"{where}: say why this block is run elsewhere"
-        elif block.language in _DATA:
+        elif block.language in _DATA and block.marker != "generated":
             assert block.marker == "file", f"{where}: name the file, <!-- file: NAME -->"
 
 
@@ -113,3 +113,33 @@ def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (test,) = doctest.DocTestFinder(recurse=False).find(Index, "Index", globs={})
     test.globs.update(Index=Index, encoder=Encoder())
     assert doctest.DocTestRunner().run(test) == (0, len(test.examples))
+
+
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="argparse prints options differently in other versions"
+)
+def test_generated_pages_are_up_to_date() -> None:
+    for module in ("faiss", "onnxruntime", "torch", "transformers", "yaml"):
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: the pages describe all modules")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "hooks.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_page_keeps_what_is_generated_between_its_lines() -> None:
+    spec = spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks = module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    hooks.GENERATE["number"] = lambda value: f"number {value}"
+    old = "<!-- generated: number 2 -->\nold\n<!-- /generated -->"
+    page = f"# A\n\n<!-- generated: number 1 -->\n\ntext\n\n{old}\n\nend\n"
+    kept = hooks.fill(page, keep=True)
+    assert hooks.fill(kept, keep=True) == kept
+    assert hooks.fill(kept) == hooks.fill(page) == "# A\n\nnumber 1\n\ntext\n\nnumber 2\n\nend\n"
+    assert kept.count("number 1") == kept.count("number 2") == 1 and "old" not in kept and "text" in kept

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import warnings
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,13 +40,14 @@ from ..errors import IndexDamagedError, IndexExistsError, ResumeError
 from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
+from ..storage.factory import check_rows
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State
 from ..storage.layout import Writer
 from ..storage.manifest import Manifest, SegmentEntry
 from ..words.analyzer import analyzer
 from ..words.languages import AUTO as AUTO_LANGUAGE
-from .check import check_new_id, given_vector, with_id
+from .check import check_new_id, given_vector, is_blank, with_id
 from .duplicates import near_duplicates
 from .encode import Chunk, encode_chunk, truncated_by
 from .filter import Filter
@@ -127,6 +129,8 @@ def build(
         faiss_index.create_index(settings.factory, encoder.get_embedding_dimension())
     else:
         faiss_index.import_faiss()
+    if mode == "build" and isinstance(documents, (list, tuple)) and settings.passages is None:
+        check_rows(settings.factory, len(documents))
     faiss_budget(settings.max_memory)
     what = {"build": "the build", "add": "adding", "upsert": "the upsert", "reembed": "encoding again"}[mode]
     with (
@@ -173,12 +177,16 @@ def build(
             resumed, filtered = state.rows, Filter(None)
         else:
             entry, resumed, filtered = _make_segment(job, documents, state)
+        if filtered.blank:
+            warnings.warn(filtered.told_blank(replaces=mode == "upsert"), stacklevel=3)
         if entry is None:
-            return Written(0, 0, 0, filtered.unchanged, filtered.repeated)
+            return Written(0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank)
         near = near_duplicates(writer, entry, manifest.dimension, settings.dedup)
         written, replaced = publish(writer, manifest, entry, base, mode=mode, left_out=near)
         forget(writer)
-        return Written(written, replaced, resumed, filtered.unchanged, filtered.repeated + len(near))
+        return Written(
+            written, replaced, resumed, filtered.unchanged, filtered.repeated + len(near), filtered.blank
+        )
 
 
 def _live(writer: Writer, mode: Mode, settings: BuildSettings, state: State | None) -> Manifest | None:
@@ -266,7 +274,7 @@ def _stored(
     store = staging.documents
     adding_to = job.base if job.mode == "add" else None
     chunk = Chunk()
-    for pieces in filtered.pieces(_pieces(job, documents)):
+    for pieces in filtered.pieces(_pieces(job, documents, filtered)):
         for document in pieces:
             known = store.replaying
             try:
@@ -294,11 +302,14 @@ def _stored(
         yield chunk
 
 
-def _pieces(job: _Job, documents: Iterable[str | Document]) -> Iterator[list[Document]]:
+def _pieces(job: _Job, documents: Iterable[str | Document], filtered: Filter) -> Iterator[list[Document]]:
     """Each document with its id, or its passages."""
     for position, item in enumerate(documents):
         try:
             document = with_id(item, position, required=job.mode != "build")
+            if job.mode != "reembed" and is_blank(document):
+                filtered.note_blank(document)
+                continue
             if job.cutter is None:
                 yield [document]
                 continue

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..auto.measure import apply
-from ..errors import BuildError
+from ..errors import BuildError, TooFewVectorsError
 from ..storage.faiss_index import (
     MIN_POINTS_PER_LIST,
     create_index,
@@ -118,10 +118,10 @@ def build_parts(
         except RuntimeError as error:
             if isinstance(error, BuildError):
                 raise
-            hint = "; use Flat, or fewer lists or bits" if "training points" in str(error) else ""
-            raise BuildError(
-                f"Faiss cannot build {factory!r} from {rows} vectors: {short(error)}{hint}"
-            ) from None
+            told = f"Faiss cannot build {factory!r} from {rows} vectors: {short(error)}"
+            if "training points" not in str(error):
+                raise BuildError(told) from None
+            raise TooFewVectorsError(f"{told}; use Flat, or fewer lists or bits") from None
 
 
 def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, report: Report) -> None:

@@ -20,6 +20,7 @@ from ..errors import IndexExistsError, ModelMismatchError
 from ..several import several_ids
 from ..storage import faiss_index
 from ..storage.document_store import DocumentWriter
+from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
 from ..storage.manifest import Manifest, SegmentEntry
@@ -47,12 +48,16 @@ def _changing(root: Path, what: str) -> Iterator[tuple[Writer, Generation]]:
         yield writer, base
 
 
-def delete(root: Path, ids: str | Iterable[str] | None, where: str | None, *, missing_ok: bool) -> int:
+def delete(root: Path, ids: str | Iterable[str] | None, where: Where | None, *, missing_ok: bool) -> int:
     """Delete documents; see `Index.delete`. Returns how many."""
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
     with _changing(root, "deleting") as (writer, base):
-        rows = _rows_of_ids(base, ids, missing_ok) if ids is not None else _rows_where(base, where or "")
+        rows = (
+            _rows_of_ids(base, ids, missing_ok)
+            if ids is not None
+            else _rows_where(base, "" if where is None else where)
+        )
         count = sum(map(len, rows.values()))
         if count:
             manifest = base.manifest.with_segments(tombstone(writer, base, rows))
@@ -60,7 +65,7 @@ def delete(root: Path, ids: str | Iterable[str] | None, where: str | None, *, mi
         return count
 
 
-def _rows_where(base: Generation, where: str) -> dict[int, Any]:
+def _rows_where(base: Generation, where: Where) -> dict[int, Any]:
     return {
         number: np.flatnonzero(np.unpackbits(bits, count=segment.entry.rows, bitorder="little"))
         for number, (segment, bits) in enumerate(zip(base.segments, base.choose(where), strict=True))

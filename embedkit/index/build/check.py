@@ -10,7 +10,7 @@ from ...documents.document import Document
 from ...documents.errors import InputError
 from ..storage.faiss_index import Float32Array
 
-__all__ = ["check_new_id", "given_vector", "with_id"]
+__all__ = ["check_new_id", "given_vector", "is_blank", "with_id"]
 
 
 def with_id(item: str | Document, position: int, *, required: bool) -> Document:
@@ -22,6 +22,11 @@ def with_id(item: str | Document, position: int, *, required: bool) -> Document:
     if required:
         raise InputError(origin, "a document that is added needs an id", skippable=True)
     return replace(document, id=str(position), origin=origin)
+
+
+def is_blank(document: Document) -> bool:
+    """Whether there is nothing to encode: the text is empty or white space, and no vector is given."""
+    return document.vector is None and isinstance(document.text, str) and not document.text.strip()
 
 
 def check_new_id(document: Document, taken: bool) -> None:

@@ -18,6 +18,7 @@ __all__ = ["Estimate", "estimate"]
 _ENCODED = 64
 _WARM = 8
 _DOCUMENT_BYTES = 120  # of SQLite's pages and indexes for a document, without its text
+_INDEX_BYTES = 28_000  # of an index without documents: mostly SQLite's tables
 _TEXT_COPIES = 1.6  # the text and its words in the full-text index
 
 
@@ -57,8 +58,8 @@ def estimate(
     return Estimate(
         documents=documents,
         seconds=documents * _seconds_of_one(sample, encoder),
-        disk=int(documents * row),
-        disk_while_building=int(documents * (row + vector)),
+        disk=_INDEX_BYTES + int(documents * row),
+        disk_while_building=_INDEX_BYTES + int(documents * (row + vector)),
         memory=min(settings.max_memory, int(resident() + documents * bytes_per_vector(index)) + (64 << 20)),
     )
 

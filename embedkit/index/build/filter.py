@@ -31,16 +31,30 @@ class Filter:
     Attributes:
         unchanged: documents that were dropped because the base holds them.
         repeated: documents that were dropped because an earlier one has the same text.
+        blank: documents that were dropped because their text is empty or white space.
     """
 
     def __init__(self, base: Generation | None, *, passages: bool = False, repeated: bool = False) -> None:
         """Compare with ``base``, unless it is ``None``; ``repeated``: drop repeated texts."""
         self.unchanged = 0
         self.repeated = 0
+        self.blank = 0
+        self._first_blank = ""
         self._base = base
         self._passages = passages
         self._seen: set[bytes] | None = set() if repeated else None
         self._passed: set[str] = set()
+
+    def note_blank(self, document: Document) -> None:
+        """Count ``document``, whose text is blank."""
+        self.blank += 1
+        self._first_blank = self._first_blank or f"the document {document.id!r:.80}"
+
+    def told_blank(self, *, replaces: bool) -> str:
+        """What became of the blank ones, for a warning; ``replaces``: documents with their ids are replaced."""
+        kept = "; earlier documents with their ids stay" if replaces else ""
+        texts = "1 blank text was" if self.blank == 1 else f"{self.blank:,} blank texts were"
+        return f"{texts} left out ({'' if self.blank == 1 else 'first '}{self._first_blank}){kept}"
 
     def pieces(self, groups: Iterable[list[Document]]) -> Iterator[list[Document]]:
         """The groups (a document, or all its passages) that must be stored."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ...documents.document import Document
-from ..errors import BuildError, ResumeError
+from ..errors import BuildError, ResumeError, TooFewVectorsError
 from ..storage.durable import fsync
 from ..storage.journal import Header, Made, State, read_journal
 from ..storage.layout import JOURNAL_FILE, Writer
@@ -173,6 +173,11 @@ def disk_errors(root: Path, what: str) -> Iterator[None]:
 
     def failed(reason: object) -> BuildError:
         rows = resumable_rows(root)
+        if rows and isinstance(reason, TooFewVectorsError):
+            return BuildError(
+                f"{root}: {what} failed: {reason}; {rows:,} documents are encoded, and the command goes on from there "
+                "with such a --factory (factory=)"
+            )
         if rows:
             return BuildError(
                 f"{root}: {what} failed: {reason}; {rows:,} documents are encoded, and the same command "

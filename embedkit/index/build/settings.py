@@ -115,6 +115,7 @@ class Written:
         resumed: new documents that were encoded before an interruption.
         unchanged: documents of an upsert that the index held already, with the same text and fields.
         repeated: documents left out because an earlier one has the same text (``dedup``).
+        blank: documents left out because their text is empty or white space.
     """
 
     documents: int
@@ -122,3 +123,4 @@ class Written:
     resumed: int
     unchanged: int = 0
     repeated: int = 0
+    blank: int = 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def import_faiss_file(
         )
     if metric == "cosine":
         _check_unit(path, index)
-    with Writer(root, create=True) as writer:
+    with change_errors(root, "the import"), Writer(root, create=True) as writer:
         if writer.live() is not None:
             raise IndexExistsError(f"{root}: an index exists there; name another folder")
         name = writer.new_name()
@@ -158,6 +159,24 @@ def _rows(
     return [by_id[document_id] for document_id in wanted]
 
 
+def _check_target(path: Path) -> None:
+    """Refuse to write ``path`` where something is, or where no folder is."""
+    if os.path.lexists(path):
+        raise IndexExistsError(f"{path}: already exists; name another file")
+    if not path.absolute().parent.is_dir():
+        raise InputError(str(path), f"there is no folder {path.absolute().parent}")
+
+
+@contextlib.contextmanager
+def _removed_on_failure(*paths: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
+
+
 def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: Report | None = None) -> int:
     """Write an index's vectors as a Faiss file; see `Index.export_faiss`. Returns their number.
 
@@ -166,9 +185,12 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
     report = report or (lambda _: None)
     ids_path = path.with_name(path.name + ".ids.jsonl")
     for target in (path, ids_path):
-        if target.exists():
-            raise IndexExistsError(f"{target}: already exists; name another file")
-    with change_errors(path, "the export"), contextlib.closing(open_generation(root, lambda _: None)) as base:
+        _check_target(target)
+    with (
+        change_errors(path, "the export"),
+        _removed_on_failure(path, ids_path),
+        contextlib.closing(open_generation(root, lambda _: None)) as base,
+    ):
         manifest = base.manifest
         rows = base.living_rows()
         if len(rows) == 0:
@@ -211,8 +233,7 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
 def export_parquet_file(root: Path, path: Path, report: Report | None = None) -> int:
     """Write an index's documents and vectors; see `Index.export_parquet`. Returns their number."""
     report = report or (lambda _: None)
-    if path.exists():
-        raise IndexExistsError(f"{path}: already exists; name another file")
+    _check_target(path)
     with change_errors(path, "the export"), contextlib.closing(open_generation(root, lambda _: None)) as base:
         total = base.manifest.documents
         if total == 0:

@@ -7,23 +7,23 @@ Each query's candidates are its `DEPTH` best documents by vector and its `DEPTH`
 where c is its cosine (or dot product), c_best and c_last those of the first and the last candidate by vector, b its
 BM25 score and b_best the best one; what was not found by one of the two counts 0 there. b_rare is what a text of
 average length with the `RARE` rarest words of the query would score (`attainable`): where no document has them, the
-best one is no good match in words, and vectors count for more. Scores lie between 0 and 1, and 1 is the best by both.
-w, `DEPTH` and `RARE` are those of `benchmarks/hybrid.py`.
+best one is no good match in words, and vectors count for more. Each segment of an index weighs words by its own counts;
+its scores are brought to the scale of the whole by the quotient of what is attainable in the whole and in it. Scores
+lie between 0 and 1, and 1 is the best by both. w, `DEPTH` and `RARE` are those of `benchmarks/hybrid.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from ..storage.words import RARE, attainable
 
 __all__ = ["DEPTH", "RARE", "WORDS_WEIGHT", "Parts", "attainable", "check_weight", "fuse"]
 
 DEPTH = 200
 """Minimum number of candidates by vector, and by words."""
-
-RARE = 3
-"""Rarest words of a query that a document is expected to hold."""
 
 WORDS_WEIGHT = 0.6
 """The weight of the words by default; that of the vectors is the rest."""
@@ -61,18 +61,6 @@ def check_weight(weight: object) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"the weight of the words (hybrid) must be from 0 to 1, not {value:g}")
     return value
-
-
-def attainable(counts: Iterable[int], rows: int) -> float:
-    """The BM25 score of a text of average length that holds the `RARE` rarest words of a query once.
-
-    Args:
-        counts: for each word of the query that is not common, how many of the texts hold it.
-        rows: texts in all.
-    """
-    # as FTS5 weighs a word; of such a text, the other factor of BM25 is 1
-    weights = [max(math.log((rows - count + 0.5) / (count + 0.5)), 1e-6) for count in counts]
-    return sum(sorted(weights, reverse=True)[:RARE])
 
 
 def fuse(

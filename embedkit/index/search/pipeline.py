@@ -55,7 +55,8 @@ class SearchStats:
         """One line: queries per second, and the share of the time that each stage was busy."""
         wall = max(self.wall, 1e-9)
         shares = ", ".join(f"{stage} {seconds / wall:.0%}" for stage, seconds in self.busy.items())
-        return f"{self.queries:,} queries in {self.wall:.3f} s ({self.queries / wall:,.0f}/s); busy: {shares}"
+        what = "query" if self.queries == 1 else "queries"
+        return f"{self.queries:,} {what} in {self.wall:.3f} s ({self.queries / wall:,.0f}/s); busy: {shares}"
 
 
 def overlapped(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..storage.faiss_index import Float32Array, Int64Array
+from ..storage.filters import Where
 from ..storage.generation import Chosen, Generation
 from ..storage.search_parameters import SearchParameters
-from .hybrid import DEPTH, WORDS_WEIGHT, Parts, attainable, check_weight, fuse
+from .hybrid import DEPTH, WORDS_WEIGHT, Parts, check_weight, fuse
 
 __all__ = ["Found", "Hybrid", "PreparedSearch", "check_search_parameters", "prepare"]
 
@@ -64,9 +65,9 @@ class PreparedSearch:
         for line, text in enumerate(texts):
             pairs = zip(dense[line].tolist(), similarities[line].tolist(), strict=True)
             by_vector = [(row, similarity) for row, similarity in pairs if row >= 0]
-            by_words = self.generation.keywords(text, depth, self.chosen)
-            rare = attainable(*self.generation.counts_of_words(text))
-            fused = fuse(by_vector, by_words, self.words_weight, self.k, rare)
+            asked = self.generation.asked(text)
+            by_words = self.generation.keywords(asked, depth, self.chosen)
+            fused = fuse(by_vector, by_words, self.words_weight, self.k, asked.attainable)
             for place, (row, score, _) in enumerate(fused):
                 rows[line, place], scores[line, place] = row, score
             parts.append([part for _, _, part in fused])
@@ -78,7 +79,7 @@ def prepare(
     k: int,
     parameters: SearchParameters,
     *,
-    where: str | None = None,
+    where: Where | None = None,
     hybrid: Hybrid = False,
 ) -> PreparedSearch:
     """Check the arguments of a search, and find the documents that the condition ``where`` selects.

@@ -20,6 +20,7 @@ from ..storage.document_store import StoredDocument
 from ..storage.faiss_gpu import faiss_gpu
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.faiss_part import FaissPart
+from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.manifest import Manifest
 from ..storage.search_parameters import SearchParameters
@@ -144,7 +145,7 @@ class Searcher:
         nprobe: int | None = None,
         ef: int | None = None,
         rescore: int | None = None,
-        where: str | None = None,
+        where: Where | None = None,
         hybrid: Hybrid = None,
         per_document: bool = False,
     ) -> list[list[Hit]]:
@@ -159,7 +160,8 @@ class Searcher:
             rescore: for an index of quantized codes, look up ``rescore · k`` candidates by their codes and rank
                 them by their vectors; 0: do not. ``None``: the default of the index.
             where: find only documents that match a condition on their fields, such as
-                ``"lang = 'en' and year > 2019"``. If at least ``k`` documents match, ``k`` are found.
+                ``"lang = 'en' and year > 2019"`` or ``{"lang": "en", "year": {"$gt": 2019}}``
+                (`embedkit.index.storage.filters`). If at least ``k`` documents match, ``k`` are found.
             hybrid: also score documents by the words of the queries (BM25), and fuse the two scores to one from 0
                 to 1 (`embedkit.index.search.hybrid`): ``True``, or the weight of the words from 0 to 1. ``False``:
                 by vectors only, so that scores are cosines or dot products. ``None``: if the queries are texts and
@@ -199,7 +201,7 @@ class Searcher:
         nprobe: int | None = None,
         ef: int | None = None,
         rescore: int | None = None,
-        where: str | None = None,
+        where: Where | None = None,
     ) -> tuple[Float32Array, Int64Array]:
         """Search with vectors and return rows instead of documents: the fastest search.
 
@@ -231,7 +233,7 @@ class Searcher:
         nprobe: int | None = None,
         ef: int | None = None,
         rescore: int | None = None,
-        where: str | None = None,
+        where: Where | None = None,
         hybrid: Hybrid = None,
         per_document: bool = False,
     ) -> Iterator[list[list[Hit]]]:

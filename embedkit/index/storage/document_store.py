@@ -39,11 +39,14 @@ __all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
 _TEXTS_OF_LANGUAGE = 1000
 
 _MOST_SECONDS = 20.0  # of a condition in one segment
+_COUNTS_KEPT = 32_768
 _STEPS = 1000  # of SQLite between two looks at the clock
 _MOST_REPLACED = (
     1 << 20
 )  # characters by which replace() may lengthen a text: one step, which no clock can stop
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+
+_READABLE = ("documents", "json_each")  # what a condition may read
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +329,7 @@ class DocumentReader:
         self._path = path
         self._lock = threading.Lock()
         self._restricted = False
+        self._counts: dict[str, int] = {}
         self._allowed: Callable[[int], int] = lambda row: 1
         # immutable: no locks, no journal, so that an index on a read-only medium opens
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
@@ -338,6 +342,8 @@ class DocumentReader:
             found = 0 if last is None else last + 1
             if found != rows:
                 raise self._damaged(f"holds {found} documents where the manifest says {rows}")
+            # SQLite declares this table when it is first used, which a condition may not do
+            self._db.execute("SELECT value FROM json_each('[]')")
             # The connection keeps these where the garbage collector does not look: they must not hold the reader,
             # or one that is dropped unclosed would keep its file open forever.
             this = weakref.ref(self)
@@ -361,7 +367,7 @@ class DocumentReader:
     ) -> int:
         """While a user's condition is compiled, allow reading this one table and nothing else."""
         if not self._restricted or (
-            action in _FUNCTION_ACTIONS and (action != sqlite3.SQLITE_READ or name == "documents")
+            action in _FUNCTION_ACTIONS and (action != sqlite3.SQLITE_READ or name in _READABLE)
         ):
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
@@ -494,13 +500,20 @@ class DocumentReader:
         return found
 
     def count(self, phrase: str, most: int) -> int:
-        """The rows that hold an FTS5 phrase, replaced ones included; counted up to ``most``."""
+        """The rows that hold an FTS5 phrase, replaced ones included; counted up to ``most``, once for each phrase."""
+        known = self._counts.get(phrase)
+        if known is not None:
+            return known
         sql = "SELECT count(*) FROM (SELECT 1 FROM keywords WHERE keywords MATCH ? LIMIT ?)"
         try:
             with self._lock:
-                return int(self._db.execute(sql, (phrase, most)).fetchone()[0])
+                count = int(self._db.execute(sql, (phrase, most)).fetchone()[0])
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from None
+        if len(self._counts) >= _COUNTS_KEPT:  # a thread that adds one at the same time does no harm
+            self._counts.clear()
+        self._counts[phrase] = count
+        return count
 
     def close(self) -> None:
         """Close the file."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["check_factory"]
+__all__ = ["check_factory", "check_rows", "least_rows"]
 
 _CODE = r"(?:Flat|SQ(?:4|6|8|fp16)|RaBitQ|PQ(?P<{0}m>\d+)(?:x(?P<{0}bits>\d+))?(?:fsr?)?)"
 _GRAMMAR = re.compile(
@@ -18,6 +18,8 @@ _GRAMMAR = re.compile(
     r"HNSW(?P<hnsw>\d+)(?:[,_](?:Flat|SQ8))?|" + _CODE.format("") + ")"
     r"(?:,(?:RFlat|Refine\((?:Flat|SQ8)\)))?"
 )
+_OPQ_CENTROIDS = 256  # of the quantizer of 8 bits that Faiss trains with the rotation
+
 # What a number means, its minimum and maximum; None is the dimension of the vectors.
 _BOUNDS: dict[str, tuple[str, int, int | None]] = {
     "dimensions": ("dimensions after the transform", 1, None),
@@ -49,3 +51,30 @@ def check_factory(factory: str, dimension: int) -> None:
             raise ValueError(
                 f"the factory {factory[:80]!r} has {text[:20]} {meaning}, expected {least} to {greatest}"
             )
+
+
+def least_rows(factory: str) -> int:
+    """The number of vectors that Faiss needs to train ``factory``, which `check_factory` accepts."""
+    match = _GRAMMAR.fullmatch(factory)
+    if match is None:
+        return 1
+    found = match.groupdict()
+    needed = [1, int(found["nlist"] or 1)]
+    for subvectors, bits in (("m", "bits"), ("ivf_m", "ivf_bits")):
+        if found[subvectors] is not None:
+            needed.append(1 << int(found[bits] or 8))
+    if factory.startswith("PCA"):
+        needed.append(int(found["dimensions"]))
+    if found["opq"] is not None:
+        needed.append(_OPQ_CENTROIDS)
+    return max(needed)
+
+
+def check_rows(factory: str, rows: int) -> None:
+    """Raise ValueError if ``rows`` vectors are too few to train ``factory``."""
+    needed = least_rows(factory)
+    if 0 < rows < needed:  # of none, there is another error
+        raise ValueError(
+            f"the factory {factory!r} needs at least {needed:,} vectors, and there are {rows:,}; use 'auto', 'Flat', "
+            "or fewer lists or bits"
+        )

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -17,15 +18,16 @@ from ..words.analyzer import analyzer
 from .document_store import StoredDocument
 from .faiss_index import Float32Array, Int64Array
 from .faiss_part import Bits, FaissPart, bits_of
+from .filters import Where, condition_of
 from .layout import SEGMENTS_FOLDER, current_name, manifest_at
 from .manifest import Manifest
 from .raw import best
 from .search_parameters import SearchParameters
 from .segment import Segment
 from .where import fields_of
-from .words import common_from, match_expression, phrases_of
+from .words import attainable, common_from, match_expression, phrases_of
 
-__all__ = ["Chosen", "Generation", "open_generation"]
+__all__ = ["Asked", "Chosen", "Generation", "open_generation"]
 
 Chosen = list[Bits]
 """A bitmap per segment of the rows that match a condition and are not deleted."""
@@ -36,6 +38,21 @@ TITLE_WEIGHT = 3.0
 _CONDITIONS_KEPT = 8
 _IDS_AT_ONCE = 65_536
 _RESCORED_WHERE_MIXED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the segments are asked for the words of a query.
+
+    Attributes:
+        expressions: for each segment, an FTS5 expression; empty if it holds none of the words.
+        scales: for each segment, what its scores are multiplied by.
+        attainable: what a text with the rarest words would score; 0 if that cannot be told.
+    """
+
+    expressions: list[str]
+    scales: list[float]
+    attainable: float
 
 
 class Generation:
@@ -107,12 +124,9 @@ class Generation:
             _RESCORED_WHERE_MIXED if rescore is None and self._mixed else rescore,
         )
 
-    def choose(self, where: str) -> Chosen:
+    def choose(self, where: Where) -> Chosen:
         """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
-        if not isinstance(where, str):
-            raise TypeError(
-                f"a condition (where) is a string, e.g. \"lang = 'en'\", not {type(where).__name__}"
-            )
+        where = condition_of(where)
         with self._lock:
             known = self._chosen.get(where)
             if known is not None:
@@ -172,43 +186,52 @@ class Generation:
         """Whether no segment's full-text index is missing or was made by an earlier version."""
         return self.has_words and all(segment.entry.words is not None for segment in self.segments)
 
-    def keywords(self, query: str, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
-        """The ``limit`` best rows for the words of ``query`` and their BM25 scores, best first.
-
-        Each segment counts its own documents, so that scores of two are only nearly comparable.
-        """
-        found: list[tuple[float, int]] = []
-        for number, segment in enumerate(self.segments):
+    def asked(self, query: str) -> Asked:
+        """The words of ``query``, as each segment is asked for them."""
+        counts: list[dict[str, int]] = []
+        for segment in self.segments:
             words = segment.entry.words
             match = match_expression(query) if words is None else analyzer(words.language).match(query)
-            if match is None:
+            most = common_from(segment.entry.rows)
+            phrases = phrases_of(match or "")
+            counts.append({phrase: segment.documents.count(phrase, most) for phrase in phrases})
+        # of all words: without those of many texts it would be faster, and worse
+        expressions = [" OR ".join(phrase for phrase, count in one.items() if count) for one in counts]
+        alike = all(one.keys() == counts[0].keys() for one in counts[1:])
+        if not counts or not alike:  # segments in several languages cannot be measured by one scale
+            return Asked(expressions, [1.0] * len(counts), 0.0)
+        rows = [segment.entry.rows for segment in self.segments]
+        most = common_from(sum(rows))
+        sums = {phrase: sum(one[phrase] for one in counts) for phrase in counts[0]}
+        rare = [phrase for phrase, count in sums.items() if count < most]
+        whole = attainable([sums[phrase] for phrase in rare], sum(rows))
+        own = [
+            attainable([one[phrase] for phrase in rare], each) for one, each in zip(counts, rows, strict=True)
+        ]
+        single = len(counts) == 1 or not whole
+        scales = [1.0 if single or not each else whole / each for each in own]
+        return Asked(expressions, scales, whole)
+
+    def keywords(self, query: str | Asked, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
+        """The ``limit`` best rows for the words of ``query`` and their BM25 scores, best first.
+
+        Each segment weighs words by its own documents; its scores are brought to the scale of all.
+        """
+        asked = self.asked(query) if isinstance(query, str) else query
+        found: list[tuple[float, int]] = []
+        for number, segment in enumerate(self.segments):
+            match = asked.expressions[number]
+            if not match:
                 continue
-            weight = None if words is None else TITLE_WEIGHT
+            weight = None if segment.entry.words is None else TITLE_WEIGHT
             bits = segment.living() if chosen is None else chosen[number]
             allowed = None if bits is None else _membership(bits)
-            start = int(self._starts[number])
+            start, scale = int(self._starts[number]), asked.scales[number]
             found += [
-                (-score, start + row)
+                (-score * scale, start + row)
                 for row, score in segment.documents.keywords(match, limit, allowed, title_weight=weight)
             ]
         return [(row, -negative) for negative, row in sorted(found)[:limit]]
-
-    def counts_of_words(self, query: str) -> tuple[list[int], int]:
-        """How many documents hold each word of ``query``, and how many there are; nothing of several segments.
-
-        Common words are left out, so that they need not be counted. Each segment has scores of its own, which are
-        small in a small one: they cannot be measured by the counts of another.
-        """
-        if len(self.segments) != 1:
-            return [], 0
-        (segment,) = self.segments
-        words = segment.entry.words
-        match = match_expression(query) if words is None else analyzer(words.language).match(query)
-        if match is None:
-            return [], segment.entry.rows
-        most = common_from(segment.entry.rows)
-        counts = [segment.documents.count(word, most) for word in phrases_of(match)]
-        return [count for count in counts if count < most], segment.entry.rows
 
     def id(self, row: int) -> str:
         """The id of ``row``; ``IndexError`` if it does not exist."""

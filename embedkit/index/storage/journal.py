@@ -97,7 +97,7 @@ def read_journal(path: Path) -> State | None:
     """The state that the journal at ``path`` describes; ``None`` if nothing can be resumed."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     header: Header | None = None
     rows = 0

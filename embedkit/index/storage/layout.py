@@ -26,6 +26,7 @@ import os
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -171,8 +172,15 @@ class Writer:
             self.root.mkdir(parents=True)
         except FileExistsError:
             if not self.root.is_dir():
-                raise IndexExistsError(f"{self.root}: exists and is not a folder") from None
+                raise IndexExistsError(
+                    f"{self.root}: exists and is not a folder; an index is a folder: name a new one"
+                ) from None
             return False
+        except NotADirectoryError:
+            file = next(parent for parent in self.root.parents if parent.exists())
+            raise IndexExistsError(
+                f"{self.root}: {file} is a file, and no folder can be made in it; name another folder"
+            ) from None
         return True
 
     def _take_lock(self) -> int:
@@ -270,13 +278,29 @@ class Writer:
         fsync(self.root / TOMBSTONES_FOLDER)
         write_atomically(self.root / MANIFESTS_FOLDER / manifest.filename, manifest.to_json())
         fsync(self.root)
-        write_atomically(self.root / CURRENT_FILE, (manifest.filename + "\n").encode("ascii"))
-        if self._created:
-            fsync(self.root.absolute().parent)
+        try:
+            write_atomically(self.root / CURRENT_FILE, (manifest.filename + "\n").encode("ascii"))
+            if self._created:
+                fsync(self.root.absolute().parent)
+        except OSError as error:
+            if not self._is_live(manifest):
+                raise
+            # nothing can be undone any more: a reader may have it
+            warnings.warn(
+                f"{self.root}: the change is made and readers see it, but the disk did not confirm it "
+                f"({error.strerror or error}): after a power cut it may be gone; check the disk",
+                stacklevel=2,
+            )
         # What cannot be removed now, the next writer removes.
         with contextlib.suppress(OSError):
             self._remove_leftovers(manifest)
         self.generation += 1
+
+    def _is_live(self, manifest: Manifest) -> bool:
+        try:
+            return current_name(self.root) == manifest.filename
+        except (OSError, IndexDamagedError):
+            return False
 
     def _forget_finished(self) -> None:
         """Remove the journal of a segment that is live already: once that is deleted, it would come back."""

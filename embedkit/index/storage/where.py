@@ -4,10 +4,12 @@ The condition is an SQL expression of SQLite over the fields of a document's met
 
     lang = 'en' and year > 2019
     author.name like 'A%' or tags is null
+    'soup' in tags and 3 not in ratings
 
 A bare name is a field (dots reach into objects), but ``id`` and ``text`` are those of the document; a name in double
 quotes is always a field of the metadata. Text compared with a number, such as any field of a CSV file, is converted
-to a number first; text that is not numeric matches no number.
+to a number first; text that is not numeric matches no number. A text or number before ``in`` and a field after it asks
+whether the array in the field holds it.
 
 The condition is compiled token by token, so only an expression can reach SQLite: no table names, subqueries,
 comments or further statements.
@@ -43,6 +45,7 @@ _FUNCTIONS = frozenset(
         "round rtrim strftime substr time trim typeof unicode upper",
     )
 )
+_OPERATORS = ("||", "-", "+", "*", "/", "%")
 _OWN = {"id": "key", "text": "text"}
 
 
@@ -78,11 +81,22 @@ def compile_where(where: str) -> str:
     if not tokens:
         raise ValueError("the condition is empty; expected e.g. \"lang = 'en' and year > 2019\"")
     depth = 0
-    parts = []
+    parts: list[str] = []
+    taken = 0
     for at, token in enumerate(tokens):
+        if at < taken:
+            continue
+        if (array := _array_after(tokens, at)) is not None:
+            parts.append(_membership(where, tokens, at, array, parts))
+            taken = array + 1
+            continue
         follower = tokens[at + 1].text if at + 1 < len(tokens) else ""
         if token.kind == "name" and token.text.lower() == "in" and follower != "(":
-            raise _invalid(where, token.column, "after in comes a list, such as lang in ('en', 'de')")
+            raise _invalid(
+                where,
+                token.column,
+                "after in comes a list, such as lang in ('en', 'de'), or before it a text, such as 'a' in tags",
+            )
         if token.text == "(":
             depth += 1
         elif token.text == ")":
@@ -107,6 +121,39 @@ def compile_where(where: str) -> str:
     if depth:
         raise _invalid(where, len(where), "a ( is never closed")
     return " ".join(parts)
+
+
+def _array_after(tokens: list[_Token], at: int) -> int | None:
+    """The place of the field, if a literal at ``at`` is looked for in an array: ``'a' in tags``, ``3 not in tags``."""
+    if tokens[at].kind not in ("string", "number") and tokens[at].text.lower() not in ("true", "false"):
+        return None
+    words = [token.text.lower() if token.kind == "name" else token.text for token in tokens[at + 1 : at + 5]]
+    place = 2 if words[:2] == ["not", "in"] else 1 if words[:1] == ["in"] else 0
+    if not place or len(words) <= place:
+        return None
+    field = tokens[at + 1 + place]
+    known = field.kind == "quoted" or (field.kind == "name" and field.text.lower() not in _WORDS)
+    return at + 1 + place if known and words[place + 1 : place + 2] != ["("] else None
+
+
+def _membership(where: str, tokens: list[_Token], at: int, array: int, parts: list[str]) -> str:
+    """SQL for whether the literal at ``at`` is in the array of the field at ``array``; takes a sign from ``parts``."""
+    value = tokens[at].text
+    if at and (tokens[at - 1].kind == "compare" or tokens[at - 1].text in _OPERATORS):
+        sign = tokens[at - 1].text
+        unary = at == 1 or tokens[at - 2].text == "(" or tokens[at - 2].text.lower() in ("and", "or", "not")
+        if sign not in ("-", "+") or not unary or tokens[at].kind != "number":
+            raise _invalid(where, tokens[at].column, "put what is looked for in an array in parentheses")
+        value = parts.pop() + value
+    field = tokens[array]
+    if field.kind != "quoted" and field.text.lower() in _OWN:
+        raise _invalid(
+            where, field.column, f"{field.text} is not a field of the metadata that could be an array"
+        )
+    path = [field.text[1:-1].replace('""', '"')] if field.kind == "quoted" else field.text.split(".")
+    read = _field(where, field, path, numeric=False).replace("json_extract(", "json_each(", 1)
+    negated = "NOT " if array - at == 3 else ""
+    return f"{negated}EXISTS (SELECT 1 FROM {read} AS item WHERE item.value = {value})"
 
 
 def fields_of(where: str) -> list[Field]:

@@ -140,6 +140,9 @@ def test_the_engine_has_its_own_options(index: str, capsys: pytest.CaptureFixtur
     )
     line = done(capsys, "build", "x.jsonl", "-o", "new", "--engine", "ray", "--vectors", "v.npy", code=2)
     assert "--vectors cannot be combined with --engine ray" in line
+    for option, value in (("--include", "*.jsonl"), ("--exclude", "drafts"), ("--on-overflow", "window")):
+        line = done(capsys, "build", "x.jsonl", "-o", "new", "--engine", "ray", option, value, code=2)
+        assert f"{option} cannot be combined with --engine ray" in line
 
 
 def test_given_vectors(capsys: pytest.CaptureFixture[str]) -> None:

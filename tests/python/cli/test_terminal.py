@@ -1,6 +1,16 @@
+import io
+import re
+from collections.abc import Callable
+
 import pytest
 
-from embedkit.cli.terminal import cut, display_width, printable, table
+from embedkit.cli.common import duration, in_time, plural
+from embedkit.cli.main import main
+from embedkit.cli.model import main as model_main
+from embedkit.cli.serve import main as serve_main
+from embedkit.cli.terminal import ProgressBar, cut, display_width, printable, table
+from embedkit.index import Progress
+from embedkit.index.search.pipeline import SearchStats
 
 
 @pytest.mark.parametrize(
@@ -50,3 +60,100 @@ def test_columns_are_aligned_by_display_width() -> None:
         "  10  -0.25  a     other other other ot…",
     ]
     assert table(("rank", "score", "id", "text"), rows, None)[-1].endswith("other")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, total_bytes: int | None, *steps: Progress) -> list[str]:
+    """What a bar has drawn, draw by draw."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "90")
+    with ProgressBar(total_bytes) as bar:
+        for step in steps:
+            bar.update(step)
+            bar._bar.refresh()
+    return [line.strip() for line in terminal.getvalue().replace("\n", "\r").split("\r") if line.strip()]
+
+
+def test_a_bar_counts_documents_and_not_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(
+        monkeypatch, 4000, Progress("encode", 1000, None, 1000), Progress("encode", 4000, None, 4000)
+    )
+    quarter = r"encoding:  25%\|.*\| 1,000 documents, [\d,]+/s \[\d\d:\d\d<\d\d:\d\d\]"
+    assert any(re.fullmatch(quarter, line) for line in lines), lines
+    assert lines[-1].startswith("encoding: 100%|") and "4,000 documents" in lines[-1]
+    assert not any(re.search(r"\d[kM]?B\b|\d\.\d+ documents/s", line) for line in lines)
+
+
+def test_a_bar_without_a_total_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, None, Progress("encode", 10, None), Progress("encode", 3000, None))
+    assert re.match(r"encoding: 3,000 documents, [\d,]+/s \[", lines[-1])
+
+
+def test_training_shows_no_bar_that_stays_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(
+        monkeypatch, None, Progress("train", 0, 25_600), Progress("add", 50, 100), Progress("add", 100, 100)
+    )
+    training = [line for line in lines if "training" in line]
+    assert training and all(
+        re.fullmatch(r"training on 25,600 vectors \[\d\d:\d\d\]", line) for line in training
+    )
+    assert "100 of 100 vectors" in lines[-1] and "100%" in lines[-1]
+
+
+def test_nothing_is_drawn_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = io.StringIO()
+    monkeypatch.setattr("sys.stderr", plain)
+    with ProgressBar(100) as bar:
+        bar.update(Progress("encode", 1, None, 50))
+        bar.update(Progress("train", 0, 10))
+    assert plain.getvalue() == ""
+
+
+def test_times_and_counts() -> None:
+    assert in_time(0.0, 4) == "in 1 ms" or in_time(0.0, 4) == "in 0 ms"
+    assert (in_time(0.042, 4), in_time(0.42, 5), in_time(2.0, 4000)) == (
+        "in 42 ms",
+        "in 0.42 s",
+        "in 2.0 s (2,000/s)",
+    )
+    assert (plural(1, "query"), plural(2, "query"), plural(1000, "text")) == (
+        "1 query",
+        "2 queries",
+        "1,000 texts",
+    )
+    assert duration(0.2) == "less than a second"
+    assert str(SearchStats(queries=1, wall=1.0)).startswith("1 query in ")
+    assert str(SearchStats(queries=2, wall=1.0)).startswith("2 queries in ")
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "message"),
+    [
+        (main, ["build"], "embedkit-index build: the following arguments are required: INPUT, -o/--output"),
+        (main, ["query", "index", "x", "-k", "0"], "embedkit-index query: argument -k: "),
+        (main, [], "embedkit-index: the following arguments are required: COMMAND"),
+        (
+            model_main,
+            ["convert", "a", "b", "--precision", "x"],
+            "embedkit-model convert: argument --precision: ",
+        ),
+        (serve_main, ["--port", "x"], "embedkit-serve: argument --port: "),
+    ],
+)
+def test_wrong_arguments_are_told_in_two_lines(
+    capsys: pytest.CaptureFixture[str],
+    program: Callable[[list[str]], int],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert program(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and lines[0].startswith(message), lines
+    assert re.fullmatch(r"try '.* --help'", lines[1])

@@ -22,7 +22,9 @@ NOTE = "---\ntitle: From the front\ntags: [a, b]\nday: 2024-05-01\n---\n\n# Head
 
 
 def pdf(path: Path, lines: list[str]) -> None:
-    canvas = pytest.importorskip("reportlab.pdfgen.canvas").Canvas(str(path))
+    from reportlab.pdfgen.canvas import Canvas
+
+    canvas = Canvas(str(path))
     canvas.setTitle("The title")
     for line in lines:
         canvas.drawString(72, 700, line)
@@ -158,7 +160,8 @@ def test_an_index_of_an_earlier_version_keeps_its_names(
 
 
 def test_pdf_and_word(tmp_path: Path) -> None:
-    docx = pytest.importorskip("docx")
+    import docx
+
     pdf(tmp_path / "a.pdf", ["First page", "Second page"])
     word = docx.Document()
     word.add_heading("Chapter", 1)

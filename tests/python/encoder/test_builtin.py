@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedkit import Encoder
+from embedkit import Encoder, list_models
 from embedkit.model_folder.folder import BUILTIN
 
 
@@ -58,7 +58,7 @@ import socket
 def refuse(*arguments, **options):
     raise AssertionError("a socket was opened")
 socket.socket = socket.create_connection = socket.getaddrinfo = refuse
-from embedkit import Encoder
+from embedkit import Encoder, list_models
 assert Encoder().encode("a text").shape == (128,)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
@@ -75,3 +75,10 @@ def test_similar_texts_are_close(encoder: Encoder) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
     scores = encoder.similarity(vectors, encoder.encode_document(answers))
     assert scores.argmax(axis=1).tolist() == [0, 1, 2]
+
+
+def test_it_is_opened_by_the_name_that_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = Encoder().describe()["model"]
+    assert name == list_models()[0].name
+    assert Encoder(name).fingerprint == Encoder().fingerprint

@@ -167,3 +167,24 @@ def test_the_command_explains_scores(
     )
     assert "expected a number from 0 to 1" in run("--words-weight", "2", code=2)
     assert "--no-hybrid switches off" in run("--words-weight", "0.5", "--no-hybrid", code=2)
+
+
+def test_segments_are_brought_to_one_scale(tmp_path: Path) -> None:
+    """Of two segments, a small one would weigh a rare word as common: its scores are brought to that of the whole."""
+    encoder = FakeEncoder()
+    texts = [f"a text about boats and water, number {n}" for n in range(300)]
+    with Index.build(
+        tmp_path / "index", [Document(text, str(n)) for n, text in enumerate(texts)], encoder
+    ) as index:
+        added = [Document("the harbour of zyzzyva", "in"), Document("the harbour of another town", "out")]
+        index.add(added)
+        asked = index.generation.asked("zyzzyva harbour")
+        assert len(asked.expressions) == 2 and asked.scales[1] > 1
+        assert asked.attainable == pytest.approx(attainable([1, 2], 302))
+        several = index.search("zyzzyva harbour", k=2)[0]
+        assert [hit.id for hit in several] == ["in", "out"]
+        index.compact()
+        assert index.generation.asked("zyzzyva harbour").attainable == pytest.approx(asked.attainable)
+        for before, after in zip(several, index.search("zyzzyva harbour", k=2)[0], strict=True):
+            assert (before.id, after.id) in {("in", "in"), ("out", "out")}
+            assert before.score == pytest.approx(after.score, abs=0.2)

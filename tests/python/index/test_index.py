@@ -267,7 +267,7 @@ def test_too_few_documents_for_the_factory(tmp_path: Path, encoder: FakeEncoder)
     with pytest.raises(
         BuildError, match=r"cannot build 'IVF64,Flat' from 10 vectors: Number of training points"
     ):
-        Index.build(tmp_path / "index", sentences(10), encoder, factory="IVF64,Flat")
+        Index.build(tmp_path / "index", iter(sentences(10)), encoder, factory="IVF64,Flat")
     encoder.encode_document = None  # encoded documents are not encoded again for another factory
     with Index.build(tmp_path / "index", sentences(10), encoder, factory="Flat") as index:
         assert len(index) == 10

@@ -30,8 +30,8 @@ def test_k_is_any_integer(index: Index) -> None:
             index.search("cat", wrong)
 
 
-@pytest.mark.parametrize("where", [{"n": 3}, 5])
-def test_a_condition_is_a_string(index: Index, where: Any) -> None:
+@pytest.mark.parametrize("where", [["n", 3], 5])
+def test_a_condition_is_a_string_or_a_dict(index: Index, where: Any) -> None:
     with pytest.raises(TypeError, match="a condition"):
         index.search("cat", where=where)
     with pytest.raises(TypeError, match="a condition"):

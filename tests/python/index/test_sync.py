@@ -151,3 +151,50 @@ def test_a_kill_at_any_point_loses_nothing(folder: Path, tmp_path: Path, kind: s
 def _dimension(path: Path) -> int:
     with Index.open(path) as index:
         return index.dimension
+
+
+def age(folder: Path, seconds: int) -> None:
+    """Make all files so much older than they are."""
+    for path in folder.rglob("*.*"):
+        before = path.stat().st_mtime_ns
+        os.utime(path, ns=(before, before - seconds * 10**9))
+
+
+def rewrite(path: Path, content: str) -> None:
+    """Change a file, but neither its size nor its time."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    path.write_text(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_files_whose_size_and_time_are_the_same_are_not_read(folder: Path, tmp_path: Path) -> None:
+    age(folder, 100)
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        rewrite(folder / "d0" / "f0.txt", "test of file 0")
+        assert sync(index, folder, WHOLE).read == 0
+        done = sync(index, folder, WHOLE, checksum=True)
+        assert (done.read, done.written, done.replaced) == (1, 1, 1)
+        assert index["d0/f0.txt"].text == "test of file 0"
+        assert sync(index, folder, WHOLE, checksum=True).read == 0
+
+
+def test_a_file_that_changes_twice_within_a_tick_of_the_clock(folder: Path, tmp_path: Path) -> None:
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)  # of files that were written just now
+        rewrite(folder / "d0" / "f0.txt", "test of file 0")
+        assert sync(index, folder, WHOLE).read == 1
+        assert index["d0/f0.txt"].text == "test of file 0"
+
+
+def test_a_text_that_moves_to_another_file_stays(folder: Path, tmp_path: Path) -> None:
+    write(folder, {"a.jsonl": '{"id": "x", "text": "moves"}\n{"id": "y", "text": "stays"}\n', "b.jsonl": ""})
+    age(folder, 100)
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        write(folder, {"b.jsonl": '{"id": "x", "text": "moves"}\n'})
+        sync(index, folder, WHOLE)  # held by both for once
+        write(folder, {"a.jsonl": '{"id": "y", "text": "stays"}\n'})
+        assert sync(index, folder, WHOLE).deleted == 0
+        assert {"x", "y"} <= held(index).keys()

@@ -126,20 +126,25 @@ def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give a recipe, or --list" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_the_same_command_again(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    recipe: Path,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     original = callbacks.Progress.on_step_begin
 
     def on_step_begin(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None:
         original(self, args, state, control, **others)
         if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     command = [str(recipe), "--output", str(tmp_path / "run")]
     with monkeypatch.context() as patch:
         patch.setattr(callbacks.Progress, "on_step_begin", on_step_begin)
-        assert cli.main(command) == 130
+        assert cli.main(command) == (130 if number == signal.SIGINT else 143)
     last = capfd.readouterr().err.splitlines()[-1]
     assert last == "embedkit-train: stopped; the same command resumes from the last checkpoint"
     assert cli.main(command) == 0

@@ -1,0 +1,85 @@
+"""Passages against whole texts, on development collections.
+
+    python benchmarks/passages.py --data DIR --json OUT.json
+
+`embedkit.Index` of each collection (Cranfield, MED and CACM; `retrieval` and `retrieval_dev` of the data folder), built
+of whole texts, and of passages of several lengths, whose hits are grouped by document. nDCG@10 of vectors alone and of
+the default, hybrid search, and the median milliseconds of a query.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+from hybrid import COLLECTIONS, Judged, K, collections_of
+from retrieval import ndcg
+
+LENGTHS = (None, "64:16", "96:24", "120:30")
+
+
+def measured(judged: Judged, encoder: Any, folder: Path, passages: str | None) -> dict[str, float]:
+    """nDCG@10 and time of one index of a collection."""
+    from embedkit.index import Document, Index
+
+    documents = [
+        Document(text, str(row), {"title": title} if title else None)
+        for row, (title, text) in enumerate(zip(judged.titles, judged.texts, strict=True))
+    ]
+    result: dict[str, float] = {}
+    with Index.build(folder, documents, encoder, passages=passages) as index:
+        result["rows"] = len(index)
+        for hybrid, name in ((False, "vectors"), (None, "hybrid")):
+            ranked, taken = [], []
+            for query in judged.queries:
+                begin = time.perf_counter()
+                (hits,) = index.search(query, K, hybrid=hybrid, per_document=passages is not None)
+                taken.append((time.perf_counter() - begin) * 1e3)
+                ranked.append([int(hit.id.partition("#")[0]) for hit in hits])
+            result[name] = round(ndcg(ranked, judged.gains, K), 4)
+            result[f"{name}_ms"] = round(float(np.median(taken)), 2)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder with retrieval/ and retrieval_dev/")
+    parser.add_argument("--model", type=Path, help="model folder (default: the built-in model)")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    options = parser.parse_args(argv)
+    machine, found = common.machine_info(), common.versions(("embedkit", "numpy", "faiss-cpu"))
+    from embedkit import Encoder
+
+    encoder = Encoder(options.model, device="cpu", threads=options.threads)
+    rows = []
+    with tempfile.TemporaryDirectory() as work:
+        for name, judged in collections_of(options.data).items():
+            for passages in LENGTHS:
+                one = measured(judged, encoder, Path(work) / f"{name}-{passages}".replace(":", "-"), passages)
+                rows.append({"collection": name, "passages": passages or "whole", **one})
+    cells = []
+    for kind in dict.fromkeys(row["passages"] for row in rows):
+        mine = {row["collection"]: row for row in rows if row["passages"] == kind}
+        for name in ("vectors", "hybrid"):
+            values = [mine[one][name] for one in COLLECTIONS]
+            times = np.mean([mine[one][f"{name}_ms"] for one in COLLECTIONS])
+            cells.append(
+                [kind, name, *(f"{value:.3f}" for value in values), f"{np.mean(values):.3f}", f"{times:.1f}"]
+            )
+    print(common.table(["passages", "search", *COLLECTIONS, "mean", "ms"], cells))
+    if options.json:
+        common.write_json(
+            options.json, common.report("passages", machine=machine, versions=found, passages=rows)
+        )
+
+
+if __name__ == "__main__":
+    main()
