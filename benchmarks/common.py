@@ -22,12 +22,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+import numpy as np
+
 __all__ = [
     "RESULTS",
     "ROOT",
     "Spread",
     "add_text_arguments",
     "alternate",
+    "cosines",
     "embedkit_isa",
     "length_histogram",
     "machine_info",
@@ -322,6 +325,12 @@ def alternate(runs: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key,
         for name in order:
             taken[name].append(runs[name]())
     return taken
+
+
+def cosines(vectors: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """The cosine of each row with the same row of ``truth``. Vectors normalized in 16 bits are not of length 1."""
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(truth, axis=1)
+    return np.sum(vectors * truth, axis=1) / lengths
 
 
 # -------------------------------------------------------------------------------------------------- output

@@ -267,7 +267,7 @@ def measure(
             reference = next(
                 (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
             )
-            cosines = {key: np.sum(vectors[key] * vectors[reference], axis=1) for key in workers}
+            cosines = {key: common.cosines(vectors[key], vectors[reference]) for key in workers}
     if on_cuda:
         peaks |= gpu.ceiling()
         precisions = {key: peer_class(key).precision for key in workers}

@@ -91,7 +91,7 @@ struct EncoderConfig {
 
 /// An array of the model folder. `owner` keeps the memory alive (a mapped file).
 struct Tensor {
-  enum class Type { kFloat32, kInt8 };
+  enum class Type { kFloat32, kBf16, kInt8 };
 
   Type type = Type::kFloat32;
   const void* data = nullptr;

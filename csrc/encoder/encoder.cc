@@ -45,7 +45,7 @@ void Activations::shape(const Kernels& kernels, Precision precision, size_t rows
       stride_ = odd_lines(round_up(columns, kernels.bf16.group) * sizeof(uint16_t));
       break;
     case Precision::kInt8:
-      stride_ = odd_lines(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes);
+      stride_ = odd_lines(round_up(columns, kernels.quantized_group));
       scale_.reserve(rows);
       lowest_.reserve(rows);
       break;
@@ -211,50 +211,39 @@ void Encoder::quantize(Activations& x, Share rows, const Worker& worker) const {
   end_stage(Stage::kQuantize, worker);
 }
 
-void Encoder::add_and_normalize(const LayerNorm& norm, Activations& x, const Rows& y, Share rows) const {
-  kernels_.add_layer_norm(x.floats().row(rows.begin), x.floats().ld, y.row(rows.begin), y.ld, rows.size(),
-                          config_.hidden_size, norm.weight(), norm.bias(), config_.layer_norm_eps,
-                          x.quantized(rows.begin));
-}
-
-void Encoder::normalize_into(const LayerNorm& norm, Rows& x, const Rows* y, Activations& out,
-                             Share rows) const {
-  Rows& floats = out.floats();
-  kernels_.norm({
-      .x = x.row(rows.begin),
-      .ld = x.ld,
-      .y = y == nullptr ? nullptr : y->row(rows.begin),
-      .ld_y = y == nullptr ? 0 : y->ld,
-      .rows = rows.size(),
-      .columns = config_.hidden_size,
+NormTask Encoder::norm_task(const LayerNorm& norm, float* x, size_t ld, size_t rows, size_t columns) const {
+  return {
+      .x = x,
+      .ld = ld,
+      .rows = rows,
+      .columns = columns,
       .gamma = norm.weight(),
       .beta = norm.bias(),
       .epsilon = config_.layer_norm_eps,
       .rms = config_.norm_kind != NormKind::kLayerNorm,
-      .out = floats.row(rows.begin),
-      .ld_out = floats.ld,
-      .quantized = out.quantized(rows.begin),
-  });
+      .out = x,
+      .ld_out = ld,
+  };
+}
+
+void Encoder::normalize_into(const LayerNorm& norm, Rows& x, const Rows* y, Activations& out,
+                             Share rows) const {
+  NormTask task = norm_task(norm, x.row(rows.begin), x.ld, rows.size(), config_.hidden_size);
+  if (y != nullptr) {
+    task.y = y->row(rows.begin);
+    task.ld_y = y->ld;
+  }
+  task.out = out.floats().row(rows.begin);
+  task.ld_out = out.floats().ld;
+  task.quantized = out.quantized(rows.begin);
+  kernels_.norm(task);
 }
 
 void Encoder::end_part(const LayerNorm& behind, const LayerNorm& before, Workspace& w, Share rows) const {
-  if (!w.separate_) return add_and_normalize(behind, w.hidden_, w.projected_, rows);
+  if (!w.separate_) return normalize_into(behind, w.hidden_.floats(), &w.projected_, w.hidden_, rows);
   if (config_.norm_place == NormPlace::kAround)
-    kernels_.norm({
-        .x = w.projected_.row(rows.begin),
-        .ld = w.projected_.ld,
-        .y = nullptr,
-        .ld_y = 0,
-        .rows = rows.size(),
-        .columns = config_.hidden_size,
-        .gamma = behind.weight(),
-        .beta = behind.bias(),
-        .epsilon = config_.layer_norm_eps,
-        .rms = config_.norm_kind != NormKind::kLayerNorm,
-        .out = w.projected_.row(rows.begin),
-        .ld_out = w.projected_.ld,
-        .quantized = {},
-    });
+    kernels_.norm(
+        norm_task(behind, w.projected_.row(rows.begin), w.projected_.ld, rows.size(), config_.hidden_size));
   normalize_into(before, w.hidden_.floats(), &w.projected_, w.normed_, rows);
 }
 
@@ -263,11 +252,12 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Worker& worker
   const bool projected = weights_.projection.has_value();
   Rows& embedded = projected ? w.embedded_ : w.hidden_.floats();
   add_embeddings(batch, embedded, own);
-  if (config_.embedding_norm)
-    kernels_.add_layer_norm(embedded.row(own.begin), embedded.ld, nullptr, 0, own.size(),
-                            config_.embedding_width(), weights_.embedding_norm.weight(),
-                            weights_.embedding_norm.bias(), config_.layer_norm_eps,
-                            projected ? QuantizedRows{} : w.hidden_.quantized(own.begin));
+  if (config_.embedding_norm) {
+    NormTask task = norm_task(weights_.embedding_norm, embedded.row(own.begin), embedded.ld, own.size(),
+                              config_.embedding_width());
+    if (!projected) task.quantized = w.hidden_.quantized(own.begin);
+    kernels_.norm(task);
+  }
   if (w.separate_ && !weights_.layers.empty()) {
     const LayerNorm& norm = weights_.layers.front().attention_input_norm;
     if (norm.weight() != nullptr) {
@@ -296,21 +286,7 @@ void Encoder::place(const PackedBatch& batch, Workspace& w, size_t index, size_t
     float* x = w.query_key_value_.row(batch.cu_seqlens[sequence]) + head * width;
     if (config_.query_key_norm && head < keys) {
       const LayerNorm& norm = head < queries ? layer(index).query_norm : layer(index).key_norm;
-      kernels_.norm({
-          .x = x,
-          .ld = w.query_key_value_.ld,
-          .y = nullptr,
-          .ld_y = 0,
-          .rows = batch.length(sequence),
-          .columns = width,
-          .gamma = norm.weight(),
-          .beta = norm.bias(),
-          .epsilon = config_.layer_norm_eps,
-          .rms = config_.norm_kind != NormKind::kLayerNorm,
-          .out = x,
-          .ld_out = w.query_key_value_.ld,
-          .quantized = {},
-      });
+      kernels_.norm(norm_task(norm, x, w.query_key_value_.ld, batch.length(sequence), width));
     }
     if (turned && (head < keys || config_.rotary_value))
       kernels_.rotate(x, w.query_key_value_.ld, batch.length(sequence), width, table);
@@ -435,17 +411,12 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
       kernels_.norm({
           .x = current->row(0),
           .ld = current->ld,
-          .y = nullptr,
-          .ld_y = 0,
           .rows = sequences,
           .columns = width,
           .gamma = module.norm.data(),
-          .beta = nullptr,
           .epsilon = config_.layer_norm_eps,
-          .rms = false,
           .out = current->row(0),
           .ld_out = current->ld,
-          .quantized = {},
       });
       continue;
     }

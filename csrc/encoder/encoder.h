@@ -117,12 +117,12 @@ class Encoder {
   /// out[out_row:] = x Wᵀ + b, the panels that are this worker's.
   void linear(const Linear& weights, const Operand& x, size_t rows, Rows& out, size_t out_row,
               const Worker& worker) const;
-  /// x = layer_norm(x + y) in `rows`, quantized where the model does.
-  void add_and_normalize(const LayerNorm& norm, Activations& x, const Rows& y, Share rows) const;
+  /// x = norm(x), in floats, for `Kernels::norm`.
+  NormTask norm_task(const LayerNorm& norm, float* x, size_t ld, size_t rows, size_t columns) const;
   /// The sum of the hidden states and a part's result in `rows`, and what the next part reads: normalized
   /// behind the sum with `behind`, or the result with `behind` and the sum with `before`.
   void end_part(const LayerNorm& behind, const LayerNorm& before, Workspace& workspace, Share rows) const;
-  /// x += y (unless null), out = norm(x).
+  /// x += y (unless null), out = norm(x), quantized where the model does; out may hold x.
   void normalize_into(const LayerNorm& norm, Rows& x, const Rows* y, Activations& out, Share rows) const;
   Activations& inputs(Workspace& workspace) const {
     return workspace.separate_ ? workspace.normed_ : workspace.hidden_;

@@ -20,8 +20,18 @@ std::string shape_text(const std::vector<size_t>& shape) {
   return text + ")";
 }
 
-size_t element_size(Tensor::Type type) {
-  return type == Tensor::Type::kInt8 ? sizeof(int8_t) : sizeof(float);
+float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+const char* type_name(Tensor::Type type) {
+  switch (type) {
+    case Tensor::Type::kFloat32:
+      return "float32";
+    case Tensor::Type::kBf16:
+      return "bfloat16";
+    case Tensor::Type::kInt8:
+      return "int8";
+  }
+  return "";
 }
 
 /// Hands out tensors by name after checking type and shape.
@@ -36,9 +46,13 @@ class Reader {
     return get(name, Tensor::Type::kFloat32, std::move(shape));
   }
 
-  /// A matrix as floats, or in int8 with the scales of its rows.
+  /// A matrix in float32 or bfloat16, or in int8 with the scales of its rows.
   std::pair<Tensor, Tensor> matrix(const std::string& name, size_t rows, size_t columns) const {
-    if (precision_ != Precision::kInt8) return {floats(name, {rows, columns}), {}};
+    if (precision_ != Precision::kInt8) {
+      const auto found = tensors_.find(name);
+      const bool half = found != tensors_.end() && found->second.type == Tensor::Type::kBf16;
+      return {get(name, half ? Tensor::Type::kBf16 : Tensor::Type::kFloat32, {rows, columns}), {}};
+    }
     return {get(name, Tensor::Type::kInt8, {rows, columns}), floats(name + "_scale", {rows})};
   }
 
@@ -106,7 +120,9 @@ class Reader {
     // Kernels read whole vectors.
     memory->resize(memory->size() + Kernels::kSlack);
     Tensor tensor;
-    tensor.type = std::is_same_v<Value, int8_t> ? Tensor::Type::kInt8 : Tensor::Type::kFloat32;
+    tensor.type = std::is_same_v<Value, int8_t>     ? Tensor::Type::kInt8
+                  : std::is_same_v<Value, uint16_t> ? Tensor::Type::kBf16
+                                                    : Tensor::Type::kFloat32;
     tensor.data = memory->data();
     tensor.shape = std::move(shape);
     tensor.owner = std::move(memory);
@@ -136,8 +152,15 @@ class Reader {
   /// The first `heads` heads of the rows in pairs, where positions turn halves.
   Tensor paired(const Tensor& tensor, size_t heads) const {
     if (config_.rotary_base == 0 || tensor.data == nullptr) return tensor;
-    return tensor.type == Tensor::Type::kInt8 ? paired_rows<int8_t>(tensor, heads)
-                                              : paired_rows<float>(tensor, heads);
+    switch (tensor.type) {
+      case Tensor::Type::kInt8:
+        return paired_rows<int8_t>(tensor, heads);
+      case Tensor::Type::kBf16:
+        return paired_rows<uint16_t>(tensor, heads);
+      case Tensor::Type::kFloat32:
+        break;
+    }
+    return paired_rows<float>(tensor, heads);
   }
 
   Linear::Part paired(Linear::Part part, size_t heads) const {
@@ -148,9 +171,7 @@ class Reader {
     const auto found = tensors_.find(name);
     require(found != tensors_.end(), "the model has no tensor '", name, "'");
     const Tensor& tensor = found->second;
-    require(tensor.type == type, "tensor '", name, "' is ",
-            tensor.type == Tensor::Type::kFloat32 ? "float32" : "int8", ", not ",
-            type == Tensor::Type::kFloat32 ? "float32" : "int8");
+    require(tensor.type == type, "tensor '", name, "' is ", type_name(tensor.type), ", not ", type_name(type));
     require(tensor.shape == shape, "tensor '", name, "' has shape ", shape_text(tensor.shape),
             ", config.json says ", shape_text(shape));
     return tensor;
@@ -251,18 +272,25 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
   float* scale = bias + columns_;
   float* row_sums = scale + columns_;
 
-  const size_t element = element_size(parts[0].weight.type);
+  const size_t element = precision == Precision::kInt8 ? sizeof(int8_t) : sizeof(float);
   const uint8_t* rows = static_cast<const uint8_t*>(parts[0].weight.data);
+  const bool widened = std::any_of(parts.begin(), parts.end(), [](const Part& part) {
+    return part.weight.type == Tensor::Type::kBf16;
+  });
   AlignedBuffer<uint8_t> stacked;
-  if (parts.size() > 1) {
+  if (parts.size() > 1 || widened) {
     stacked.reset(out * in * element);
     rows = stacked.data();
   }
   size_t row = 0;
   for (const Part& part : parts) {
     const size_t n = part.weight.shape[0];
-    if (parts.size() > 1)
+    if (part.weight.type == Tensor::Type::kBf16) {
+      const auto* from = static_cast<const uint16_t*>(part.weight.data);
+      std::transform(from, from + n * in, reinterpret_cast<float*>(stacked.data()) + row * in, from_bf16);
+    } else if (rows == stacked.data()) {
       std::memcpy(stacked.data() + row * in * element, part.weight.data, n * in * element);
+    }
     if (part.bias.data != nullptr) std::memcpy(bias + row, part.bias.data, n * sizeof(float));
     if (part.scale.data != nullptr) std::memcpy(scale + row, part.scale.data, n * sizeof(float));
     row += n;
@@ -305,19 +333,34 @@ size_t Linear::memory_bytes() const { return weights_.size() + vectors_.size() *
 
 void EmbeddingTable::add(const Kernels& kernels, size_t row, float* out) const {
   const size_t columns = rows_.shape[1];
-  if (rows_.type == Tensor::Type::kInt8) {
-    kernels.add_scaled_int8(out, static_cast<const int8_t*>(rows_.data) + row * columns,
-                            static_cast<const float*>(scale_.data)[row], columns);
-  } else {
-    const float* from = static_cast<const float*>(rows_.data) + row * columns;
-    for (size_t i = 0; i < columns; ++i) out[i] += from[i];
+  switch (rows_.type) {
+    case Tensor::Type::kInt8:
+      return kernels.add_scaled_int8(out, static_cast<const int8_t*>(rows_.data) + row * columns,
+                                     static_cast<const float*>(scale_.data)[row], columns);
+    case Tensor::Type::kBf16: {
+      const uint16_t* from = static_cast<const uint16_t*>(rows_.data) + row * columns;
+      for (size_t i = 0; i < columns; ++i) out[i] += from_bf16(from[i]);
+      return;
+    }
+    case Tensor::Type::kFloat32: {
+      const float* from = static_cast<const float*>(rows_.data) + row * columns;
+      for (size_t i = 0; i < columns; ++i) out[i] += from[i];
+      return;
+    }
   }
 }
 
 size_t EmbeddingTable::memory_bytes() const {
   const size_t elements = rows_.shape[0] * rows_.shape[1];
-  return rows_.type == Tensor::Type::kInt8 ? elements + rows_.shape[0] * sizeof(float)
-                                           : elements * sizeof(float);
+  switch (rows_.type) {
+    case Tensor::Type::kInt8:
+      return elements + rows_.shape[0] * sizeof(float);
+    case Tensor::Type::kBf16:
+      return elements * sizeof(uint16_t);
+    case Tensor::Type::kFloat32:
+      break;
+  }
+  return elements * sizeof(float);
 }
 
 RelativeBias::RelativeBias(const Tensor& buckets, size_t positions)

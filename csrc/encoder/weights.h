@@ -16,7 +16,7 @@ namespace embedkit {
 class Linear {
  public:
   /// Stacks the rows of several (out_i, in) matrices, as for query, key and value. A bias without data is
-  /// zero. With kInt8 each weight is an int8 tensor with one float scale per row.
+  /// zero. With kInt8 each weight is an int8 tensor with one float scale per row, else float32 or bfloat16.
   struct Part {
     Tensor weight;
     Tensor scale;
@@ -42,7 +42,7 @@ class Linear {
   PackedLinear packed_{};
 };
 
-/// A table of embedding rows, float32 or int8 with a scale per row; not copied.
+/// A table of embedding rows: float32, bfloat16, or int8 with a scale per row; not copied.
 class EmbeddingTable {
  public:
   EmbeddingTable(Tensor rows, Tensor scale) : rows_(std::move(rows)), scale_(std::move(scale)) {}

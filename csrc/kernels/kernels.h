@@ -83,18 +83,18 @@ struct AttentionTask {
 struct NormTask {
   float* x;
   size_t ld;
-  const float* y;  ///< or null
-  size_t ld_y;
+  const float* y = nullptr;  ///< or null
+  size_t ld_y = 0;
   size_t rows;
   size_t columns;
   const float* gamma;
-  const float* beta;  ///< or null
+  const float* beta = nullptr;  ///< or null
   float epsilon;
-  bool rms;    ///< divide by the root of the mean square instead of subtracting the mean and dividing by the
-               ///< spread
+  bool rms = false;  ///< divide by the root of the mean square instead of subtracting the mean and dividing
+                     ///< by the spread
   float* out;  ///< may be x
   size_t ld_out;
-  QuantizedRows quantized;  ///< without data: none
+  QuantizedRows quantized = {};  ///< without data: none
 };
 
 /// bfloat16 products.
@@ -114,7 +114,6 @@ struct Kernels {
   Isa isa;
   size_t panel;            ///< output columns per packed panel in fp32
   size_t quantized_panel;  ///< and in int8 and bf16
-  size_t quantized_bytes;  ///< bytes per quantized activation
   size_t
       quantized_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
   /// Tokens of a full batch: enough rows to amortize a pass over the weights, few enough that a layer's
@@ -148,11 +147,6 @@ struct Kernels {
   /// x = activation(x) in place; with `quantized.data` its quantized form alone, which leaves x undefined.
   void (*activate)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
                    const QuantizedRows& quantized);
-  /// x = layer_norm(x + y) * gamma + beta in place (y may be null); with `quantized.data` its quantized form,
-  /// too.
-  void (*add_layer_norm)(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                         const float* gamma, const float* beta, float epsilon,
-                         const QuantizedRows& quantized);
   void (*norm)(const NormTask& task);
   /// x[r][i] = activation(x[r][activated + i]) * x[r][factor + i] for i < columns, where one of the two
   /// offsets is 0 and the other at least `columns`; with `quantized.data` as `activate`.

@@ -142,25 +142,6 @@ void activate(Activation activation, float* x, size_t ld, size_t rows, size_t co
   if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
 }
 
-void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                    const float* gamma, const float* beta, float epsilon, const QuantizedRows& quantized) {
-  for (size_t r = 0; r < rows; ++r) {
-    float* row = x + r * ld;
-    double sum = 0;
-    for (size_t i = 0; i < columns; ++i) {
-      if (y != nullptr) row[i] += y[r * ld_y + i];
-      sum += row[i];
-    }
-    const double mean = sum / static_cast<double>(columns);
-    double squares = 0;
-    for (size_t i = 0; i < columns; ++i) squares += (row[i] - mean) * (row[i] - mean);
-    const double inverse = 1.0 / std::sqrt(squares / static_cast<double>(columns) + epsilon);
-    for (size_t i = 0; i < columns; ++i)
-      row[i] = static_cast<float>((row[i] - mean) * inverse) * gamma[i] + beta[i];
-  }
-  if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
-}
-
 void norm(const NormTask& task) {
   for (size_t r = 0; r < task.rows; ++r) {
     float* x = task.x + r * task.ld;
@@ -252,7 +233,6 @@ extern const Kernels kReferenceKernels = {
     .isa = Isa::kReference,
     .panel = kPanel,
     .quantized_panel = kPanel,
-    .quantized_bytes = 1,
     .quantized_group = 1,
     .token_budget = 128,
     .feed_forward_rows = 48,
@@ -270,7 +250,6 @@ extern const Kernels kReferenceKernels = {
     .products_int8 = products_int8,
     .quantize = quantize,
     .activate = activate,
-    .add_layer_norm = add_layer_norm,
     .norm = norm,
     .activate_gated = activate_gated,
     .add_scaled_int8 = add_scaled_int8,

@@ -198,76 +198,20 @@ void activate_gated(Activation activation, float* x, size_t ld, size_t rows, siz
 
 /// Two passes for mean and variance: one pass would cancel.
 template <class V, int kLevels>
-void add_layer_norm(float* x, size_t ld, const float* y, size_t ld_y, size_t rows, size_t columns,
-                    const float* gamma, const float* beta, float epsilon, const QuantizedRows& quantized) {
-  const float inverse_columns = 1.0f / static_cast<float>(columns);
-  for (size_t r = 0; r < rows; ++r, x += ld) {
-    auto sum = V::zero();
-    const float* added = y == nullptr ? nullptr : y + r * ld_y;
-    over_columns<V>(
-        columns,
-        [&](size_t i) {
-          auto v = V::load(x + i);
-          if (added != nullptr) v = V::add(v, V::load(added + i));
-          V::store(x + i, v);
-          sum = V::add(sum, v);
-        },
-        [&](size_t i, size_t n) {
-          auto v = V::load_first(x + i, n);
-          if (added != nullptr) v = V::add(v, V::load_first(added + i, n));
-          V::store_first(x + i, v, n);
-          sum = V::add(sum, v);
-        });
-    const float mean_value = V::sum(sum) * inverse_columns;
-    const auto mean = V::set1(mean_value);
-    auto squares = V::zero();
-    over_columns<V>(
-        columns,
-        [&](size_t i) {
-          const auto d = V::sub(V::load(x + i), mean);
-          squares = V::fma(d, d, squares);
-        },
-        [&](size_t i, size_t n) {
-          const auto d = V::sub(V::first_or(V::load_first(x + i, n), n, mean_value), mean);
-          squares = V::fma(d, d, squares);
-        });
-    const auto inverse = V::set1(1.0f / __builtin_sqrtf(V::sum(squares) * inverse_columns + epsilon));
-    Range<V> range;
-    over_columns<V>(
-        columns,
-        [&](size_t i) {
-          const auto d = V::mul(V::sub(V::load(x + i), mean), inverse);
-          const auto v = V::fma(d, V::load(gamma + i), V::load(beta + i));
-          V::store(x + i, v);
-          range.add(v);
-        },
-        [&](size_t i, size_t n) {
-          const auto d = V::mul(V::sub(V::load_first(x + i, n), mean), inverse);
-          const auto v = V::fma(d, V::load_first(gamma + i, n), V::load_first(beta + i, n));
-          V::store_first(x + i, v, n);
-          range.add_first(v, n);
-        });
-    if (quantized.data == nullptr) continue;
-    if (quantized.form == QuantizedRows::Form::kBf16) {
-      round_row<V>(x, columns, quantized, r);
-    } else {
-      quantize_row<V, kLevels>(x, columns, range, quantized, r);
-    }
-  }
-}
-
-/// As `add_layer_norm`, with the sum and the result apart.
-template <class V, int kLevels>
 void norm(const NormTask& task) {
-  const float inverse_columns = 1.0f / static_cast<float>(task.columns);
+  // In locals: a store of floats may change what `task` refers to, for all the compiler knows.
+  const size_t columns = task.columns;
+  const float *gamma = task.gamma, *beta = task.beta;
+  const bool rms = task.rms;
+  const float inverse_columns = 1.0f / static_cast<float>(columns);
   for (size_t r = 0; r < task.rows; ++r) {
     float* x = task.x + r * task.ld;
     float* out = task.out + r * task.ld_out;
     auto sum = V::zero();
     const float* added = task.y == nullptr ? nullptr : task.y + r * task.ld_y;
-    if (added != nullptr || !task.rms)
+    if (added != nullptr || !rms)
       over_columns<V>(
-          task.columns,
+          columns,
           [&](size_t i) {
             auto v = V::load(x + i);
             if (added != nullptr) V::store(x + i, v = V::add(v, V::load(added + i)));
@@ -278,11 +222,11 @@ void norm(const NormTask& task) {
             if (added != nullptr) V::store_first(x + i, v = V::add(v, V::load_first(added + i, n)), n);
             sum = V::add(sum, v);
           });
-    const float mean_value = task.rms ? 0.0f : V::sum(sum) * inverse_columns;
+    const float mean_value = rms ? 0.0f : V::sum(sum) * inverse_columns;
     const auto mean = V::set1(mean_value);
     auto squares = V::zero();
     over_columns<V>(
-        task.columns,
+        columns,
         [&](size_t i) {
           const auto d = V::sub(V::load(x + i), mean);
           squares = V::fma(d, d, squares);
@@ -294,26 +238,26 @@ void norm(const NormTask& task) {
     const auto inverse = V::set1(1.0f / __builtin_sqrtf(V::sum(squares) * inverse_columns + task.epsilon));
     Range<V> range;
     over_columns<V>(
-        task.columns,
+        columns,
         [&](size_t i) {
           const auto d = V::mul(V::sub(V::load(x + i), mean), inverse);
-          auto v = V::mul(d, V::load(task.gamma + i));
-          if (task.beta != nullptr) v = V::add(v, V::load(task.beta + i));
+          const auto g = V::load(gamma + i);
+          const auto v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load(beta + i));
           V::store(out + i, v);
           range.add(v);
         },
         [&](size_t i, size_t n) {
           const auto d = V::mul(V::sub(V::load_first(x + i, n), mean), inverse);
-          auto v = V::mul(d, V::load_first(task.gamma + i, n));
-          if (task.beta != nullptr) v = V::add(v, V::load_first(task.beta + i, n));
+          const auto g = V::load_first(gamma + i, n);
+          const auto v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load_first(beta + i, n));
           V::store_first(out + i, v, n);
           range.add_first(v, n);
         });
     if (task.quantized.data == nullptr) continue;
     if (task.quantized.form == QuantizedRows::Form::kBf16) {
-      round_row<V>(out, task.columns, task.quantized, r);
+      round_row<V>(out, columns, task.quantized, r);
     } else {
-      quantize_row<V, kLevels>(out, task.columns, range, task.quantized, r);
+      quantize_row<V, kLevels>(out, columns, range, task.quantized, r);
     }
   }
 }

@@ -61,7 +61,6 @@ constexpr Kernels row_kernels(Isa isa) {
       .isa = isa,
       .panel = V::kPanel,
       .quantized_panel = V::kPanel,
-      .quantized_bytes = 1,
       .quantized_group = 0,
       .token_budget = 128,  // 64 to 256 measured alike
       .feed_forward_rows = 48,
@@ -79,7 +78,6 @@ constexpr Kernels row_kernels(Isa isa) {
       .products_int8 = nullptr,
       .quantize = quantize_rows<V, kLevels>,
       .activate = activate<V, kLevels>,
-      .add_layer_norm = add_layer_norm<V, kLevels>,
       .norm = norm<V, kLevels>,
       .activate_gated = activate_gated<V, kLevels>,
       .add_scaled_int8 = add_scaled_int8<V>,

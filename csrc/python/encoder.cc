@@ -50,11 +50,13 @@ Tensor tensor_of(const std::string& name, const py::handle& value) {
   Tensor tensor;
   if (py::isinstance<py::array_t<float>>(numpy)) {
     tensor.type = Tensor::Type::kFloat32;
+  } else if (py::isinstance<py::array_t<uint16_t>>(numpy)) {
+    tensor.type = Tensor::Type::kBf16;
   } else if (py::isinstance<py::array_t<int8_t>>(numpy)) {
     tensor.type = Tensor::Type::kInt8;
   } else {
     throw py::type_error(
-        concat("tensor '", name, "' is ", std::string(py::str(numpy.dtype())), ", not float32 or int8"));
+        concat("tensor '", name, "' is ", std::string(py::str(numpy.dtype())), ", not float32, int8, or uint16 (the bits of bfloat16)"));
   }
   if ((numpy.flags() & py::array::c_style) == 0)
     throw py::value_error(concat("tensor '", name, "' is not C-contiguous"));
@@ -82,7 +84,7 @@ void check_module(const HeadModule& module) {
     return;
   }
   require(module.weight.data != nullptr, "a dense module or a norm lacks its weight");
-  require(module.weight.type == Tensor::Type::kFloat32, "a head weight is int8, not float32");
+  require(module.weight.type == Tensor::Type::kFloat32, "a head weight is not float32");
   require(module.bias.data == nullptr ||
               (module.bias.type == Tensor::Type::kFloat32 && module.weight.shape.size() == 2 &&
                module.bias.shape == std::vector<size_t>{module.weight.shape[0]}),

@@ -90,8 +90,20 @@ class Operands {
     if (operation == "layer_norm") {
       quantized();
       return {restore, [this] {
-                kernels_.add_layer_norm(x_.data(), ld_, y_.data(), ld_, rows_, columns_, source_.data(),
-                                        source_.data(), 1e-12f, quantized_);
+                kernels_.norm({
+                    .x = x_.data(),
+                    .ld = ld_,
+                    .y = y_.data(),
+                    .ld_y = ld_,
+                    .rows = rows_,
+                    .columns = columns_,
+                    .gamma = source_.data(),
+                    .beta = source_.data(),
+                    .epsilon = 1e-12f,
+                    .out = x_.data(),
+                    .ld_out = ld_,
+                    .quantized = quantized_,
+                });
               }};
     }
     throw py::value_error(
@@ -102,7 +114,7 @@ class Operands {
 
  private:
   void quantized() {
-    const size_t stride = round_up(columns_, kernels_.quantized_group) * kernels_.quantized_bytes + 64;
+    const size_t stride = round_up(columns_, kernels_.quantized_group) + 64;
     bytes_.reset(rows_ * stride);
     scale_.reset(rows_);
     lowest_.reset(rows_);

@@ -40,7 +40,7 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
     """The tensors of one file: ``name -> array``, read-only.
 
     ``F32`` and ``I8`` tensors are views of the mapped file. ``F16`` and ``BF16`` become new float32 arrays
-    with exactly the same values. Tensors of other types can be listed but not read.
+    with exactly the same values; `bits` gives views of ``BF16``. Tensors of other types can be listed but not read.
 
     Raises:
         ValueError: the file is not a complete, consistent safetensors file.
@@ -136,6 +136,14 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
             return (array.astype("<u4") << 16).view("<f4")  # bfloat16 is the upper half of a float32
         if dtype == "F16":
             return array.astype("<f4")
+        return array if array.flags.aligned else array.copy()
+
+    def bits(self, name: str) -> npt.NDArray[np.uint16]:
+        """A ``BF16`` tensor as the upper halves of its float32 values, C-contiguous and aligned."""
+        dtype, shape, offset = self._entries[name]
+        if dtype != "BF16":
+            raise ValueError(f"{self.path}: tensor {name!r} is stored as {dtype}, not BF16")
+        array = np.frombuffer(self._map, "<u2", math.prod(shape), self._start + offset).reshape(shape)
         return array if array.flags.aligned else array.copy()
 
     def __iter__(self) -> Iterator[str]:

@@ -22,7 +22,7 @@ from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings,
 from .json_file import present, read_json, write_json
 from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
 from .tokenizer_files import TOKENIZER_FILES
-from .weights import WEIGHTS_FILES, core_head, core_tensors, stored_tensors
+from .weights import WEIGHTS_FILES, converted_tensors, core_head, stored_tensors
 
 __all__ = [
     "DenseWeights",
@@ -326,7 +326,7 @@ def _write_weights(
     settings: Settings,
     ranges: np.ndarray[Any, Any] | None,
 ) -> None:
-    tensors = core_tensors(folder, precision)
+    tensors = dict(converted_tensors(folder, precision))
     _save_tensors(work / folder.transformer.relative_to(folder.path) / WEIGHTS_FILES[precision], tensors)
     stored = hash_tensors(tensors.items())
     # fp32 weights computed from int8 ones are not those that the int8 ones were made from.

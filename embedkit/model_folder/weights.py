@@ -21,12 +21,14 @@ from .safetensors_file import SafetensorsFile
 
 __all__ = [
     "WEIGHTS_FILES",
+    "converted_tensors",
     "core_classifier",
     "core_head",
     "core_tensors",
     "dequantize",
     "quantize",
     "stored_tensors",
+    "to_bf16",
 ]
 
 Array = npt.NDArray[Any]
@@ -37,11 +39,15 @@ WEIGHTS_FILES = {"fp32": "model.safetensors", "int8": "model.int8.safetensors"}
 _INDEX = "model.safetensors.index.json"
 
 
-def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
+def stored_tensors(folder: ModelFolder, *, keep_bf16: bool = False) -> Iterator[tuple[str, Array]]:
     """Every tensor of the transformer as stored, checked, sorted by name.
 
     Tensors of fp32 folders (also stored as fp16 or bf16) are float32. Quantized tensors of int8 folders are int8,
     each followed by ``name + "_scale"`` (rows,) in float32. Arrays may be views of the mapped file.
+
+    Args:
+        folder: the model.
+        keep_bf16: give the matrices that int8 quantizes as uint16, the bits of bfloat16, where they are stored so.
 
     Raises:
         FileNotFoundError: there are no safetensors weights.
@@ -53,7 +59,19 @@ def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
             yield name, source.read(name, spec.shape, "I8")
             yield f"{name}_scale", source.read(f"{name}_scale", spec.shape[:1], "F32")
         else:
-            yield name, source.read(name, spec.shape, "float")
+            yield name, source.read(name, spec.shape, "bits" if keep_bf16 and spec.quantized else "float")
+
+
+def converted_tensors(
+    folder: ModelFolder, precision: str, *, keep_bf16: bool = False
+) -> Iterator[tuple[str, Array]]:
+    """`stored_tensors` in ``precision``: ``"int8"``, else floats."""
+    tensors = stored_tensors(folder, keep_bf16=keep_bf16)
+    if precision == "int8" and folder.precision != "int8":
+        return quantize(folder.architecture.tensor_specs(folder.config), tensors)
+    if precision != "int8" and folder.precision == "int8":
+        return dequantize(tensors)
+    return tensors
 
 
 def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
@@ -62,18 +80,27 @@ def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
     The core packs the matrices of the layers into its own memory and keeps every other array as it is; those are
     copied here. A view would depend on the file: if it is truncated, for example by ``rsync --inplace``, the process
     dies with SIGBUS, and if it is overwritten, the vectors change.
+
+    Matrices stored in bfloat16 stay so (uint16), with the same values in half the memory. With ``precision="bf16"``
+    the tables of embeddings are rounded to it; the core rounds the matrices of the layers as it packs them.
     """
-    tensors = stored_tensors(folder)
-    if precision == "bf16":  # the core rounds the matrices of the layers as it packs them
-        precision = "fp32"
-    if precision != folder.precision:
-        specs = folder.architecture.tensor_specs(folder.config)
-        tensors = quantize(specs, tensors) if precision == "int8" else dequantize(tensors)
+    specs = folder.architecture.tensor_specs(folder.config)
     layers = folder.architecture.layers
-    return {
-        name: tensor if tensor.ndim == 2 and name.startswith(layers) else _private(tensor)
-        for name, tensor in tensors
-    }
+    arrays: dict[str, Array] = {}
+    for name, tensor in converted_tensors(folder, precision, keep_bf16=precision != "int8"):
+        if tensor.ndim == 2 and name.startswith(layers):
+            arrays[name] = tensor
+        elif precision == "bf16" and name in specs and specs[name].quantized and tensor.dtype == np.float32:
+            arrays[name] = to_bf16(tensor)
+        else:
+            arrays[name] = _private(tensor)
+    return arrays
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of finite values rounded to bfloat16, to the nearest, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
 
 
 def _private(tensor: Array) -> Array:
@@ -254,7 +281,10 @@ class _Source:
         return {name: shards[shard] for name, shard in places.items()}
 
     def read(self, name: str, shape: tuple[int, ...], kind: str) -> Array:
-        """A tensor by its canonical name; ``kind`` is ``"float"``, ``"F32"`` or ``"I8"``."""
+        """A tensor by its canonical name.
+
+        ``kind`` is ``"float"``, ``"bits"`` (uint16 where all of it is stored as BF16, else float), ``"F32"`` or ``"I8"``.
+        """
         # Checkpoints converted from TensorFlow name the layer norms' tensors gamma and beta.
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         for prefix in self._prefixes:
@@ -269,6 +299,8 @@ class _Source:
     def _joined(self, parts: list[str], shape: tuple[int, ...], kind: str) -> Array:
         """The rows of several tensors of one shape."""
         rows = (shape[0] // len(parts), *shape[1:])
+        if kind == "bits" and any(self._places[part].dtype(part) != "BF16" for part in parts):
+            kind = "float"
         return np.concatenate([_checked(self._places[part], part, rows, kind) for part in parts])
 
 
@@ -276,14 +308,19 @@ def _checked(file: SafetensorsFile, name: str, shape: tuple[int, ...], kind: str
     if name not in file:
         raise ValueError(f"{file.path}: tensor {name!r} is missing; the file does not match its config.json")
     stored = file.dtype(name)
-    if (kind == "float" and stored == "I8") or kind not in ("float", stored):
-        wanted = "F32, F16 or BF16" if kind == "float" else kind
+    floating = kind in ("float", "bits")
+    if (floating and stored == "I8") or not (floating or kind == stored):
+        wanted = "F32, F16 or BF16" if floating else kind
         raise ValueError(f"{file.path}: tensor {name!r} is stored as {stored}, expected {wanted}")
     if file.shape(name) != shape:
         raise ValueError(
             f"{file.path}: tensor {name!r} has the shape {list(file.shape(name))}, "
             f"config.json makes it {list(shape)}"
         )
+    if kind == "bits" and stored == "BF16":
+        bits = file.bits(name)
+        if not ((bits & 0x7F80) == 0x7F80).any():  # the exponent of infinities and NaN
+            return bits
     tensor = file[name]
     if stored == "I8":
         if tensor.min() < -127:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,7 +40,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Batch = dict[str, Tensor]
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """A sentence encoder, the heads that train it, and the loss.
 
     A subclass sets `Options` (a frozen dataclass: the keys of a recipe's ``objective`` section) and `fields`, and
@@ -134,11 +135,11 @@ class Objective(nn.Module):
         input_ids, cu_seqlens = pack([store.ids(row) for row in texts.T.ravel()])
         return {"input_ids": input_ids, "cu_seqlens": cu_seqlens, **to_tensors(arrays)}
 
+    @abstractmethod
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
         """The ``loss`` (a mean over the batch), and the inputs of `score`, (batch, ...) each."""
-        raise NotImplementedError
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Dev scores (x 100) of a task from the outputs and arrays of all its examples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -49,9 +50,9 @@ class VectorLoss(Objective):
         super().__init__(encoder, options, tables)
         check_matryoshka(options.matryoshka, encoder.dimension)
 
+    @abstractmethod
     def loss(self, vectors: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """The loss of vectors (fields, batch, dimension), a scalar; ``targets`` are the arrays of `prepare`."""
-        raise NotImplementedError
 
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor

@@ -54,16 +54,12 @@ struct Quantized {
   AlignedBuffer<float> scale, lowest;
 
   Quantized(const Kernels& kernels, size_t rows, size_t columns)
-      : stride(round_up(columns, kernels.quantized_group) * kernels.quantized_bytes + 64),
+      : stride(round_up(columns, kernels.quantized_group) + 64),
         data(rows * stride),
         scale(rows),
         lowest(rows) {}
   QuantizedRows view() { return {data.data(), stride, scale.data(), lowest.data()}; }
-  /// q of row r, column c, whatever the element type of the instruction set.
-  int at(const Kernels& kernels, size_t r, size_t c) const {
-    if (kernels.quantized_bytes == 1) return data[r * stride + c];
-    return reinterpret_cast<const uint16_t*>(data.data() + r * stride)[c];
-  }
+  int at(size_t r, size_t c) const { return data[r * stride + c]; }
 };
 
 struct Weights {

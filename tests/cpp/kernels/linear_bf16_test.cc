@@ -72,8 +72,20 @@ void fused(const Kernels& kernels) {
   kernels.quantize(x.row(0), x.ld, kRows, kColumns, second);
   CHECK(std::memcmp(data.data(), again.data(), data.size()) == 0);
   const std::vector<float> ones(kColumns + Kernels::kSlack, 1.0f);
-  kernels.add_layer_norm(x.row(0), x.ld, y.row(0), y.ld, kRows, kColumns, ones.data(), ones.data(), 1e-12f,
-                         view);
+  kernels.norm({
+      .x = x.row(0),
+      .ld = x.ld,
+      .y = y.row(0),
+      .ld_y = y.ld,
+      .rows = kRows,
+      .columns = kColumns,
+      .gamma = ones.data(),
+      .beta = ones.data(),
+      .epsilon = 1e-12f,
+      .out = x.row(0),
+      .ld_out = x.ld,
+      .quantized = view,
+  });
   kernels.quantize(x.row(0), x.ld, kRows, kColumns, second);
   CHECK(std::memcmp(data.data(), again.data(), data.size()) == 0);
 }

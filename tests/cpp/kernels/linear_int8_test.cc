@@ -28,7 +28,7 @@ void products_are_exact(const Kernels& kernels, bool extreme) {
     for (size_t r = 0; r < rows; ++r)
       for (size_t n = 0; n < out; ++n) {
         int32_t want = 0;
-        for (size_t k = 0; k < in; ++k) want += q.at(kernels, r, k) * weights.int8[n * in + k];
+        for (size_t k = 0; k < in; ++k) want += q.at(r, k) * weights.int8[n * in + k];
         CHECK_EQ(got[r * out + n], want);
       }
   }
@@ -47,8 +47,8 @@ void scaled_products_agree(const Kernels& kernels) {
       for (size_t n = 0; n < out; ++n) {
         double want = weights.bias[n];
         for (size_t k = 0; k < in; ++k)
-          want += (double{q.scale[r]} * q.at(kernels, r, k) + q.lowest[r]) * weights.scale[n] *
-                  weights.int8[n * in + k];
+          want +=
+              (double{q.scale[r]} * q.at(r, k) + q.lowest[r]) * weights.scale[n] * weights.int8[n * in + k];
         CHECK(std::abs(y.row(r)[n] - want) < 1e-5 * (1 + std::abs(want)));
       }
     // Each row alone, and each panel alone: the same bits.

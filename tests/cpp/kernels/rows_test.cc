@@ -25,12 +25,11 @@ void quantize(const Kernels& kernels) {
         low = std::min(low, x.row(r)[c]), high = std::max(high, x.row(r)[c]);
       CHECK_EQ(q.lowest[r], low);
       for (size_t c = 0; c < columns; ++c) {
-        CHECK(q.at(kernels, r, c) >= 0 && q.at(kernels, r, c) <= 255);
-        const double back = double{q.scale[r]} * q.at(kernels, r, c) + q.lowest[r];
+        CHECK(q.at(r, c) >= 0 && q.at(r, c) <= 255);
+        const double back = double{q.scale[r]} * q.at(r, c) + q.lowest[r];
         CHECK(std::abs(back - x.row(r)[c]) <= 0.501 * q.scale[r] + 1e-6 * std::abs(x.row(r)[c]));
       }
-      for (size_t c = columns; c < round_up(columns, kernels.quantized_group); ++c)
-        CHECK_EQ(q.at(kernels, r, c), 0);
+      for (size_t c = columns; c < round_up(columns, kernels.quantized_group); ++c) CHECK_EQ(q.at(r, c), 0);
     }
   }
 }
@@ -76,7 +75,7 @@ void activate(const Kernels& kernels) {
   kernels.activate(Activation::kGelu, x.row(0), x.ld, 5, 77, view);
   for (size_t r = 0; r < 5; ++r)
     for (size_t c = 0; c < 77; ++c) {
-      const double back = double{fused.scale[r]} * fused.at(kernels, r, c) + fused.lowest[r];
+      const double back = double{fused.scale[r]} * fused.at(r, c) + fused.lowest[r];
       const double allowed = 0.501 * fused.scale[r] + 8e-5 + 1.4e-4 * std::abs(in.row(r)[c]);
       CHECK(std::abs(back - exact(Activation::kGelu, in.row(r)[c])) <= allowed);
     }
@@ -93,8 +92,20 @@ void layer_norm(const Kernels& kernels) {
       for (size_t r = 0; r < 3; ++r)
         for (size_t c = 0; c < columns; ++c)
           sum[r * columns + c] = added ? x.row(r)[c] + y.row(r)[c] : x.row(r)[c];
-      kernels.add_layer_norm(x.row(0), x.ld, added ? y.row(0) : nullptr, y.ld, 3, columns, gamma.row(0),
-                             beta.row(0), 1e-12f, view);
+      kernels.norm({
+          .x = x.row(0),
+          .ld = x.ld,
+          .y = added ? y.row(0) : nullptr,
+          .ld_y = y.ld,
+          .rows = 3,
+          .columns = columns,
+          .gamma = gamma.row(0),
+          .beta = beta.row(0),
+          .epsilon = 1e-12f,
+          .out = x.row(0),
+          .ld_out = x.ld,
+          .quantized = view,
+      });
       for (size_t r = 0; r < 3; ++r) {
         double mean = 0, variance = 0;
         for (size_t c = 0; c < columns; ++c) mean += sum[r * columns + c] / static_cast<double>(columns);
@@ -104,7 +115,7 @@ void layer_norm(const Kernels& kernels) {
           const double want =
               (sum[r * columns + c] - mean) / std::sqrt(variance + 1e-12) * gamma.row(0)[c] + beta.row(0)[c];
           if (columns > 1) CHECK(std::abs(x.row(r)[c] - want) < 1e-4);
-          const double back = double{q.scale[r]} * q.at(kernels, r, c) + q.lowest[r];
+          const double back = double{q.scale[r]} * q.at(r, c) + q.lowest[r];
           CHECK(std::abs(back - x.row(r)[c]) <= 0.501 * q.scale[r] + 1e-5);
         }
       }

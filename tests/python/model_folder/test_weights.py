@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from embedkit import Encoder
 from embedkit.model_folder.architectures import TensorSpec
 from embedkit.model_folder.folder import open_folder
-from embedkit.model_folder.weights import core_head, core_tensors, quantize
+from embedkit.model_folder.weights import core_head, core_tensors, quantize, stored_tensors, to_bf16
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
 
@@ -42,8 +44,61 @@ def test_stored_types_are_read_exactly(make_model: Callable[..., Path], dtype: s
     tensors = core_tensors(open_folder(folder), "fp32")
     assert len(tensors) == 5 + 16 * 2
     for name, tensor in tensors.items():
-        assert tensor.dtype == np.float32 and tensor.flags.c_contiguous
-        np.testing.assert_array_equal(tensor, expected[name].float().numpy())
+        assert tensor.flags.c_contiguous
+        kept = dtype == "bfloat16" and tensor.ndim == 2 and "token_type" not in name
+        assert tensor.dtype == (np.uint16 if kept else np.float32)
+        values = (tensor.astype(np.uint32) << 16).view(np.float32) if kept else tensor
+        np.testing.assert_array_equal(values, expected[name].float().numpy())
+    floats = dict(stored_tensors(open_folder(folder)))
+    assert {tensor.dtype for tensor in floats.values()} == {np.dtype(np.float32)}
+
+
+def test_rounding_to_bf16_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 100_000, np.uint32)
+    ties = (bits & np.uint32(0xFFFF0000)) | np.uint32(0x8000)
+    values = np.concatenate([bits, ties, bits & np.uint32(0x807FFFFF)]).view(
+        np.float32
+    )  # the last: subnormal
+    values = values[np.isfinite(values)]
+    expected = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+    np.testing.assert_array_equal(to_bf16(values), expected)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_bf16_folder_gives_the_vectors_of_its_values_in_fp32(
+    make_model: Callable[..., Path], tmp_path: Path, precision: str
+) -> None:
+    halves = make_model(dtype="bfloat16")
+    floats = Path(shutil.copytree(halves, tmp_path / "floats"))
+    save_file(dict(stored_tensors(open_folder(halves))), floats / "model.safetensors")
+    texts = ["the people use water", "many days", ""]
+    of_halves, of_floats = (Encoder(folder, precision=precision) for folder in (halves, floats))
+    np.testing.assert_array_equal(of_halves.encode(texts), of_floats.encode(texts))
+
+
+def test_bf16_halves_the_tables_of_embeddings(make_model: Callable[..., Path]) -> None:
+    folder = open_folder(make_model())
+    sizes = {
+        precision: {name: tensor.nbytes for name, tensor in core_tensors(folder, precision).items()}
+        for precision in ("fp32", "bf16")
+    }
+    for name in ("embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"):
+        assert 2 * sizes["bf16"][name] == sizes["fp32"][name]
+
+
+def test_a_bf16_value_that_is_not_finite_is_named(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file as load_torch
+    from safetensors.torch import save_file as save_torch
+
+    folder = Path(shutil.copytree(make_model(dtype="bfloat16"), tmp_path / "copy"))
+    tensors = load_torch(folder / "model.safetensors")
+    tensors[QUERY][3, 5] = torch.inf
+    save_torch(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"{re.escape(QUERY)}' holds inf at \[3, 5\]"):
+        core_tensors(open_folder(folder), "fp32")
 
 
 @pytest.mark.parametrize("prefix", ["bert.", ""])
