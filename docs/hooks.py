@@ -247,6 +247,16 @@ def _models() -> str:
     return "\n".join(rows)
 
 
+def _needs() -> str:
+    """Which model for which need."""
+    from embedkit.model_folder.catalog import list_needs
+
+    rows = ["| need | model | measured | |", "|---" * 4 + "|"]
+    for one in list_needs():
+        rows.append(f"| {one.need} | `{one.model}` | {one.figures or 'layout tried'} | {one.note} |")
+    return "\n".join(rows)
+
+
 def _changes() -> str:
     """CHANGELOG.md without its title."""
     return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n")[2]
@@ -264,6 +274,7 @@ GENERATE: dict[str, Callable[..., str]] = {
     "help": _help,
     "limits": _limits,
     "models": _models,
+    "needs": _needs,
     "recipes": _recipes,
     "results": _results,
     "roofline": _roofline,

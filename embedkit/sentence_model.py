@@ -157,6 +157,7 @@ class SentenceModel(LoadedModel[Engine]):
             "pooling": list(folder.pooling.modes),
             "normalizes": folder.normalizes,
             "similarity": self.similarity_fn_name,
+            "index_precision": folder.index_precision,
         }
 
     def save(

@@ -33,6 +33,8 @@ class TrainingOptions:
 
     Attributes:
         batch_size: examples per step over all processes, not counting gradient accumulation.
+        batch_tokens: mean tokens of a step's batch, in place of ``batch_size``: batches of long texts then have fewer
+            of them; None for batches of ``batch_size`` examples.
         mini_batch_size: with GradCache (Gao et al. 2021), examples whose activations are held at once; in-batch
             negatives still come from the whole batch. None computes the whole batch at once.
         gradient_accumulation: batches per optimizer step.
@@ -55,6 +57,7 @@ class TrainingOptions:
     """
 
     batch_size: int = 16
+    batch_tokens: int | None = None
     mini_batch_size: int | None = None
     gradient_accumulation: int = 1
     epochs: float = 1.0
@@ -88,9 +91,11 @@ class TrainingOptions:
         for name in ("epochs", "weight_decay", "max_grad_norm", "workers"):
             if getattr(self, name) < 0:
                 raise ValueError(f"training.{name} must not be negative, but is {getattr(self, name)}")
+        if self.batch_tokens is not None and self.no_duplicates:
+            raise ValueError("training.batch_tokens needs training.no_duplicates to be false")
         if self.max_steps < -1:
             raise ValueError(f"training.max_steps must be positive, or -1 for epochs, not {self.max_steps}")
-        for name in ("mini_batch_size", "early_stopping", "head_learning_rate"):
+        for name in ("batch_tokens", "mini_batch_size", "early_stopping", "head_learning_rate"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"training.{name} must be positive, not {value}")

@@ -293,6 +293,7 @@ class _Run:
             drop_last=self.objective.drop_last,
             rank=process_rank(),
             world_size=world_size(),
+            batch_tokens=options.batch_tokens,
         )
         steps = math.ceil(options.epochs * len(one) / options.gradient_accumulation)
         if options.max_steps > 0:

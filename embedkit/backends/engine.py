@@ -76,10 +76,13 @@ class Counts:
             )
 
         if strange:
+            from ..model_folder.catalog import multilingual
+
             warnings.warn(
                 f"{stats['unknown']} of the first {seen} {self._what} are in a script that the model does not know "
                 "(more than a third of their tokens are unknown to it), so that their vectors say little about them; "
-                "later ones are only counted, in describe()['unknown']. Use a multilingual model for them.",
+                "later ones are only counted, in describe()['unknown']. Use a multilingual model for them: "
+                f"Encoder({multilingual()!r}).",
                 stacklevel=outside_level(),
             )
 

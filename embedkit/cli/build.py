@@ -74,7 +74,8 @@ def add_commands(commands: Any) -> None:
     build.add_argument(
         "--factory",
         default="auto",
-        help="Faiss index: Flat, IVF1024,Flat, …; auto (default) is Flat below 20,000 documents, else IVF",
+        help="Faiss index: Flat, IVF1024,Flat, …; auto (default) is Flat below 20,000 documents, else IVF; "
+        "auto-int8 the same in a byte a column, which is the default of models made for that",
     )
     add_target(
         build,
@@ -86,9 +87,10 @@ def add_commands(commands: Any) -> None:
     build.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
     build.add_argument(
         "--keep",
-        choices=("fp32", "int8"),
+        choices=("fp32", "int8", "none"),
         default="fp32",
-        help="how to keep the vectors of a quantized index for re-ranking, filters and compaction (default: fp32)",
+        help="how to keep the vectors of a quantized index for re-ranking, filters and compaction (default: fp32); "
+        "none: its codes alone, which must be SQ8 or SQfp16",
     )
     build.add_argument(
         "--passages",

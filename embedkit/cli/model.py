@@ -103,9 +103,12 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from ..model_folder.catalog import list_models
+    from ..model_folder.catalog import list_models, list_needs
     from .terminal import table
 
+    needs = [(one.need, one.model, one.figures or "layout tried", one.note) for one in list_needs()]
+    print("\n".join(table(("need", "model", "measured", ""), needs, None, numbers=0)))
+    print()
     rows = [
         (
             str(model.dimension),

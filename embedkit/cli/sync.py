@@ -56,7 +56,7 @@ def add_commands(commands: Any) -> None:
     )
     again.set_defaults(run=_reembed)
     again.add_argument("index", metavar="INDEX", help="index folder")
-    again.add_argument("--model", required=True, metavar="M", help="model folder, Hub id, or embedkit-sts")
+    again.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
     again.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
     again.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")
     for command in (follow, again):

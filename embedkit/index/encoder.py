@@ -86,12 +86,17 @@ def load_encoder(
 ) -> TextEncoder:
     """The encoder that the manifest names, or the one at ``model``, with the precision of the index."""
     from .. import Encoder
-    from ..model_folder.folder import BUILTIN
+    from ..model_folder.folder import BUILTIN, FORMER_BUILTIN
 
     if model is not None and os.fspath(model) == BUILTIN.name:  # as `info` prints it
         model = None
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
+        if entry.model in FORMER_BUILTIN:
+            raise ModelMismatchError(
+                f"the index was built with {entry.model}, the built-in model of an earlier embedkit, which this one "
+                f"({BUILTIN.name}) replaces; encode its texts again: embedkit-index reembed INDEX"
+            )
         model = entry.model
     # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16.
     precision = entry.precision if device != "cpu" or entry.precision in ("fp32", "int8") else "auto"

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KnownModel", "list_models"]
+__all__ = ["KnownModel", "Need", "list_models", "list_needs", "multilingual"]
+
+_MANY = "Many languages"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,34 @@ class KnownModel:
     prompts: Mapping[str, str]
     scores: Mapping[str, float]
     sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model is needed for, and which to take.
+
+    Attributes:
+        need: such as "English search".
+        model: the argument of `Encoder`; "built-in" for none.
+        figures: what was measured, in words; empty if the weights could not be had and only the layout was tried.
+        note: what to know beside that.
+    """
+
+    need: str
+    model: str
+    figures: str
+    note: str
+
+
+def list_needs() -> list[Need]:
+    """Which model to take for which need, as in the documentation."""
+    table = json.loads((Path(__file__).parent / "catalog.json").read_text(encoding="utf-8"))
+    return [Need(**entry) for entry in table["needs"]]
+
+
+def multilingual() -> str:
+    """The name of the model for texts in many languages."""
+    return next(need.model for need in list_needs() if need.need == _MANY)
 
 
 def list_models() -> list[KnownModel]:

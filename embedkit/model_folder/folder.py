@@ -24,6 +24,7 @@ from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_
 __all__ = [
     "BUILTIN",
     "FORMAT",
+    "FORMER_BUILTIN",
     "METADATA_FILE",
     "SETTINGS_FILE",
     "SIMILARITIES",
@@ -37,6 +38,9 @@ __all__ = [
     "read_config",
     "read_length",
 ]
+
+#: Names of the models that earlier versions had built in.
+FORMER_BUILTIN = ("embedkit-sts",)
 
 BUILTIN = Path(__file__).parent.parent / "models" / "hpd-minilm-l6-128-int8"
 """The built-in model."""
@@ -97,6 +101,8 @@ class ModelFolder:
         max_seq_length_path: the file that sets it (``sentence_bert_config.json`` has older names), or None.
         do_lower_case: lower-case the text before the tokenizer's own normalization.
         truncate_dim: the number of dimensions to keep by default, or None for all.
+        index_precision: ``"int8"`` if the model's vectors lose nothing that matters in a byte a column, in which an
+            index then stores them by default; or None.
         graph_dimension: dimensions of an ONNX graph's vectors if no module describes how they are computed.
     """
 
@@ -116,6 +122,7 @@ class ModelFolder:
     truncate_dim: int | None
     stamp: Stamp
     graph_dimension: int | None = None
+    index_precision: str | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -288,6 +295,7 @@ def assemble(
         similarity_fn_name=settings.similarity(),
         truncate_dim=settings.truncate_dim(),
         stamp=stamp,
+        index_precision=settings.index_precision(),
     )
 
 
@@ -348,6 +356,13 @@ class SentenceConfig:
         if name is not None and name not in SIMILARITIES:
             raise self._wrong("similarity_fn_name", f"one of {', '.join(SIMILARITIES)}")
         return name
+
+    def index_precision(self) -> str | None:
+        """``index_precision``, or None."""
+        value = self.text("index_precision")
+        if value not in (None, "int8", "fp32"):
+            raise self._wrong("index_precision", "int8 or fp32")
+        return value
 
     def truncate_dim(self) -> int | None:
         """The number of dimensions to keep, or None for all."""

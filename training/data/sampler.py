@@ -7,6 +7,7 @@ skipping the batches it has seen, and the global batches do not depend on the nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -52,7 +53,8 @@ class TaskSampler:
     """Batches of texts of similar length, to save padding, each from a single task.
 
     A pass over a task is shuffled, cut into megabatches of 50 batches, each sorted by length and cut into batches;
-    then the batches are shuffled.
+    then the batches are shuffled. With ``batch_tokens``, batches have about as many tokens each, and so fewer texts the
+    longer they are.
 
     With several processes, each global batch is split into equal contiguous shares, one per process. To make
     the shares of a partial batch equal as well, up to ``world_size - 1`` random indices are dropped in such a pass.
@@ -83,19 +85,21 @@ class TaskSampler:
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        batch_tokens: int | None = None,
     ) -> None:
         """Prepare epoch 0.
 
         Args:
             lengths: (n,), tokens of each example of all tasks.
             tasks: name -> its examples: a range, the result of `balanced_fraction`, or `TaskRows`.
-            batch_size: of the global batch, over all processes.
+            batch_size: of the global batch, over all processes; not used with ``batch_tokens``.
             schedule: see the class.
             epochs: over which ``annealed`` anneals; later epochs are like the last.
             seed: of the order.
             drop_last: leave out the partial batch of a task; its indices are random.
             rank: number of this process.
             world_size: number of processes.
+            batch_tokens: mean tokens of a global batch, in place of ``batch_size``; None for that.
 
         Raises:
             ValueError: a number is out of range, `batch_size` is not a multiple of `world_size`, a task has no
@@ -108,6 +112,7 @@ class TaskSampler:
             drop_last=drop_last,
             rank=rank,
             world_size=world_size,
+            batch_tokens=batch_tokens,
         )
         if schedule not in get_args(Schedule):
             raise ValueError(f"schedule={schedule!r}: give one of {', '.join(get_args(Schedule))}")
@@ -243,7 +248,9 @@ class _Plan:
         drop_last: bool,
         rank: int,
         world_size: int,
+        batch_tokens: int | None = None,
     ) -> None:
+        self._batch_tokens = None if batch_tokens is None else _positive("batch_tokens", batch_tokens)
         self.lengths = np.asarray(lengths)
         if self.lengths.ndim != 1:
             raise ValueError(f"lengths is of shape {self.lengths.shape}; give one number for each example")
@@ -254,7 +261,7 @@ class _Plan:
         self._rank = _not_negative("rank", rank)
         if rank >= world_size:
             raise ValueError(f"rank={rank}: with world_size={world_size} ranks end at {world_size - 1}")
-        if batch_size % world_size:
+        if batch_tokens is None and batch_size % world_size:
             raise ValueError(
                 f"batch_size={batch_size} is the global batch size and not a multiple of the {world_size} processes; "
                 f"give {-(-batch_size // world_size) * world_size}"
@@ -263,6 +270,10 @@ class _Plan:
     def check(self, name: str, rows: _Rows) -> None:
         if len(rows.indices) and not 0 <= rows.indices.min() <= rows.indices.max() < len(self.lengths):
             raise ValueError(f"{name} has an index outside of the {len(self.lengths)} examples")
+        if rows.texts is not None and self._batch_tokens is not None:
+            raise ValueError(
+                f"{name}: batches of batch_tokens may hold a text twice; give batch_size instead"
+            )
         if not self.batches(rows):
             raise ValueError(
                 f"{name} has {rows.draws} examples and no whole batch of {self.batch_size}; "
@@ -273,7 +284,11 @@ class _Plan:
         return np.random.default_rng([self._seed, *stream])
 
     def batches(self, rows: _Rows) -> int:
-        return -(-self._used(rows) // self.batch_size)
+        used = self._used(rows)
+        if self._batch_tokens is None:
+            return -(-used // self.batch_size)
+        tokens = used * float(self.lengths[rows.indices].mean()) if used else 0.0
+        return min(used // self._world_size, math.ceil(tokens / self._batch_tokens))
 
     def share(self, batch: Indices) -> list[int]:
         size = len(batch) // self._world_size
@@ -288,7 +303,10 @@ class _Plan:
             drawn = random.permutation(len(rows.indices))[: self._used(rows)]
         else:
             drawn = random.choice(len(rows.indices), self._used(rows), p=rows.weights)
-        batches: list[Indices] = []
+        if self._batch_tokens is not None:
+            batches = self._by_tokens(rows.indices[drawn], self.batches(rows))
+            return [batches[i] for i in random.permutation(len(batches))]
+        batches = []
         span = _MEGABATCH * self.batch_size
         for start in range(0, len(drawn), span):
             block = drawn[start : start + span]
@@ -299,8 +317,28 @@ class _Plan:
             batches += [block[at : at + self.batch_size] for at in range(0, len(block), self.batch_size)]
         return [batches[i] for i in random.permutation(len(batches))]
 
+    def _by_tokens(self, drawn: Indices, count: int) -> list[Indices]:
+        """``count`` batches, those of a megabatch with about as many tokens each, at least a text a process."""
+        batches: list[Indices] = []
+        units, world = len(drawn) // self._world_size, self._world_size
+        parts = -(-count // _MEGABATCH)
+        for part in range(parts):
+            own = (part + 1) * count // parts - part * count // parts
+            block = drawn[part * units // parts * world : (part + 1) * units // parts * world]
+            block = block[np.argsort(-self.lengths[block], kind="stable")]
+            tokens = self.lengths[block].reshape(-1, world).sum(1).cumsum()
+            cuts = np.searchsorted(tokens, tokens[-1] * np.arange(1, own) / own) + 1
+            number = np.arange(1, own)
+            # each batch has a unit at least: from the left, then from the right
+            cuts = np.maximum.accumulate(cuts - number) + number
+            cuts = np.minimum(cuts, len(tokens) - own + number)
+            batches += np.split(block, cuts * world)
+        return batches
+
     def _used(self, rows: _Rows) -> int:
         """How many indices a pass yields."""
+        if self._batch_tokens is not None:
+            return rows.draws // self._world_size * self._world_size
         unit = self.batch_size if self._drop_last else self._world_size
         return rows.draws // unit * unit
 

@@ -49,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     student.add_argument("--student", metavar="MODEL", help="a smaller encoder to start from instead")
     student.add_argument("--dim", type=int, default=256, metavar="N", help="of its vectors (default: 256)")
     student.add_argument(
+        "--bytes",
+        type=int,
+        metavar="N",
+        help="of a stored vector: --dim (default), a byte a column, or 4 times that, float32",
+    )
+    student.add_argument(
         "--prefixes",
         type=_numbers,
         metavar="N,N",
@@ -68,9 +74,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument("--epochs", type=float, default=1.0, metavar="N", help="(default: 1)")
     training.add_argument("--max-steps", type=int, default=-1, metavar="N", help="instead of --epochs")
     training.add_argument(
-        "--batch-size", type=int, default=64, metavar="N", help="texts a step (default: 64)"
+        "--batch-tokens", type=int, default=3072, metavar="N", help="mean tokens of a step (default: 3072)"
+    )
+    training.add_argument(
+        "--eval-steps",
+        type=float,
+        default=0.1,
+        metavar="N",
+        help="steps between checkpoints, or a fraction of the training (default: 0.1)",
     )
     training.add_argument("--learning-rate", type=float, default=3e-4, metavar="X", help="(default: 3e-4)")
+    training.add_argument(
+        "--head-learning-rate",
+        type=float,
+        default=5e-4,
+        metavar="X",
+        help="of the projection (default: 5e-4)",
+    )
     training.add_argument("--precision", default="fp32", metavar="NAME", help="fp32 (default) or bf16")
     training.add_argument("--seed", type=int, default=1, metavar="N", help="(default: 1)")
     training.add_argument(
@@ -97,6 +117,7 @@ def run(options: argparse.Namespace) -> int:
 
     fields = {field.name for field in dataclasses.fields(DistillOptions)}
     chosen = {name: value for name, value in vars(options).items() if name in fields}
+    chosen["index_precision"] = _index_precision(options.dim, options.bytes)
     chosen |= {"dimension": options.dim, "evaluation": _evaluation(options)}
     report = distill(
         options.teacher,
@@ -110,6 +131,20 @@ def run(options: argparse.Namespace) -> int:
         for label, row in report["rows"].items():
             print(f"  {label}: " + ", ".join(f"{name} {value:,}" for name, value in row.items()))
     return 0
+
+
+def _index_precision(dimension: int, size: int | None) -> str:
+    """What ``--bytes`` means.
+
+    Raises:
+        ValueError: it is neither a byte nor four a column.
+    """
+    if size not in (None, dimension, 4 * dimension):
+        raise ValueError(
+            f"--bytes {size} with --dim {dimension}: give {dimension}, a byte a column, or {4 * dimension}, or another "
+            f"--dim, such as {size}"
+        )
+    return "fp32" if size == 4 * dimension else "int8"
 
 
 def _evaluation(options: argparse.Namespace) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 
 from ...documents.readers import Corpus
 from ...encoder import Encoder
+from ...model_folder.folder import SETTINGS_FILE
+from ...model_folder.json_file import read_json, write_json
 from ..recipe import Recipe, recipe_of
 from ..trainer import train
 from ..whole_file import write_text
@@ -30,6 +33,7 @@ __all__ = ["DistillOptions", "distill"]
 
 _LOG = logging.getLogger("embedkit")
 _LEAST = 64  # texts: fewer teach nothing
+_WARMUP = 0.02  # of the steps: the student starts close to the teacher
 _HELD_OUT = 2000  # texts at most; a tenth of fewer than 20,000
 
 
@@ -45,13 +49,16 @@ class DistillOptions:
         prompt: that the teachers read each text with, as in their cards. The student needs none.
         max_length: maximum number of tokens in a text, special tokens included.
         epochs, max_steps: length of the training; ``max_steps`` takes precedence.
-        batch_size: texts a step.
+        batch_tokens: mean tokens of a step's batch, whose texts are of similar length.
+        eval_steps: steps between checkpoints with their dev scores, or a fraction of the training if below 1. A run
+            that is stopped goes on from the last.
         learning_rate, head_learning_rate: of the layers and of the projection.
         precision: ``fp32``, or ``bf16`` for mixed precision.
         teacher_precision: ``fp32``, ``int8``, or ``auto`` for that of a teacher's folder.
         early_stopping: stop after this number of dev scores without improvement.
         evaluation: further dev sets, as in a recipe's ``evaluation`` section; with ``select``, one of them selects the
             best checkpoint, rather than the loss on the texts that were held out.
+        index_precision: how an index stores the student's vectors by default: ``int8``, a byte a column, or ``fp32``.
         license: of the student, an SPDX name or "other"; that of the teachers and texts limits it.
         seed: of order and dropout.
     """
@@ -64,15 +71,22 @@ class DistillOptions:
     max_length: int = 256
     epochs: float = 1.0
     max_steps: int = -1
-    batch_size: int = 64
+    batch_tokens: int = 3072
+    eval_steps: float = 0.1
     learning_rate: float = 3e-4
     head_learning_rate: float = 5e-4
     precision: str = "fp32"
     teacher_precision: str = "auto"
     early_stopping: int | None = None
     evaluation: dict[str, Any] = field(default_factory=dict)
+    index_precision: str = "int8"
     license: str = "other"
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        """Check what a recipe does not."""
+        if self.index_precision not in ("int8", "fp32"):
+            raise ValueError(f"index_precision must be int8 or fp32, not {self.index_precision!r}")
 
     def nested(self) -> list[int]:
         """The prefixes, the widest first."""
@@ -128,8 +142,13 @@ def distill(
         return report
     trained = output / "run" / "model"
     with Encoder(trained, precision="fp32") as student:
-        student.save(output / "float")
-        student.save(output / "model", "int8")
+        for name, precision in (("float", "fp32"), ("model", "int8")):
+            shutil.rmtree(output / name, ignore_errors=True)  # of a call that was stopped before its report
+            student.save(output / name, precision)
+            settings = read_json(output / name / SETTINGS_FILE)
+            write_json(
+                output / name / SETTINGS_FILE, {**settings, "index_precision": options.index_precision}
+            )
     held = read_texts(held_file)
     found = compare(named, options, output, held)
     report = {
@@ -234,13 +253,14 @@ def _recipe(
             },
             "data": {"texts": sources[0]},
             "training": {
-                "batch_size": options.batch_size,
+                "batch_tokens": options.batch_tokens,
                 "epochs": options.epochs,
                 "max_steps": options.max_steps,
                 "learning_rate": options.learning_rate,
                 "head_learning_rate": options.head_learning_rate,
                 "precision": options.precision,
-                "eval_steps": 0.1,
+                "eval_steps": options.eval_steps,
+                "warmup_ratio": _WARMUP,
                 "early_stopping": options.early_stopping,
                 "seed": options.seed,
             },

@@ -30,7 +30,7 @@ from ..words.languages import check_language
 from .publish import dated, in_language_of, tombstone
 from .resume import change_errors
 from .segment import finish_segment, remove_all_but
-from .settings import BuildSettings, Progress, Report
+from .settings import READ_BACK, BuildSettings, Progress, Report
 
 __all__ = ["compact", "delete", "merge", "set_search_defaults"]
 
@@ -107,7 +107,7 @@ def compact(
     """
     with _changing(root, "compacting") as (writer, base):
         manifest = base.manifest
-        if factory is not None and factory != faiss_index.AUTO:
+        if factory not in (None, faiss_index.AUTO, faiss_index.AUTO_INT8):
             faiss_index.create_index(factory, manifest.dimension)
         whole = len(base.segments) == 1 and base.segments[0].entry.tombstones is None
         if language is not None:
@@ -116,6 +116,8 @@ def compact(
         if not base.segments or (whole and current and factory in (None, manifest.factory)):
             return False
         manifest = replace(manifest, factory=manifest.factory if factory is None else factory)
+        if manifest.kept == "none" and not manifest.factory.endswith(READ_BACK):
+            manifest = replace(manifest, kept="int8")
         if factory is not None:  # they were measured on a different kind of index
             manifest = replace(manifest, nprobe=None, ef=None, rescore=None, tuning=None)
         settings = replace(settings, factory=manifest.factory, kept=manifest.kept)

@@ -11,6 +11,7 @@ from ..encoder import TextEncoder
 from ..storage.faiss_index import create_index, is_exact, resolve_factory
 from .build_parts import bytes_per_vector
 from .memory import resident
+from .publish import storage_of
 from .settings import BuildSettings
 
 __all__ = ["Estimate", "estimate"]
@@ -49,10 +50,11 @@ def estimate(
 ) -> Estimate:
     """Extrapolate from ``sample`` (not empty) to ``documents``; encodes some of it to time the encoder."""
     dimension = encoder.get_embedding_dimension()
-    index = create_index(resolve_factory(settings.factory, documents), dimension)
+    factory, kept = storage_of(encoder, settings)
+    index = create_index(resolve_factory(factory, documents), dimension)
     vector = 4 * dimension
     codes = getattr(index, "code_size", vector) if not is_exact(index) else vector
-    stored = codes + (0 if is_exact(index) else vector)
+    stored = codes + (0 if is_exact(index) or kept == "none" else vector)
     text = sum(len(document.text.encode("utf-8", "replace")) for document in sample) / len(sample)
     row = stored + _DOCUMENT_BYTES + _TEXT_COPIES * text
     return Estimate(

@@ -14,23 +14,33 @@ from ...documents.passages import document_of
 from ..auto.stored import CHOICE_FILE, read_choice
 from ..encoder import TextEncoder, describe_encoder, own_max_length
 from ..errors import ResumeError
-from ..storage.faiss_index import Int64Array
+from ..storage.faiss_index import AUTO as AUTO_FACTORY
+from ..storage.faiss_index import AUTO_INT8, Int64Array
 from ..storage.faiss_part import bits_of
 from ..storage.generation import Generation
 from ..storage.ids import Ids
 from ..storage.layout import Writer
-from ..storage.manifest import IDS_FILE, Manifest, SegmentEntry
+from ..storage.manifest import IDS_FILE, Manifest, Raw, SegmentEntry
 from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
 from .settings import BuildSettings, Mode
 
-__all__ = ["again", "dated", "in_language_of", "new_manifest", "publish", "tombstone"]
+__all__ = ["again", "dated", "in_language_of", "new_manifest", "publish", "storage_of", "tombstone"]
 
 _IDS_AT_ONCE = 4096
 
 
+def storage_of(encoder: TextEncoder, settings: BuildSettings) -> tuple[str, Raw]:
+    """The factory and what is kept beside its codes: as given, or a byte a column where the model asks for that."""
+    asked = encoder.describe().get("index_precision")
+    if settings.factory == AUTO_FACTORY and settings.target_recall is None and asked == "int8":
+        return AUTO_INT8, "none"
+    return settings.factory, settings.kept
+
+
 def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
     """The manifest of an index without documents; `dated` completes it."""
+    factory, kept = storage_of(encoder, settings)
     return Manifest(
         generation=0,
         created="",
@@ -38,8 +48,8 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         documents=0,
         dimension=encoder.get_embedding_dimension(),
         metric=settings.metric,
-        factory=settings.factory,
-        kept=settings.kept,
+        factory=factory,
+        kept=kept,
         encoder=describe_encoder(encoder),
         segments=(),
         language=settings.language,
@@ -51,12 +61,14 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
 
 def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> Manifest:
     """The manifest of the same index with vectors of another ``encoder``; what was measured is dropped."""
+    automatic = manifest.factory in (AUTO_FACTORY, AUTO_INT8)
+    kept = "fp32" if manifest.kept == "none" else manifest.kept
+    settings = replace(settings, factory=AUTO_FACTORY if automatic else manifest.factory, kept=kept)
     fresh = new_manifest(encoder, settings)
     return replace(
         fresh,
         metric=manifest.metric,
-        factory=manifest.factory,
-        kept=manifest.kept,
+        kept=fresh.kept if automatic else manifest.kept,
         root=manifest.root,
         passages=manifest.passages,
         language=manifest.language,

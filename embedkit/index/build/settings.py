@@ -10,13 +10,16 @@ from ...arguments import check_threads
 from ...documents.errors import OnError
 from ...documents.passages import Passages
 from ..auto.stored import check_target
-from ..storage.faiss_index import AUTO
+from ..storage.faiss_index import AUTO, AUTO_INT8
 from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw
 from ..words.languages import AUTO as AUTO_LANGUAGE
 from ..words.languages import check_language
 from .memory import DEFAULT_MAX_MEMORY
 
-__all__ = ["BuildSettings", "Mode", "Progress", "Report", "Written", "near_similarity"]
+__all__ = ["READ_BACK", "BuildSettings", "Mode", "Progress", "Report", "Written", "near_similarity"]
+
+#: Ends of the factories whose codes do for filters and compaction.
+READ_BACK = ("SQ8", "SQfp16", "Flat", AUTO_INT8)
 
 Mode = Literal["build", "add", "upsert", "reembed"]
 
@@ -52,8 +55,13 @@ class BuildSettings:
         object.__setattr__(self, "language", check_language(self.language))
         if self.metric not in METRICS:
             raise ValueError(f"metric must be 'cosine' or 'dot', not {self.metric!r}")
-        if self.kept not in RAW_KINDS or self.kept == "none":
-            raise ValueError(f"kept must be 'fp32' or 'int8', not {self.kept!r}")
+        if self.kept not in RAW_KINDS:
+            raise ValueError(f"kept must be 'fp32', 'int8' or 'none', not {self.kept!r}")
+        if self.kept == "none" and not self.factory.endswith(READ_BACK):
+            raise ValueError(
+                f"kept 'none' needs codes that vectors can be read back from, of a factory that ends with "
+                f"{', '.join(READ_BACK[:-1])}, not {self.factory!r}; use kept 'int8'"
+            )
         if isinstance(self.on_error, str) and self.on_error not in ("stop", "skip"):
             raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {self.on_error!r}")
         if self.threads is not None:

@@ -22,7 +22,7 @@ from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.faiss_part import FaissPart
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
-from ..storage.manifest import Manifest
+from ..storage.manifest import RAW_FILE, Manifest
 from ..storage.search_parameters import SearchParameters
 from .device import gpu_number
 from .grouping import best_of_documents
@@ -122,6 +122,7 @@ class Searcher:
             "ef": manifest.ef or (None if largest is None else largest.ef),
             "rescore": manifest.rescore,
             "tuning": manifest.tuning,
+            "bytes_per_vector": _bytes_per_vector(manifest),
             "kept": ", ".join(sorted({segment.raw for segment in manifest.segments})),
             "model": entry.model,
             "fingerprint": entry.fingerprint,
@@ -393,6 +394,18 @@ def _run_of(search: PreparedSearch, per_document: bool) -> Callable[[Float32Arra
     if not per_document or search.generation.manifest.passages is None:
         return search.run
     return partial(best_of_documents, search)
+
+
+def _bytes_per_vector(manifest: Manifest) -> float | None:
+    """Bytes on disk for a vector: its codes, what is kept beside them, and its share of the index's own structures."""
+    rows = sum(segment.rows for segment in manifest.segments)
+    size = sum(
+        segment.files[name].size
+        for segment in manifest.segments
+        for name in (*(part.file for part in segment.parts), RAW_FILE)
+        if name in segment.files
+    )
+    return round(size / rows, 1) if rows else None
 
 
 def _words_of(manifest: Manifest) -> str | None:

@@ -19,6 +19,7 @@ from .search_parameters import SearchParameters
 
 __all__ = [
     "AUTO",
+    "AUTO_INT8",
     "AUTO_IVF_ROWS",
     "MIN_POINTS_PER_LIST",
     "Float32Array",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 AUTO = "auto"
+AUTO_INT8 = "auto-int8"
+"""As ``auto``, in a byte a column: the default of models that say so (`embedkit.index.build.publish.storage_of`)."""
 AUTO_IVF_ROWS = 20_000
 """``auto`` is an exact (Flat) index below this number of vectors, and an inverted file from that number on."""
 
@@ -109,13 +112,12 @@ def resolve_factory(factory: str, rows: int) -> str:
     """The Faiss factory string for ``rows`` vectors: ``factory`` itself, or what ``auto`` means.
 
     From `AUTO_IVF_ROWS` on, ``auto`` is ``IVF{nlist},Flat`` with nlist ≈ 4·√rows, but at least 39 vectors per list
-    and at most 65,536 lists.
+    and at most 65,536 lists. ``auto-int8`` has SQ8, a byte a column, in place of Flat.
     """
-    if factory != AUTO:
+    if factory not in (AUTO, AUTO_INT8):
         return factory
-    if rows < AUTO_IVF_ROWS:
-        return "Flat"
-    return f"IVF{auto_nlist(rows)},Flat"
+    codes = "Flat" if factory == AUTO else "SQ8"
+    return codes if rows < AUTO_IVF_ROWS else f"IVF{auto_nlist(rows)},{codes}"
 
 
 def auto_nlist(rows: int) -> int:

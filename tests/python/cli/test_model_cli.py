@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from embedkit import Encoder, list_models
 from embedkit.cli.model import main
+from embedkit.model_folder.catalog import list_needs, multilingual
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
@@ -91,7 +92,10 @@ def test_saving_int8_as_fp32_is_explicit(make_model: Make, tmp_path: Path) -> No
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    needs, _, models = capsys.readouterr().out.partition("\n\n")
+    assert len(needs.splitlines()) == 1 + len(list_needs())
+    assert "Many languages" in needs and multilingual() in needs
+    lines = models.splitlines()
     assert len(lines) == 1 + len(list_models())
     assert "hpd-minilm-l6-128-int8" in lines[1]
-    assert json.dumps(lines).isascii()
+    assert json.dumps([needs, *lines]).isascii()

@@ -97,7 +97,7 @@ def test_a_student_learns_resumes_and_is_reported(
         "\n".join(json.dumps({"text": text}) for text in sentences[300:]), encoding="utf-8"
     )
     options = DistillOptions(
-        layers=2, dimension=16, prefixes=[8], max_length=32, epochs=3, batch_size=32, learning_rate=2e-3
+        layers=2, dimension=16, prefixes=[8], max_length=32, epochs=3, batch_tokens=256, learning_rate=2e-3
     )
     report = distill(teacher, folder, tmp_path / "out", options)
     assert report["layers"] == json.loads((tmp_path / "out" / "layers.json").read_text())["layers"]
@@ -106,10 +106,13 @@ def test_a_student_learns_resumes_and_is_reported(
     rows = report["rows"]
     assert rows["student, int8"]["dimension"] == 16
     assert rows["student, int8, first 8"]["dimension"] == 8
+    stored = rows["student, int8, stored in int8"]
+    assert stored["spearman"] == pytest.approx(rows["student, int8"]["spearman"], abs=0.5)
     assert rows["student, fp32"]["spearman"] > 50
     student, again = Encoder(tmp_path / "out" / "model"), Encoder(tmp_path / "out" / "float")
     assert student.describe()["precision"] == "int8"
     assert student.get_embedding_dimension() == 16
+    assert student.describe()["index_precision"] == again.describe()["index_precision"] == "int8"
     cosines = (student.encode(sentences[:50]) * again.encode(sentences[:50])).sum(axis=1)
     assert cosines.mean() > 0.99
     card = (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
@@ -126,11 +129,12 @@ def test_a_student_of_two_teachers_from_the_command_line(
     (tmp_path / "texts.txt").write_text("\n".join(sentences[:200]), encoding="utf-8")
     command = ["distill", "-q", "--teacher", str(make_model(seed=1)), "--teacher", str(make_model(seed=2))]
     command += ["--texts", str(tmp_path / "texts.txt"), "--student", str(make_model(seed=3)), "--dim", "24"]
-    command += ["--max-steps", "4", "--max-length", "32", "-o", str(tmp_path / "out")]
+    command += ["--max-steps", "4", "--max-length", "32", "--bytes", "96", "-o", str(tmp_path / "out")]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "student, int8" in printed
     assert not (tmp_path / "out" / "layers.json").exists()
+    assert Encoder(tmp_path / "out" / "model").describe()["index_precision"] == "fp32"
 
 
 def test_wrong_input_is_named(
@@ -143,6 +147,8 @@ def test_wrong_input_is_named(
     assert "2 distinct texts are too few" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
+    assert main([*command, str(few), "--bytes", "200"]) == 2
+    assert "--bytes 200 with --dim 256: give 256" in capsys.readouterr().err
     assert main([*command, str(few), "--dev-queries", "q.tsv"]) == 2
     assert "--dev-documents and --dev-judgments" in capsys.readouterr().err
     with pytest.raises(ValueError, match="at least one teacher"):

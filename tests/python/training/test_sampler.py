@@ -46,6 +46,41 @@ def test_every_index_once_an_epoch(count: int, megabatch: int, monkeypatch: pyte
     assert list(sampler) == seen[0]
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("budget", [1, 40, 256, 100_000])
+@pytest.mark.parametrize("megabatch", [1, 3, 50])
+def test_batches_of_as_many_tokens(
+    budget: int, world: int, megabatch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MEGABATCH", megabatch)
+    ranks = [
+        one_task(LENGTHS[:500], 1, batch_tokens=budget, world_size=world, rank=rank) for rank in range(world)
+    ]
+    seen = []
+    for epoch in range(2):
+        for sampler in ranks:
+            sampler.set_epoch(epoch)
+        shares = [list(sampler) for sampler in ranks]
+        assert sorted(chain.from_iterable(chain.from_iterable(shares))) == list(range(500))
+        assert all(len({len(share) for share in step}) == 1 for step in zip(*shares, strict=True))
+        whole = [list(chain(*step)) for step in zip(*shares, strict=True)]
+        assert min(map(len, whole)) >= world
+        assert len(whole) == len(ranks[0]) == min(500 // world, -(-int(LENGTHS[:500].sum()) // budget))
+        if budget == 256 and megabatch == 50:
+            tokens = [int(LENGTHS[batch].sum()) for batch in whole]
+            assert max(tokens) - min(tokens) <= 2 * 60 * world
+            widest = max(whole, key=len)
+            assert len(widest) > 2 * min(map(len, whole))
+        seen.append(whole)
+    assert budget > 256 or seen[0] != seen[1]
+
+
+def test_batches_of_tokens_may_repeat_texts() -> None:
+    rows = TaskRows(range(8), texts=np.zeros((8, 1), np.int64))
+    with pytest.raises(ValueError, match="may hold a text twice"):
+        TaskSampler(np.ones(8), {"all": rows}, 8, "sequential", batch_tokens=4)
+
+
 def test_drop_last_leaves_out_random_indices() -> None:
     missing: Counter[int] = Counter()
     sampler = one_task(LENGTHS, 8, drop_last=True)

@@ -1,0 +1,351 @@
+"""The figures of a model's card: any model folders side by side, with principal components, prefixes and BM25.
+
+    python benchmarks/card.py small=FOLDER minilm=all-MiniLM-L6-v2 --view small:64 --view minilm:pca128 \\
+        --data DIR --work CACHE --json OUT.json
+
+A row is a model (``NAME=FOLDER``; ``NAME=FOLDER|PROMPT`` puts a prompt before queries) or a view of one: its first
+columns (``NAME:64``), its first principal components (``NAME:pca128``, fitted on documents and sentences of the
+data) or its vectors in a byte a column (``NAME:int8``).
+
+* STS: Spearman x 100 of the seven sets, also without pairs that are in a dev set too; STS-B dev.
+* Pairs: average precision of the cosine on Quora's test pairs.
+* Search: nDCG@10 on the development collections (Cranfield, MED, CACM) and those of ``--held-out``, a folder of
+  docs, queries and qrels like `retrieval_dev`; with vectors, with BM25, and with both (the default weight of hybrid
+  search).
+* Probes: logistic regression on vectors (accuracy of SST-5 and of the topics of WordNet's nouns), and k-means
+  (V-measure of image captions by image, and of the topics).
+* Speed: texts a second and the median of one query, on all threads, unless ``--no-speed``.
+
+The vectors are cached in --work.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+from hybrid import Judged, Words, collections_of, fused, read_table
+from retrieval import ndcg
+from retrieval_data import Vectors, cached_vectors, truncated
+
+K = 10
+CANDIDATES = 400
+_SAMPLE = 20_000  # texts on which principal components are fitted
+_TOPICS = 25
+_PER_TOPIC = 400
+_IMAGES = 400
+
+
+class View:
+    """A model's vectors, as they are or changed.
+
+    Args:
+        encoder: an `embedkit.Encoder`.
+        query_prompt: put before queries.
+        work: folder of cached vectors.
+        change: vectors -> vectors.
+    """
+
+    def __init__(
+        self, encoder: Any, query_prompt: str, work: Path, change: Callable[[Vectors], Vectors] | None = None
+    ) -> None:
+        self._encoder, self._prompt, self._work, self._change = encoder, query_prompt, work, change
+
+    def describe(self) -> dict[str, Any]:
+        """As the encoder."""
+        return dict(self._encoder.describe())
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors of texts, without a prompt."""
+        return self._vectors(texts, "")
+
+    def queries(self, texts: Sequence[str]) -> Vectors:
+        """Unit vectors of queries."""
+        return self._vectors(texts, self._prompt)
+
+    def _vectors(self, texts: Sequence[str], prompt: str) -> Vectors:
+        def encode(some: list[str]) -> Any:
+            return self._encoder.encode(some, prompt=prompt, normalize_embeddings=True)
+
+        vectors = cached_vectors(self._work, self._encoder, texts, encode, f"card{prompt}")
+        return vectors if self._change is None else self._change(vectors)
+
+
+def changed(kind: str, sample: Callable[[], Vectors]) -> Callable[[Vectors], Vectors]:
+    """What ``64``, ``pca128``, ``pca128+int8`` or ``int8`` does to vectors."""
+    first, _, then = kind.partition("+")
+    if then:
+        one = changed(first, sample)
+        two = changed(then, lambda: one(sample()))
+        return lambda vectors: two(one(vectors))
+    if first == "int8":
+        return in_bytes(sample())
+    if first.startswith("pca"):
+        from embedkit.training.linear_map import fit
+
+        components = fit(sample(), int(first[3:]), center=False)
+        return lambda vectors: truncated(np.asarray(components(vectors), np.float32), int(first[3:]))
+    return lambda vectors: truncated(vectors, int(first))
+
+
+def in_bytes(sample: Vectors) -> Callable[[Vectors], Vectors]:
+    """A byte a column between the least and greatest of ``sample``, as Faiss' SQ8."""
+    low, high = sample.min(0), sample.max(0)
+    step = np.maximum(high - low, 1e-12) / 255
+    return lambda vectors: np.asarray(
+        low + np.clip(np.rint((vectors - low) / step), 0, 255) * step, np.float32
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- measures
+
+
+def sts(view: View, data: Path) -> dict[str, Any]:
+    """The seven sets, without pairs of dev sets, and STS-B dev."""
+    from embedkit.training.evaluate import sts as whole
+    from embedkit.training.evaluate.pairs import score_pairs
+    from embedkit.training.evaluate.sts import sts_dev, sts_unseen_sets
+
+    result = whole(view, data)
+    return {
+        "sets": {name: round(one.spearman, 2) for name, one in result.sets.items()},
+        "average": round(result.average, 2),
+        "unseen": round(score_pairs(view, sts_unseen_sets(data)).average, 2),
+        "stsb_dev": round(sts_dev(view, data), 2),
+    }
+
+
+def quora(view: View, data: Path) -> float:
+    """Average precision (x 100) of the cosine of the test pairs."""
+    from sklearn.metrics import average_precision_score
+
+    rows = [row for row in read_table(data / "quora" / "quora_pairs.tsv.gz") if row["split"] == "test"]
+    first, second = (view.encode([row[name] for row in rows]) for name in ("text1", "text2"))
+    labels = [row["label"] == "1" for row in rows]
+    return round(100 * float(average_precision_score(labels, (first * second).sum(1))), 2)
+
+
+class Keywords:
+    """BM25 over each collection, as embedkit's index has it."""
+
+    def __init__(self, judged: Judged) -> None:
+        from embedkit.index.words.analyzer import Analyzer
+
+        english = Analyzer("english")
+        words = Words(judged, english.tokenizer, english.text, english.match)
+        self.found = [words.search(query) for query in judged.queries]
+        self.rare = [words.rare(query) for query in judged.queries]
+
+
+def search(view: View | None, judged: Judged, words: Keywords) -> dict[str, float]:
+    """nDCG@10 of vectors and hybrid; of BM25 without a view."""
+    if view is None:
+        return {"bm25": round(ndcg([[row for row, _ in line] for line in words.found], judged.gains, K), 4)}
+    from embedkit.index.search.hybrid import DEPTH, WORDS_WEIGHT
+
+    cosines = view.queries(judged.queries) @ view.encode(judged.texts).T
+    lines = [
+        [(int(row), float(line[row])) for row in np.argsort(-line, kind="stable")[:CANDIDATES]]
+        for line in cosines
+    ]
+    both = [
+        fused(line, found, WORDS_WEIGHT, DEPTH, rare)
+        for line, found, rare in zip(lines, words.found, words.rare, strict=True)
+    ]
+    return {
+        "vectors": round(ndcg([[row for row, _ in line] for line in lines], judged.gains, K), 4),
+        "hybrid": round(ndcg(both, judged.gains, K), 4),
+    }
+
+
+def held_out(folder: Path) -> dict[str, Judged]:
+    """The collections of a folder of docs, queries and qrels, by name."""
+    tables = {name: read_table(folder / f"{name}.tsv.gz") for name in ("docs", "queries", "qrels")}
+    found = {}
+    for name in dict.fromkeys(row["dataset"] for row in tables["docs"]):
+        own = {kind: [row for row in rows if row["dataset"] == name] for kind, rows in tables.items()}
+        rows = {row["doc_id"]: number for number, row in enumerate(own["docs"])}
+        gains: dict[str, dict[int, float]] = {}
+        for row in own["qrels"]:
+            if float(row["rel"]) > 0 and row["doc_id"] in rows:
+                gains.setdefault(row["query_id"], {})[rows[row["doc_id"]]] = float(row["rel"])
+        asked = [row for row in own["queries"] if row["query_id"] in gains]
+        found[name] = Judged(
+            [row["title"] for row in own["docs"]],
+            [" ".join(filter(None, (row["title"], row["text"]))) for row in own["docs"]],
+            [row["text"] for row in asked],
+            [gains[row["query_id"]] for row in asked],
+        )
+    return found
+
+
+def topics(data: Path) -> tuple[list[str], list[int]]:
+    """Glosses of nouns, and which of the most common ancestors five steps below the root they have."""
+    rows = {
+        row["offset"]: row for row in read_table(data / "wordnet" / "synsets.tsv.gz") if row["ss_type"] == "n"
+    }
+
+    def ancestor(offset: str) -> str:
+        path = [offset]
+        while (parents := rows[path[-1]]["hypernyms"].split()) and len(path) < 40:
+            parent = parents[0].lstrip("nvars")
+            if parent not in rows:
+                break
+            path.append(parent)
+        return path[-5] if len(path) >= 5 else ""
+
+    members: dict[str, list[str]] = {}
+    for offset, row in rows.items():
+        members.setdefault(ancestor(offset), []).append(row["gloss"])
+    members.pop("", None)
+    largest = sorted(members.values(), key=len, reverse=True)[:_TOPICS]
+    rng = np.random.default_rng(0)
+    chosen = [[some[i] for i in rng.permutation(len(some))[:_PER_TOPIC]] for some in largest]
+    return [text for some in chosen for text in some], [i for i, some in enumerate(chosen) for _ in some]
+
+
+def probes(view: View, data: Path) -> dict[str, float]:
+    """Accuracy of logistic regression, and V-measure of k-means, x 100."""
+    from sklearn.cluster import KMeans
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import v_measure_score
+
+    def accuracy(train: tuple[Vectors, Any], test: tuple[Vectors, Any]) -> float:
+        model = LogisticRegression(max_iter=300, C=10.0).fit(*train)
+        return round(100 * float(model.score(*test)), 2)
+
+    def clusters(vectors: Vectors, labels: Sequence[int]) -> float:
+        scores = []
+        for seed in range(3):
+            made = KMeans(len(set(labels)), n_init=1, random_state=seed, max_iter=50).fit(vectors)
+            scores.append(v_measure_score(labels, made.labels_))
+        return round(100 * float(np.mean(scores)), 2)
+
+    sst = {
+        split: [row for row in read_table(data / "minbert" / "sst5.tsv.gz") if row["split"] == split]
+        for split in ("train", "test")
+    }
+    by_split = {
+        split: (view.encode([row["sentence"] for row in rows]), [row["label"] for row in rows])
+        for split, rows in sst.items()
+    }
+    texts, topic = topics(data)
+    vectors, labels = view.encode(texts), np.array(topic)
+    held = np.arange(len(labels)) % 4 == 3
+    captions: dict[str, list[str]] = {}
+    for row in read_table(data / "captions" / "captions_en.tsv.gz"):
+        captions.setdefault(row["image"], []).append(row["caption"])
+    images = list(captions.values())[:_IMAGES]
+    return {
+        "sst5": accuracy(by_split["train"], by_split["test"]),
+        "topics": accuracy((vectors[~held], labels[~held]), (vectors[held], labels[held])),
+        "topics_clustered": clusters(vectors, topic),
+        "captions_clustered": clusters(
+            view.encode([text for some in images for text in some]),
+            [i for i, some in enumerate(images) for _ in some],
+        ),
+    }
+
+
+def speed(encoder: Any, texts: Sequence[str], queries: Sequence[str]) -> dict[str, float]:
+    """Texts a second, the median of three, and the median milliseconds of one query."""
+    encoder.encode(list(texts[:64]))
+    rates = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        encoder.encode(list(texts))
+        rates.append(len(texts) / (time.perf_counter() - begin))
+    taken = []
+    for query in queries:
+        begin = time.perf_counter()
+        encoder.encode([query])
+        taken.append(1e3 * (time.perf_counter() - begin))
+    return {"texts_per_s": round(statistics.median(rates), 1), "query_ms": round(statistics.median(taken), 3)}
+
+
+# --------------------------------------------------------------------------------------------------------- main
+
+
+def measure(view: View, collections: Mapping[str, tuple[Judged, Keywords]], data: Path) -> dict[str, Any]:
+    """All figures of a view but its speed."""
+    return {
+        "sts": sts(view, data),
+        "quora_ap": quora(view, data),
+        "search": {name: search(view, *both) for name, both in collections.items()},
+        "probes": probes(view, data),
+    }
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="+", metavar="NAME=FOLDER", help="'builtin' as FOLDER is the package's own"
+    )
+    parser.add_argument("--view", action="append", default=[], metavar="NAME:VIEW")
+    parser.add_argument("--precision", default="int8")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--held-out", type=Path, help="folder of further collections")
+    parser.add_argument("--work", type=Path, required=True, help="folder to cache vectors in")
+    parser.add_argument("--no-speed", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the result to this file; rows that it has are kept")
+    options = parser.parse_args()
+
+    import json
+
+    from embedkit import Encoder
+
+    judged = collections_of(options.data) | (held_out(options.held_out) if options.held_out else {})
+    collections = {name: (one, Keywords(one)) for name, one in judged.items()}
+    result: dict[str, Any] = {"rows": {}}
+    if options.json is not None and options.json.is_file():
+        result = json.loads(options.json.read_text(encoding="utf-8"))
+    result["machine"] = common.machine_info()
+    result["rows"]["BM25"] = {"search": {name: search(None, *both) for name, both in collections.items()}}
+    sentences = [row["text"] for row in read_table(options.data / "corpus_en" / "sentences_en.tsv.gz")]
+    sample = [*judged["cranfield"].texts, *sentences[:: len(sentences) // _SAMPLE]]
+    for given in options.models:
+        name, _, rest = given.partition("=")
+        folder, _, prompt = rest.partition("|")
+        encoder = Encoder(None if folder == "builtin" else folder, precision=options.precision)
+        plain = View(encoder, prompt, options.work)
+        views = {name: plain}
+        for view in options.view:
+            of, _, kind = view.partition(":")
+            if of == name:
+                views[view] = View(
+                    encoder, prompt, options.work, changed(kind, lambda v=plain: v.encode(sample))
+                )
+        for label, view in views.items():
+            row = measure(view, collections, options.data)
+            row["dimension"] = int(view.encode(["a"]).shape[1])
+            if label == name and not options.no_speed:
+                row["speed"] = speed(
+                    encoder, sentences[:: len(sentences) // 2000], judged["cranfield"].queries
+                )
+            result["rows"][label] = row
+            show(label, row)
+            if options.json is not None:
+                common.write_json(options.json, result)
+
+
+def show(label: str, row: Mapping[str, Any]) -> None:
+    """A line of figures."""
+    found = ", ".join(
+        f"{name} {one['vectors']:.3f}/{one['hybrid']:.3f}" for name, one in row["search"].items()
+    )
+    print(
+        f"{label}: STS {row['sts']['average']} (unseen {row['sts']['unseen']}, dev {row['sts']['stsb_dev']}), "
+        f"Quora AP {row['quora_ap']}, {found}, {row['probes']}, {row.get('speed', '')}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

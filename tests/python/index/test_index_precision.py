@@ -1,0 +1,129 @@
+"""An index of a model whose vectors take a byte a column, and one of a model that is built in no longer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit import Encoder
+from embedkit.cli.main import main
+from embedkit.index import Document, Index, ModelMismatchError
+from embedkit.index.storage.faiss_index import resolve_factory
+from embedkit.model_folder.folder import BUILTIN, FORMER_BUILTIN
+
+
+class InBytes(FakeEncoder):
+    """An encoder of a model that says so."""
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "index_precision": "int8"}
+
+
+def corpus(rows: int, dimension: int = 32) -> tuple[np.ndarray, list[Document]]:
+    vectors = np.random.default_rng(1).standard_normal((rows, dimension)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors, [
+        Document(f"number {n}", f"k{n}", {"n": n}, vector=vector) for n, vector in enumerate(vectors)
+    ]
+
+
+def test_auto_in_bytes() -> None:
+    assert resolve_factory("auto-int8", 500) == "SQ8"
+    assert resolve_factory("auto-int8", 30_000) == resolve_factory("auto", 30_000).replace("Flat", "SQ8")
+
+
+def test_a_byte_a_column_by_default_and_said_so(tmp_path: Path) -> None:
+    vectors, documents = corpus(2000)
+    with Index.build(tmp_path / "a", documents, InBytes()) as index:
+        about = index.info()
+        assert (about["factory"], about["kept"]) == ("SQ8", "none")
+        assert 32 <= about["bytes_per_vector"] < 33
+        queries = vectors[:50]
+        scores, rows = index.search_vectors(queries, 10)
+        exact = queries @ vectors.T
+        np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, axis=1), atol=0.01)
+        best = np.argsort(-exact, axis=1)[:, :10]
+        assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, best, strict=True)]) > 0.97
+        # filters, additions and compaction work from the codes
+        scores, rows = index.search_vectors(queries, 3, where="n % 50 = 7")
+        assert (rows % 50 == 7).all()
+        np.testing.assert_allclose(scores, np.sort(exact[:, 7::50], axis=1)[:, ::-1][:, :3], atol=0.01)
+        index.add([Document("one more", "new")])
+        index.delete(["k3"])
+        assert index.compact()
+        about = index.info()
+        assert (about["factory"], about["documents"], about["segments"]) == ("SQ8", 2000, 1)
+        assert index.verify()["documents"] == 2000
+    with Index.build(tmp_path / "b", documents, InBytes(), factory="Flat") as index:
+        assert index.info()["factory"] == "Flat"
+    with Index.build(tmp_path / "c", documents, FakeEncoder()) as index:
+        assert (index.info()["factory"], index.info()["bytes_per_vector"]) == (
+            "Flat",
+            pytest.approx(128, abs=1),
+        )
+        index.reembed(InBytes("other"))  # an automatic choice is made anew
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "none")
+        index.reembed(FakeEncoder("third"))
+        assert index.info()["factory"] == "Flat"
+
+
+def test_many_documents_in_bytes(tmp_path: Path) -> None:
+    vectors, documents = corpus(20_500, 16)
+    encoder = InBytes(truncate_dim=16)
+    with Index.build(tmp_path / "a", documents, encoder) as index:
+        assert index.info()["factory"] == resolve_factory("auto-int8", 20_500)
+        assert index.info()["bytes_per_vector"] < 30  # 8 of them the row's number, and the centroids' share
+        _, rows = index.search_vectors(vectors[:100], 1, nprobe=64)
+        assert (rows[:, 0] == np.arange(100)).mean() > 0.98
+
+
+def test_codes_alone_must_be_readable(tmp_path: Path) -> None:
+    _, documents = corpus(500)
+    with Index.build(tmp_path / "a", documents, FakeEncoder(), factory="SQfp16", kept="none") as index:
+        assert index.info()["kept"] == "none"
+        index.delete(["k1"])
+        assert index.compact(factory="SQ4")
+        assert index.info()["kept"] == "int8"
+    with pytest.raises(ValueError, match="kept 'none' needs codes that vectors can be read back from"):
+        Index.build(tmp_path / "b", documents, FakeEncoder(), factory="PQ8", kept="none")
+
+
+def test_a_folder_says_so(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_model()
+    assert Encoder(folder).describe()["index_precision"] is None
+    Encoder(folder).save(tmp_path / "a")
+    path = tmp_path / "a" / "config_sentence_transformers.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**settings, "index_precision": "int8"}), encoding="utf-8")
+    encoder = Encoder(tmp_path / "a")
+    assert encoder.fingerprint == Encoder(folder).fingerprint
+    encoder.save(tmp_path / "b", precision="int8")
+    assert Encoder(tmp_path / "b").describe()["index_precision"] == "int8"
+    with Index.build(tmp_path / "index", ["one text", "and another"], encoder) as index:
+        assert index.info()["factory"] == "SQ8"
+        assert [hit.id for hit in index.search(["one text"], 1)[0]] == ["0"]
+    path.write_text(json.dumps({**settings, "index_precision": "int4"}), encoding="utf-8")
+    with pytest.raises(ValueError, match="index_precision must be int8 or fp32"):
+        Encoder(tmp_path / "a")
+
+
+def test_a_model_that_was_built_in_is_named_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    former = FakeEncoder(FORMER_BUILTIN[0])
+    Index.build(tmp_path / "index", ["one text", "another text"], former).close()
+    problem = r"built-in model of an earlier.*embedkit-index reembed"
+    with Index.open(tmp_path / "index") as index, pytest.raises(ModelMismatchError, match=problem):
+        index.search("one text")
+    assert main(["query", str(tmp_path / "index"), "one text"]) != 0
+    assert "embedkit-index reembed" in capsys.readouterr().err
+    assert main(["reembed", str(tmp_path / "index")]) == 0
+    with Index.open(tmp_path / "index") as index:
+        assert index.info()["model"] == BUILTIN.name
+        assert index.search(["one text"], 1)[0][0].id == "0"
