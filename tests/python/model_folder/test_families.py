@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from changed_folder import changed
 
 from embedkit import Encoder, _core
 
@@ -244,11 +245,8 @@ def test_saved_folders_of_architectures(kind: str, folders: dict[str, Path], tmp
 def test_configs_of_architectures_that_cannot_run(
     kind: str, changes: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(folders[kind], tmp_path / "copy"))
-    config = {**json.loads((folder / "config.json").read_text()), **changes}
-    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
-        Encoder(folder)
+        Encoder(changed(folders[kind], tmp_path, changes))
 
 
 def test_architectures_refuse_a_layer_with_more_tensors(folders: dict[str, Path], tmp_path: Path) -> None:
