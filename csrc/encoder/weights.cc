@@ -20,10 +20,6 @@ std::string shape_text(const std::vector<size_t>& shape) {
   return text + ")";
 }
 
-size_t element_size(Tensor::Type type) {
-  return type == Tensor::Type::kInt8 ? sizeof(int8_t) : sizeof(float);
-}
-
 /// Hands out tensors by name after checking type and shape.
 class Reader {
  public:
@@ -149,8 +145,10 @@ class Reader {
     require(found != tensors_.end(), "the model has no tensor '", name, "'");
     const Tensor& tensor = found->second;
     require(tensor.type == type, "tensor '", name, "' is ",
-            tensor.type == Tensor::Type::kFloat32 ? "float32" : "int8", ", not ",
-            type == Tensor::Type::kFloat32 ? "float32" : "int8");
+            tensor.type == Tensor::Type::kFloat32 ? "float32"
+            : tensor.type == Tensor::Type::kInt8  ? "int8"
+                                                  : "of another type",
+            ", not ", type == Tensor::Type::kFloat32 ? "float32" : "int8");
     require(tensor.shape == shape, "tensor '", name, "' has shape ", shape_text(tensor.shape),
             ", config.json says ", shape_text(shape));
     return tensor;
@@ -192,6 +190,8 @@ void EncoderConfig::validate() const {
   positive(max_position_embeddings, "max_position_embeddings");
   require(type_vocab_size <= (size_t{1} << 30), "type_vocab_size is ", type_vocab_size,
           "; it must be below 2^30");
+  require(static_rows <= (size_t{1} << 30) && (static_rows == 0 || num_hidden_layers == 0), "static_rows is ",
+          static_rows, "; it must be below 2^30, of a model without layers");
   require(padding_idx >= -1 && max_position_embeddings > static_cast<size_t>(padding_idx + int64_t{1}),
           "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
   require(relative_attention_num_buckets == 0 || relative_attention_num_buckets == 32,
@@ -251,7 +251,7 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
   float* scale = bias + columns_;
   float* row_sums = scale + columns_;
 
-  const size_t element = element_size(parts[0].weight.type);
+  const size_t element = tensor_item_size(parts[0].weight.type);
   const uint8_t* rows = static_cast<const uint8_t*>(parts[0].weight.data);
   AlignedBuffer<uint8_t> stacked;
   if (parts.size() > 1) {
@@ -397,6 +397,7 @@ size_t Weights::memory_bytes() const {
 
 Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const Kernels& kernels) {
   config.validate();
+  if (config.static_rows > 0) return {EmbeddingTable({}, {}), {}, {}, {}, {}, {}, {}, {}, {}, {}};
   const Reader reader(tensors, config);
   const size_t hidden = config.hidden_size;
   const size_t embedded = config.embedding_width();

@@ -52,6 +52,12 @@ Tensor tensor_of(const std::string& name, const py::handle& value) {
     tensor.type = Tensor::Type::kFloat32;
   } else if (py::isinstance<py::array_t<int8_t>>(numpy)) {
     tensor.type = Tensor::Type::kInt8;
+  } else if (py::isinstance<py::array_t<int32_t>>(numpy)) {
+    tensor.type = Tensor::Type::kInt32;
+  } else if (py::isinstance<py::array_t<uint16_t>>(numpy)) {
+    tensor.type = Tensor::Type::kBfloat16;  // numpy has none: their bits
+  } else if (numpy.dtype().kind() == 'f' && numpy.itemsize() == 2) {
+    tensor.type = Tensor::Type::kFloat16;
   } else {
     throw py::type_error(
         concat("tensor '", name, "' is ", std::string(py::str(numpy.dtype())), ", not float32 or int8"));
@@ -221,6 +227,8 @@ void bind_all_options(py::module_& m) {
                    field<C>("gate", &C::gate, kGates),
                    field<C>("biases", &C::biases),
                    field<C>("embedding_scale", &C::embedding_scale),
+                   field<C>("static_rows", &C::static_rows),
+                   field<C>("ignored_id", &C::ignored_id),
                    required(field<C>("layer_norm_eps", &C::layer_norm_eps)),
                    required(field<C>("hidden_act", &C::hidden_act, kActivations))},
                   [](const C& config) { config.validate(); });

@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -102,6 +102,11 @@ def tokenizer_of(folder: ModelFolder) -> Tokenizer:
             f"{folder.transformer}: the tokenizer has {tokenizer.vocab_size} tokens, vocab_size in "
             f"config.json is {folder.config['vocab_size']}; the files are of different models"
         )
+    if (
+        folder.static is not None
+    ):  # no special tokens, and only the truncation that tokenizer.json itself asks for
+        limit = tokenizer.truncation_max_length
+        return replace(tokenizer, prefix_ids=(), suffix_ids=(), model_max_length=limit)
     return tokenizer
 
 

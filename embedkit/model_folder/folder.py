@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from .architectures import FOREIGN, Architecture, CoreConfig, graph_config
 from .families import architecture_of, known_types
 from .json_file import present, read_json
 from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
+from .static import STATIC, StaticFiles, read_static
 
 __all__ = [
     "BUILTIN",
@@ -98,6 +99,7 @@ class ModelFolder:
         do_lower_case: lower-case the text before the tokenizer's own normalization.
         truncate_dim: the number of dimensions to keep by default, or None for all.
         graph_dimension: dimensions of an ONNX graph's vectors if no module describes how they are computed.
+        static: the weights of a static model; None for a transformer.
     """
 
     path: Path
@@ -116,6 +118,7 @@ class ModelFolder:
     truncate_dim: int | None
     stamp: Stamp
     graph_dimension: int | None = None
+    static: StaticFiles | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -208,18 +211,41 @@ def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
     """
     check_folder(path)
     entries = module_entries(path)
-    transformer = entries[0][1]
-    architecture, config, _ = read_config(path, transformer, graph=graph)
-    hidden_size = int(config["hidden_size"])
-    pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
-    head = read_head(entries[2:], hidden_size * len(pooling.modes))
-    folder = assemble(path, transformer, architecture=architecture, config=config, pooling=pooling, head=head)
+    kind, transformer = entries[0]
+    if kind == "StaticEmbedding":
+        if graph:
+            raise ValueError(
+                f"{path} is a static model: a table that embedkit's own backend runs, not a graph"
+            )
+        folder = _open_static(path, entries)
+    else:
+        architecture, config, _ = read_config(path, transformer, graph=graph)
+        hidden_size = int(config["hidden_size"])
+        pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
+        head = read_head(entries[2:], hidden_size * len(pooling.modes))
+        folder = assemble(
+            path, transformer, architecture=architecture, config=config, pooling=pooling, head=head
+        )
     if folder.truncate_dim is not None and folder.truncate_dim > folder.dimension:
         raise ValueError(
             f"{path / SETTINGS_FILE}: truncate_dim is {folder.truncate_dim}, the model has {folder.dimension} "
             "dimensions; correct or remove it"
         )
     return folder
+
+
+def _open_static(path: Path, entries: list[tuple[str, Path]]) -> ModelFolder:
+    """The folder of a static model; ``entries`` as `module_entries` lists them."""
+    transformer = entries[0][1]
+    precision, _ = _metadata(path / METADATA_FILE)
+    weights = "model.int8.safetensors" if precision == "int8" else "model.safetensors"
+    static, config = read_static(transformer, weights)
+    head = read_head(entries[1:], int(config["hidden_size"]))
+    folder = assemble(path, transformer, architecture=STATIC, config=config, pooling=Pooling(), head=head)
+    length, length_path = folder.max_seq_length, folder.max_seq_length_path
+    if length is None and static.model2vec:
+        length, length_path = static.max_length or folder.positions, transformer / "config.json"
+    return replace(folder, static=static, max_seq_length=length, max_seq_length_path=length_path)
 
 
 def check_folder(path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .json_file import load_json, present, read_json
+from .static import is_model2vec
 
 __all__ = [
     "ACTIVATIONS",
@@ -47,9 +48,12 @@ ACTIVATIONS = {
 }
 """Class in torch, as folders name it -> name in the core."""
 
-_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+_MODULES = ("Transformer", "StaticEmbedding", "Pooling", "Dense", "Normalize")
 _MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
-_REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize."
+_REMEDY = (
+    "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize, or one StaticEmbedding in "
+    "place of the first two."
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ class Normalize:
 def module_entries(root: Path) -> list[tuple[str, Path]]:
     """The ``(kind, folder)`` of each entry of ``modules.json``, in order, checked.
 
-    A folder without that file is a plain transformers folder: mean pooling, as sentence-transformers does.
+    A folder without that file is a plain transformers folder: mean pooling, as sentence-transformers does. Or it is
+    Model2Vec's of an old version.
 
     Raises:
         ValueError: a kind or an order is not supported, or a path leaves the folder.
@@ -87,8 +92,13 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
     path = root / "modules.json"
     entries = _listed(root, path)
     if entries is None:
-        return [("Transformer", root)]
+        if not is_model2vec(root):
+            return [("Transformer", root)]
+        normalize = read_json(root / "config.json").get("normalize", False)
+        return [("StaticEmbedding", root), *([("Normalize", root / "1_Normalize")] if normalize else [])]
     kinds = [kind for kind, _ in entries]
+    if kinds[:1] == ["StaticEmbedding"] and not set(kinds[1:]) - {"Dense", "Normalize"}:
+        return entries
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
         raise ValueError(f"{path}: the modules are {', '.join(kinds) or 'none'}. {_REMEDY}")
     return entries

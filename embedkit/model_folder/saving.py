@@ -21,6 +21,7 @@ from .fingerprint import fingerprint, hash_tensors, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
 from .json_file import present, read_json, write_json
 from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
+from .static import is_model2vec, read_static
 from .tokenizer_files import TOKENIZER_FILES
 from .weights import WEIGHTS_FILES, core_head, core_tensors, stored_tensors
 
@@ -67,6 +68,7 @@ class Modules:
             `DenseWeights` is written.
         transformer: path of the transformer's folder in the model folder.
         do_lower_case: lower-case the text before the tokenizer's own normalization.
+        static: the first module is a StaticEmbedding; there is no pooling.
     """
 
     hidden_size: int
@@ -74,6 +76,7 @@ class Modules:
     head: tuple[Dense | DenseWeights | Normalize, ...] = ()
     transformer: Path = Path()
     do_lower_case: bool = False
+    static: bool = False
 
 
 def write_folder(
@@ -138,6 +141,10 @@ def copy_without_weights(folder: ModelFolder, work: Path, settings: Settings) ->
     write_modules(work, modules)
     path = folder.path / SETTINGS_FILE
     write_settings(work, modules, settings, read_json(path) if present(path) else {})
+    inner = work / modules.transformer
+    if modules.static and is_model2vec(inner):
+        length = settings.max_length if settings.max_length < folder.positions else None
+        write_json(inner / "config.json", {**read_json(inner / "config.json"), "max_length": length})
 
 
 def append_dense(path: Path, layer: DenseWeights) -> None:
@@ -175,6 +182,8 @@ def copy_tokenizer(source: Path, target: Path, *, vocabulary: bool = True) -> No
 def write_modules(folder: Path, modules: Modules) -> None:
     """Write ``modules.json``, the pooling's configuration and the Dense layers; existing files are replaced."""
     entries = [("Transformer", modules.transformer.as_posix()), ("Pooling", "1_Pooling")]
+    if modules.static:
+        entries = [("StaticEmbedding", modules.transformer.as_posix())]
     taken = {
         module.folder.relative_to(folder).as_posix() for module in modules.head if isinstance(module, Dense)
     }
@@ -201,7 +210,8 @@ def write_modules(folder: Path, modules: Modules) -> None:
             for number, (kind, path) in enumerate(entries)
         ],
     )
-    write_json(folder / "1_Pooling" / "config.json", _pooling_config(modules))
+    if not modules.static:
+        write_json(folder / "1_Pooling" / "config.json", _pooling_config(modules))
 
 
 def write_settings(
@@ -255,12 +265,13 @@ def _copy_files(folder: ModelFolder, work: Path) -> None:
             if path.is_file():
                 shutil.copyfile(path, work / path.name)
     copy_tokenizer(folder.transformer, inner, vocabulary=False)
-    shutil.copyfile(folder.transformer / "config.json", inner / "config.json")
-    config = read_json(inner / "config.json")
-    for key in ("dtype", "torch_dtype"):
-        if key in config:  # the type in which transformers computes: that of the tensors written
-            config[key] = "float32"
-            write_json(inner / "config.json", config)
+    if folder.static is None or present(folder.transformer / "config.json"):
+        shutil.copyfile(folder.transformer / "config.json", inner / "config.json")
+        config = read_json(inner / "config.json")
+        for key in ("dtype", "torch_dtype"):
+            if key in config:  # the type in which transformers computes: that of the tensors written
+                config[key] = "float32"
+                write_json(inner / "config.json", config)
     for module in folder.head:
         if isinstance(module, Dense):
             destination = work / module.folder.relative_to(folder.path)
@@ -282,6 +293,7 @@ def _modules_of(folder: ModelFolder, root: Path) -> Modules:
         ),
         transformer=folder.transformer.relative_to(folder.path),
         do_lower_case=folder.do_lower_case,
+        static=folder.static is not None,
     )
 
 
@@ -316,7 +328,10 @@ def _save_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, path, metadata={"format": "pt"})
-    shutil.copymode(path.with_name("config.json"), path)  # save_file's files are readable by their owner only
+    model = next(
+        file for name in ("config.json", "tokenizer.json") if (file := path.with_name(name)).exists()
+    )
+    shutil.copymode(model, path)  # save_file's files are readable by their owner only
 
 
 def _write_weights(
@@ -326,9 +341,14 @@ def _write_weights(
     settings: Settings,
     ranges: np.ndarray[Any, Any] | None,
 ) -> None:
-    tensors = core_tensors(folder, precision)
-    _save_tensors(work / folder.transformer.relative_to(folder.path) / WEIGHTS_FILES[precision], tensors)
-    stored = hash_tensors(tensors.items())
+    static = folder.static
+    tensors = core_tensors(folder, precision) if static is None else static.saved(precision)
+    inner = work / folder.transformer.relative_to(folder.path)
+    _save_tensors(inner / WEIGHTS_FILES[precision], tensors)
+    if static is None:
+        stored = hash_tensors(tensors.items())
+    else:
+        stored = hash_tensors(read_static(inner, WEIGHTS_FILES[precision])[0].stored())
     # fp32 weights computed from int8 ones are not those that the int8 ones were made from.
     dequantized = folder.precision == "int8" and precision == "fp32"
     source = stored if dequantized else source_weights_hash(folder)

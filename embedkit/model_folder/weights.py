@@ -47,6 +47,9 @@ def stored_tensors(folder: ModelFolder) -> Iterator[tuple[str, Array]]:
         FileNotFoundError: there are no safetensors weights.
         ValueError: a tensor is missing, has the wrong shape or type, or contains a value that is not finite.
     """
+    if folder.static is not None:
+        yield from folder.static.stored()
+        return
     source = _Source(folder)
     for name, spec in sorted(folder.architecture.tensor_specs(folder.config).items()):
         if folder.precision == "int8" and spec.quantized:
@@ -63,6 +66,8 @@ def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
     copied here. A view would depend on the file: if it is truncated, for example by ``rsync --inplace``, the process
     dies with SIGBUS, and if it is overwritten, the vectors change.
     """
+    if folder.static is not None:
+        return folder.static.core(precision)
     tensors = stored_tensors(folder)
     if precision == "bf16":  # the core rounds the matrices of the layers as it packs them
         precision = "fp32"
