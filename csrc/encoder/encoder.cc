@@ -329,9 +329,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
   const size_t head_size = config_.head_width();
   const size_t shared = config_.key_value_heads();
   const bool local = config_.is_local(index);
-  // Attention in integers sees all keys.
-  const bool integers = config_.precision == Precision::kInt8 && !local && !config_.causal;
-  const auto attention = integers ? kernels_.attention_int8 : kernels_.attention;
+  const auto attention = config_.precision == Precision::kInt8 ? kernels_.attention_int8 : kernels_.attention;
   if (shared < heads) {  // several items read one key: it is placed before
     const size_t all = heads + 2 * shared;
     const Share own = worker.share(batch.sequences() * all);

@@ -181,6 +181,14 @@ class Engine(ABC):
                 "saved; fetch the model again, or save the changed model with Encoder.save"
             )
 
+    def of(self, task: str | None) -> Engine:
+        """The engine of texts of a task.
+
+        Raises:
+            ValueError: a model with routes has none for it.
+        """
+        return self
+
     @property
     def stored_precision(self) -> str:
         """The precision that `Encoder.save` writes by default."""

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .fingerprint import fingerprint, hash_tensors, source_weights_hash
+from .fingerprint import fingerprint, hash_stored_weights, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
 from .json_file import present, read_json, write_json
 from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
-from .static import is_model2vec, read_static
+from .static import is_model2vec
 from .tokenizer_files import TOKENIZER_FILES
 from .weights import WEIGHTS_FILES, core_head, core_tensors, stored_tensors
 
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _DOCUMENTS = ("README*", "LICENSE*", "NOTICE*")
+_HASHES = ("fingerprint", "source_weights", "stored_weights")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
 
 
@@ -98,7 +99,8 @@ def write_folder(
     """
     with new_folder(target) as work:
         copy_without_weights(folder, work, settings)
-        _write_weights(folder, work, precision, settings, ranges)
+        _write_weights(folder, work, precision)
+        _write_metadata(folder, work, precision, settings, ranges)
 
 
 def check_new_folder(target: Path) -> None:
@@ -136,9 +138,13 @@ def copy_without_weights(folder: ModelFolder, work: Path, settings: Settings) ->
         ValueError: ``folder`` has changed since it was opened.
     """
     _check_source(folder)
-    _copy_files(folder, work)
+    if folder.routing is not None:
+        _copy_routes(folder, work)
+    else:
+        _copy_files(folder, work)
     modules = _modules_of(folder, work)
-    write_modules(work, modules)
+    if folder.routing is None:
+        write_modules(work, modules)
     path = folder.path / SETTINGS_FILE
     write_settings(work, modules, settings, read_json(path) if present(path) else {})
     inner = work / modules.transformer
@@ -256,6 +262,24 @@ def _check_source(folder: ModelFolder) -> None:
         raise ValueError(f"{folder.path} has changed since the model was opened: {advice}")
 
 
+def _copy_routes(folder: ModelFolder, work: Path) -> None:
+    """Copy the files of all routes; the names of their modules stay."""
+    assert folder.routing is not None
+    for path in (folder.path / "modules.json", folder.routing.path):
+        destination = work / path.relative_to(folder.path)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, destination)
+    for name, route in folder.routes.items():
+        _copy_files(route, work)
+        for kind, module in folder.routing.entries[name]:
+            files = ["config.json"] if kind in ("Pooling", "Normalize") else ["sentence_bert_config.json"]
+            for path in (module / file for file in files):
+                if present(path):
+                    destination = work / path.relative_to(folder.path)
+                    destination.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, destination)
+
+
 def _copy_files(folder: ModelFolder, work: Path) -> None:
     """Copy the files that do not depend on precision and settings."""
     inner = work / folder.transformer.relative_to(folder.path)
@@ -334,21 +358,29 @@ def _save_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     shutil.copymode(model, path)  # save_file's files are readable by their owner only
 
 
-def _write_weights(
+def _write_weights(folder: ModelFolder, work: Path, precision: str) -> None:
+    """Write the transformer's weights, or those of all routes; routes may share a module."""
+    if folder.routes:
+        for route in {route.transformer: route for route in folder.routes.values()}.values():
+            _write_weights(route, work, precision)
+        return
+    static = folder.static
+    tensors = core_tensors(folder, precision) if static is None else static.saved(precision)
+    _save_tensors(work / folder.transformer.relative_to(folder.path) / WEIGHTS_FILES[precision], tensors)
+
+
+def _write_metadata(
     folder: ModelFolder,
     work: Path,
     precision: str,
     settings: Settings,
     ranges: np.ndarray[Any, Any] | None,
 ) -> None:
-    static = folder.static
-    tensors = core_tensors(folder, precision) if static is None else static.saved(precision)
-    inner = work / folder.transformer.relative_to(folder.path)
-    _save_tensors(inner / WEIGHTS_FILES[precision], tensors)
-    if static is None:
-        stored = hash_tensors(tensors.items())
-    else:
-        stored = hash_tensors(read_static(inner, WEIGHTS_FILES[precision])[0].stored())
+    """Write ``embedkit.json``, from the weights that were written."""
+    write_json(
+        work / METADATA_FILE, {"format": FORMAT, "precision": precision, **dict.fromkeys(_HASHES, "0" * 64)}
+    )
+    stored = hash_stored_weights(open_folder(work))
     # fp32 weights computed from int8 ones are not those that the int8 ones were made from.
     dequantized = folder.precision == "int8" and precision == "fp32"
     source = stored if dequantized else source_weights_hash(folder)

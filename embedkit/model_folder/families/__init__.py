@@ -14,7 +14,13 @@ from .decoders import GEMMA3, QWEN3
 from .gated import GTE, MODERNBERT, NATIVE_NOMIC, NOMIC
 from .kin import ALBERT, ELECTRA, JINA
 
-__all__ = ["architecture_of", "known_types"]
+__all__ = ["REFUSED", "architecture_of", "known_types"]
+
+REFUSED = dict.fromkeys(
+    ("deberta", "deberta-v2"),
+    "disentangled attention (content to position and back), which the core does not compute",
+)
+"""Model types that are asked for and do not run -> what they have."""
 
 _FAMILIES: dict[str, Architecture] = {
     "albert": ALBERT,

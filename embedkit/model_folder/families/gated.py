@@ -63,6 +63,10 @@ def _read_nomic(raw: Config, config: CoreConfig, where: str) -> None:
         },
     )
     config["rotary_base"] = number(raw, "rotary_emb_base", where, 10000)
+    if isinstance(raw.get("rope_parameters"), dict):  # beside the old keys, of which they must be a copy
+        refuse(
+            raw["rope_parameters"], where, {"rope_theta": (config["rotary_base"],), "rope_type": ("default",)}
+        )
     if raw.get("rotary_scaling_factor") is not None:
         config["rotary_stretch"] = number(raw, "rotary_scaling_factor", where)
         config["rotary_trained"] = integer(raw, "max_trained_positions", where, 1, 2048)
