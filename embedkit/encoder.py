@@ -18,7 +18,7 @@ from .arguments import (
     check_unsupported,
     either,
 )
-from .backends.engine import Counts, Plan
+from .backends.engine import Counts, Engine, Plan
 from .backends.opening import OpenOptions
 from .dropin import DropIn, Pool
 from .inputs import as_texts, progress, windows
@@ -164,7 +164,8 @@ class Encoder(DropIn):
         precision: Dtype | None = ..., convert_to_numpy: bool = ..., convert_to_tensor: bool = ...,
         device: str | None = ..., normalize_embeddings: bool = ..., truncate_dim: int | None = ...,
         pool: Pool | None = ..., chunk_size: int | None = ..., *, output_dtype: Dtype | None = ...,
-        ranges: npt.ArrayLike | None = ..., inputs: str | Texts | None = ..., **unsupported: None,
+        ranges: npt.ArrayLike | None = ..., inputs: str | Texts | None = ..., task: str | None = ...,
+        **unsupported: None,
     ) -> Any: ...
     # fmt: on
 
@@ -188,6 +189,7 @@ class Encoder(DropIn):
         output_dtype: Dtype | None = None,
         ranges: npt.ArrayLike | None = None,
         inputs: str | Texts | None = None,
+        task: str | None = None,
         **unsupported: None,
     ) -> Any:
         """Compute the embeddings of one text or several.
@@ -213,6 +215,8 @@ class Encoder(DropIn):
             truncate_dim: number of leading dimensions to keep; None for the encoder's `truncate_dim`.
             ranges: (2, dimension) minima and maxima for int8 and uint8; None for those saved in the folder.
             inputs: the name of ``sentences`` in sentence-transformers 6.
+            task: of a model with a Router, the route of the texts, such as ``"query"`` or ``"document"``; None for
+                its default one. Other models ignore it.
             pool, chunk_size: what `start_multi_process_pool` returned, which has no effect, or None.
             unsupported: other arguments of sentence-transformers; they must be None.
 
@@ -242,7 +246,9 @@ class Encoder(DropIn):
                 f"output_dtype={dtype!r} is for sentence embeddings; token embeddings are float32"
             )
         tensors = convert_to_tensor or not convert_to_numpy
+        engine = self._engine.of(task)
         plan = self._plan(
+            engine=engine,
             prompt_name=prompt_name,
             prompt=prompt,
             batch_size=batch_size,
@@ -255,7 +261,7 @@ class Encoder(DropIn):
         )
         given = either("the texts", sentences=sentences, inputs=inputs)
         texts, single = as_texts(given)
-        result = self._encode_all(texts, plan, show_progress_bar)
+        result = self._encode_all(texts, plan, show_progress_bar, engine)
         if tensors:
             result = to_torch(result, one=convert_to_tensor)
         elif not texts and not of_tokens:
@@ -271,10 +277,10 @@ class Encoder(DropIn):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """`encode` for queries: uses the prompt "query" unless another prompt is given."""
+        """`encode` for queries: uses the prompt "query" unless another prompt is given, and their route if any."""
         if prompt_name is None and prompt is None:
             prompt_name = "query"
-        return self.encode(sentences, prompt_name, prompt, *args, **options)
+        return self.encode(sentences, prompt_name, prompt, *args, **{"task": "query", **options})
 
     @_signature_of(encode)
     def encode_document(
@@ -285,7 +291,7 @@ class Encoder(DropIn):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """`encode` for documents: uses the prompt "document" unless another prompt is given.
+        """`encode` for documents: uses the prompt "document" unless another prompt is given, and their route if any.
 
         As in sentence-transformers, every model has that prompt, possibly empty. A prompt named "passage" or
         "corpus" is used only if requested by name, or if "document" was deleted from `prompts`.
@@ -293,7 +299,7 @@ class Encoder(DropIn):
         if prompt_name is None and prompt is None:
             names = ("document", "passage", "corpus")
             prompt_name = next((name for name in names if name in self.prompts), None)
-        return self.encode(sentences, prompt_name, prompt, *args, **options)
+        return self.encode(sentences, prompt_name, prompt, *args, **{"task": "document", **options})
 
     def encode_iter(
         self,
@@ -306,6 +312,7 @@ class Encoder(DropIn):
         truncate_dim: int | None = None,
         output_dtype: Dtype | None = None,
         ranges: npt.ArrayLike | None = None,
+        task: str | None = None,
         block_size: int = _WINDOW,
     ) -> Iterator[Vectors]:
         """Encode a stream of texts in constant memory.
@@ -324,6 +331,7 @@ class Encoder(DropIn):
         """
         if isinstance(sentences, str):
             raise TypeError("encode_iter takes an iterable of texts, not a str; use encode for a single text")
+        engine = self._engine.of(task)
         plan = self._plan(
             prompt_name=prompt_name,
             prompt=prompt,
@@ -332,9 +340,9 @@ class Encoder(DropIn):
             truncate_dim=truncate_dim,
             dtype=check_dtype(output_dtype, None),
             ranges=ranges,
+            engine=engine,
         )
         blocks = windows(iter(sentences), check_positive("block_size", block_size))
-        engine = self._engine
 
         def encoded() -> Iterator[Vectors]:
             with closing(engine.encode(blocks, plan, self._counts)) as results:
@@ -353,14 +361,15 @@ class Encoder(DropIn):
             A function that tokenizes a list of texts, as far as doing so ahead pays; and a function from its result
             to the embeddings (n, dim), bitwise those of `encode_query`, and the seconds it spent tokenizing.
         """
-        plan = self._plan(prompt_name="query", normalize=normalize_embeddings)
+        engine = self._engine.of("query")
+        plan = self._plan(prompt_name="query", normalize=normalize_embeddings, engine=engine)
 
         def tokenize(texts: list[str]) -> Any:
-            engine = self._engine
+            engine = self._engine.of("query")
             return engine.tokenize(windows(texts, _WINDOW, first=engine.first_window), plan)
 
         def encode(tokenized: Any) -> tuple[Vectors, float]:
-            return self._engine.encode_tokenized(tokenized, plan, self._counts)
+            return self._engine.of("query").encode_tokenized(tokenized, plan, self._counts)
 
         return tokenize, encode
 
@@ -387,9 +396,10 @@ class Encoder(DropIn):
         """The token ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""
         return {"input_ids": self._engine.token_ids(as_texts(texts)[0], self._max_length)}
 
-    def _encode_all(self, texts: list[str], plan: Plan, show_progress_bar: bool | None) -> Any:
+    def _encode_all(
+        self, texts: list[str], plan: Plan, show_progress_bar: bool | None, engine: Engine
+    ) -> Any:
         """All embeddings of a list of texts, in one array or list."""
-        engine = self._engine
         out = engine.empty(len(texts), plan)
         with progress(len(texts), show_progress_bar) as advance:
             most = _WINDOW if advance is None else _WINDOW_WITH_BAR

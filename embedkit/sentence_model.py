@@ -69,9 +69,11 @@ class SentenceModel(LoadedModel[Engine]):
         ranges: npt.ArrayLike | None = None,
         token_embeddings: bool = False,
         on_device: bool = False,
+        engine: Engine | None = None,
     ) -> Plan:
-        """Check the arguments of a call once, before any text is read."""
-        engine = self._engine
+        """Check the arguments of a call once, before any text is read; ``engine`` is that of the call's task."""
+        engine = engine or self._engine
+        length = self._length_on(engine)
         dimension = engine.folder.dimension
         kept = self.truncate_dim if truncate_dim is None else truncate_dim
         width = dimension if kept is None else check_truncate_dim(kept, dimension)
@@ -86,10 +88,10 @@ class SentenceModel(LoadedModel[Engine]):
             batch_size=0 if batch_size is None else check_positive("batch_size", batch_size),
             prefix_ids=list(tokenizer.prefix_ids),
             suffix_ids=list(tokenizer.suffix_ids),
-            max_length=self._max_length,
+            max_length=length,
             overflow=self._on_overflow,
             truncation_side=tokenizer.truncation_side,
-            pool_skip=engine.prompt_tokens(prompt, self._max_length),
+            pool_skip=engine.prompt_tokens(prompt, length),
             unknown_id=-1 if tokenizer.unknown_id is None else tokenizer.unknown_id,
             truncate_dim=0 if width == dimension else width,
             normalize=bool(normalize),
@@ -97,6 +99,12 @@ class SentenceModel(LoadedModel[Engine]):
         )
         ranges = check_ranges(dtype, ranges, engine.folder, width, normalize=bool(normalize))
         return Plan(prompt, options, dtype, ranges, width, on_device and engine.tensors)
+
+    def _length_on(self, engine: Engine) -> int:
+        """The maximum length on a route: its own, unless the caller has set another one."""
+        if self._max_length == self._engine.folder_length:
+            return engine.folder_length
+        return min(self._max_length, engine.positions)
 
     def _prompt_text(self, name: str | None) -> str:
         """The text of a prompt; None for the default one."""

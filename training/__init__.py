@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .distillation.run import DistillOptions, distill
+    from .distillation.static import StaticOptions, distill_static
     from .hard_negatives import MineOptions, mine_negatives
     from .hub import push_to_hub
     from .recipe import Recipe, load_recipe, recipe_of
@@ -15,7 +16,9 @@ __all__ = [
     "DistillOptions",
     "MineOptions",
     "Recipe",
+    "StaticOptions",
     "distill",
+    "distill_static",
     "load_recipe",
     "mine_negatives",
     "push_to_hub",
@@ -27,7 +30,9 @@ _MODULES = {
     "DistillOptions": "distillation.run",
     "MineOptions": "hard_negatives",
     "Recipe": "recipe",
+    "StaticOptions": "distillation.static",
     "distill": "distillation.run",
+    "distill_static": "distillation.static",
     "load_recipe": "recipe",
     "mine_negatives": "hard_negatives",
     "push_to_hub": "hub",

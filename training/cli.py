@@ -1,4 +1,7 @@
-"""``embedkit-train RECIPE key=value ...``: trains or resumes a recipe; ``mine`` and ``distill`` are its subcommands."""
+"""``embedkit-train RECIPE key=value ...``: trains or resumes a recipe.
+
+``mine``, ``distill`` and ``distill-static`` are its subcommands.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ _EPILOG = """examples:
   accelerate launch --num_processes 4 -m embedkit.training.cli hpd-128
   embedkit-train mine pairs.tsv triplets.tsv --margin 0.05
   embedkit-train distill --teacher BAAI/bge-small-en-v1.5 --texts notes/ -o small
+  embedkit-train distill-static BAAI/bge-small-en-v1.5 -o static
 
 The same command resumes a run that was stopped.
 """
@@ -34,6 +38,10 @@ _COMMANDS = {
     "distill": (
         "distillation.command",
         "Teach one or several encoders to a small int8 student, from texts without labels.",
+    ),
+    "distill-static": (
+        "distillation.static_command",
+        "Make a static model, a table of token vectors, of an encoder in a minute.",
     ),
 }
 

@@ -68,6 +68,9 @@ struct EncoderConfig {
   float embedding_scale = 1;  ///< of the word embeddings
   float layer_norm_eps = 1e-12f;
   Activation hidden_act = Activation::kGelu;
+  /// A static model: no layers; a text's vector is the mean of a row of `static_rows` for each of its tokens.
+  size_t static_rows = 0;
+  int32_t ignored_id = -1;  ///< a token that the mean of a static model leaves out; -1: none
   Precision precision = Precision::kFp32;
 
   /// Throws InvalidArgument for a shape that no kernel can run.
@@ -91,13 +94,21 @@ struct EncoderConfig {
 
 /// An array of the model folder. `owner` keeps the memory alive (a mapped file).
 struct Tensor {
-  enum class Type { kFloat32, kBf16, kInt8 };
+  /// Those of 16 bits are matrices and tables, kInt32 and kFloat16 are of static models alone.
+  enum class Type { kFloat32, kInt8, kFloat16, kBfloat16, kInt32 };
 
   Type type = Type::kFloat32;
   const void* data = nullptr;
   std::vector<size_t> shape;
   std::shared_ptr<const void> owner;
 };
+
+/// Bytes of a value.
+inline size_t tensor_item_size(Tensor::Type type) {
+  return type == Tensor::Type::kInt8                                         ? 1
+         : type == Tensor::Type::kFloat16 || type == Tensor::Type::kBfloat16 ? 2
+                                                                             : 4;
+}
 
 using Tensors = std::unordered_map<std::string, Tensor>;
 

@@ -66,6 +66,11 @@ Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<Pooli
       weights_(load_weights(config, tensors, kernels)),
       pooling_(std::move(pooling)) {
   require(!pooling_.empty(), "the pooling has no mode; give at least one");
+  if (config_.static_rows > 0) {
+    static_.emplace(config_, tensors);
+    require(pooling_ == std::vector<PoolingMode>{PoolingMode::kMean},
+            "a static model has no pooling but mean");
+  }
   dimension_ = pooling_.size() * config_.hidden_size;
   for (HeadModule& module : head) {
     modules_.push_back({module.type, dense_.size(), {}, module.activation});
@@ -87,16 +92,16 @@ Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<Pooli
 }
 
 size_t Encoder::memory_bytes() const {
-  size_t bytes = weights_.memory_bytes();
+  size_t bytes = static_ ? static_->memory_bytes() : weights_.memory_bytes();
   for (const Linear& linear : dense_) bytes += linear.memory_bytes();
   return bytes;
 }
 
 void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const {
+  const size_t table = static_ ? static_->tokens() : weights_.words.size();
   for (int32_t id : batch.ids)
-    require(id >= 0 && static_cast<size_t>(id) < weights_.words.size(), "token id ", id,
-            " is outside the model's table of ", weights_.words.size(),
-            " tokens; the tokenizer is another model's");
+    require(id >= 0 && static_cast<size_t>(id) < table, "token id ", id, " is outside the model's table of ",
+            table, " tokens; the tokenizer is another model's");
   for (int32_t type : batch.token_types)
     require(type >= 0 && static_cast<size_t>(type) < std::max<size_t>(config_.type_vocab_size, 1),
             "token type ", type, " is outside the model's table of ", config_.type_vocab_size,
@@ -105,6 +110,8 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
   for (size_t s = 0; s < batch.sequences(); ++s) longest = std::max(longest, batch.length(s));
   require(longest <= config_.positions(), "a sequence of ", longest, " tokens is longer than the model's ",
           config_.positions(), " positions; set max_length");
+
+  if (static_) return;
 
   const size_t tokens = batch.tokens();
   const size_t hidden = config_.hidden_size;
@@ -298,9 +305,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
   const size_t head_size = config_.head_width();
   const size_t shared = config_.key_value_heads();
   const bool local = config_.is_local(index);
-  // Attention in integers sees all keys.
-  const bool integers = config_.precision == Precision::kInt8 && !local && !config_.causal;
-  const auto attention = integers ? kernels_.attention_int8 : kernels_.attention;
+  const auto attention = config_.precision == Precision::kInt8 ? kernels_.attention_int8 : kernels_.attention;
   if (shared < heads) {  // several items read one key: it is placed before
     const size_t all = heads + 2 * shared;
     const Share own = worker.share(batch.sequences() * all);
@@ -371,6 +376,7 @@ bool Encoder::feed_forward(size_t index, Workspace& w, size_t tokens, const Work
 
 bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Worker& worker,
                       StopToken& stop) const noexcept {
+  if (static_) return true;
   const size_t tokens = batch.tokens();
   const Share own = worker.share(tokens);
   embed(batch, w, worker);
@@ -397,7 +403,10 @@ const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
   Rows* current = &w.pooled_;
   Rows* next = &w.head_;
   current->shape(sequences, pooling_.size() * hidden);
-  for (size_t s = 0; s < sequences; ++s)
+  for (size_t s = 0; s < sequences && static_; ++s)
+    static_->mean(kernels_, {batch.ids.data() + batch.cu_seqlens[s], batch.length(s)}, w.static_,
+                  current->row(s));
+  for (size_t s = 0; s < sequences && !static_; ++s)
     for (size_t m = 0; m < pooling_.size(); ++m)
       pool_sequence(pooling_[m], w.hidden().row(batch.cu_seqlens[s]), w.hidden().ld, batch.length(s),
                     batch.pool_skip[s], hidden, current->row(s) + m * hidden);

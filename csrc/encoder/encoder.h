@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "base/aligned.h"
@@ -10,6 +11,7 @@
 #include "base/thread_pool.h"
 #include "encoder/batch.h"
 #include "encoder/config.h"
+#include "encoder/static_table.h"
 #include "encoder/weights.h"
 
 namespace embedkit {
@@ -73,6 +75,7 @@ class Workspace {
   std::vector<RotaryTable> turns_;  ///< for each sequence that the model's tables are too short for
   std::vector<size_t> turns_of_;    ///< (sequences) its place in turns_, two tables each; or none
   Rows pooled_, head_;
+  StaticTable::Buffers static_;
   std::vector<AlignedBuffer<float>> scratch_;  // one per worker
   std::atomic<size_t> stop_step_{0};
 };
@@ -93,6 +96,8 @@ class Encoder {
     return !modules_.empty() && modules_.back().type == HeadModule::Type::kNormalize;
   }
   size_t memory_bytes() const;
+  /// Whether it has tokens' vectors before the pooling: a static model has none.
+  bool has_hidden() const { return !static_; }
 
   /// Sizes the buffers; to be called by one thread before `forward`. Throws InvalidArgument for an id outside
   /// the embedding table or a sequence longer than the positions.
@@ -145,6 +150,7 @@ class Encoder {
 
   EncoderConfig config_;
   const Kernels& kernels_;
+  std::optional<StaticTable> static_;  ///< of a static model, whose weights_ are empty
   Weights weights_;
   std::vector<PoolingMode> pooling_;
   std::vector<Module> modules_;

@@ -26,12 +26,13 @@ const char* type_name(Tensor::Type type) {
   switch (type) {
     case Tensor::Type::kFloat32:
       return "float32";
-    case Tensor::Type::kBf16:
+    case Tensor::Type::kBfloat16:
       return "bfloat16";
     case Tensor::Type::kInt8:
       return "int8";
+    default:
+      return "of another type";
   }
-  return "";
 }
 
 /// Hands out tensors by name after checking type and shape.
@@ -50,8 +51,8 @@ class Reader {
   std::pair<Tensor, Tensor> matrix(const std::string& name, size_t rows, size_t columns) const {
     if (precision_ != Precision::kInt8) {
       const auto found = tensors_.find(name);
-      const bool half = found != tensors_.end() && found->second.type == Tensor::Type::kBf16;
-      return {get(name, half ? Tensor::Type::kBf16 : Tensor::Type::kFloat32, {rows, columns}), {}};
+      const bool half = found != tensors_.end() && found->second.type == Tensor::Type::kBfloat16;
+      return {get(name, half ? Tensor::Type::kBfloat16 : Tensor::Type::kFloat32, {rows, columns}), {}};
     }
     return {get(name, Tensor::Type::kInt8, {rows, columns}), floats(name + "_scale", {rows})};
   }
@@ -121,7 +122,7 @@ class Reader {
     memory->resize(memory->size() + Kernels::kSlack);
     Tensor tensor;
     tensor.type = std::is_same_v<Value, int8_t>     ? Tensor::Type::kInt8
-                  : std::is_same_v<Value, uint16_t> ? Tensor::Type::kBf16
+                  : std::is_same_v<Value, uint16_t> ? Tensor::Type::kBfloat16
                                                     : Tensor::Type::kFloat32;
     tensor.data = memory->data();
     tensor.shape = std::move(shape);
@@ -155,7 +156,7 @@ class Reader {
     switch (tensor.type) {
       case Tensor::Type::kInt8:
         return paired_rows<int8_t>(tensor, heads);
-      case Tensor::Type::kBf16:
+      case Tensor::Type::kBfloat16:
         return paired_rows<uint16_t>(tensor, heads);
       case Tensor::Type::kFloat32:
         break;
@@ -171,7 +172,8 @@ class Reader {
     const auto found = tensors_.find(name);
     require(found != tensors_.end(), "the model has no tensor '", name, "'");
     const Tensor& tensor = found->second;
-    require(tensor.type == type, "tensor '", name, "' is ", type_name(tensor.type), ", not ", type_name(type));
+    require(tensor.type == type, "tensor '", name, "' is ", type_name(tensor.type), ", not ",
+            type_name(type));
     require(tensor.shape == shape, "tensor '", name, "' has shape ", shape_text(tensor.shape),
             ", config.json says ", shape_text(shape));
     return tensor;
@@ -213,6 +215,8 @@ void EncoderConfig::validate() const {
   positive(max_position_embeddings, "max_position_embeddings");
   require(type_vocab_size <= (size_t{1} << 30), "type_vocab_size is ", type_vocab_size,
           "; it must be below 2^30");
+  require(static_rows <= (size_t{1} << 30) && (static_rows == 0 || num_hidden_layers == 0), "static_rows is ",
+          static_rows, "; it must be below 2^30, of a model without layers");
   require(padding_idx >= -1 && max_position_embeddings > static_cast<size_t>(padding_idx + int64_t{1}),
           "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
   require(relative_attention_num_buckets == 0 || relative_attention_num_buckets == 32,
@@ -275,7 +279,7 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
   const size_t element = precision == Precision::kInt8 ? sizeof(int8_t) : sizeof(float);
   const uint8_t* rows = static_cast<const uint8_t*>(parts[0].weight.data);
   const bool widened = std::any_of(parts.begin(), parts.end(), [](const Part& part) {
-    return part.weight.type == Tensor::Type::kBf16;
+    return part.weight.type == Tensor::Type::kBfloat16;
   });
   AlignedBuffer<uint8_t> stacked;
   if (parts.size() > 1 || widened) {
@@ -285,7 +289,7 @@ Linear::Linear(const Kernels& kernels, Precision precision, const std::vector<Pa
   size_t row = 0;
   for (const Part& part : parts) {
     const size_t n = part.weight.shape[0];
-    if (part.weight.type == Tensor::Type::kBf16) {
+    if (part.weight.type == Tensor::Type::kBfloat16) {
       const auto* from = static_cast<const uint16_t*>(part.weight.data);
       std::transform(from, from + n * in, reinterpret_cast<float*>(stacked.data()) + row * in, from_bf16);
     } else if (rows == stacked.data()) {
@@ -337,7 +341,7 @@ void EmbeddingTable::add(const Kernels& kernels, size_t row, float* out) const {
     case Tensor::Type::kInt8:
       return kernels.add_scaled_int8(out, static_cast<const int8_t*>(rows_.data) + row * columns,
                                      static_cast<const float*>(scale_.data)[row], columns);
-    case Tensor::Type::kBf16: {
+    case Tensor::Type::kBfloat16: {
       const uint16_t* from = static_cast<const uint16_t*>(rows_.data) + row * columns;
       for (size_t i = 0; i < columns; ++i) out[i] += from_bf16(from[i]);
       return;
@@ -355,7 +359,7 @@ size_t EmbeddingTable::memory_bytes() const {
   switch (rows_.type) {
     case Tensor::Type::kInt8:
       return elements + rows_.shape[0] * sizeof(float);
-    case Tensor::Type::kBf16:
+    case Tensor::Type::kBfloat16:
       return elements * sizeof(uint16_t);
     case Tensor::Type::kFloat32:
       break;
@@ -440,6 +444,7 @@ size_t Weights::memory_bytes() const {
 
 Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const Kernels& kernels) {
   config.validate();
+  if (config.static_rows > 0) return {EmbeddingTable({}, {}), {}, {}, {}, {}, {}, {}, {}, {}, {}};
   const Reader reader(tensors, config);
   const size_t hidden = config.hidden_size;
   const size_t embedded = config.embedding_width();

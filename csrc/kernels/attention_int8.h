@@ -32,6 +32,8 @@ constexpr float kLargestProbability = 32767.0f;
 // Σ p v of a block fits an int32: 32767 * 511 * 128 < 2^31.
 constexpr float kLargestValue = 511.0f;
 constexpr size_t kBlockOfKeys = 128;
+// Below every score, and far enough from the smallest int32 that a difference of scores fits one.
+constexpr int32_t kHidden = -(1 << 29);
 
 /// out[r][c] = start[c] + Σ_k q[r][k] keys[k][c], four bytes of k a step.
 template <class Dot, int R, int C>
@@ -174,12 +176,18 @@ class Int8Attention {
     const float scores = pack_queries() * pack_keys() / std::sqrt(static_cast<float>(task_.head_size));
     const float values = pack_values();
     over_tiles(task_.length, kRows, [&](size_t row, size_t height) {
-      multiply_keys(row, height);
+      // The keys that some row of the tile sees, from a whole vector on: all of them without limits.
+      const Seen keys{seen_by(task_, row).begin / V::kLanes * V::kLanes,
+                      seen_by(task_, row + height - 1).end};
+      multiply_keys(row, height, keys);
       float factor[kRows];
-      for (size_t r = 0; r < height; ++r)
-        factor[r] = task_.bias == nullptr ? softmax(r, scores) : softmax_biased(r, row + r, scores);
+      for (size_t r = 0; r < height; ++r) {
+        const Seen seen = seen_by(task_, row + r);
+        factor[r] = task_.bias == nullptr ? softmax(r, keys, seen, scores)
+                                          : softmax_biased(r, row + r, keys, seen, scores);
+      }
       for (size_t r = 0; r < height; ++r) factor[r] = values / factor[r];
-      mix_values(row, height, factor);
+      mix_values(row, height, keys, factor);
     });
   }
 
@@ -252,73 +260,97 @@ class Int8Attention {
 
   size_t steps() const { return (task_.head_size + 3) / 4; }
 
-  void multiply_keys(size_t row, size_t height) {
+  void multiply_keys(size_t row, size_t height, Seen seen) {
     const uint8_t* q = at<uint8_t>(row * at_.row);
     const auto* start = at<int32_t>(at_.start);
     auto* out = at<int32_t>(at_.scores);
     const size_t ld_bytes = at_.keys * sizeof(int32_t);
-    size_t j = 0;
-    for (; j + 2 * V::kLanes <= at_.keys; j += 2 * V::kLanes)
+    const size_t end = round_up(seen.end, V::kLanes);
+    size_t j = seen.begin;
+    for (; j + 2 * V::kLanes <= end; j += 2 * V::kLanes)
       Int8Tiles<Dot, 2>::score.of[height - 1](q, at_.row, at<uint8_t>(at_.k + j * sizeof(int32_t)), ld_bytes,
                                               steps(), start + j, out + j, at_.keys);
-    if (j < at_.keys)
+    if (j < end)
       Int8Tiles<Dot, 1>::score.of[height - 1](q, at_.row, at<uint8_t>(at_.k + j * sizeof(int32_t)), ld_bytes,
                                               steps(), start + j, out + j, at_.keys);
   }
 
-  /// p = round(32767 exp(factor (t - max))) of row r of the block; returns Σ p.
-  float softmax(size_t r, float factor) {
+  /// Calls whole(j) for the vectors of `keys`, and last(j, n) for the n keys of one that is not full.
+  template <class Whole, class Last>
+  static void over_keys(Seen keys, Whole&& whole, Last&& last) {
+    size_t j = keys.begin;
+    for (; j + V::kLanes <= keys.end; j += V::kLanes) whole(j);
+    if (j < keys.end) last(j, keys.end - j);
+  }
+
+  /// Calls hide(j) for the keys outside `seen`.
+  template <class Hide>
+  static void over_hidden(Seen keys, Seen seen, Hide&& hide) {
+    for (size_t j = keys.begin; j < seen.begin; ++j) hide(j);
+    for (size_t j = seen.end; j < keys.end; ++j) hide(j);
+  }
+
+  /// p = round(32767 exp(factor (t - max))) of row r of the block, zero outside `seen`; returns Σ p.
+  float softmax(size_t r, Seen keys, Seen seen, float factor) {
     constexpr float kLog2E = 1.44269504f;
-    const auto* t = at<int32_t>(at_.scores) + r * at_.keys;
+    auto* t = at<int32_t>(at_.scores) + r * at_.keys;
+    over_hidden(keys, seen, [&](size_t j) { t[j] = kHidden; });
     auto high = V::set1_int(std::numeric_limits<int32_t>::min());
-    over_columns<V>(
-        task_.length, [&](size_t j) { high = V::max_int(high, V::load_int(t + j)); },
+    over_keys(
+        keys, [&](size_t j) { high = V::max_int(high, V::load_int(t + j)); },
         [&](size_t j, size_t n) {
           high =
               V::max_int(high, V::first_or_int(V::load_int(t + j), n, std::numeric_limits<int32_t>::min()));
         });
     const auto shift = V::set1_int(V::highest_int(high));
     const auto scale = V::set1(factor * kLog2E);
-    return powers(
-        r, [&](size_t j) { return V::mul(V::to_float(V::sub_int(V::load_int(t + j), shift)), scale); });
+    return powers(r, keys, seen, [&](size_t j) {
+      return V::mul(V::to_float(V::sub_int(V::load_int(t + j), shift)), scale);
+    });
   }
 
-  float softmax_biased(size_t r, size_t query, float factor) {
+  float softmax_biased(size_t r, size_t query, Seen keys, Seen seen, float factor) {
     constexpr float kLog2E = 1.44269504f;
     const auto* t = at<int32_t>(at_.scores) + r * at_.keys;
     auto* biased = at<float>(at_.scores) + r * at_.keys;
     const auto scale = V::set1(factor);
     const float lowest = std::numeric_limits<float>::lowest();
+    for (size_t j = keys.begin; j < keys.end; j += V::kLanes)
+      V::store(biased + j, V::fma(V::to_float(V::load_int(t + j)), scale, V::load(task_.bias - query + j)));
+    over_hidden(keys, seen, [&](size_t j) { biased[j] = lowest; });
     auto high = V::set1(lowest);
-    for (size_t j = 0; j < at_.keys; j += V::kLanes) {
-      const auto x = V::fma(V::to_float(V::load_int(t + j)), scale, V::load(task_.bias - query + j));
-      V::store(biased + j, x);
-      const size_t left = task_.length - j;
-      high = V::max(high, left >= V::kLanes ? x : V::first_or(x, left, lowest));
-    }
+    over_keys(
+        keys, [&](size_t j) { high = V::max(high, V::load(biased + j)); },
+        [&](size_t j, size_t n) { high = V::max(high, V::first_or(V::load(biased + j), n, lowest)); });
     const auto shift = V::set1(V::highest(high));
     const auto log2_e = V::set1(kLog2E);
-    return powers(r, [&](size_t j) { return V::mul(V::sub(V::load(biased + j), shift), log2_e); });
+    return powers(r, keys, seen,
+                  [&](size_t j) { return V::mul(V::sub(V::load(biased + j), shift), log2_e); });
   }
 
-  /// p_j = round(32767 2^x(j)) of x <= 0, zero past the last key; returns Σ p.
+  /// p_j = round(32767 2^x(j)) of x <= 0, zero outside `seen` and past the last key; returns Σ p.
   template <class Exponent>
-  float powers(size_t r, Exponent&& x) {
+  float powers(size_t r, Seen keys, Seen seen, Exponent&& x) {
     auto* p = at<int16_t>(at_.p) + r * at_.keys;
-    auto sum = V::zero_int();
-    over_columns<V>(
-        task_.length,
+    auto sums = V::zero_int();
+    over_keys(
+        keys,
         [&](size_t j) {
           const auto e = power_of_two(x(j));
-          sum = V::add_int(sum, e);
+          sums = V::add_int(sums, e);
           V::store_words(p + j, e);
         },
         [&](size_t j, size_t n) {
           const auto e = V::first_or_int(power_of_two(x(j)), n, 0);
-          sum = V::add_int(sum, e);
+          sums = V::add_int(sums, e);
           V::store_words(p + j, e);
         });
-    return static_cast<float>(V::sum_int(sum));
+    int32_t sum = V::sum_int(sums);
+    over_hidden(keys, seen, [&](size_t j) {
+      sum -= p[j];
+      p[j] = 0;
+    });
+    return static_cast<float>(sum);
   }
 
   /// round(32767 2^x) for x <= 0: 2^n by the exponent's bits, 2^f of |f| <= 1/2 by a polynomial with a
@@ -335,22 +367,22 @@ class Int8Attention {
     return V::to_int(V::add_exponent(y, shifted));
   }
 
-  void mix_values(size_t row, size_t height, const float* factor) {
+  void mix_values(size_t row, size_t height, Seen keys, const float* factor) {
     const bool whole =
         at_.features == task_.head_size;  // whole vectors: the tile can write the result itself
     float* out = whole ? task_.out + row * task_.ld_out : at<float>(at_.mixed);
     const size_t ld_out = whole ? task_.ld_out : at_.features;
-    for (size_t j = 0; j < at_.keys; j += kBlockOfKeys) {
-      const size_t pairs = (std::min(task_.length, j + kBlockOfKeys) - j + 1) / 2;
+    for (size_t j = keys.begin; j < keys.end; j += kBlockOfKeys) {
+      const size_t pairs = (std::min(keys.end, j + kBlockOfKeys) - j + 1) / 2;
       const auto* p = at<int16_t>(at_.p) + j;
       const auto* v = at<int32_t>(at_.v) + j / 2 * at_.features;
       size_t d = 0;
       for (; d + 2 * V::kLanes <= at_.features; d += 2 * V::kLanes)
-        Int8Tiles<Dot, 2>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor, j == 0,
-                                              out + d, ld_out);
+        Int8Tiles<Dot, 2>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor,
+                                              j == keys.begin, out + d, ld_out);
       if (d < at_.features)
-        Int8Tiles<Dot, 1>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor, j == 0,
-                                              out + d, ld_out);
+        Int8Tiles<Dot, 1>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor,
+                                              j == keys.begin, out + d, ld_out);
     }
     if (whole) return;
     for (size_t r = 0; r < height; ++r)

@@ -97,6 +97,20 @@ struct NormTask {
   QuantizedRows quantized = {};  ///< without data: none
 };
 
+/// What the rows of a table hold.
+enum class RowType { kFloat32, kFloat16, kBfloat16, kInt8 };
+
+/// out = Σ factors[i] * row rows[i] of a table; zeros without rows.
+struct RowSum {
+  const void* table;  ///< rows of `columns` values of `type`, end to end
+  RowType type;
+  size_t columns;
+  const int32_t* rows;   ///< (count)
+  const float* factors;  ///< (count), or null for 1
+  size_t count;
+  float* out;  ///< (columns)
+};
+
 /// bfloat16 products.
 struct Bf16Products {
   const char* instruction;  ///< that multiplies; "widened" if it is the one of floats
@@ -152,6 +166,7 @@ struct Kernels {
   /// offsets is 0 and the other at least `columns`; with `quantized.data` as `activate`.
   void (*activate_gated)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
                          size_t activated, size_t factor, const QuantizedRows& quantized);
+  void (*sum_rows)(const RowSum& task);
   /// out += scale * row, a row of an int8 table.
   void (*add_scaled_int8)(float* out, const int8_t* row, float scale, size_t columns);
 

@@ -7,6 +7,7 @@
 
 #include "base/aligned.h"
 #include "kernels/bf16.h"
+#include "kernels/half.h"
 #include "kernels/kernels.h"
 
 namespace embedkit {
@@ -69,13 +70,6 @@ size_t packed_bf16_bytes(size_t out, size_t in) { return out * round_up(in, 2) *
 
 void pack_bf16(const float* weights, size_t out, size_t in, void* packed) {
   pack_bf16_panels(weights, out, in, kPanel, packed);
-}
-
-float from_bf16(uint16_t half) {
-  const uint32_t bits = uint32_t{half} << 16;
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
 }
 
 void linear_bf16(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
@@ -170,6 +164,29 @@ void activate_gated(Activation activation, float* x, size_t ld, size_t rows, siz
   if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
 }
 
+float value(const RowSum& task, size_t index) {
+  switch (task.type) {
+    case RowType::kFloat32:
+      return static_cast<const float*>(task.table)[index];
+    case RowType::kFloat16:
+      return from_half(static_cast<const uint16_t*>(task.table)[index]);
+    case RowType::kBfloat16:
+      return from_bf16(static_cast<const uint16_t*>(task.table)[index]);
+    case RowType::kInt8:
+      return static_cast<float>(static_cast<const int8_t*>(task.table)[index]);
+  }
+  return 0;
+}
+
+void sum_rows(const RowSum& task) {
+  for (size_t c = 0; c < task.columns; ++c) {
+    task.out[c] = 0;
+    for (size_t i = 0; i < task.count; ++i)
+      task.out[c] += value(task, static_cast<size_t>(task.rows[i]) * task.columns + c) *
+                     (task.factors == nullptr ? 1.0f : task.factors[i]);
+  }
+}
+
 void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
   for (size_t i = 0; i < columns; ++i) out[i] += scale * static_cast<float>(row[i]);
 }
@@ -252,6 +269,7 @@ extern const Kernels kReferenceKernels = {
     .activate = activate,
     .norm = norm,
     .activate_gated = activate_gated,
+    .sum_rows = sum_rows,
     .add_scaled_int8 = add_scaled_int8,
     .rotate = rotate,
     .attention_scratch = attention_scratch,

@@ -149,6 +149,13 @@ struct Avx2 {
   static F load_int8(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
+  /// Eight halves, or bfloat16s.
+  static F load_half(const uint16_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static F load_bf16(const uint16_t* p) {
+    return bf16_low(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
 
   /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
   static void store_quantized(uint8_t* p, F x) {

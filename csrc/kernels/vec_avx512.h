@@ -119,6 +119,13 @@ struct Avx512 {
   static F load_int8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
+  /// Sixteen halves, or bfloat16s.
+  static F load_half(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static F load_bf16(const uint16_t* p) {
+    return bf16_low(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  }
 
   /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
   static void store_quantized(uint8_t* p, F x) {

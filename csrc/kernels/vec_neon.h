@@ -101,6 +101,9 @@ struct Neon {
     std::memcpy(&four, p, sizeof(four));
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four))))));
   }
+  /// Four halves, or bfloat16s.
+  static F load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+  static F load_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 
   /// Rounds 0 <= x <= 255 (+ rounding error) to the nearest integers.
   static void store_quantized(uint8_t* p, F x) {

@@ -7,6 +7,7 @@
 #include "kernels/linear_bf16.h"
 #include "kernels/linear_fp32.h"
 #include "kernels/linear_int8.h"
+#include "kernels/row_sums.h"
 #include "kernels/rows.h"
 
 namespace embedkit {
@@ -80,6 +81,7 @@ constexpr Kernels row_kernels(Isa isa) {
       .activate = activate<V, kLevels>,
       .norm = norm<V, kLevels>,
       .activate_gated = activate_gated<V, kLevels>,
+      .sum_rows = sum_rows<V>,
       .add_scaled_int8 = add_scaled_int8<V>,
       .rotate = rotate<V>,
       .attention_scratch = attention_scratch<V, V::kRows>,

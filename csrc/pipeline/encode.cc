@@ -357,6 +357,7 @@ EncodeStats encode_tokens(const Encoder& encoder, const TokenSource& source, con
   require(options.overflow != Overflow::kWindow,
           "token embeddings and on_overflow=\"window\" exclude each other: a window has no place in the "
           "text's rows");
+  require(encoder.has_hidden(), "a static model has no token embeddings but the rows of its table");
   out.resize(source.size());
   TokenDelivery delivery(encoder.config().hidden_size, out);
   return Run(encoder, source, options, delivery, stop).run();

@@ -50,13 +50,17 @@ Tensor tensor_of(const std::string& name, const py::handle& value) {
   Tensor tensor;
   if (py::isinstance<py::array_t<float>>(numpy)) {
     tensor.type = Tensor::Type::kFloat32;
-  } else if (py::isinstance<py::array_t<uint16_t>>(numpy)) {
-    tensor.type = Tensor::Type::kBf16;
   } else if (py::isinstance<py::array_t<int8_t>>(numpy)) {
     tensor.type = Tensor::Type::kInt8;
+  } else if (py::isinstance<py::array_t<int32_t>>(numpy)) {
+    tensor.type = Tensor::Type::kInt32;
+  } else if (py::isinstance<py::array_t<uint16_t>>(numpy)) {
+    tensor.type = Tensor::Type::kBfloat16;  // numpy has none: their bits
+  } else if (numpy.dtype().kind() == 'f' && numpy.itemsize() == 2) {
+    tensor.type = Tensor::Type::kFloat16;
   } else {
-    throw py::type_error(
-        concat("tensor '", name, "' is ", std::string(py::str(numpy.dtype())), ", not float32, int8, or uint16 (the bits of bfloat16)"));
+    throw py::type_error(concat("tensor '", name, "' is ", std::string(py::str(numpy.dtype())),
+                                ", not float32, float16, int8, int32, or uint16 (the bits of bfloat16)"));
   }
   if ((numpy.flags() & py::array::c_style) == 0)
     throw py::value_error(concat("tensor '", name, "' is not C-contiguous"));
@@ -223,6 +227,8 @@ void bind_all_options(py::module_& m) {
                    field<C>("gate", &C::gate, kGates),
                    field<C>("biases", &C::biases),
                    field<C>("embedding_scale", &C::embedding_scale),
+                   field<C>("static_rows", &C::static_rows),
+                   field<C>("ignored_id", &C::ignored_id),
                    required(field<C>("layer_norm_eps", &C::layer_norm_eps)),
                    required(field<C>("hidden_act", &C::hidden_act, kActivations))},
                   [](const C& config) { config.validate(); });

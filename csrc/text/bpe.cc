@@ -1,8 +1,10 @@
 #include "text/bpe.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdio>
+#include <limits>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -11,7 +13,7 @@
 namespace embedkit {
 namespace {
 
-constexpr size_t kFew = 48;  // symbols of a word that are merged without a heap
+constexpr size_t kFew = 192;  // symbols of a word that are merged without a heap
 constexpr size_t kPollEvery = 1 << 14;
 constexpr std::string_view kSpaceMark = "\u2581";
 
@@ -56,7 +58,6 @@ struct Bpe::Buffers : SubwordModel::Buffers {
     int32_t merged;           // and what it becomes
   };
   std::vector<int32_t> ids;
-  std::vector<const Merge*> pairs;
   std::vector<Symbol> symbols;
   std::vector<uint64_t> heap;  // rank << 32 | position
 };
@@ -216,28 +217,54 @@ void Bpe::encode(std::string_view word, SubwordModel::Buffers& buffers, std::vec
   ids.insert(ids.end(), b.ids.begin(), b.ids.end());
 }
 
-// The pair of the lowest rank, the leftmost of equal ones, again and again.
+// The pair of the lowest rank, the leftmost of equal ones, again and again. The ranks of a word's pairs lie
+// in an array, so that the lowest one is found some at a time; what is merged stays there without a rank.
 void Bpe::merge_few(Buffers& b) const {
+  constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
+  constexpr size_t kStep = 16;
+  std::array<int32_t, kFew> ranks;
+  std::array<int32_t, kFew> merged;
+  std::array<uint8_t, kFew> previous, next;
+  static_assert(kFew < 256 && kFew % kStep == 0);
   std::vector<int32_t>& ids = b.ids;
-  std::vector<const Merge*>& pairs = b.pairs;  // pairs[i] of ids[i] and ids[i + 1]
-  pairs.clear();
-  for (size_t i = 0; i + 1 < ids.size(); ++i) pairs.push_back(find(ids[i], ids[i + 1]));
-  while (true) {
-    size_t best = pairs.size();
-    uint32_t rank = ~0u;
-    for (size_t i = 0; i < pairs.size(); ++i) {
-      if (pairs[i] != nullptr && pairs[i]->rank < rank) {
-        rank = pairs[i]->rank;
-        best = i;
-      }
-    }
-    if (best == pairs.size()) return;
-    ids[best] = pairs[best]->id;
-    ids.erase(ids.begin() + static_cast<ptrdiff_t>(best) + 1);
-    pairs.erase(pairs.begin() + static_cast<ptrdiff_t>(best));
-    if (best > 0) pairs[best - 1] = find(ids[best - 1], ids[best]);
-    if (best < pairs.size()) pairs[best] = find(ids[best], ids[best + 1]);
+  const size_t count = ids.size();
+  const auto refresh = [&](size_t left, size_t right) {
+    const Merge* const merge = find(ids[left], ids[right]);
+    ranks[left] = merge == nullptr ? kNoRank : static_cast<int32_t>(merge->rank);
+    if (merge != nullptr) merged[left] = merge->id;
+  };
+  for (size_t i = 0; i + 1 < count; ++i) {
+    refresh(i, i + 1);
+    next[i] = static_cast<uint8_t>(i + 1);
+    previous[i + 1] = static_cast<uint8_t>(i);
   }
+  const size_t padded = (count + kStep - 1) / kStep * kStep;
+  std::fill(ranks.begin() + static_cast<ptrdiff_t>(count) - 1, ranks.begin() + static_cast<ptrdiff_t>(padded),
+            kNoRank);
+  next[count - 1] = static_cast<uint8_t>(count);
+  while (true) {
+    std::array<int32_t, kStep> lowest;
+    std::copy_n(ranks.begin(), kStep, lowest.begin());
+    for (size_t i = kStep; i < padded; i += kStep)
+      for (size_t j = 0; j < kStep; ++j) lowest[j] = std::min(lowest[j], ranks[i + j]);
+    const int32_t rank = *std::min_element(lowest.begin(), lowest.end());
+    if (rank == kNoRank) break;
+    size_t at = 0;
+    while (ranks[at] != rank) ++at;
+    const size_t right = next[at], after = next[right];
+    ids[at] = merged[at];
+    ids[right] = kMissing;
+    ranks[right] = kNoRank;
+    next[at] = static_cast<uint8_t>(after);
+    if (after < count) {
+      previous[after] = static_cast<uint8_t>(at);
+      refresh(at, after);
+    } else {
+      ranks[at] = kNoRank;
+    }
+    if (at > 0) refresh(previous[at], at);
+  }
+  std::erase(ids, kMissing);
 }
 
 // The same on a linked list, with a heap of the pairs: O(n log n).

@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -105,6 +105,11 @@ def tokenizer_of(folder: ModelFolder) -> Tokenizer:
             f"{folder.transformer}: the tokenizer has {tokenizer.vocab_size} tokens, vocab_size in "
             f"config.json is {folder.config['vocab_size']}; the files are of different models"
         )
+    if (
+        folder.static is not None
+    ):  # no special tokens, and only the truncation that tokenizer.json itself asks for
+        limit = tokenizer.truncation_max_length
+        return replace(tokenizer, prefix_ids=(), suffix_ids=(), model_max_length=limit)
     return tokenizer
 
 
@@ -178,6 +183,14 @@ class Engine(ABC):
                 f"{folder.path}: tokenizer, pooling, head, prompts or max length have changed since they were "
                 "saved; fetch the model again, or save the changed model with Encoder.save"
             )
+
+    def of(self, task: str | None) -> Engine:
+        """The engine of texts of a task.
+
+        Raises:
+            ValueError: a model with routes has none for it.
+        """
+        return self
 
     @property
     def stored_precision(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..arguments import check_backend, check_devices, check_precision, check_threads
-from ..model_folder.folder import open_folder
+from ..model_folder.folder import ModelFolder, open_folder
 from .core_engine import CoreEngine
 from .engine import Engine
 
@@ -91,8 +91,16 @@ def open_engine(path: Path, options: OpenOptions) -> Engine:
         return OnnxEngine(path, options.onnx)
     folder = open_folder(path)
     precision = check_precision(options.precision, folder, options.devices[0])
-    if options.devices == ("cpu",):
-        return CoreEngine(folder, precision)
-    from .cuda_engine import CudaEngine
 
-    return CudaEngine(folder, options.devices, precision)
+    def engine(route: ModelFolder) -> Engine:
+        if options.devices == ("cpu",):
+            return CoreEngine(route, precision)
+        from .cuda_engine import CudaEngine
+
+        return CudaEngine(route, options.devices, precision)
+
+    if not folder.routes:
+        return engine(folder)
+    from .router_engine import RouterEngine
+
+    return RouterEngine(folder, {name: engine(route) for name, route in folder.routes.items()})

@@ -86,11 +86,19 @@ def export_onnx(
             f'exporting to ONNX needs {", ".join(missing)}: pip install "embedkit[onnx]" torch transformers'
         )
     core = model if isinstance(model, Encoder) else Encoder(model, precision="fp32")
+    _check_one_transformer(core)
     if core.describe()["precision"] != "fp32":
         raise ValueError(
             f"{core!r} computes in int8; export the fp32 model it was made from, with precision='int8'"
         )
     return _export(core, Path(folder), precision)
+
+
+def _check_one_transformer(core: Encoder) -> None:
+    folder = core._engine.folder
+    if folder.static is not None or folder.routes:
+        kind = "a static model" if folder.static is not None else "a model with a Router"
+        raise ValueError(f"{folder.path} is {kind}; the ONNX export takes one transformer")
 
 
 def _export(core: Encoder, target: Path, precision: str) -> Fidelity:

@@ -10,6 +10,8 @@ It is the SHA-256 of a JSON object with sorted keys and no spaces:
 * ``tokenizer``: the SHA-256 of ``tokenizer.json`` without truncation and padding (``max_length`` decides), or
   of ``vocab.txt`` and the settings beside it;
 * ``pooling``, ``include_prompt``, ``head`` (each Dense with the hash of its weights), ``do_lower_case``;
+* for a model with a Router instead: ``weights``, ``routes`` (each route's fingerprint without weights),
+  ``default_route`` and ``route_mappings``;
 * ``prompts`` that are not empty, ``default_prompt_name``, ``max_length`` and ``truncate_dim``.
 """
 
@@ -56,7 +58,9 @@ def hash_tensors(tensors: Iterable[tuple[str, npt.NDArray[Any]]]) -> str:
 
 
 def hash_stored_weights(folder: ModelFolder) -> str:
-    """SHA-256 of the stored tensors; reads all of them."""
+    """SHA-256 of the stored tensors, of all routes if there are some; reads all of them."""
+    if folder.routes:
+        return _digest({name: hash_stored_weights(route) for name, route in folder.routes.items()})
     return hash_tensors(stored_tensors(folder))
 
 
@@ -67,6 +71,17 @@ def source_weights_hash(folder: ModelFolder) -> str:
 
 def fingerprint(folder: ModelFolder, source_weights: str, settings: Settings) -> str:
     """The fingerprint in 64 hexadecimal digits; reads the tokenizer and the head, no other weights."""
+    if folder.routing is not None:
+        mappings = {str(key): route for key, route in folder.routing.mappings.items()}
+        return _digest(
+            {
+                "scheme": "embedkit-1",
+                "weights": source_weights,
+                "routes": {name: fingerprint(route, "", settings) for name, route in folder.routes.items()},
+                "default_route": folder.routing.default,
+                "route_mappings": mappings,
+            }
+        )
     head: list[Any] = []
     for module, core in zip(folder.head, core_head(folder), strict=True):
         if isinstance(module, Dense):
@@ -88,6 +103,10 @@ def fingerprint(folder: ModelFolder, source_weights: str, settings: Settings) ->
         "max_length": settings.max_length,
         "truncate_dim": settings.truncate_dim,
     }
+    return _digest(content)
+
+
+def _digest(content: Any) -> str:
     return hashlib.sha256(_canonical(content)).hexdigest()
 
 

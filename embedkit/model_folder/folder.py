@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .architectures import FOREIGN, Architecture, CoreConfig, graph_config
-from .families import architecture_of, known_types
+from .families import REFUSED, architecture_of, known_types
 from .json_file import present, read_json
 from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
+from .router import Routing, read_routing
+from .static import STATIC, StaticFiles, read_static
 
 __all__ = [
     "BUILTIN",
@@ -104,6 +106,9 @@ class ModelFolder:
         index_precision: ``"int8"`` if the model's vectors lose nothing that matters in a byte a column, in which an
             index then stores them by default; or None.
         graph_dimension: dimensions of an ONNX graph's vectors if no module describes how they are computed.
+        static: the weights of a static model; None for a transformer.
+        routing: which route a text takes; None for a model with one.
+        routes: their folders; the default one, which this folder is of, among them.
     """
 
     path: Path
@@ -123,6 +128,9 @@ class ModelFolder:
     stamp: Stamp
     graph_dimension: int | None = None
     index_precision: str | None = None
+    static: StaticFiles | None = None
+    routing: Routing | None = None
+    routes: Mapping[str, ModelFolder] = field(default_factory=dict)
 
     @property
     def hidden_size(self) -> int:
@@ -215,18 +223,60 @@ def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
     """
     check_folder(path)
     entries = module_entries(path)
-    transformer = entries[0][1]
-    architecture, config, _ = read_config(path, transformer, graph=graph)
-    hidden_size = int(config["hidden_size"])
-    pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
-    head = read_head(entries[2:], hidden_size * len(pooling.modes))
-    folder = assemble(path, transformer, architecture=architecture, config=config, pooling=pooling, head=head)
+    if graph and entries[0][0] != "Transformer":
+        raise ValueError(
+            f"{path} starts with a {entries[0][0]}, which embedkit's own backend runs, not a graph"
+        )
+    routed = entries[0][0] == "Router"
+    folder = _open_routes(path, entries) if routed else _open_entries(path, entries, graph=graph)
     if folder.truncate_dim is not None and folder.truncate_dim > folder.dimension:
         raise ValueError(
             f"{path / SETTINGS_FILE}: truncate_dim is {folder.truncate_dim}, the model has {folder.dimension} "
             "dimensions; correct or remove it"
         )
     return folder
+
+
+def _open_entries(path: Path, entries: list[tuple[str, Path]], *, graph: bool = False) -> ModelFolder:
+    """The folder of one row of modules, as `module_entries` lists them."""
+    kind, transformer = entries[0]
+    if kind == "StaticEmbedding":
+        return _open_static(path, entries)
+    architecture, config, _ = read_config(path, transformer, graph=graph)
+    hidden_size = int(config["hidden_size"])
+    pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
+    head = read_head(entries[2:], hidden_size * len(pooling.modes))
+    return assemble(path, transformer, architecture=architecture, config=config, pooling=pooling, head=head)
+
+
+def _open_routes(path: Path, entries: list[tuple[str, Path]]) -> ModelFolder:
+    """The folder of the default route of a model with a Router, which comes first in ``entries``."""
+    routing = read_routing(entries[0][1], entries[1:])
+    routes = {name: _open_entries(path, modules) for name, modules in routing.entries.items()}
+    first = routes[routing.first]
+    for name, route in routes.items():
+        if route.dimension != first.dimension:
+            raise ValueError(
+                f"{routing.path}: the route {name!r:.80} has {route.dimension} dimensions, "
+                f"{routing.first!r:.80} has {first.dimension}; embedkit runs routes into one space"
+            )
+    # The stamp is that of all routes together.
+    alone = {name: replace(route, stamp=Stamp(ranges=route.stamp.ranges)) for name, route in routes.items()}
+    return replace(first, routing=routing, routes=alone)
+
+
+def _open_static(path: Path, entries: list[tuple[str, Path]]) -> ModelFolder:
+    """The folder of a static model; ``entries`` as `module_entries` lists them."""
+    transformer = entries[0][1]
+    precision, _ = _metadata(path / METADATA_FILE)
+    weights = "model.int8.safetensors" if precision == "int8" else "model.safetensors"
+    static, config = read_static(transformer, weights)
+    head = read_head(entries[1:], int(config["hidden_size"]))
+    folder = assemble(path, transformer, architecture=STATIC, config=config, pooling=Pooling(), head=head)
+    length, length_path = folder.max_seq_length, folder.max_seq_length_path
+    if length is None and static.model2vec:
+        length, length_path = static.max_length or folder.positions, transformer / "config.json"
+    return replace(folder, static=static, max_seq_length=length, max_seq_length_path=length_path)
 
 
 def check_folder(path: Path) -> None:
@@ -258,6 +308,11 @@ def read_config(
         return FOREIGN, graph_config(raw, str(config_path)), raw
     model_type = raw.get("model_type")
     architecture = architecture_of(raw)
+    if architecture is None and model_type in REFUSED:
+        raise ValueError(
+            f"{config_path}: model_type {model_type!r} has {REFUSED[model_type]}. "
+            'It runs as an ONNX graph that Optimum exported: Encoder(FOLDER, backend="onnx")'
+        )
     if architecture is None:
         raise ValueError(
             f"{config_path}: unknown model_type {model_type!r:.80}; expected one of {', '.join(known_types())}. "

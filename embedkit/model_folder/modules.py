@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .json_file import load_json, present, read_json
+from .static import is_model2vec
 
 __all__ = [
     "ACTIVATIONS",
@@ -14,7 +15,10 @@ __all__ = [
     "Dense",
     "Normalize",
     "Pooling",
+    "check_route",
     "module_entries",
+    "module_folder",
+    "module_kind",
     "read_head",
     "read_pooling",
     "transformer_entry",
@@ -47,9 +51,12 @@ ACTIVATIONS = {
 }
 """Class in torch, as folders name it -> name in the core."""
 
-_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+_MODULES = ("Transformer", "StaticEmbedding", "Router", "Pooling", "Dense", "Normalize")
 _MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
-_REMEDY = "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize."
+_REMEDY = (
+    "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize, or one StaticEmbedding in "
+    "place of the first two, or a Router of such rows."
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ class Normalize:
 def module_entries(root: Path) -> list[tuple[str, Path]]:
     """The ``(kind, folder)`` of each entry of ``modules.json``, in order, checked.
 
-    A folder without that file is a plain transformers folder: mean pooling, as sentence-transformers does.
+    A folder without that file is a plain transformers folder: mean pooling, as sentence-transformers does. Or it is
+    Model2Vec's of an old version.
 
     Raises:
         ValueError: a kind or an order is not supported, or a path leaves the folder.
@@ -87,11 +95,24 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
     path = root / "modules.json"
     entries = _listed(root, path)
     if entries is None:
-        return [("Transformer", root)]
-    kinds = [kind for kind, _ in entries]
-    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
-        raise ValueError(f"{path}: the modules are {', '.join(kinds) or 'none'}. {_REMEDY}")
+        if not is_model2vec(root):
+            return [("Transformer", root)]
+        normalize = read_json(root / "config.json").get("normalize", False)
+        return [("StaticEmbedding", root), *([("Normalize", root / "1_Normalize")] if normalize else [])]
+    if not entries or entries[0][0] != "Router":  # whose modules are checked with those of each route
+        check_route(entries, path)
     return entries
+
+
+def check_route(entries: list[tuple[str, Path]], path: Path) -> None:
+    """Raise ValueError, naming the file ``path``, unless embedkit runs modules of these kinds in this order."""
+    kinds = [kind for kind, _ in entries]
+    first = 1 if kinds[:1] == ["StaticEmbedding"] else 2
+    if (first == 2 and kinds[:2] != ["Transformer", "Pooling"]) or set(kinds[first:]) - {
+        "Dense",
+        "Normalize",
+    }:
+        raise ValueError(f"{path}: the modules are {', '.join(kinds) or 'none'}. {_REMEDY}")
 
 
 def transformer_entry(root: Path) -> Path:
@@ -125,16 +146,30 @@ def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:
         type_name, relative = module.get("type"), module.get("path", "")
         if not isinstance(type_name, str) or not isinstance(relative, str):
             raise ValueError(f"{path}: a module has no type or path: {module!r}. Fetch the file again.")
-        kind = type_name.rpartition(".")[2]
-        if not type_name.startswith("sentence_transformers.") or kind not in _MODULES:
-            raise ValueError(f"{path}: unknown module {type_name!r}; expected one of {', '.join(_MODULES)}.")
-        parts = PurePosixPath(relative.replace("\\", "/"))
-        if parts.is_absolute() or ".." in parts.parts or ":" in relative or "\0" in relative:
-            raise ValueError(f"{path}: the path {relative!r:.80} leaves the model folder; it is not opened.")
-        if len(relative) > _MAX_PATH:
-            raise ValueError(f"{path}: the path {relative!r:.80}… is too long. Fetch the file again.")
-        entries.append((kind, root / parts))
+        entries.append((module_kind(type_name, path), module_folder(root, relative, path)))
     return entries
+
+
+def module_kind(type_name: Any, path: Path) -> str:
+    """The last part of a module's type, checked; ``path`` is the file that names it."""
+    kind = type_name.rpartition(".")[2] if isinstance(type_name, str) else ""
+    if (
+        not isinstance(type_name, str)
+        or not type_name.startswith("sentence_transformers.")
+        or kind not in _MODULES
+    ):
+        raise ValueError(f"{path}: unknown module {type_name!r}; expected one of {', '.join(_MODULES)}.")
+    return kind
+
+
+def module_folder(root: Path, relative: str, path: Path) -> Path:
+    """The folder of a module below ``root``; ``path`` is the file that names it."""
+    parts = PurePosixPath(relative.replace("\\", "/"))
+    if parts.is_absolute() or ".." in parts.parts or ":" in relative or "\0" in relative:
+        raise ValueError(f"{path}: the path {relative!r:.80} leaves the model folder; it is not opened.")
+    if len(relative) > _MAX_PATH:
+        raise ValueError(f"{path}: the path {relative!r:.80}… is too long. Fetch the file again.")
+    return root / parts
 
 
 def read_pooling(folder: Path, hidden_size: int) -> Pooling:

@@ -146,6 +146,27 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
         array = np.frombuffer(self._map, "<u2", math.prod(shape), self._start + offset).reshape(shape)
         return array if array.flags.aligned else array.copy()
 
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        """Read a tensor of integers or floats of any size, in its own type; F16 and BF16 as float32."""
+        dtype, shape, offset = self._entries[name]
+        stored = {
+            "I16": "<i2",
+            "U16": "<u2",
+            "I32": "<i4",
+            "U32": "<u4",
+            "I64": "<i8",
+            "U64": "<u8",
+            "F64": "<f8",
+        }
+        if dtype not in stored:
+            return self[name]
+        array = np.frombuffer(self._map, stored[dtype], math.prod(shape), self._start + offset)
+        return array.reshape(shape)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a tensor of this name, of any type."""
+        return name in self._entries
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names, in the order of the header."""
         return iter(self._entries)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .fingerprint import fingerprint, hash_tensors, source_weights_hash
+from .fingerprint import fingerprint, hash_stored_weights, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
 from .json_file import present, read_json, write_json
 from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
+from .static import is_model2vec
 from .tokenizer_files import TOKENIZER_FILES
 from .weights import WEIGHTS_FILES, converted_tensors, core_head, stored_tensors
 
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _DOCUMENTS = ("README*", "LICENSE*", "NOTICE*")
+_HASHES = ("fingerprint", "source_weights", "stored_weights")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt")
 
 
@@ -67,6 +69,7 @@ class Modules:
             `DenseWeights` is written.
         transformer: path of the transformer's folder in the model folder.
         do_lower_case: lower-case the text before the tokenizer's own normalization.
+        static: the first module is a StaticEmbedding; there is no pooling.
     """
 
     hidden_size: int
@@ -74,6 +77,7 @@ class Modules:
     head: tuple[Dense | DenseWeights | Normalize, ...] = ()
     transformer: Path = Path()
     do_lower_case: bool = False
+    static: bool = False
 
 
 def write_folder(
@@ -95,7 +99,8 @@ def write_folder(
     """
     with new_folder(target) as work:
         copy_without_weights(folder, work, settings)
-        _write_weights(folder, work, precision, settings, ranges)
+        _write_weights(folder, work, precision)
+        _write_metadata(folder, work, precision, settings, ranges)
 
 
 def check_new_folder(target: Path) -> None:
@@ -133,11 +138,19 @@ def copy_without_weights(folder: ModelFolder, work: Path, settings: Settings) ->
         ValueError: ``folder`` has changed since it was opened.
     """
     _check_source(folder)
-    _copy_files(folder, work)
+    if folder.routing is not None:
+        _copy_routes(folder, work)
+    else:
+        _copy_files(folder, work)
     modules = _modules_of(folder, work)
-    write_modules(work, modules)
+    if folder.routing is None:
+        write_modules(work, modules)
     path = folder.path / SETTINGS_FILE
     write_settings(work, modules, settings, read_json(path) if present(path) else {})
+    inner = work / modules.transformer
+    if modules.static and is_model2vec(inner):
+        length = settings.max_length if settings.max_length < folder.positions else None
+        write_json(inner / "config.json", {**read_json(inner / "config.json"), "max_length": length})
 
 
 def append_dense(path: Path, layer: DenseWeights) -> None:
@@ -175,6 +188,8 @@ def copy_tokenizer(source: Path, target: Path, *, vocabulary: bool = True) -> No
 def write_modules(folder: Path, modules: Modules) -> None:
     """Write ``modules.json``, the pooling's configuration and the Dense layers; existing files are replaced."""
     entries = [("Transformer", modules.transformer.as_posix()), ("Pooling", "1_Pooling")]
+    if modules.static:
+        entries = [("StaticEmbedding", modules.transformer.as_posix())]
     taken = {
         module.folder.relative_to(folder).as_posix() for module in modules.head if isinstance(module, Dense)
     }
@@ -201,7 +216,8 @@ def write_modules(folder: Path, modules: Modules) -> None:
             for number, (kind, path) in enumerate(entries)
         ],
     )
-    write_json(folder / "1_Pooling" / "config.json", _pooling_config(modules))
+    if not modules.static:
+        write_json(folder / "1_Pooling" / "config.json", _pooling_config(modules))
 
 
 def write_settings(
@@ -246,6 +262,24 @@ def _check_source(folder: ModelFolder) -> None:
         raise ValueError(f"{folder.path} has changed since the model was opened: {advice}")
 
 
+def _copy_routes(folder: ModelFolder, work: Path) -> None:
+    """Copy the files of all routes; the names of their modules stay."""
+    assert folder.routing is not None
+    for path in (folder.path / "modules.json", folder.routing.path):
+        destination = work / path.relative_to(folder.path)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, destination)
+    for name, route in folder.routes.items():
+        _copy_files(route, work)
+        for kind, module in folder.routing.entries[name]:
+            files = ["config.json"] if kind in ("Pooling", "Normalize") else ["sentence_bert_config.json"]
+            for path in (module / file for file in files):
+                if present(path):
+                    destination = work / path.relative_to(folder.path)
+                    destination.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, destination)
+
+
 def _copy_files(folder: ModelFolder, work: Path) -> None:
     """Copy the files that do not depend on precision and settings."""
     inner = work / folder.transformer.relative_to(folder.path)
@@ -255,12 +289,13 @@ def _copy_files(folder: ModelFolder, work: Path) -> None:
             if path.is_file():
                 shutil.copyfile(path, work / path.name)
     copy_tokenizer(folder.transformer, inner, vocabulary=False)
-    shutil.copyfile(folder.transformer / "config.json", inner / "config.json")
-    config = read_json(inner / "config.json")
-    for key in ("dtype", "torch_dtype"):
-        if key in config:  # the type in which transformers computes: that of the tensors written
-            config[key] = "float32"
-            write_json(inner / "config.json", config)
+    if folder.static is None or present(folder.transformer / "config.json"):
+        shutil.copyfile(folder.transformer / "config.json", inner / "config.json")
+        config = read_json(inner / "config.json")
+        for key in ("dtype", "torch_dtype"):
+            if key in config:  # the type in which transformers computes: that of the tensors written
+                config[key] = "float32"
+                write_json(inner / "config.json", config)
     for module in folder.head:
         if isinstance(module, Dense):
             destination = work / module.folder.relative_to(folder.path)
@@ -282,6 +317,7 @@ def _modules_of(folder: ModelFolder, root: Path) -> Modules:
         ),
         transformer=folder.transformer.relative_to(folder.path),
         do_lower_case=folder.do_lower_case,
+        static=folder.static is not None,
     )
 
 
@@ -316,19 +352,35 @@ def _save_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, path, metadata={"format": "pt"})
-    shutil.copymode(path.with_name("config.json"), path)  # save_file's files are readable by their owner only
+    model = next(
+        file for name in ("config.json", "tokenizer.json") if (file := path.with_name(name)).exists()
+    )
+    shutil.copymode(model, path)  # save_file's files are readable by their owner only
 
 
-def _write_weights(
+def _write_weights(folder: ModelFolder, work: Path, precision: str) -> None:
+    """Write the transformer's weights, or those of all routes; routes may share a module."""
+    if folder.routes:
+        for route in {route.transformer: route for route in folder.routes.values()}.values():
+            _write_weights(route, work, precision)
+        return
+    static = folder.static
+    tensors = dict(converted_tensors(folder, precision)) if static is None else static.saved(precision)
+    _save_tensors(work / folder.transformer.relative_to(folder.path) / WEIGHTS_FILES[precision], tensors)
+
+
+def _write_metadata(
     folder: ModelFolder,
     work: Path,
     precision: str,
     settings: Settings,
     ranges: np.ndarray[Any, Any] | None,
 ) -> None:
-    tensors = dict(converted_tensors(folder, precision))
-    _save_tensors(work / folder.transformer.relative_to(folder.path) / WEIGHTS_FILES[precision], tensors)
-    stored = hash_tensors(tensors.items())
+    """Write ``embedkit.json``, from the weights that were written."""
+    write_json(
+        work / METADATA_FILE, {"format": FORMAT, "precision": precision, **dict.fromkeys(_HASHES, "0" * 64)}
+    )
+    stored = hash_stored_weights(open_folder(work))
     # fp32 weights computed from int8 ones are not those that the int8 ones were made from.
     dequantized = folder.precision == "int8" and precision == "fp32"
     source = stored if dequantized else source_weights_hash(folder)

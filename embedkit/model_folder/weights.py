@@ -53,6 +53,9 @@ def stored_tensors(folder: ModelFolder, *, keep_bf16: bool = False) -> Iterator[
         FileNotFoundError: there are no safetensors weights.
         ValueError: a tensor is missing, has the wrong shape or type, or contains a value that is not finite.
     """
+    if folder.static is not None:
+        yield from folder.static.stored()
+        return
     source = _Source(folder)
     for name, spec in sorted(folder.architecture.tensor_specs(folder.config).items()):
         if folder.precision == "int8" and spec.quantized:
@@ -84,6 +87,8 @@ def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
     Matrices stored in bfloat16 stay so (uint16), with the same values in half the memory. With ``precision="bf16"``
     the tables of embeddings are rounded to it; the core rounds the matrices of the layers as it packs them.
     """
+    if folder.static is not None:
+        return folder.static.core(precision)
     specs = folder.architecture.tensor_specs(folder.config)
     layers = folder.architecture.layers
     arrays: dict[str, Array] = {}

@@ -1,5 +1,6 @@
 // Attention of every instruction set against the formula in double precision: odd lengths and head sizes,
 // scores that would overflow without the shift by their maximum, with and without a relative position bias,
+// windows and causal masks,
 // and nothing written outside the head's own columns. That of int8 models likewise, within the error of its
 // rounded operands.
 #include <cmath>
@@ -16,9 +17,14 @@ struct Attention {
   void (*run)(const AttentionTask& task);
 };
 
+struct Limits {
+  size_t before = AttentionTask::kUnlimited;
+  size_t after = AttentionTask::kUnlimited;
+};
+
 /// Of queries, keys and values up to `magnitude`; `error` is allowed in each element of the result.
 void check(const Attention& attention, size_t length, size_t head_size, float magnitude, bool biased,
-           double error) {
+           double error, Limits limits = {}) {
   Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length + head_size), -magnitude, magnitude);
   Matrix out(length, 3 * head_size, 1, 7, 7);
   std::vector<float> scratch(attention.scratch(length, head_size) + Kernels::kSlack);
@@ -26,7 +32,8 @@ void check(const Attention& attention, size_t length, size_t head_size, float ma
   const std::vector<float> bias = random_floats(2 * length - 1 + Kernels::kSlack, -3, 3, 9);
   const float* q = qkv.row(0);
   attention.run({q, q + head_size, q + 2 * head_size, qkv.ld, length, head_size, out.row(0) + head_size,
-                 out.ld, scratch.data(), biased ? bias.data() + length - 1 : nullptr});
+                 out.ld, scratch.data(), biased ? bias.data() + length - 1 : nullptr, limits.before,
+                 limits.after});
   for (size_t i = 0; i < length; ++i) {
     std::vector<double> scores(length);
     double high = -1e300, sum = 0;
@@ -34,6 +41,7 @@ void check(const Attention& attention, size_t length, size_t head_size, float ma
       for (size_t d = 0; d < head_size; ++d) scores[j] += double{qkv.row(i)[d]} * qkv.row(j)[head_size + d];
       scores[j] /= std::sqrt(static_cast<double>(head_size));
       if (biased) scores[j] += bias[length - 1 + j - i];
+      if ((j < i && i - j > limits.before) || (j > i && j - i > limits.after)) scores[j] = -1e300;
       high = std::max(high, scores[j]);
     }
     for (double& s : scores) sum += s = std::exp(s - high);
@@ -62,6 +70,11 @@ int main() {
           const Attention int8{kernels.attention_int8_scratch, kernels.attention_int8};
           check(int8, length, head_size, 1, biased, 0.012);
           check(int8, length, head_size, 4, biased, 0.4);
+          for (const Limits limits : {Limits{0, 0}, Limits{3, 3}, Limits{64, 64},
+                                      Limits{AttentionTask::kUnlimited, 0}, Limits{20, 0}, Limits{1, 130}}) {
+            check(fp32, length, head_size, 1, biased, 4e-5, limits);
+            check(int8, length, head_size, 1, biased, 0.012, limits);
+          }
         }
   }
   return report();

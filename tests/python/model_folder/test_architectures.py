@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from changed_folder import changed
 
 from embedkit import Encoder, _core
 
@@ -218,11 +219,8 @@ def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Pat
 def test_configs_that_cannot_run(
     kind: str, changes: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(folders[kind], tmp_path / "copy"))
-    config = {**json.loads((folder / "config.json").read_text()), **changes}
-    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
-        Encoder(folder)
+        Encoder(changed(folders[kind], tmp_path, changes))
 
 
 def test_a_missing_tensor_is_named(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from changed_folder import changed
 
 from embedkit import Encoder, _core
 
@@ -244,11 +246,8 @@ def test_saved_folders_of_architectures(kind: str, folders: dict[str, Path], tmp
 def test_configs_of_architectures_that_cannot_run(
     kind: str, changes: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(folders[kind], tmp_path / "copy"))
-    config = {**json.loads((folder / "config.json").read_text()), **changes}
-    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
-        Encoder(folder)
+        Encoder(changed(folders[kind], tmp_path, changes))
 
 
 def test_architectures_refuse_a_layer_with_more_tensors(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -259,6 +258,37 @@ def test_architectures_refuse_a_layer_with_more_tensors(folders: dict[str, Path]
     save_file({**weights, "layers.1.self_attn.sinks": np.zeros(6, np.float32)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.sinks.*qwen3"):
         Encoder(folder)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_local_attention_of_architectures_costs_its_window(precision: str, tmp_path: Path) -> None:
+    layers = {"layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2, "num_attention_heads": 1}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "local_attention": 128,
+        "max_position_embeddings": 33000,
+    }
+    encoder = Encoder(
+        tiny(tmp_path / "local", "modernbert", **layers, **sizes), precision=precision, threads=1
+    )
+    encoder.max_seq_length = 32_768
+    seconds = []
+    for words in (8_000, 32_000):
+        text = " ".join((WORDS * (words // len(WORDS) + 1))[:words])
+        encoder.encode(text)
+        taken = []
+        for _ in range(3):
+            begin = time.process_time()
+            encoder.encode(text)
+            taken.append(time.process_time() - begin)
+        seconds.append(min(taken))
+    assert seconds[1] < 8 * seconds[0], seconds  # 4 times as long; all keys would cost 16 times
+
+
+def test_models_that_are_refused_by_name(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'deberta-v2' has disentangled attention"):
+        Encoder(changed(folders["electra"], tmp_path, {"model_type": "deberta-v2"}))
 
 
 @pytest.mark.parametrize("kind", ["nomic", "modernbert", "qwen3"])

@@ -20,10 +20,12 @@ NOMIC = {
     "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0, "bos_token_id": None,
     "causal": False, "dense_seq_output": True, "embd_pdrop": 0.0, "eos_token_id": None, "fused_bias_fc": True,
     "fused_dropout_add_ln": True, "initializer_range": 0.02, "layer_norm_epsilon": 1e-12,
+    "max_position_embeddings": 2048,
     "max_trained_positions": 2048, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "model_type": "nomic_bert",
     "pad_vocab_size_multiple": 64, "parallel_block": False, "parallel_block_tied_norm": False, "prenorm": False,
     "qkv_proj_bias": False, "reorder_and_upcast_attn": False, "resid_pdrop": 0.0, "rotary_emb_base": 1000,
     "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
+    "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"},
     "rotary_scaling_factor": None, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
     "type_vocab_size": 2, "use_cache": True, "use_flash_attn": True, "use_rms_norm": False, "use_xentropy": True,
 }  # fmt: skip
@@ -89,9 +91,10 @@ def test_nomic_as_on_the_hub_architectures(tmp_path: Path) -> None:
         ("prenorm", True),
         ("rotary_emb_interleaved", True),
         ("activation_function", "gelu_x"),
+        ("rope_parameters", {"rope_theta": 10000.0}),
     ):
         (hub / "config.json").write_text(json.dumps({**NOMIC, **sizes, key: value}))
-        with pytest.raises(ValueError, match=key):
+        with pytest.raises(ValueError, match="rope_theta" if key == "rope_parameters" else key):
             Encoder(hub)
 
 

@@ -1,0 +1,138 @@
+"""Decoders that embed: Qwen3-Embedding, EmbeddingGemma."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..architectures import INTEGERS, Architecture, CoreConfig, layer_norm, linear
+from .fields import SILU, Config, integer, local_layers, number, refuse, rope, two_ropes
+
+__all__ = ["GEMMA3", "QWEN3"]
+
+_DECODER_LAYER = "layers.{}"
+_QUERIES, _KEYS = "num_attention_heads*head_size", "num_key_value_heads*head_size"
+_DECODER_TENSORS = {
+    "embed_tokens.weight": (("vocab_size", "hidden_size"), True),
+    **layer_norm(f"{_DECODER_LAYER}.input_layernorm", bias=False),
+    **linear(f"{_DECODER_LAYER}.self_attn.q_proj", _QUERIES, "hidden_size", bias=False),
+    **linear(f"{_DECODER_LAYER}.self_attn.k_proj", _KEYS, "hidden_size", bias=False),
+    **linear(f"{_DECODER_LAYER}.self_attn.v_proj", _KEYS, "hidden_size", bias=False),
+    **layer_norm(f"{_DECODER_LAYER}.self_attn.q_norm", "head_size", bias=False),
+    **layer_norm(f"{_DECODER_LAYER}.self_attn.k_norm", "head_size", bias=False),
+    **linear(f"{_DECODER_LAYER}.self_attn.o_proj", "hidden_size", _QUERIES, bias=False),
+    **layer_norm(f"{_DECODER_LAYER}.post_attention_layernorm", bias=False),
+    **linear(f"{_DECODER_LAYER}.mlp.gate_proj", "intermediate_size", "hidden_size", bias=False),
+    **linear(f"{_DECODER_LAYER}.mlp.up_proj", "intermediate_size", "hidden_size", bias=False),
+    **linear(f"{_DECODER_LAYER}.mlp.down_proj", "hidden_size", "intermediate_size", bias=False),
+    **layer_norm("norm", bias=False),
+}
+_DECODER_NAMES = {
+    "embed_tokens.": "embeddings.word_embeddings.",
+    ".input_layernorm.": ".attention.LayerNorm.",
+    ".self_attn.q_proj.": ".attention.self.query.",
+    ".self_attn.k_proj.": ".attention.self.key.",
+    ".self_attn.v_proj.": ".attention.self.value.",
+    ".self_attn.q_norm.": ".attention.self.query_norm.",
+    ".self_attn.k_norm.": ".attention.self.key_norm.",
+    ".self_attn.o_proj.": ".attention.output.dense.",
+    ".mlp.gate_proj.": ".intermediate.gate.",
+    ".mlp.up_proj.": ".intermediate.up.",
+    ".mlp.down_proj.": ".output.dense.",
+    "layers.": "encoder.layer.",
+}
+
+
+def _read_decoder(raw: Config, config: CoreConfig, where: str) -> None:
+    refuse(raw, where, {"attention_bias": (False,)})
+    heads = int(config["num_attention_heads"])
+    config["num_key_value_heads"] = integer(raw, "num_key_value_heads", where, 1, heads)
+    config["head_size"] = integer(raw, "head_dim", where, 1, int(config["hidden_size"]) // heads)
+    if heads % int(config["num_key_value_heads"]):
+        raise ValueError(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads")
+
+
+def _read_qwen3(raw: Config, config: CoreConfig, where: str) -> None:
+    _read_decoder(raw, config, where)
+    refuse(raw, where, {"use_sliding_window": (False,)})
+    if "1" in local_layers(raw, config, where, []):
+        raise ValueError(
+            f"{where}: layer_types has sliding_attention, which embedkit does not compute for qwen3"
+        )
+    rope(raw, config, where, number(raw, "rope_theta", where, 10000.0))
+
+
+QWEN3 = Architecture(
+    family="qwen3",
+    prefix="model.",
+    integers=INTEGERS,
+    fixed={},
+    layers="layers.",
+    tensors=_DECODER_TENSORS,
+    classifier=("", None, "score"),
+    constants={
+        "gate": "first", "biases": False, "norm_place": "pre", "norm_kind": "rms", "embedding_norm": False,
+        "query_key_norm": True, "causal": True,
+    },
+    names={
+        **{key: name for key, name in _DECODER_NAMES.items() if key != "layers."},
+        ".post_attention_layernorm.": ".intermediate.LayerNorm.",
+        "layers.": "encoder.layer.",
+        "norm.": "norm.",
+    },
+    keys={"layer_norm_eps": "rms_norm_eps"},
+    epsilon=1e-6,
+    activations=SILU,
+    read=_read_qwen3,
+    final_norm="norm.weight",
+    spans_heads=True,
+)  # fmt: skip
+
+
+def _read_gemma3(raw: Config, config: CoreConfig, where: str) -> None:
+    _read_decoder(raw, config, where)
+    refuse(
+        raw,
+        where,
+        {
+            "query_pre_attn_scalar": (config["head_size"],),
+            "attn_logit_softcapping": (None,),
+            "rope_scaling": (None,),
+        },
+    )
+    both = raw.get("use_bidirectional_attention", False)
+    if not isinstance(both, bool):
+        raise ValueError(f"{where}: use_bidirectional_attention must be true or false, not {both!r:.80}")
+    every = integer(
+        raw, "sliding_window_pattern", where, 1, integer(raw, "_sliding_window_pattern", where, 1, 6)
+    )
+    pattern = [bool((i + 1) % every) for i in range(int(config["num_hidden_layers"]))]
+    config["local_layers"] = local_layers(raw, config, where, pattern)
+    # Of a model that sees both sides the file has the whole window.
+    window = integer(raw, "sliding_window", where, 2, 4096)
+    config["window"] = window // 2 if both else window - 1
+    config["causal"] = not both
+    config["embedding_scale"] = math.sqrt(int(config["hidden_size"]))
+    two_ropes(raw, config, where, ("rope_theta", "rope_local_base_freq"), 1e6)
+
+
+GEMMA3 = replace(
+    QWEN3,
+    family="gemma3_text",
+    tensors={
+        **_DECODER_TENSORS,
+        **layer_norm(f"{_DECODER_LAYER}.pre_feedforward_layernorm", bias=False),
+        **layer_norm(f"{_DECODER_LAYER}.post_feedforward_layernorm", bias=False),
+    },
+    constants={**QWEN3.constants, "norm_place": "around", "norm_kind": "rms_plus_one"},
+    names={
+        **{key: name for key, name in _DECODER_NAMES.items() if key != "layers."},
+        ".post_attention_layernorm.": ".attention.output.LayerNorm.",
+        ".pre_feedforward_layernorm.": ".intermediate.LayerNorm.",
+        ".post_feedforward_layernorm.": ".output.LayerNorm.",
+        "layers.": "encoder.layer.",
+    },
+    keys={"layer_norm_eps": "rms_norm_eps", "hidden_act": "hidden_activation"},
+    activation="gelu_pytorch_tanh",
+    read=_read_gemma3,
+)

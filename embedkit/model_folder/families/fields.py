@@ -1,0 +1,137 @@
+"""Readers of the fields of ``config.json`` that several families have, and refusals of what the core lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..architectures import CoreConfig
+
+__all__ = [
+    "SILU",
+    "Config",
+    "head_size",
+    "integer",
+    "local_layers",
+    "number",
+    "refuse",
+    "rope",
+    "two_ropes",
+]
+
+Config = Mapping[str, Any]
+SILU = {"silu": "silu", "swiglu": "silu", "geglu": "gelu"}
+
+
+def number(raw: Config, key: str, where: str, default: float | None = None) -> float:
+    """A positive number of ``config.json``."""
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ValueError(
+            f"{where}: {key} must be a positive number, not {value!r:.80}. Fetch the file again."
+        )
+    return float(value)
+
+
+def integer(raw: Config, key: str, where: str, least: int, default: int | None = None) -> int:
+    """An integer of ``config.json``, ``least`` or more."""
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1_000_000:
+        raise ValueError(
+            f"{where}: {key} must be an integer from {least}, not {value!r:.80}. Fetch the file again."
+        )
+    return value
+
+
+def rope(raw: Config, config: CoreConfig, where: str, theta: float, name: str = "rope") -> None:
+    """The speeds of rotary positions from ``rope_parameters`` (transformers 5) or ``rope_scaling``.
+
+    Raises:
+        ValueError: the type of scaling is none that the core computes; names it.
+    """
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise ValueError(f"{where}: {name} must be an object, not {scaling!r:.80}")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    unknown = set(scaling) - {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings"}
+    odd = sorted(key for key in unknown if scaling[key] not in (None, 1, 1.0))
+    if odd:
+        raise ValueError(
+            f"{where}: {name} has {odd[0]!r:.80} {scaling[odd[0]]!r:.80}, which embedkit does not compute"
+        )
+    base = number(scaling, "rope_theta", where, theta)
+    if kind in (None, "default"):
+        config["rotary_base"] = base
+        return
+    factor = number(scaling, "factor", where)
+    width = head_size(config)
+    if kind == "linear":
+        config.update(rotary_base=base, rotary_divisor=factor)
+    elif kind == "ntk":  # of Alibaba's models; equations 6 of Su's "NTK-RoPE mixed"
+        config.update(rotary_base=base * factor, rotary_divisor=factor ** (2 / width))
+    elif kind == "dynamic":
+        trained = int(config["max_position_embeddings"])
+        refuse(scaling, where, {"original_max_position_embeddings": (None, trained)})
+        config.update(rotary_base=base, rotary_stretch=factor, rotary_trained=trained)
+        # As far as the models that use it were tried: nomic-embed-text, 2,048 to 8,192.
+        config["max_position_embeddings"] = max(int(config["max_position_embeddings"]), 4 * trained)
+    else:
+        raise ValueError(
+            f"{where}: {name} type {kind!r:.80} is not supported; embedkit computes default, linear, ntk and dynamic"
+        )
+
+
+def head_size(config: CoreConfig) -> int:
+    """Features of a head."""
+    return int(config.get("head_size", 0)) or int(config["hidden_size"]) // int(config["num_attention_heads"])
+
+
+def refuse(raw: Config, where: str, wanted: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse values that change the result and that the core does not compute."""
+    for key, values in wanted.items():
+        value = raw.get(key, values[0])
+        if value not in values:
+            raise ValueError(
+                f"{where}: {key} is {value!r:.80}; embedkit supports only {values[0]!r} for this model. "
+                "Use another model, or sentence-transformers for this one."
+            )
+
+
+def local_layers(raw: Config, config: CoreConfig, where: str, default: list[bool]) -> str:
+    """Which layers attend locally: ``layer_types``, or the pattern."""
+    types = raw.get("layer_types")
+    if types is None:
+        return "".join("1" if local else "0" for local in default)
+    known = {"sliding_attention": "1", "full_attention": "0"}
+    if not isinstance(types, list) or len(types) != config["num_hidden_layers"]:
+        raise ValueError(
+            f"{where}: layer_types must name {config['num_hidden_layers']} layers, not {types!r:.80}"
+        )
+    for name in types:
+        if name not in known:
+            raise ValueError(f"{where}: unknown layer type {name!r:.80}; expected one of {', '.join(known)}")
+    return "".join(known[name] for name in types)
+
+
+def two_ropes(raw: Config, config: CoreConfig, where: str, keys: tuple[str, str], theta: float) -> None:
+    """The speeds of a model whose local layers turn faster: ``rope_parameters`` of both kinds, or two keys."""
+    both = raw.get("rope_parameters")
+    if not isinstance(both, dict):
+        base, local = (
+            number(raw, key, where, value) for key, value in zip(keys, (theta, 10000.0), strict=True)
+        )
+        rope({"rope_scaling": raw.get("rope_scaling")}, config, where, base)
+        config["rotary_local_base"] = local
+        return
+    unknown = sorted(set(both) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise ValueError(f"{where}: rope_parameters has {unknown[0]!r:.80}, which embedkit does not compute")
+    rope({"rope_parameters": both.get("sliding_attention")}, config, where, 10000.0, "rope_parameters")
+    if set(config) & {"rotary_divisor", "rotary_trained"}:
+        raise ValueError(f"{where}: rope_parameters scale the local layers, which embedkit does not compute")
+    config["rotary_local_base"] = config["rotary_base"]
+    rope({"rope_parameters": both.get("full_attention")}, config, where, theta, "rope_parameters")

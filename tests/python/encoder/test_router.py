@@ -1,0 +1,161 @@
+"""Models with a Router (queries and documents take different ways) against sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedkit import Encoder
+from embedkit.index import Document, Index
+
+TEXTS = ["the weather is lovely today", "people", "", "stay out now " * 20]
+
+
+def asymmetric(folder: Path, make_model: Callable[..., Path], **parameters: Any) -> Path:
+    """mdbr-leaf's layout: a query route with a Dense layer, a document route without, a shared Normalize behind."""
+    st = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    small = st.SentenceTransformer(str(make_model(dense=((24, "Identity", True),))), device="cpu")
+    large = st.SentenceTransformer(str(make_model(pooling="cls", dense=((24, "Tanh", True),))), device="cpu")
+    options = {"default_route": "document", **parameters}
+    router = modules.Router({"query": list(small), "document": list(large)}, **options)
+    model = st.SentenceTransformer(modules=[router, modules.Normalize()], device="cpu")
+    model.prompts = {"query": "query: ", "document": ""}
+    model.save(str(folder))
+    return folder
+
+
+def test_router_against_sentence_transformers(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    folder = asymmetric(tmp_path / "model", make_model)
+    reference = st.SentenceTransformer(str(folder), device="cpu")
+    encoder = Encoder(folder)
+    for name in ("encode", "encode_query", "encode_document"):
+        expected = getattr(reference, name)(TEXTS)
+        np.testing.assert_allclose(getattr(encoder, name)(TEXTS), expected, atol=2e-6)
+    queries = encoder.encode(TEXTS, task="query")
+    np.testing.assert_allclose(queries, reference.encode(TEXTS, task="query"), atol=2e-6)
+    assert np.abs(queries - encoder.encode(TEXTS)).max() > 0.01
+    assert np.array_equal(next(iter(encoder.encode_iter(TEXTS, task="query"))), queries)
+    tokenize, encode = encoder.query_steps()
+    assert np.array_equal(encode(tokenize(TEXTS))[0], encoder.encode_query(TEXTS))
+    assert encoder.describe()["routes"] == ["document", "query"]
+    with pytest.raises(ValueError, match="no route for task='other'; this model has 'query', 'document'"):
+        encoder.encode(TEXTS, task="other")
+    copy = pickle.loads(pickle.dumps(encoder))
+    assert np.array_equal(copy.encode_query(TEXTS), encoder.encode_query(TEXTS))
+    encoder.warm_up()
+
+
+def test_saved_router(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    encoder = Encoder(asymmetric(tmp_path / "model", make_model))
+    encoder.save(tmp_path / "saved")
+    saved = Encoder(tmp_path / "saved")
+    assert saved.verify() == encoder.fingerprint
+    reference = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    for name in ("encode_query", "encode_document"):
+        assert np.array_equal(getattr(saved, name)(TEXTS), getattr(encoder, name)(TEXTS))
+        np.testing.assert_allclose(getattr(reference, name)(TEXTS), getattr(encoder, name)(TEXTS), atol=2e-6)
+    encoder.save(tmp_path / "int8", "int8")
+    small = Encoder(tmp_path / "int8")
+    assert small.verify() == encoder.fingerprint
+    assert np.array_equal(
+        small.encode_query(TEXTS), Encoder(encoder.describe()["path"], precision="int8").encode_query(TEXTS)
+    )
+    weights = next((tmp_path / "saved").glob("query_0*/model.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\x3f")
+    with pytest.raises(ValueError, match="weights have changed"):
+        Encoder(tmp_path / "saved").verify()
+
+
+def test_index_of_a_router(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    encoder = Encoder(asymmetric(tmp_path / "model", make_model))
+    index = Index.build(
+        tmp_path / "index", [Document(text, str(i)) for i, text in enumerate(TEXTS[:2])], encoder
+    )
+    hits = index.search("lovely people", k=2)[0]
+    vectors = encoder.encode_document(TEXTS[:2])
+    scores = {str(i): float(vectors[i] @ encoder.encode_query("lovely people")) for i in range(2)}
+    for hit in hits:
+        assert hit.score == pytest.approx(scores[hit.id], abs=1e-5)
+
+
+def test_router_with_a_static_query_route(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    tokenizers = pytest.importorskip("tokenizers")
+    source = make_model(dense=((24, "Tanh", True),))
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    rows = np.random.default_rng(3).standard_normal((tokenizer.get_vocab_size(), 24)).astype(np.float32)
+    documents = st.SentenceTransformer(str(source), device="cpu")
+    router = modules.Router.for_query_document(
+        query_modules=[modules.StaticEmbedding(tokenizer, embedding_weights=rows)],
+        document_modules=list(documents),
+    )
+    st.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "model"))
+    reference = st.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    encoder = Encoder(tmp_path / "model")
+    for name in ("encode", "encode_query", "encode_document"):
+        np.testing.assert_allclose(getattr(encoder, name)(TEXTS), getattr(reference, name)(TEXTS), atol=4e-6)
+
+
+def test_router_routes(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = asymmetric(tmp_path / "model", make_model)
+    path = folder / "router_config.json"
+    content = json.loads(path.read_text())
+
+    def changed(**parameters: Any) -> Path:
+        path.write_text(json.dumps({**content, "parameters": {**content["parameters"], **parameters}}))
+        return folder
+
+    encoder = Encoder(folder)
+    mapped = Encoder(changed(route_mappings={"('question', None)": "query", "(None, 'text')": "document"}))
+    assert np.array_equal(mapped.encode(TEXTS, task="question"), encoder.encode(TEXTS, task="query"))
+    assert np.array_equal(mapped.encode(TEXTS, task="other"), encoder.encode(TEXTS))
+    strict = Encoder(changed(default_route=None, allow_empty_key=False))
+    with pytest.raises(ValueError, match="no default route: give task="):
+        strict.encode(TEXTS)
+    assert np.array_equal(strict.encode_document(TEXTS), encoder.encode_document(TEXTS))
+    for parameters, message in (
+        ({"default_route": "nowhere"}, "default_route 'nowhere' is none of the routes"),
+        ({"route_mappings": {"query": "query"}}, "no pair of task and modality"),
+        ({"route_mappings": {"(None, None)": "x"}}, "names the route 'x'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Encoder(changed(**parameters))
+
+
+def test_damaged_routers(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = asymmetric(tmp_path / "model", make_model)
+    content = json.loads((source / "router_config.json").read_text())
+    first = content["structure"]["query"][0]
+    for number, (changes, message) in enumerate(
+        (
+            ({"structure": {"query": []}}, "the modules are Normalize"),
+            ({"structure": {"query": "x"}}, "must be a list of modules"),
+            ({"types": {**content["types"], first: "os.path"}}, "unknown module 'os.path'"),
+            (
+                {
+                    "types": {**content["types"], "../x": content["types"][first]},
+                    "structure": {"query": ["../x"]},
+                },
+                "leaves the model folder",
+            ),
+            ({"structure": {}}, "expected objects"),
+        )
+    ):
+        folder = Path(shutil.copytree(source, tmp_path / str(number)))
+        (folder / "router_config.json").write_text(json.dumps({**content, **changes}))
+        with pytest.raises(ValueError, match=message):
+            Encoder(folder)
+    (source / "router_config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"router_config\.json is missing"):
+        Encoder(source)
