@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from embedkit import Encoder
-from embedkit.index import Document, Index
 
 TEXTS = ["the weather is lovely today", "people", "", "stay out now " * 20]
 
@@ -74,18 +73,6 @@ def test_saved_router(make_model: Callable[..., Path], tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\x3f")
     with pytest.raises(ValueError, match="weights have changed"):
         Encoder(tmp_path / "saved").verify()
-
-
-def test_index_of_a_router(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    encoder = Encoder(asymmetric(tmp_path / "model", make_model))
-    index = Index.build(
-        tmp_path / "index", [Document(text, str(i)) for i, text in enumerate(TEXTS[:2])], encoder
-    )
-    hits = index.search("lovely people", k=2)[0]
-    vectors = encoder.encode_document(TEXTS[:2])
-    scores = {str(i): float(vectors[i] @ encoder.encode_query("lovely people")) for i in range(2)}
-    for hit in hits:
-        assert hit.score == pytest.approx(scores[hit.id], abs=1e-5)
 
 
 def test_router_with_a_static_query_route(make_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_module_paths_stay_in_the_folder(folder: Path, path: str) -> None:
     [
         (
             ["models.Transformer", "models.Pooling", "models.LSTM"],
-            "expected one of Transformer, Pooling, Dense, Normalize",
+            "expected one of Transformer, StaticEmbedding, Router, Pooling, Dense, Normalize",
         ),
         (["models.Pooling", "models.Transformer"], "The modules are Pooling, Transformer"),
         (["models.Transformer"], "The modules are Transformer"),
