@@ -238,9 +238,8 @@ class ModernEncoder(Packer):
         place_heads(
             projected, heads, shared, size, batch.tile_map, turns=turns, norm=layer.head_norm, eps=self._eps
         )
-        query, key, value = projected.view(len(hidden), heads + 2 * shared, size).split(
-            [heads, shared, shared], dim=1
-        )
+        split = projected.view(len(hidden), heads + 2 * shared, size)
+        query, key, value = split[:, :heads], split[:, heads : heads + shared], split[:, heads + shared :]
         window = self._window if layer.local else None
         context = varlen_attention(
             query, key, value, batch.cu_seqlens, batch.max_seqlen,
@@ -280,7 +279,7 @@ def half_turns(
     speed = np.float32(1) / waves / np.float32(divisor)
     reach = min(positions, trained) if trained else positions
     angle = (np.arange(reach, dtype=np.float32)[:, None] * speed).astype(np.float64)
-    tables = (
+    cos, sin, speeds = (
         torch.from_numpy(x.astype(np.float32)).to(device) for x in (np.cos(angle), np.sin(angle), speed)
     )
-    return Turns(*tables, trained=trained if positions > trained else 0, stretch=stretch)
+    return Turns(cos, sin, speeds, trained=trained if positions > trained else 0, stretch=stretch)

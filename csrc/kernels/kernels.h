@@ -92,7 +92,7 @@ struct NormTask {
   float epsilon;
   bool rms = false;  ///< divide by the root of the mean square instead of subtracting the mean and dividing
                      ///< by the spread
-  float* out;  ///< may be x
+  float* out;        ///< may be x
   size_t ld_out;
   QuantizedRows quantized = {};  ///< without data: none
 };

@@ -22,7 +22,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SafetensorsFile"]
+__all__ = ["SafetensorsFile", "to_bf16"]
 
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _MAX_NUMBER = 1 << 63  # of a shape or an offset; larger products could not be printed
@@ -174,6 +174,13 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
     def __len__(self) -> int:
         """Count the tensors."""
         return len(self._entries)
+
+
+def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of finite values rounded to bfloat16, to the nearest, ties to even."""
+    bits = values.view(np.uint32)
+    rounded: npt.NDArray[np.uint32] = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)
+    return (rounded >> 16).astype(np.uint16)
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:

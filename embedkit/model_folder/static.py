@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from .architectures import Architecture, CoreConfig
 from .json_file import present, read_json
-from .safetensors_file import SafetensorsFile
+from .safetensors_file import SafetensorsFile, to_bf16
 
 __all__ = ["STATIC", "StaticFiles", "is_model2vec", "read_static"]
 
@@ -95,11 +95,11 @@ class StaticFiles:
             tensors["table.weight"] = np.clip(rounded, -127, 127).astype(np.int8)
             tensors["table.weight_scale"] = scale
         elif precision == "bf16" and self.dtype != "I8":
-            tensors["table.weight"] = _bf16(table)
+            tensors["table.weight"] = to_bf16(table)
         elif self.dtype == "F16":
             tensors["table.weight"] = table.astype(np.float16)  # exactly the values of the file
         elif self.dtype == "BF16":
-            tensors["table.weight"] = _bf16(table)
+            tensors["table.weight"] = to_bf16(table)
         return {name: tensor if tensor.flags.writeable else tensor.copy() for name, tensor in tensors.items()}
 
     def saved(self, precision: str) -> dict[str, Array]:
@@ -146,12 +146,6 @@ class StaticFiles:
     def _check_finite(self, name: str, tensor: Array) -> None:
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             raise ValueError(f"{self.path}: tensor {name!r} holds values that are not finite")
-
-
-def _bf16(values: Array) -> Array:
-    """The bits of the nearest bfloat16 numbers, ties to even."""
-    bits = values.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def read_static(folder: Path, weights: str) -> tuple[StaticFiles, CoreConfig]:

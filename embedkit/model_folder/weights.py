@@ -17,7 +17,7 @@ from .architectures import TensorSpec
 from .folder import ModelFolder
 from .json_file import present, read_json
 from .modules import Dense
-from .safetensors_file import SafetensorsFile
+from .safetensors_file import SafetensorsFile, to_bf16
 
 __all__ = [
     "WEIGHTS_FILES",
@@ -28,7 +28,6 @@ __all__ = [
     "dequantize",
     "quantize",
     "stored_tensors",
-    "to_bf16",
 ]
 
 Array = npt.NDArray[Any]
@@ -100,12 +99,6 @@ def core_tensors(folder: ModelFolder, precision: str) -> dict[str, Array]:
         else:
             arrays[name] = _private(tensor)
     return arrays
-
-
-def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of finite values rounded to bfloat16, to the nearest, ties to even."""
-    bits = values.view(np.uint32)
-    return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
 
 
 def _private(tensor: Array) -> Array:

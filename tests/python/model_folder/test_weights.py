@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 from embedkit import Encoder
 from embedkit.model_folder.architectures import TensorSpec
 from embedkit.model_folder.folder import open_folder
-from embedkit.model_folder.weights import core_head, core_tensors, quantize, stored_tensors, to_bf16
+from embedkit.model_folder.safetensors_file import to_bf16
+from embedkit.model_folder.weights import core_head, core_tensors, quantize, stored_tensors
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
 
