@@ -75,7 +75,6 @@ _UNSUPPORTED = {
     "encode": {
         "pool": "embedkit encodes in one process; set Encoder(threads=...)",
         "chunk_size": "it is for a pool of processes; encode_iter(block_size=...) streams",
-        "task": "embedkit does not support task routing; encode_query and encode_document set prompts",
         "processing_kwargs": "set Encoder(max_length=...) instead",
     },
 }

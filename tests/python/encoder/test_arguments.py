@@ -125,7 +125,6 @@ def test_truncation_is_reported_once_and_counted(make_model: Make) -> None:
         ),
         ({"pool": {"input": 1}}, r"encode\(pool=\.\.\.\) is not supported: .* Encoder\(threads=\.\.\.\)"),
         ({"chunk_size": 100}, r"encode\(chunk_size=\.\.\.\) is not supported: .* encode_iter"),
-        ({"task": "query"}, r"encode\(task=\.\.\.\) is not supported"),
         ({"processing_kwargs": {"text": {}}}, r"\(processing_kwargs=.*Encoder\(max_length=\.\.\.\) instead"),
         ({"device": "cuda"}, r"device='cuda': this encoder is on 'cpu'; .* Encoder\(device=\.\.\.\)"),
         ({"device": "tpu"}, "unknown device='tpu'"),
