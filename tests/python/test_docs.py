@@ -142,4 +142,6 @@ def test_a_page_keeps_what_is_generated_between_its_lines() -> None:
     kept = hooks.fill(page, keep=True)
     assert hooks.fill(kept, keep=True) == kept
     assert hooks.fill(kept) == hooks.fill(page) == "# A\n\nnumber 1\n\ntext\n\nnumber 2\n\nend\n"
-    assert kept.count("\nnumber 1\n") == kept.count("\nnumber 2\n") == 1 and "old" not in kept and "text" in kept
+    assert (
+        kept.count("\nnumber 1\n") == kept.count("\nnumber 2\n") == 1 and "old" not in kept and "text" in kept
+    )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedkit import Encoder
+from embedkit import Encoder, Index
 
 TEXTS = ["the weather is lovely today", "people", "", "stay out now " * 20]
 
@@ -92,6 +92,16 @@ def test_router_with_a_static_query_route(make_model: Callable[..., Path], tmp_p
     encoder = Encoder(tmp_path / "model")
     for name in ("encode", "encode_query", "encode_document"):
         np.testing.assert_allclose(getattr(encoder, name)(TEXTS), getattr(reference, name)(TEXTS), atol=4e-6)
+
+
+def test_an_index_asks_by_the_query_route(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    encoder = Encoder(asymmetric(tmp_path / "model", make_model))
+    documents = ["people", "the weather is lovely today", "stay out now"]
+    with Index.build(tmp_path / "index", documents, encoder) as index:
+        for queries in (["lovely weather"], ["lovely weather", "people"]):
+            expected = encoder.encode_query(queries) @ encoder.encode_document(documents).T
+            for hits, scores in zip(index.search(queries, k=3, hybrid=False), expected, strict=True):
+                assert [hit.score for hit in hits] == pytest.approx(sorted(scores, reverse=True), abs=1e-6)
 
 
 def test_router_routes(make_model: Callable[..., Path], tmp_path: Path) -> None:
