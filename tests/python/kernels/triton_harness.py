@@ -163,18 +163,23 @@ def check_usage(
 ) -> None:
     """Nothing may be spilled, and the GPU must have the shared memory; the registers are reported.
 
+    The kernels were tuned for the Triton of constraints.txt: another one may put a few values on the stack, and only
+    has to compile.
     ``programs``: at least as many run on a multiprocessor; ``longest``: maximum number of instructions.
     ``stack``: bytes a thread that the code may use by design, e.g. for a table of a library function.
     """
     used = usage(code, folder)
+    tuned = f"triton=={metadata.version('triton')}" in (ROOT / "constraints.txt").read_text().split()
     capability = code.metadata.target.arch
     record_property("kernel", f"{code.src.fn.__module__.rpartition('.')[2]}.{code.metadata.name}")
     record_property("capability", capability)
     record_property("registers", used["REG"])
-    assert used["STACK"] <= stack and used["LOCAL"] == 0, used
+    assert used["STACK"] <= stack + (0 if tuned else 32) and used["LOCAL"] == 0, used
     assert code.metadata.shared <= SHARED_MEMORY[capability]
     found = occupancy(code, folder)
     record_property("programs", found)
+    if not tuned:
+        return
     assert found >= programs, (found, used, code.metadata.shared)
     if longest is not None:
         assert instructions(code, folder) <= longest
