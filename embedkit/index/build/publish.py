@@ -62,7 +62,7 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
 def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> Manifest:
     """The manifest of the same index with vectors of another ``encoder``; what was measured is dropped."""
     automatic = manifest.factory in (AUTO_FACTORY, AUTO_INT8)
-    kept = "fp32" if manifest.kept == "none" else manifest.kept
+    kept: Raw = "fp32" if manifest.kept == "none" else manifest.kept
     settings = replace(settings, factory=AUTO_FACTORY if automatic else manifest.factory, kept=kept)
     fresh = new_manifest(encoder, settings)
     return replace(
