@@ -102,6 +102,11 @@ def cpu_work(operation: str, shape: tuple[int, int, int], eight: int) -> tuple[s
     return "copy", float(rows * columns * of_each[operation])
 
 
+def significant(value: float) -> float:
+    """`value` to four significant digits: rates differ by orders of magnitude."""
+    return float(f"{value:.4g}")
+
+
 def measure_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each operation, shape and instruction set."""
     from embedkit import _core
@@ -143,10 +148,10 @@ def measure_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
                     "isa": isa,
                     "op": operation,
                     "shape": " x ".join(map(str, shape[:2])) + (f" -> {shape[2]}" if shape[2] else ""),
-                    "us": round(taken * 1e6, 2),
+                    "us": significant(taken * 1e6),
                     "unit": "GB/s" if kind.startswith("copy") else "GOP/s",
-                    "rate": round(rate, 1),
-                    "ceiling": round(peaks[kind], 1),
+                    "rate": significant(rate),
+                    "ceiling": significant(peaks[kind]),
                     "share_of_ceiling": round(rate / peaks[kind], 4),
                 }
             )
