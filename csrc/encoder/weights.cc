@@ -1,12 +1,12 @@
 #include "encoder/weights.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 
 #include "base/error.h"
+#include "kernels/float16.h"
 
 namespace embedkit {
 namespace {
@@ -19,8 +19,6 @@ std::string shape_text(const std::vector<size_t>& shape) {
   for (size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
   return text + ")";
 }
-
-float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 const char* type_name(Tensor::Type type) {
   switch (type) {

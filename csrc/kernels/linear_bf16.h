@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/aligned.h"
-#include "kernels/bf16.h"
+#include "kernels/float16.h"
 #include "kernels/kernels.h"
 #include "kernels/tile.h"
 

@@ -6,8 +6,7 @@
 #include <limits>
 
 #include "base/aligned.h"
-#include "kernels/bf16.h"
-#include "kernels/half.h"
+#include "kernels/float16.h"
 #include "kernels/kernels.h"
 
 namespace embedkit {

@@ -1,7 +1,7 @@
 // Sums of rows of a table, written once for every vector type.
 #pragma once
 
-#include "kernels/half.h"
+#include "kernels/float16.h"
 #include "kernels/kernels.h"
 
 namespace embedkit {

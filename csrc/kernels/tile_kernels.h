@@ -20,7 +20,7 @@
 #include <algorithm>
 
 #include "base/aligned.h"
-#include "kernels/bf16.h"
+#include "kernels/float16.h"
 #include "kernels/kernels.h"
 #include "kernels/vector_kernels.h"
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/bf16.h"
+#include "kernels/float16.h"
 #include "kernels_fixture.h"
 
 using namespace embedkit;

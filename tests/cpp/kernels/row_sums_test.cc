@@ -2,7 +2,7 @@
 // width, and zeros without rows.
 #include <cmath>
 
-#include "kernels/half.h"
+#include "kernels/float16.h"
 #include "kernels_fixture.h"
 
 using namespace embedkit;

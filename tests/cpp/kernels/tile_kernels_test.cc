@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/bf16.h"
+#include "kernels/float16.h"
 #include "kernels_fixture.h"
 #if defined(__x86_64__) && defined(__linux__)
 #include "amx_interpreter.h"

@@ -1,13 +1,28 @@
-// bfloat16: the upper half of a float, rounded to nearest, ties to even.
+// 16-bit floats, one at a time: half precision, and bfloat16, the upper half of a float.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 namespace embedkit {
 namespace {
 
-/// Of a finite number.
+inline float from_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+/// Of a finite half: its exponent is moved, and the product sets the bias right, of subnormals too.
+inline float from_half(uint16_t x) {
+  const float size = from_bits((x & 0x7fffu) << 13) * from_bits((127u + 112u) << 23);
+  return (x & 0x8000u) != 0 ? -size : size;
+}
+
+inline float from_bf16(uint16_t x) { return from_bits(uint32_t{x} << 16); }
+
+/// Of a finite number: to nearest, ties to even.
 inline uint16_t to_bf16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
