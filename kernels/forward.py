@@ -28,7 +28,6 @@ from torch.nn.functional import linear
 
 from ..model_folder.folder import ModelFolder
 from .bias_gelu import bias_gelu
-from .launch import FLOATS
 from .layernorm import embed_layernorm, residual_layernorm
 from .packing import PackedBatch, Packer, loaded_tensors, token_positions
 from .quantize import Products, QuantizedRows, QuantizedWeight, quantize_weight
@@ -75,16 +74,12 @@ class PackedEncoder(Packer):
             ValueError: a tensor is missing or has the wrong shape or type, or does not fit ``dtype``; or the GPU does
                 not support ``products``.
         """
-        if dtype not in FLOATS:
-            raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
-        super().__init__(folder, device)
+        super().__init__(folder, dtype, device)
         config: dict[str, Any] = folder.config
-        self._heads = int(config["num_attention_heads"])
         self._hidden_size = folder.hidden_size
-        self._eps = float(config["layer_norm_eps"])
         self._activation = config["hidden_act"]
         self._rotary_value = bool(config.get("rotary_value", False))
-        self._dtype, self._products = dtype, products
+        self._products = products
         if products is not None:
             check_products(products, self.device)
         tensors = dict(loaded_tensors(folder, dtype, self.device))

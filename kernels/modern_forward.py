@@ -27,7 +27,6 @@ from torch.nn.functional import linear
 from ..model_folder.folder import ModelFolder
 from .add_norm import add_norm
 from .gated import gated_activation
-from .launch import FLOATS
 from .layernorm import embed_layernorm, residual_layernorm
 from .packing import PackedBatch, Packer, loaded_tensors
 from .place_heads import Turns, place_heads
@@ -77,20 +76,16 @@ class ModernEncoder(Packer):
             ValueError: a tensor is missing or has the wrong shape or type, or does not fit ``dtype``; or ``products``
                 is given, for which these families have no kernels.
         """
-        if dtype not in FLOATS:
-            raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
         if products is not None:
             raise ValueError(
                 f"{folder.transformer / 'config.json'}: {folder.architecture.family} models have no {products} "
                 "products on a GPU; use precision='bf16', 'fp16' or 'fp32'"
             )
-        super().__init__(folder, device)
+        super().__init__(folder, dtype, device)
         config: dict[str, Any] = folder.config
         hidden = folder.hidden_size
-        self._heads = int(config["num_attention_heads"])
         self._key_heads = int(config.get("num_key_value_heads", 0)) or self._heads
         self._size = int(config.get("head_size", 0)) or hidden // self._heads
-        self._eps = float(config["layer_norm_eps"])
         self._function = config["hidden_act"]
         self._second = config["gate"] == "second"
         place = config.get("norm_place", "post")
@@ -99,7 +94,6 @@ class ModernEncoder(Packer):
         self._window = int(config.get("window", 0))
         self._causal = bool(config.get("causal", False))
         self._scale = float(config.get("embedding_scale", 1.0))
-        self._dtype = dtype
         tensors = dict(loaded_tensors(folder, dtype, self.device, exact_vectors=True))
         self._tensors = tensors
         self._word = tensors["embeddings.word_embeddings.weight"]

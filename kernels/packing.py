@@ -14,6 +14,7 @@ from torch import Tensor
 from ..model_folder.folder import ModelFolder
 from ..model_folder.weights import stored_tensors
 from .attention_tiles import attention_tiles
+from .launch import FLOATS
 
 __all__ = ["PackedBatch", "Packer", "loaded_tensors", "token_positions"]
 
@@ -40,11 +41,20 @@ class PackedBatch:
 
 
 class Packer:
-    """What makes batches for a model: its vocabulary, its positions and its device."""
+    """What makes batches for a model, and what its forward passes share: vocabulary, positions, heads, device."""
 
-    def __init__(self, folder: ModelFolder, device: str | torch.device) -> None:
-        """Of the model in ``folder``, for batches on ``device``."""
+    def __init__(self, folder: ModelFolder, dtype: torch.dtype, device: str | torch.device) -> None:
+        """Of the model in ``folder``, for batches on ``device``.
+
+        Raises:
+            ValueError: ``dtype`` is none of `FLOATS`.
+        """
+        if dtype not in FLOATS:
+            raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
         config: dict[str, Any] = folder.config
+        self._dtype = dtype
+        self._heads = int(config["num_attention_heads"])
+        self._eps = float(config["layer_norm_eps"])
         self._padding = int(config.get("padding_idx", -1))
         self._vocab_size = int(config["vocab_size"])
         self._max_length = folder.positions
