@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ __all__ = [
     "alternate",
     "cosines",
     "embedkit_isa",
+    "in_process",
     "length_histogram",
     "machine_info",
     "open_text",
@@ -325,6 +327,27 @@ def alternate(runs: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key,
         for name in order:
             taken[name].append(runs[name]())
     return taken
+
+
+def in_process(script: str, options: argparse.Namespace, payload: object, threads: int) -> Any:
+    """What `script` prints as ``--worker`` with `payload` as its input, both JSON.
+
+    A process of its own, since OpenMP, `tokenizers` and torch read the number of threads when they start.
+    """
+    names = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    environment = {
+        **os.environ,
+        **dict.fromkeys(names, str(threads)),
+        "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
+    }
+    command = [sys.executable, script, "--worker", str(threads), "--model", str(options.model)]
+    command += ["--rounds", str(options.rounds)]
+    done = subprocess.run(
+        command, input=json.dumps(payload), stdout=subprocess.PIPE, env=environment, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"the process with {threads} threads failed (exit status {done.returncode})")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def cosines(vectors: np.ndarray, truth: np.ndarray) -> np.ndarray:

@@ -10,8 +10,6 @@ on a shared machine they tell more than the clock.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -59,25 +57,6 @@ def measure(folder: Path, texts: list[str], threads: int, rounds: int) -> dict[s
     return {"processor_seconds": processor, "seconds": wall, "worst_difference_to_model2vec": worst}
 
 
-def in_process(options: argparse.Namespace, texts: list[str], threads: int) -> dict[str, Any]:
-    """Run `measure` in a new process with ``threads`` threads."""
-    names = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    environment = {
-        **os.environ,
-        **dict.fromkeys(names, str(threads)),
-        "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
-    }
-    command = [sys.executable, __file__, "--worker", str(threads), "--model", str(options.model)]
-    command += ["--rounds", str(options.rounds)]
-    done = subprocess.run(
-        command, input=json.dumps(texts), stdout=subprocess.PIPE, env=environment, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"the process with {threads} threads failed (exit status {done.returncode})")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -98,7 +77,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     rows = []
     for threads in options.threads:
-        raw = in_process(options, texts, threads)
+        raw = common.in_process(__file__, options, texts, threads)
         peer = raw["processor_seconds"]["model2vec"]
         for name, used in raw["processor_seconds"].items():
             ratio = common.Spread.of([b / a for a, b in zip(used, peer, strict=True)])

@@ -10,9 +10,7 @@ has no threads of its own (the pipeline calls it from each worker), so a thread 
 
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -121,23 +119,6 @@ def measure(folder: Path, corpora: dict[str, list[str]], threads: int, rounds: i
     return results
 
 
-def in_process(options: argparse.Namespace, corpora: dict[str, list[str]], threads: int) -> dict[str, Any]:
-    """Run `measure` in a new process with `threads` threads."""
-    environment = {
-        **os.environ,
-        "RAYON_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
-    }
-    command = [sys.executable, __file__, "--worker", str(threads), "--model", str(options.model)]
-    command += ["--rounds", str(options.rounds)]
-    done = subprocess.run(
-        command, input=json.dumps(corpora), stdout=subprocess.PIPE, env=environment, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"the process with {threads} threads failed (exit status {done.returncode})")
-    return json.loads(done.stdout)
-
-
 def summary(raw: dict[str, Any]) -> dict[str, Any]:
     """Texts and megabytes per second, and the speed-up over encode_batch_fast, by round."""
     seconds: dict[str, list[float]] = raw["seconds"]
@@ -197,7 +178,7 @@ def main() -> None:
             options.model = Path(folder)
             train(options.kind, [text for part in corpora.values() for text in part[:5_000]], options.model)
         for threads in options.threads:
-            raw = in_process(options, corpora, threads)
+            raw = common.in_process(__file__, options, corpora, threads)
             results[str(threads)] = {corpus: summary(values) for corpus, values in raw.items()}
     rows = []
     for threads_name, by_corpus in results.items():
