@@ -52,7 +52,7 @@ def _all(where: Mapping[Any, Any], depth: int) -> str:
 
 
 def _one(key: object, value: object, depth: int) -> str:
-    if not isinstance(key, str):
+    if not isinstance(key, str) or not key:
         raise ValueError(f"the keys of a condition are names of fields, not {key!r:.80}")
     if key in ("$and", "$or"):
         if (

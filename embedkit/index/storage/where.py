@@ -20,6 +20,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ...inputs import check_unicode
+
 __all__ = ["Field", "compile_where", "fields_of"]
 
 _TOKEN = re.compile(
@@ -77,6 +79,9 @@ def compile_where(where: str) -> str:
     Raises:
         ValueError: the condition is invalid; the message says why and where.
     """
+    check_unicode(f"the condition {where[:200]!r}", where)
+    if "\0" in where:
+        raise _invalid(where, where.index("\0"), "a null character, which no condition can hold")
     tokens = _tokens(where)
     if not tokens:
         raise ValueError("the condition is empty; expected e.g. \"lang = 'en' and year > 2019\"")

@@ -203,3 +203,19 @@ def test_delete_by_a_dict(tmp_path: Path, encoder: FakeEncoder) -> None:
         assert [hit.id for hit in hits] == ["6"]
         scores, rows = index.search_vectors(encoder.encode_query(["text"]), 9, where={"lang": "en"})
         assert index.ids(rows[0][rows[0] >= 0]) == ["4"] and scores.shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ({"lang": "x\0y"}, "null character"),
+        ({"la\0ng": "x"}, "null character"),
+        ("lang = 'x\0y'", "null character"),
+        ({"lang": "\ud800"}, "lone surrogate"),
+        ("lang = '\ud800'", "lone surrogate"),
+        ({"": "x"}, "names of fields"),
+    ],
+)
+def test_conditions_that_are_no_text(index: Index, where: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        index.search("text", where=where)
