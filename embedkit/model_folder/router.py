@@ -100,7 +100,7 @@ def read_routing(folder: Path, after: list[tuple[str, Path]]) -> Routing:
     default = parameters.get("default_route")
     if default is None and parameters.get("allow_empty_key", True):
         default = next(iter(entries))
-    if default is not None and default not in entries:
+    if default is not None and not (isinstance(default, str) and default in entries):
         raise ValueError(f"{path}: default_route {default!r:.80} is none of the routes {', '.join(entries)}")
     return Routing(path, entries, default, _mappings(parameters.get("route_mappings"), entries, path))
 
@@ -113,12 +113,12 @@ def _mappings(value: Any, routes: Mapping[str, Any], path: Path) -> dict[tuple[s
     for key, route in (value or {}).items():
         try:
             task, modality = ast.literal_eval(key)
-            hash(modality)
+            hash((task, modality))
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise ValueError(
                 f"{path}: route_mappings has the key {key!r:.80}, no pair of task and modality"
             ) from None
-        if route not in routes:
+        if not (isinstance(route, str) and route in routes):
             raise ValueError(f"{path}: route_mappings names the route {route!r:.80}, which there is not")
         result[task, modality] = route
     return result

@@ -125,6 +125,9 @@ def test_router_routes(make_model: Callable[..., Path], tmp_path: Path) -> None:
         ({"default_route": "nowhere"}, "default_route 'nowhere' is none of the routes"),
         ({"route_mappings": {"query": "query"}}, "no pair of task and modality"),
         ({"route_mappings": {"(None, None)": "x"}}, "names the route 'x'"),
+        ({"default_route": ["query"]}, "none of the routes"),
+        ({"route_mappings": {"([], 'text')": "query"}}, "no pair of task and modality"),
+        ({"route_mappings": {"(None, None)": ["query"]}}, "names the route"),
     ):
         with pytest.raises(ValueError, match=message):
             Encoder(changed(**parameters))
