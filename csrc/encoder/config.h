@@ -56,9 +56,9 @@ struct EncoderConfig {
   size_t rotary_trained = 0;
   bool alibi = false;  ///< a bias that falls with the distance in place of positions
   bool causal = false;
-  size_t window = 0;             ///< keys that a local layer sees to each side
-  std::string local_layers;      ///< "1" for each layer that is local, "0" for the others; empty: none is
-  size_t num_hidden_groups = 0;  ///< layers with weights of their own, each used for equally many; 0: all
+  size_t window = 0;              ///< keys that a local layer sees to each side
+  std::string local_layers = {};  ///< "1" for each layer that is local, "0" for the others; empty: none is
+  size_t num_hidden_groups = 0;   ///< layers with weights of their own, each used for equally many; 0: all
   NormPlace norm_place = NormPlace::kPost;
   NormKind norm_kind = NormKind::kLayerNorm;
   bool embedding_norm = true;

@@ -151,14 +151,8 @@ class Reader {
   /// The first `heads` heads of the rows in pairs, where positions turn halves.
   Tensor paired(const Tensor& tensor, size_t heads) const {
     if (config_.rotary_base == 0 || tensor.data == nullptr) return tensor;
-    switch (tensor.type) {
-      case Tensor::Type::kInt8:
-        return paired_rows<int8_t>(tensor, heads);
-      case Tensor::Type::kBfloat16:
-        return paired_rows<uint16_t>(tensor, heads);
-      case Tensor::Type::kFloat32:
-        break;
-    }
+    if (tensor.type == Tensor::Type::kInt8) return paired_rows<int8_t>(tensor, heads);
+    if (tensor.type == Tensor::Type::kBfloat16) return paired_rows<uint16_t>(tensor, heads);
     return paired_rows<float>(tensor, heads);
   }
 
@@ -335,34 +329,21 @@ size_t Linear::memory_bytes() const { return weights_.size() + vectors_.size() *
 
 void EmbeddingTable::add(const Kernels& kernels, size_t row, float* out) const {
   const size_t columns = rows_.shape[1];
-  switch (rows_.type) {
-    case Tensor::Type::kInt8:
-      return kernels.add_scaled_int8(out, static_cast<const int8_t*>(rows_.data) + row * columns,
-                                     static_cast<const float*>(scale_.data)[row], columns);
-    case Tensor::Type::kBfloat16: {
-      const uint16_t* from = static_cast<const uint16_t*>(rows_.data) + row * columns;
-      for (size_t i = 0; i < columns; ++i) out[i] += from_bf16(from[i]);
-      return;
-    }
-    case Tensor::Type::kFloat32: {
-      const float* from = static_cast<const float*>(rows_.data) + row * columns;
-      for (size_t i = 0; i < columns; ++i) out[i] += from[i];
-      return;
-    }
+  if (rows_.type == Tensor::Type::kInt8) {
+    kernels.add_scaled_int8(out, static_cast<const int8_t*>(rows_.data) + row * columns,
+                            static_cast<const float*>(scale_.data)[row], columns);
+  } else if (rows_.type == Tensor::Type::kBfloat16) {
+    const uint16_t* from = static_cast<const uint16_t*>(rows_.data) + row * columns;
+    for (size_t i = 0; i < columns; ++i) out[i] += from_bf16(from[i]);
+  } else {
+    const float* from = static_cast<const float*>(rows_.data) + row * columns;
+    for (size_t i = 0; i < columns; ++i) out[i] += from[i];
   }
 }
 
 size_t EmbeddingTable::memory_bytes() const {
-  const size_t elements = rows_.shape[0] * rows_.shape[1];
-  switch (rows_.type) {
-    case Tensor::Type::kInt8:
-      return elements + rows_.shape[0] * sizeof(float);
-    case Tensor::Type::kBfloat16:
-      return elements * sizeof(uint16_t);
-    case Tensor::Type::kFloat32:
-      break;
-  }
-  return elements * sizeof(float);
+  const size_t bytes = rows_.shape[0] * rows_.shape[1] * tensor_item_size(rows_.type);
+  return rows_.type == Tensor::Type::kInt8 ? bytes + rows_.shape[0] * sizeof(float) : bytes;
 }
 
 RelativeBias::RelativeBias(const Tensor& buckets, size_t positions)

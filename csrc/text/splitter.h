@@ -35,7 +35,7 @@ struct SplitStep {
 
   Kind kind;
   SplitPattern pattern = SplitPattern::kGpt2;
-  std::string text;
+  std::string text = {};
   SplitBehavior behavior = SplitBehavior::kIsolated;
   PrependScheme scheme = PrependScheme::kNever;
   bool split = true;

@@ -48,13 +48,16 @@ double exact(Activation activation, double x) {
       return std::tanh(x);
     case Activation::kSigmoid:
       return 1 / (1 + std::exp(-x));
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
   }
   return 0;
 }
 
 void activate(const Kernels& kernels) {
-  for (const Activation activation : {Activation::kIdentity, Activation::kGelu, Activation::kGeluTanh,
-                                      Activation::kRelu, Activation::kTanh, Activation::kSigmoid}) {
+  for (const Activation activation :
+       {Activation::kIdentity, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu, Activation::kTanh,
+        Activation::kSigmoid, Activation::kSilu}) {
     constexpr size_t kColumns = 20011;  // odd: whole vectors and a tail
     Matrix x(1, kColumns, 3);
     std::vector<float> in(kColumns);
