@@ -105,9 +105,8 @@ def tokenizer_of(folder: ModelFolder) -> Tokenizer:
             f"{folder.transformer}: the tokenizer has {tokenizer.vocab_size} tokens, vocab_size in "
             f"config.json is {folder.config['vocab_size']}; the files are of different models"
         )
-    if (
-        folder.static is not None
-    ):  # no special tokens, and only the truncation that tokenizer.json itself asks for
+    if folder.static is not None:
+        # no special tokens, and only the truncation that tokenizer.json itself asks for
         limit = tokenizer.truncation_max_length
         return replace(tokenizer, prefix_ids=(), suffix_ids=(), model_max_length=limit)
     return tokenizer

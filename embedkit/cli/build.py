@@ -236,9 +236,8 @@ class _Input:
         if not sample:
             return None
         documents = len(sample)
-        if (
-            self._new and documents < _SAMPLE and settings.passages is None
-        ):  # these are all: no need to encode them to find out
+        # a sample that is not full holds all: no need to encode them to find out
+        if self._new and documents < _SAMPLE and settings.passages is None:
             check_rows(settings.factory, documents)
         if documents == _SAMPLE:
             documents = max(documents, round(documents * total / max(1, sample[-1].position)))

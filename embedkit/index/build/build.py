@@ -125,10 +125,8 @@ def build(
         raise TypeError(
             f"encoder must be an encoder such as embedkit.Encoder(...), not {type(encoder).__name__}"
         )
-    if settings.factory not in (
-        faiss_index.AUTO,
-        faiss_index.AUTO_INT8,
-    ):  # a bad string fails now, not after hours of encoding
+    # a bad string fails now, not after hours of encoding
+    if settings.factory not in (faiss_index.AUTO, faiss_index.AUTO_INT8):
         faiss_index.create_index(settings.factory, encoder.get_embedding_dimension())
     else:
         faiss_index.import_faiss()
