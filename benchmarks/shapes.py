@@ -5,17 +5,20 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import family_shapes
 import numpy as np
 
 __all__ = ["build", "describe", "flops", "flops_per_token", "hidden_size", "parameters", "project"]
 
 
 def flops_per_token(folder: Path) -> float:
-    """Operations of the matrix products with weights: 2·(4·H² + 2·H·F) per layer.
+    """Operations of the matrix products with weights: 2·(4·H² + 2·H·F) per layer, 3·H·F with gates.
 
     Attention's own products are not counted: they grow with the length of the text, and at 16 tokens add 1 %.
     """
     config = json.loads((folder / "config.json").read_text())
+    if (gated := family_shapes.flops_per_token(config)) is not None:
+        return gated
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     return 2.0 * (4 * hidden**2 + 2 * hidden * inner) * config["num_hidden_layers"]
 
@@ -78,7 +81,8 @@ def project(source: Path, dimension: int, folder: Path) -> Path:
 def describe(folder: Path) -> str:
     """For example "6 layers, hidden size 384, 12 heads, intermediate size 1536"."""
     config = json.loads((folder / "config.json").read_text())
-    return (
+    random = f"random weights, {config['model_type']}, " if folder.name.startswith("random-") else ""
+    return random + (
         f"{config['num_hidden_layers']} layers, hidden size {config['hidden_size']}, "
         f"{config['num_attention_heads']} heads, intermediate size {config['intermediate_size']}"
     )
@@ -88,10 +92,15 @@ def build(shape: str, tokenizer_of: Path, folder: Path) -> Path:
     """Write a BERT model folder with random weights and another folder's tokenizer; return its path.
 
     Args:
-        shape: "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls"; pooling is mean or cls.
+        shape: "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls"; pooling is mean or cls. Or a name of
+            `family_shapes.SHAPES`.
         tokenizer_of: the folder whose tokenizer, vocabulary size and maximum length are used.
         folder: where the new folder is made.
     """
+    if shape in family_shapes.SHAPES:
+        return family_shapes.build(shape, tokenizer_of, folder)
+    if "=" not in shape:
+        raise SystemExit(f"--shape {shape!r}: no such shape; there are {', '.join(family_shapes.SHAPES)}")
     given = dict(part.split("=", 1) for part in shape.split(","))
     wanted = {"layers", "hidden", "heads", "intermediate", "pooling"}
     if set(given) != wanted or given["pooling"] not in ("mean", "cls"):

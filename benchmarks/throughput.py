@@ -3,6 +3,7 @@
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --threads 2 --json OUT.json --plot OUT.png
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --device cuda [--lengths 128]
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --table hpd
+    python benchmarks/throughput.py TEXTS.txt --model FOLDER --shape modernbert-base --lengths 8192x4
 
 All candidates get the same distinct texts, CPUs and number of threads; their runs alternate, and tokenization is
 included. Each peer first finds its best batch size on a part of the texts. The output includes the mean and the
@@ -51,7 +52,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shape",
         help="measure random weights of this shape instead of the folder's, with the folder's tokenizer: "
-        "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls",
+        "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls, or nomic, modernbert-base, gte, qwen3-0.6b or "
+        "embeddinggemma (their published sizes)",
     )
     parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
     parser.add_argument(
@@ -171,6 +173,7 @@ def measure(
     cosines: dict[str, np.ndarray] = {}
     on_gpu: dict[str, dict[str, Any]] = {}
     peaks: dict[str, float] = {}
+    memory: dict[str, int] = {}
     reference, truth = gpu.reference(model, texts, options.threads) if on_cuda else ("", np.empty(0))
 
     def result(sts: dict[str, dict[str, float]] | None = None) -> dict[str, Any]:
@@ -182,6 +185,7 @@ def measure(
             seconds=seconds,
             cosines=cosines,
             peaks=peaks,
+            memory=memory,
         )
         for row in rows:
             row.update(on_gpu.get(row["peer"], {}))
@@ -253,6 +257,7 @@ def measure(
         if not workers:
             raise SystemExit("no candidate left to measure")
         vectors = {key: worker.vectors() for key, worker in workers.items()}
+        memory = {key: worker.peak_mb() for key, worker in workers.items()}
         sts = None
         if on_cuda:
             cosines = {key: gpu.cosines(rows, truth) for key, rows in vectors.items()}
@@ -284,6 +289,7 @@ def _rows(
     seconds: dict[str, list[float]],
     cosines: dict[str, np.ndarray],
     peaks: dict[str, float],
+    memory: dict[str, int],
 ) -> list[dict[str, Any]]:
     """One row per candidate of ``seconds``, sorted by precision and speed."""
     flops = shapes.flops_per_token(model)
@@ -302,6 +308,7 @@ def _rows(
                 "tried": best[key][1],
                 "sentences_per_s": rate,
                 "tokens_per_s": round(speed),
+                "peak_mb": memory.get(key),
                 "cosine": round(float(cosines[key].mean()), 6),
                 "worst_cosine": round(float(cosines[key].min()), 6),
                 "share_of_ceiling": round(speed * flops / (peak * 1e9), 4) if peak else None,
@@ -327,6 +334,7 @@ def show(result: dict[str, Any]) -> str:
                 "batch",
                 "sentences/s (range)",
                 "tokens/s",
+                "peak MB",
                 f"cosine to {result['reference']}: mean, worst",
                 "of the ceiling",
             ],
@@ -336,6 +344,7 @@ def show(result: dict[str, Any]) -> str:
                     row["batch"],
                     row["sentences_per_s"],
                     row["tokens_per_s"],
+                    row["peak_mb"] or "-",
                     f"{row['cosine']:.6f}, {row['worst_cosine']:.6f}",
                     "-" if row["share_of_ceiling"] is None else f"{row['share_of_ceiling']:.1%}",
                 ]

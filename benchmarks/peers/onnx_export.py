@@ -1,6 +1,7 @@
 """The model folder as an ONNX graph with pooling and normalization inside, for ONNX Runtime and OpenVINO."""
 
 import contextlib
+import inspect
 import io
 import json
 import logging
@@ -14,6 +15,8 @@ from peers.base import pooling
 __all__ = ["export", "fuse", "quantize", "quiet"]
 
 OPSET = 17
+#: Model types whose layers ONNX Runtime's transformer optimizer does not know.
+FAMILIES = ("nomic_bert", "modernbert", "gte", "qwen3", "gemma3_text")
 
 
 def export(folder: Path, target: Path) -> None:
@@ -29,14 +32,18 @@ def export(folder: Path, target: Path) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.bert = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+            self.bert.config.use_cache = False
+            self.typed = "token_type_ids" in inspect.signature(self.bert.forward).parameters
             self.mode = pooling(folder)
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            hidden = self.bert(
-                input_ids=input_ids, attention_mask=attention_mask, token_type_ids=torch.zeros_like(input_ids)
-            )[0]
+            types = {"token_type_ids": torch.zeros_like(input_ids)} if self.typed else {}
+            hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask, **types)[0]
             if self.mode == "cls":
                 pooled = hidden[:, 0]
+            elif self.mode == "lasttoken":
+                last = (attention_mask.sum(1) - 1).view(-1, 1, 1).expand(-1, 1, hidden.shape[-1])
+                pooled = hidden.gather(1, last).squeeze(1)
             else:
                 kept = attention_mask.unsqueeze(-1).to(hidden.dtype)
                 pooled = (hidden * kept).sum(1) / kept.sum(1)
@@ -58,7 +65,13 @@ def export(folder: Path, target: Path) -> None:
 
 
 def fuse(folder: Path, source: Path, target: Path) -> None:
-    """Run ONNX Runtime's transformer optimizer: fuse attention, embedding and layer norm, bias and GELU."""
+    """Run ONNX Runtime's transformer optimizer: fuse attention, embedding and layer norm, bias and GELU.
+
+    It knows BERT's layers only. The graph of another family stays as it is: ONNX Runtime fuses what it can on loading.
+    """
+    if json.loads((folder / "config.json").read_text())["model_type"] in FAMILIES:
+        target.write_bytes(source.read_bytes())
+        return
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 

@@ -4,6 +4,7 @@ Thread pools disturb each other: the threads of ONNX Runtime and OpenMP spin for
 So every peer has its own process, on the same CPUs as all others, and is frozen by SIGSTOP except while it works.
 """
 
+import contextlib
 import ctypes
 import math
 import multiprocessing
@@ -108,6 +109,10 @@ class Worker:
         """The vectors of the last `run`."""
         return self._call("vectors")
 
+    def peak_mb(self) -> int:
+        """The most memory (10⁶ bytes) that the process has had since the model was loaded; loading may be its peak."""
+        return self._call("peak_mb")
+
     def _call(self, method: str, *arguments: Any) -> Any:
         pid = self._process.pid
         assert pid is not None
@@ -178,7 +183,10 @@ class _Server:
     def load(self, streams: int) -> float:
         start = time.perf_counter()
         self.peer.load(streams)
-        return time.perf_counter() - start
+        taken = time.perf_counter() - start
+        with contextlib.suppress(OSError):  # where the kernel allows it, the peak is counted from here on
+            Path("/proc/self/clear_refs").write_text("5")
+        return taken
 
     def texts(self, texts: list[str]) -> None:
         self._texts = texts
@@ -201,6 +209,10 @@ class _Server:
 
     def vectors(self) -> np.ndarray:
         return self._vectors
+
+    def peak_mb(self) -> int:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return round(int(status["VmHWM"].split()[0]) * 1024 / 1e6)
 
 
 def _serve(pipe: Connection, key: str, given: tuple[Path | None, int, Path], cpus: list[int]) -> None:
