@@ -30,6 +30,7 @@ CPU_OPS: dict[str, list[tuple[int, int, int]]] = {
     "bf16_linear": [(128, 384, 1152), (128, 1536, 384), (16, 384, 1152)],
     "fp32_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
     "attention": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
+    "attention_bf16": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
     "attention_int8": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
     "gelu": [(128, 1536, 0)],
     "layer_norm": [(128, 384, 0)],
@@ -96,8 +97,8 @@ def cpu_work(operation: str, shape: tuple[int, int, int], eight: int) -> tuple[s
     rows, columns, outputs = shape
     if operation.endswith("_linear"):
         return operation.removesuffix("_linear"), 2.0 * rows * columns * outputs
-    if operation in ("attention", "attention_int8"):
-        return "int8" if operation == "attention_int8" else "fp32", 4.0 * rows * rows * columns
+    if operation.startswith("attention"):
+        return operation.partition("_")[2] or "fp32", 4.0 * rows * rows * columns
     of_each = {"gelu": 4 + eight, "layer_norm": 12 + eight, "quantize": 4 + eight, "rotate": 16}
     return "copy", float(rows * columns * of_each[operation])
 

@@ -132,10 +132,7 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
   w.inner_.shape(kernels_, config_.precision, std::min(tokens, kernels_.feed_forward_rows),
                  config_.intermediate_size, layer.intermediate.columns());
   if (w.scratch_.size() < static_cast<size_t>(workers)) w.scratch_.resize(static_cast<size_t>(workers));
-  size_t scratch = kernels_.attention_scratch(longest, config_.head_width());
-  if (config_.precision == Precision::kInt8)
-    scratch = std::max(scratch, kernels_.attention_int8_scratch(longest, config_.head_width()));
-  scratch += Kernels::kSlack;
+  const size_t scratch = attention().scratch(longest, config_.head_width()) + Kernels::kSlack;
   for (int m = 0; m < workers; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
 }
 
@@ -300,12 +297,22 @@ void Encoder::place(const PackedBatch& batch, Workspace& w, size_t index, size_t
   }
 }
 
+const Attention& Encoder::attention() const {
+  switch (config_.precision) {
+    case Precision::kInt8:
+      return kernels_.attention_int8;
+    case Precision::kBf16:
+      return kernels_.bf16.attention;
+    default:
+      return kernels_.attention;
+  }
+}
+
 void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const Worker& worker) const {
   const size_t heads = config_.num_attention_heads;
   const size_t head_size = config_.head_width();
   const size_t shared = config_.key_value_heads();
   const bool local = config_.is_local(index);
-  const auto attention = config_.precision == Precision::kInt8 ? kernels_.attention_int8 : kernels_.attention;
   if (shared < heads) {  // several items read one key: it is placed before
     const size_t all = heads + 2 * shared;
     const Share own = worker.share(batch.sequences() * all);
@@ -324,7 +331,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
     // These columns of these rows are this item's alone.
     if (shared == heads)
       for (const size_t own : {head, key, key + shared}) place(batch, w, index, sequence, {own, own + 1});
-    attention({
+    attention().run({
         .q = projected + column,
         .k = projected + key * head_size,
         .v = projected + (key + shared) * head_size,

@@ -76,6 +76,19 @@ inline void hide(float* scores, size_t length, Seen seen, float value) {
   for (size_t i = seen.end; i < length; ++i) scores[i] = value;
 }
 
+/// out[r] = factors[r] * from[r], which may be the same: a sum divides the few features of a row rather than
+/// its many scores.
+template <class V>
+inline void scale_rows(const float* from, size_t ld, size_t rows, size_t columns, const float* factors,
+                       float* out, size_t ld_out) {
+  for (size_t r = 0; r < rows; ++r, from += ld, out += ld_out) {
+    const auto factor = V::set1(factors[r]);
+    over_columns<V>(
+        columns, [&](size_t i) { V::store(out + i, V::mul(V::load(from + i), factor)); },
+        [&](size_t i, size_t n) { V::store_first(out + i, V::mul(V::load(from + i), factor), n); });
+  }
+}
+
 template <class V, int kRows>
 size_t attention_scratch(size_t length, size_t head_size) {
   const size_t keys = round_up(length, V::kLanes);
@@ -115,17 +128,8 @@ void attention(const AttentionTask& task) {
     float* out = task.out + row * task.ld_out;
     product<V, kRows>(scores, keys, height, task.v + first * task.ld, task.ld, visible, whole ? out : block,
                       whole ? task.ld_out : features, features);
-    // The sum divides the few features of a row rather than its many scores.
-    for (size_t r = 0; r < height; ++r) {
-      const float* from = whole ? out + r * task.ld_out : block + r * features;
-      const auto factor_of_row = V::set1(inverse[r]);
-      over_columns<V>(
-          task.head_size,
-          [&](size_t i) { V::store(out + r * task.ld_out + i, V::mul(V::load(from + i), factor_of_row)); },
-          [&](size_t i, size_t n) {
-            V::store_first(out + r * task.ld_out + i, V::mul(V::load(from + i), factor_of_row), n);
-          });
-    }
+    scale_rows<V>(whole ? out : block, whole ? task.ld_out : features, height, task.head_size, inverse, out,
+                  task.ld_out);
   });
 }
 

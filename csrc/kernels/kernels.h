@@ -69,7 +69,7 @@ struct AttentionTask {
   size_t head_size;
   float* out;  ///< (length, head_size)
   size_t ld_out;
-  float* scratch;  ///< Kernels::attention_scratch(length, head_size) floats
+  float* scratch;  ///< Attention::scratch(length, head_size) floats
   /// bias[j - i] for query i and key j, finite and to be read up to kSlack past the end; or null for none.
   const float* bias = nullptr;
   /// Query i sees the keys from i - before to i + after.
@@ -111,7 +111,13 @@ struct RowSum {
   float* out;  ///< (columns)
 };
 
-/// bfloat16 products.
+struct Attention {
+  /// Floats of scratch memory.
+  size_t (*scratch)(size_t length, size_t head_size);
+  void (*run)(const AttentionTask& task);
+};
+
+/// What is computed in bfloat16.
 struct Bf16Products {
   const char* instruction;  ///< that multiplies; "widened" if it is the one of floats
   size_t group;             ///< values along K that are multiplied together: rows are padded to a multiple
@@ -119,6 +125,7 @@ struct Bf16Products {
   void (*linear)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out);
   double (*spin)(size_t iterations);
+  Attention attention;  ///< that of fp32 where its products are no faster
 };
 
 struct Kernels {
@@ -175,11 +182,8 @@ struct Kernels {
   /// holds each cosine twice, then (-sine, sine) for each pair. head_size is even.
   void (*rotate)(float* x, size_t ld, size_t rows, size_t head_size, const float* table);
 
-  size_t (*attention_scratch)(size_t length, size_t head_size);
-  void (*attention)(const AttentionTask& task);
-  /// The same with 8-bit scores and 16-bit probabilities, for int8 models; the scratch memory is its own.
-  size_t (*attention_int8_scratch)(size_t length, size_t head_size);
-  void (*attention_int8)(const AttentionTask& task);
+  Attention attention;
+  Attention attention_int8;  ///< with 8-bit scores and 16-bit probabilities, for int8 models
 
   /// Multiply-adds done by a loop that touches registers only, for the ceiling that benchmarks divide by.
   double (*spin_int8)(size_t iterations);

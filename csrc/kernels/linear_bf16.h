@@ -46,17 +46,18 @@ void pack_bf16(const float* weights, size_t out, size_t in, void* packed) {
   pack_bf16_panels(weights, out, in, kPanel, packed);
 }
 
-template <class Pairs, int R>
-__attribute__((noinline)) void bf16_tile(const uint8_t* a, size_t stride, const uint8_t* b, size_t steps,
-                                         const float* bias, float* out, size_t ld_out) {
+/// out[r][c] = start[c] + Σ_k a[r][k] b[k][c] over `steps` pairs of k, those of b `ld_bytes` apart; without
+/// `start` from zero.
+template <class Pairs, int C, int R>
+__attribute__((noinline)) void bf16_tile(const uint8_t* a, size_t stride, const uint8_t* b, size_t ld_bytes,
+                                         size_t steps, const float* start, float* out, size_t ld_out) {
   using V = typename Pairs::V;
-  constexpr int C = V::kVectors;
   typename V::F acc[R][C];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) acc[r][c] = V::load(bias + c * V::kLanes);
-  for (size_t step = 0; step < steps; ++step, a += kPairBytes, b += C * V::kBytes) {
+    for (int c = 0; c < C; ++c) acc[r][c] = start == nullptr ? V::zero() : V::load(start + c * V::kLanes);
+  for (size_t step = 0; step < steps; ++step, a += kPairBytes, b += ld_bytes) {
 #pragma GCC unroll 2
     for (int part = 0; part < Pairs::kParts; ++part) {
       decltype(Pairs::operand(V::zero_int(), 0)) column[C];
@@ -79,23 +80,26 @@ __attribute__((noinline)) void bf16_tile(const uint8_t* a, size_t stride, const 
     for (int c = 0; c < C; ++c) V::store(out + static_cast<size_t>(r) * ld_out + c * V::kLanes, acc[r][c]);
 }
 
+template <class Pairs, int C>
+constexpr auto bf16_tiles = []<int... I>(std::integer_sequence<int, I...>) {
+  struct Table {
+    decltype(&bf16_tile<Pairs, C, 1>) of[sizeof...(I)];
+  };
+  return Table{{&bf16_tile<Pairs, C, I + 1>...}};
+}(std::make_integer_sequence<int, Pairs::V::kRows>{});
+
 template <class Pairs>
 void linear_bf16(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out) {
   using V = typename Pairs::V;
-  static constexpr auto tiles = []<int... I>(std::integer_sequence<int, I...>) {
-    struct Table {
-      decltype(&bf16_tile<Pairs, 1>) of[sizeof...(I)];
-    };
-    return Table{{&bf16_tile<Pairs, I + 1>...}};
-  }(std::make_integer_sequence<int, V::kRows>{});
   const auto* weights = static_cast<const uint8_t*>(linear.weights);
   const size_t steps = (linear.in_features + 1) / 2;
   for (size_t p = panel_begin; p < panel_end; ++p) {
     const size_t column = p * V::kPanel;
     over_tiles(rows, V::kRows, [&](size_t row, size_t height) {
-      tiles.of[height - 1](x.data + row * x.stride, x.stride, weights + column * steps * kPairBytes, steps,
-                           linear.bias + column, out + row * ld_out + column, ld_out);
+      bf16_tiles<Pairs, V::kVectors>.of[height - 1](
+          x.data + row * x.stride, x.stride, weights + column * steps * kPairBytes, V::kVectors * V::kBytes,
+          steps, linear.bias + column, out + row * ld_out + column, ld_out);
     });
   }
 }

@@ -255,7 +255,7 @@ constexpr Kernels tile_kernels(Isa isa) {
   kernels.products_int8 = products_tiles_int8<Tiles>;
   kernels.spin_int8 = spin_tiles<TileInt8, Tiles>;
   kernels.bf16 = {Tiles::kBf16Instruction, kTileGroup<TileBf16>, linear_tiles_bf16<V, Tiles>,
-                  spin_tiles<TileBf16, Tiles>};
+                  spin_tiles<TileBf16, Tiles>, kernels.attention};
   return kernels;
 }
 

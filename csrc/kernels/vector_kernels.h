@@ -42,22 +42,19 @@ double spin_fp32(size_t iterations) {
 
 /// Where attention has no integers it is that of fp32.
 template <class Dot>
-constexpr auto attention_of_int8 = [] {
-  struct Both {
-    decltype(&attention_scratch<typename Dot::V, Dot::V::kRows>) scratch;
-    decltype(&attention<typename Dot::V, Dot::V::kRows>) run;
-  };
+constexpr Attention attention_of_int8() {
   using V = typename Dot::V;
   if constexpr (requires { Dot::kAttentionRows; })
-    return Both{attention_int8_scratch<Dot>, attention_int8<Dot>};
+    return {attention_int8_scratch<Dot>, attention_int8<Dot>};
   else
-    return Both{attention_scratch<V, V::kRows>, attention<V, V::kRows>};
-}();
+    return {attention_scratch<V, V::kRows>, attention<V, V::kRows>};
+}
 
 /// All but the int8 products, for activations quantized to kLevels; `Dot` multiplies in attention.
 template <class Dot, int kLevels>
 constexpr Kernels row_kernels(Isa isa) {
   using V = typename Dot::V;
+  constexpr Attention fp32 = {attention_scratch<V, V::kRows>, attention<V, V::kRows>};
   return {
       .isa = isa,
       .panel = V::kPanel,
@@ -75,7 +72,7 @@ constexpr Kernels row_kernels(Isa isa) {
       .pack_bf16 = pack_bf16<V::kPanel>,
       .linear_int8 = nullptr,
       .linear_fp32 = linear_fp32<V, V::kRows, V::kVectors>,
-      .bf16 = {"widened", 2, linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>},
+      .bf16 = {"widened", 2, linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>, fp32},
       .products_int8 = nullptr,
       .quantize = quantize_rows<V, kLevels>,
       .activate = activate<V, kLevels>,
@@ -84,10 +81,8 @@ constexpr Kernels row_kernels(Isa isa) {
       .sum_rows = sum_rows<V>,
       .add_scaled_int8 = add_scaled_int8<V>,
       .rotate = rotate<V>,
-      .attention_scratch = attention_scratch<V, V::kRows>,
-      .attention = attention<V, V::kRows>,
-      .attention_int8_scratch = attention_of_int8<Dot>.scratch,
-      .attention_int8 = attention_of_int8<Dot>.run,
+      .attention = fp32,
+      .attention_int8 = attention_of_int8<Dot>(),
       .spin_int8 = nullptr,
       .spin_fp32 = spin_fp32<V>,
   };

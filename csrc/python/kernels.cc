@@ -74,9 +74,9 @@ class Operands {
     if (operation == "int8_linear") return int8_linear();
     if (operation == "fp32_linear") return fp32_linear();
     if (operation == "bf16_linear") return bf16_linear();
-    if (operation == "attention") return attention(kernels_.attention_scratch, kernels_.attention);
-    if (operation == "attention_int8")
-      return attention(kernels_.attention_int8_scratch, kernels_.attention_int8);
+    if (operation == "attention") return attention(kernels_.attention);
+    if (operation == "attention_bf16") return attention(kernels_.bf16.attention);
+    if (operation == "attention_int8") return attention(kernels_.attention_int8);
     if (operation == "rotate") return rotate(restore);
     if (operation == "quantize") {
       quantized();
@@ -106,10 +106,10 @@ class Operands {
                 });
               }};
     }
-    throw py::value_error(
-        concat("operation is '", operation,
-               "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, attention_int8, "
-               "rotate, quantize, gelu, layer_norm, copy"));
+    throw py::value_error(concat("operation is '", operation,
+                                 "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, "
+                                 "attention_bf16, attention_int8, "
+                                 "rotate, quantize, gelu, layer_norm, copy"));
   }
 
  private:
@@ -172,13 +172,13 @@ class Operands {
   }
 
   /// One sequence of `rows` tokens and one head of `columns` values.
-  Case attention(size_t (*scratch)(size_t, size_t), void (*run)(const AttentionTask&)) {
+  Case attention(const Attention& kernel) {
     value_ = values(rows_, ld_);
     out_ = values(rows_, ld_);
-    scratch_.reset(scratch(rows_, columns_));
+    scratch_.reset(kernel.scratch(rows_, columns_));
     const AttentionTask task{x_.data(),   y_.data(), value_.data(),  ld_, rows_, columns_,
                              out_.data(), ld_,       scratch_.data()};
-    return {[] {}, [task, run] { run(task); }};
+    return {[] {}, [task, &kernel] { kernel.run(task); }};
   }
 
   Case rotate(const std::function<void()>& restore) {

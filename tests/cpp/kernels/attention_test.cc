@@ -1,8 +1,8 @@
 // Attention of every instruction set against the formula in double precision: odd lengths and head sizes,
 // scores that would overflow without the shift by their maximum, with and without a relative position bias,
 // windows and causal masks,
-// and nothing written outside the head's own columns. That of int8 models likewise, within the error of its
-// rounded operands.
+// and nothing written outside the head's own columns. Those of int8 and bf16 models likewise, within the
+// error of their rounded operands.
 #include <cmath>
 
 #include "kernels_fixture.h"
@@ -11,11 +11,6 @@ using namespace embedkit;
 using namespace embedkit::test;
 
 namespace {
-
-struct Attention {
-  size_t (*scratch)(size_t length, size_t head_size);
-  void (*run)(const AttentionTask& task);
-};
 
 struct Limits {
   size_t before = AttentionTask::kUnlimited;
@@ -63,17 +58,21 @@ int main() {
     for (const size_t length : {1ul, 2ul, 7ul, 8ul, 15ul, 16ul, 17ul, 33ul, 130ul, 300ul})
       for (const size_t head_size : {1ul, 10ul, 16ul, 26ul, 32ul, 64ul, 80ul})
         for (const bool biased : {false, true}) {
-          const Attention fp32{kernels.attention_scratch, kernels.attention};
+          const Attention &fp32 = kernels.attention, &bf16 = kernels.bf16.attention;
           check(fp32, length, head_size, 1, biased, 4e-5);
           check(fp32, length, head_size, 20, biased, 8e-3);
           // A rounded query changes the scores by up to a 126th, and more of them change the exponent.
-          const Attention int8{kernels.attention_int8_scratch, kernels.attention_int8};
+          const Attention& int8 = kernels.attention_int8;
           check(int8, length, head_size, 1, biased, 0.012);
           check(int8, length, head_size, 4, biased, 0.4);
+          // bfloat16 has 8 bits.
+          check(bf16, length, head_size, 1, biased, 0.008);
+          check(bf16, length, head_size, 4, biased, 0.3);
           for (const Limits limits : {Limits{0, 0}, Limits{3, 3}, Limits{64, 64},
                                       Limits{AttentionTask::kUnlimited, 0}, Limits{20, 0}, Limits{1, 130}}) {
             check(fp32, length, head_size, 1, biased, 4e-5, limits);
             check(int8, length, head_size, 1, biased, 0.012, limits);
+            check(bf16, length, head_size, 1, biased, 0.008, limits);
           }
         }
   }
