@@ -1,6 +1,7 @@
 """Quality of models: STS (Spearman × 100), Chinese pairs, retrieval and minimal pairs, with size and speed.
 
     python benchmarks/sts.py MODEL [MODEL...] --data DIR --zh --retrieval --pairs --json OUT.json
+    python benchmarks/sts.py MODEL [MODEL...] --data DIR --precision fp32 bf16 int8 --json OUT.json
 
 STS12-16 in the setting "all", STS-B and SICK-R, with the columns of HPD's Table 1. Sentences per second are
 measured once, on the distinct texts of the STS pairs, tokenization included. They are good enough to compare
@@ -51,7 +52,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder of evaluation data (default: EMBEDKIT_DATA)")
     parser.add_argument("--backend", choices=("embedkit", "sentence-transformers"), default="embedkit")
     parser.add_argument(
-        "--precision", choices=("auto", "fp32", "int8"), default="auto", help="precision of embedkit"
+        "--precision",
+        choices=("auto", "fp32", "bf16", "int8"),
+        nargs="+",
+        default=["auto"],
+        help="precisions of embedkit: a row each",
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
@@ -62,8 +67,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pairs", action="store_true", help="also the minimal pairs (negation, color)")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args(argv)
-    if options.backend != "embedkit" and options.precision == "int8":
-        parser.error("--precision int8 is for the backend embedkit")
+    if options.backend != "embedkit" and options.precision not in (["auto"], ["fp32"]):
+        parser.error("--precision bf16 and int8 are for the backend embedkit")
     return options
 
 
@@ -85,12 +90,12 @@ def size(folder: Path) -> dict[str, float]:
     return {"parameters": parameters, "megabytes": round(sum(p.stat().st_size for p in files) / 1e6, 1)}
 
 
-def load(folder: Path, options: argparse.Namespace) -> Any:
+def load(folder: Path, precision: str, options: argparse.Namespace) -> Any:
     """Open a folder with the chosen backend."""
     if options.backend == "embedkit":
         from embedkit import Encoder
 
-        return Encoder(folder, device="cpu", precision=options.precision, threads=options.threads)
+        return Encoder(folder, device="cpu", precision=precision, threads=options.threads)
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -98,14 +103,14 @@ def load(folder: Path, options: argparse.Namespace) -> Any:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
-def measure(model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The result row of one model."""
+def measure(model: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The result row of one model in one precision."""
     from embedkit.training import evaluate
 
     from embedkit.model_folder.hub import resolve
 
     folder = resolve(model, revision=None, cache_folder=None, token=None, local_files_only=False)
-    encoder = load(folder, options)
+    encoder = load(folder, precision, options)
     timed = Timed(encoder)
     result = evaluate.sts(timed, options.data)
     row: dict[str, Any] = {
@@ -193,10 +198,11 @@ def main() -> None:
     print(common.show_machine(machine, found))
     rows = []
     for model in options.models:
-        try:
-            rows.append(measure(model, options))
-        except (ValueError, OSError, ImportError) as error:
-            raise SystemExit(f"{model}: {error}") from None
+        for precision in options.precision:
+            try:
+                rows.append(measure(model, precision, options))
+            except (ValueError, OSError, ImportError) as error:
+                raise SystemExit(f"{model}: {error}") from None
     print("\nSTS, Spearman x 100\n" + sets_table(rows, "sts"))
     if options.unseen:
         print("\nwithout pairs of STS-B dev and STS12 train\n" + sets_table(rows, "sts_unseen"))
