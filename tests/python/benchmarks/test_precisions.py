@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-import common
-
 #: Points of the average of seven sets (Spearman x 100).
 BOUNDS = {"bf16": 0.02, "int8": 0.10}
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 RESULTS = ("sts-precision.json", "sts-precision-avx2.json")
 
 
 def averages(name: str) -> dict[tuple[str, str], float]:
-    rows: list[dict[str, Any]] = json.loads((common.RESULTS / name).read_text())["rows"]
+    rows: list[dict[str, Any]] = json.loads((FOLDER / name).read_text())["rows"]
     return {(row["model"], row["precision"]): row["sts"]["average"] for row in rows}
 
 
