@@ -171,10 +171,10 @@ def _cluster(vectors: Float32Array, count: int) -> Int64Array:
 
 
 def name_clusters(texts: Sequence[str], clusters: Int64Array, count: int) -> list[str]:
-    """The three words of each cluster with the largest c-TF-IDF (Grootendorst 2022), without function words.
+    """The three words that tell each cluster from all, without function words.
 
-    A word t in cluster c weighs tf(t, c) · log(1 + A / f(t)): its count in the cluster as a share of the cluster's
-    words, and the average number of words of a cluster over the word's count in all. Each text counts a word once.
+    A word t in cluster c weighs p(t | c) · log(p(t | c) / p(t)), its part of the Kullback-Leibler divergence of the
+    cluster's words from those of all: a word that is as common everywhere weighs nothing. Each text counts a word once.
     """
     language = detect_language(texts[:: max(1, len(texts) // 1000)])
     stops = stop_words("english" if language in (AUTO, NONE) else language) | stop_words("english")
@@ -184,18 +184,18 @@ def name_clusters(texts: Sequence[str], clusters: Int64Array, count: int) -> lis
     everywhere: Counter[str] = Counter()
     for one in counts:
         everywhere.update(one)
-    average = sum(everywhere.values()) / max(1, count)
+    words_in_all = max(1, sum(everywhere.values()))
     names: list[str] = []
     for number, one in enumerate(counts):
         total = max(1, sum(one.values()))
         least = min(2, max(one.values(), default=0))  # a word of a single text tells of that text
         weights = {
-            word: times / total * math.log1p(average / everywhere[word])
+            word: times / total * math.log(times / total * words_in_all / everywhere[word])
             for word, times in one.items()
             if times >= least
         }
         words: list[str] = []
-        for word in sorted(weights, key=lambda word: (-weights[word], word)):
+        for word in sorted(weights, key=lambda word: (-weights[word], -one[word], word)):
             if not any(_alike(word, other) for other in words):  # "cell" beside "cells" tells nothing
                 words.append(word)
             if len(words) == _WORDS_OF_A_NAME:
