@@ -69,8 +69,8 @@ class Counts:
             self._unknown += stats["unknown"]
         if first:
             warnings.warn(
-                f"{stats['truncated']} of the first {seen} {self._what} are longer than "
-                f"max_length={max_length} tokens and were truncated; later ones are only counted, in "
+                f"{self._some_are(stats['truncated'], seen)} longer than max_length={max_length} tokens, and "
+                "truncated; later ones are only counted, in "
                 f"describe()['truncated']. {self._remedy}",
                 stacklevel=outside_level(),
             )
@@ -79,12 +79,17 @@ class Counts:
             from ..model_folder.catalog import multilingual
 
             warnings.warn(
-                f"{stats['unknown']} of the first {seen} {self._what} are in a script that the model does not know "
-                "(more than a third of their tokens are unknown to it), so that their vectors say little about them; "
-                "later ones are only counted, in describe()['unknown']. Use a multilingual model for them: "
+                f"{self._some_are(stats['unknown'], seen)} in a script that the model does not know (more than a third "
+                "of the tokens are unknown to it), so that the vectors say little about the content; later ones are "
+                "only counted, in describe()['unknown']. Use a multilingual model for them: "
                 f"Encoder({multilingual()!r}).",
                 stacklevel=outside_level(),
             )
+
+    def _some_are(self, count: int, seen: int) -> str:
+        if seen == 1:
+            return f"the first of the {self._what} is"
+        return f"{count} of the first {seen} {self._what} {'is' if count == 1 else 'are'}"
 
     def describe(self) -> dict[str, int]:
         """Inputs, their tokens as encoded, and how many inputs were truncated or are unknown to the model."""

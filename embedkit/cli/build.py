@@ -96,7 +96,7 @@ def add_commands(commands: Any) -> None:
         "--passages",
         type=_passages,
         metavar="TOKENS[:OVERLAP]",
-        help="cut long texts into passages of the model's tokens, at borders of sentences and headings, e.g. 200:30",
+        help="cut long texts into passages of the model's tokens, at borders of sentences and headings, e.g. 120:30",
     )
     build.add_argument(
         "--max-length", type=int, metavar="TOKENS", help="most tokens of a text (default: the model's own)"

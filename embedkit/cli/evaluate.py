@@ -46,7 +46,7 @@ files of documents: then an index is built in a temporary folder for each model,
 named. Each is searched by vectors, by vectors and words, and with --rerank by both and a cross-encoder."""
 
 _EPILOG = """\
-queries:   .jsonl with id and text (or any other file that build reads)
+queries:   .jsonl with id (or _id, query_id) and text (or any other file that build reads)
 --qrels:   lines of 'query 0 document relevance' (TREC) or 'query document relevance' (BEIR), or .jsonl with query_id,
            doc_id and relevance
 --pairs:   lines of a query, a tab and the id of a document that answers it, or .jsonl with query and id

@@ -17,7 +17,7 @@ examples:
   embedkit-index build articles.jsonl notes.txt.gz -o my-index
   embedkit-index query my-index "how do I reset my password?" -k 3 --where "lang = 'en'"
   embedkit-index upsert my-index changed.jsonl
-  embedkit-index build notes -o notes-index --passages 200:30 && embedkit-index sync notes notes-index
+  embedkit-index build notes -o notes-index --passages 120:30 && embedkit-index sync notes notes-index
   embedkit-index delete my-index --where "year < 2010"
   embedkit-index build big.jsonl -o big-index --target-recall 0.95
   zcat big.jsonl.gz | embedkit-index build - --format jsonl --on-error skip -o my-index

@@ -1,8 +1,8 @@
 """Queries and which documents answer them, from files.
 
-* Queries: any file that `Corpus` reads, with ids and texts. Judgments (qrels) beside them, a line each: TREC's
-  ``query 0 document relevance``, BEIR's ``query document relevance`` (a header is skipped), or JSON Lines with
-  the fields ``query_id``, ``doc_id`` and, if not 1, ``relevance``.
+* Queries: any file that `Corpus` reads, with ids (``id``, ``_id`` or ``query_id``) and texts. Judgments (qrels) beside
+  them, a line each: TREC's ``query 0 document relevance``, BEIR's ``query document relevance`` (a header is skipped),
+  or JSON Lines with the fields ``query_id``, ``doc_id`` and, if not 1, ``relevance``.
 * Pairs: JSON Lines with the fields ``query`` and ``id``, or two tab-separated columns: a query and the id of a document
   that answers it. The same query may come more than once.
 
@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...documents.document import Document
 from ...documents.errors import InputError
 from ...documents.readers import Corpus
 
@@ -39,13 +40,19 @@ class Judgments:
     left_out: int = 0
 
 
+def _query_id(document: Document) -> str:
+    """Its id; other collections name the field otherwise: ``_id`` (BEIR), ``query_id``."""
+    fields = document.metadata or {}
+    return str(next((fields[name] for name in ("_id", "query_id") if name in fields), document.id))
+
+
 def read_judgments(queries: _PATH, qrels: _PATH) -> Judgments:
     """Queries and judgments from two files.
 
     Raises:
         InputError: a file cannot be read, a line is malformed, or no query has a relevant document.
     """
-    texts = {document.id: document.text for document in Corpus([queries])}
+    texts = {_query_id(document): document.text for document in Corpus([queries])}
     gains: dict[str, dict[str, float]] = {}
     for number, line in _lines(qrels):
         judged = _judgment(f"{os.fspath(qrels)}:{number}", line, first=number == 1)

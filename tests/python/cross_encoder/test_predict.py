@@ -19,7 +19,7 @@ from tiny_cross_encoders import KINDS, WORDS
 
 from embedkit import CrossEncoder, Encoder, _core
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*were truncated")
+pytestmark = pytest.mark.filterwarnings("ignore:.*, and truncated")
 Make = Callable[..., Path]
 
 

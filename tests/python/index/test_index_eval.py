@@ -70,9 +70,12 @@ def test_short_rankings_count_as_they_are() -> None:
         '{"query_id": "q1", "doc_id": "d1", "relevance": 2}\n{"query_id": "q2", "doc_id": "d3"}\n',
     ],
 )
-def test_judgments_come_in_three_formats(tmp_path: Path, qrels: str) -> None:
+@pytest.mark.parametrize("id_field", ["id", "_id", "query_id"])
+def test_judgments_come_in_three_formats(tmp_path: Path, qrels: str, id_field: str) -> None:
     queries = tmp_path / "queries.jsonl"
-    queries.write_text("".join(json.dumps({"id": f"q{n}", "text": f"query {n}"}) + "\n" for n in (1, 2, 3)))
+    queries.write_text(
+        "".join(json.dumps({id_field: f"q{n}", "text": f"query {n}"}) + "\n" for n in (1, 2, 3))
+    )
     (tmp_path / "qrels").write_text(qrels)
     judgments = read_judgments(queries, tmp_path / "qrels")
     assert judgments.queries == ["query 1", "query 2"]
