@@ -19,7 +19,7 @@ import numpy as np
 from hybrid import COLLECTIONS, Judged, K, collections_of
 from retrieval import ndcg
 
-LENGTHS = (None, "64:16", "96:24", "120:30")
+LENGTHS = (None, "96:24", "120:30", "160:30", "200:30")
 
 
 def measured(judged: Judged, encoder: Any, folder: Path, passages: str | None) -> dict[str, float]:

@@ -3,7 +3,7 @@
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --threads 2 --json OUT.json --plot OUT.png
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --device cuda [--lengths 128]
     python benchmarks/throughput.py TEXTS.txt --model FOLDER --table hpd
-    python benchmarks/throughput.py TEXTS.txt --model FOLDER --shape modernbert-base --lengths 8192x4
+    python benchmarks/throughput.py TEXTS.txt --model FOLDER --shape modernbert-base --lengths 4x8192
 
 All candidates get the same distinct texts, CPUs and number of threads; their runs alternate, and tokenization is
 included. Each peer first finds its best batch size on a part of the texts. The output includes the mean and the
