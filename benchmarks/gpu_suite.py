@@ -58,11 +58,7 @@ SECOND = {"memcheck": 150, "racecheck": 150, "ncu": 60, "training": 150, "length
 TOTAL = 570
 MPNET = "layers=12,hidden=768,heads=12,intermediate=3072,pooling=mean"
 BUILTIN = ROOT / "embedkit" / "models" / "hpd-minilm-l6-128-int8"
-CONVERT = """
-import sys
-from embedkit import Encoder
-Encoder(sys.argv[1], device="cpu").save(sys.argv[2], precision="fp32")
-"""
+CONVERT = "import sys; from embedkit.cli.model import main; sys.exit(main(sys.argv[1:]))"
 
 
 def arguments() -> argparse.Namespace:
@@ -192,7 +188,11 @@ class Suite:
             self.model = BUILTIN
         if (self.model / "model.int8.safetensors").is_file():
             target = self.work / "model-fp32"
-            if not self.run("convert", 60, [sys.executable, "-c", CONVERT, self.model, target]):
+            if not self.run(
+                "convert",
+                60,
+                [sys.executable, "-c", CONVERT, "convert", self.model, target, "--precision", "fp32"],
+            ):
                 raise SystemExit("gpu_suite.py: the int8 model could not be multiplied out; see above")
             self.model = target
         given = options.texts or (options.bundle / "texts.txt.gz" if options.bundle else None)
@@ -232,17 +232,8 @@ class Suite:
         if name == "smoke":
             return [*smoke, *(["--dry-run"] if dry else []), *write]
         if name == "tests":
-            found: list[str | Path] = [
-                python,
-                "-m",
-                "pytest",
-                "-q",
-                "-c",
-                ROOT / "pyproject.toml",
-                "--rootdir",
-                ROOT,
-            ]
-            found += ["-p", "no:cacheprovider"]
+            found: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            found += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
             tests = ROOT / "tests" / "python"
             if dry:
                 return [*found, tests / "kernels" / "test_modern.py", "-k", "alibi or turns"]
@@ -260,17 +251,8 @@ class Suite:
             return [*throughput, "--limit", many, "--peers", st if dry else f"{st}-fp16,{st}-flash"]
         if name == "hpd":
             own = "embedkit-fp32" if dry else "embedkit-cuda-bf16"
-            return [
-                *throughput,
-                "--limit",
-                few,
-                "--peers",
-                own,
-                "--table",
-                "hpd",
-                "--rows",
-                "TinyBERT,MiniLM-L6",
-            ]
+            table = ["--table", "hpd", "--rows", "TinyBERT,MiniLM-L6"]
+            return [*throughput, "--limit", few, "--peers", own, *table]
         if name in ("mpnet", "lengths"):
             own = "embedkit-fp32" if dry else f"embedkit-cuda-bf16,{st}-fp16"
             shape = ["--shape", MPNET.replace("=12,h", "=1,h") if dry else MPNET] if name == "mpnet" else []
