@@ -27,7 +27,8 @@ The second part, by name (``second`` for all of it):
 are timed by the wall clock.
 
 Needs Linux on x86-64, a CUDA device, torch 2.11 to 2.13, triton 3.6 to 3.9, a C compiler and Python.h for triton,
-numpy, safetensors, tqdm, tokenizers; sbert also transformers and sentence-transformers. ``--dry-run`` does the same on
+numpy, safetensors, tqdm, tokenizers; sbert also transformers and sentence-transformers, training pytest and the extra
+[train]. A step whose packages are missing is left out by name. ``--dry-run`` does the same on
 a CPU, on tiny sizes, with the kernels under Triton's interpreter, so far as they run there.
 """
 
@@ -56,6 +57,22 @@ FIRST = {
 }  # fmt: skip
 SECOND = {"memcheck": 150, "racecheck": 150, "ncu": 60, "training": 150, "lengths": 140, "tune": 500}
 TOTAL = 570
+#: What a step needs besides the packages of all.
+MODULES = {
+    "tests": ("pytest",),
+    "sbert": ("transformers", "sentence_transformers"),
+    "compiled": ("transformers", "sentence_transformers"),
+    "training": (
+        "pytest",
+        "transformers",
+        "accelerate",
+        "tensorboard",
+        "matplotlib",
+        "pyarrow",
+        "yaml",
+        "sklearn",
+    ),
+}
 MPNET = "layers=12,hidden=768,heads=12,intermediate=3072,pooling=mean"
 BUILTIN = ROOT / "embedkit" / "models" / "hpd-minilm-l6-128-int8"
 CONVERT = "import sys; from embedkit.cli.model import main; sys.exit(main(sys.argv[1:]))"
@@ -201,8 +218,9 @@ class Suite:
     def step(self, name: str) -> None:
         """One step."""
         limit = {**FIRST, **SECOND}[name]
-        if name == "tests" and importlib.util.find_spec("pytest") is None:
-            self.say("=== tests: left out, pytest is not installed")
+        missing = [module for module in MODULES.get(name, ()) if importlib.util.find_spec(module) is None]
+        if missing:
+            self.say(f"=== {name}: left out, {', '.join(missing)} is not installed")
             return
         tool = {"memcheck": "compute-sanitizer", "racecheck": "compute-sanitizer", "ncu": "ncu"}.get(name)
         if tool and shutil.which(tool) is None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from eager_device import cosine, packed
+from tiny_families import tiny as tiny_family
 from triton_harness import DEVICE
 
 from embedkit import Encoder
@@ -54,6 +55,19 @@ def test_vectors_of_the_core(head: str, make_model: Make, few: list[str]) -> Non
     for prompt in ("", "the night", "the night"):  # the last from graphs
         expected = core.encode(few, prompt=prompt)
         result = encoder.encode(few, prompt=prompt)
+        assert cosine(result, expected) >= 0.99999
+        np.testing.assert_allclose(result, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "gte", "qwen3", "gemma"])
+def test_families_since_bert(kind: str, tmp_path: Path) -> None:
+    """Windows, rotary positions, gates, causal masks and shared keys behind `Encoder`; texts beyond a window."""
+    folder = tiny_family(tmp_path / kind, kind, num_hidden_layers=2)
+    encoder, core = opened(folder, max_length=64), Encoder(folder, max_length=64)
+    some = ["the weather", "people stay out now " * 6, "", "a b c", "lovely " * 70]
+    for _ in range(2):  # the last from graphs
+        expected = core.encode(some)
+        result = encoder.encode(some)
         assert cosine(result, expected) >= 0.99999
         np.testing.assert_allclose(result, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from test_families import KINDS, SPECIAL, TEXTS, WORDS, randomize, tiny, write_tokenizer
+from test_architectures import TEXTS
+from tiny_families import KINDS, SPECIAL, WORDS, randomize, tiny, write_tokenizer
 
 from embedkit import CrossEncoder, Encoder
 

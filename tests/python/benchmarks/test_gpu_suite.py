@@ -1,0 +1,29 @@
+"""The suite for a rented GPU, dry: what it finds, converts and runs first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+SUITE = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu_suite.py"
+
+
+def test_the_smoke_step_on_the_int8_model(tmp_path: Path) -> None:
+    command = [sys.executable, str(SUITE), "--dry-run", "--out", str(tmp_path / "out"), "smoke", "memcheck"]
+    done = subprocess.run(
+        command, env={**os.environ, "PATH": ""}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "=== convert" in done.stdout and "failed" not in done.stdout
+    assert "memcheck: left out, there is no compute-sanitizer" in done.stdout
+    result = json.loads((tmp_path / "out" / "smoke.json").read_text())
+    assert result["checks"] and all(check["good"] for check in result["checks"])
+    assert (tmp_path / "out" / "suite.log").read_text() in done.stdout
