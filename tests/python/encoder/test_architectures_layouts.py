@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from test_architectures import TEXTS
+from test_architectures_vectors import TEXTS
 from tiny_families import KINDS, SPECIAL, WORDS, randomize, tiny, write_tokenizer
 
 from embedkit import CrossEncoder, Encoder
