@@ -19,6 +19,7 @@ The second part, by name (``second`` for all of it):
     memcheck 150, racecheck 150    compute-sanitizer on smoke's kernels
     ncu 60                         hardware counters of one batch
     training 150                   each objective 20 steps, the loss equal to the CPU's
+    budgets 60                     sentences/s with batches of 8,192, 16,384 and 32,768 tokens
     lengths 140, tune 500          longer forms of own and kernels
 
 ``--bundle`` is the folder that gpu_prepare.py made. Without it, the core must be installed or be built here. Without
@@ -55,7 +56,9 @@ FIRST = {
     "smoke": 30, "tests": 100, "own": 60, "kernels": 80, "terms": 20, "sbert": 60, "hpd": 55, "mpnet": 50,
     "compiled": 70,
 }  # fmt: skip
-SECOND = {"memcheck": 150, "racecheck": 150, "ncu": 60, "training": 150, "lengths": 140, "tune": 500}
+SECOND = {
+    "memcheck": 150, "racecheck": 150, "ncu": 60, "training": 150, "budgets": 60, "lengths": 140, "tune": 500,
+}  # fmt: skip
 TOTAL = 570
 #: What a step needs besides the packages of all.
 MODULES = {
@@ -278,6 +281,8 @@ class Suite:
             return [*throughput, *shape, "--limit", few, "--lengths", sizes, "--peers", own]
         if dry and name != "training":
             return None
+        if name == "budgets":
+            return [python, HERE / "gpu_budgets.py", *self.texts, "--model", self.model, *write]
         if name == "compiled":
             return [*throughput, "--limit", many, "--peers", f"{st}-compiled"]
         if name in ("memcheck", "racecheck"):

@@ -294,6 +294,17 @@ def _more_attention(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
             yield _attention_case(sizes, rivals, length, sizes.head_sizes[0], "relative bias", tuned=False)
 
 
+def _packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, length: int
+) -> dict[str, Callable[[], Tensor]]:
+    """torch's own attention without padding, of 16-bit types on a GPU."""
+    if not query.is_cuda or query.dtype == torch.float32 or query.shape[-1] % 8:
+        return {}
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"torch varlen": lambda: varlen_attn(query, key, value, bounds, bounds, length, length)}
+
+
 def _attention_case(sizes: Sizes, rivals: Rivals, length: int, size: int, kind: str, *, tuned: bool) -> Case:
     """Attention of the batch cut into texts of ``length``, heads of ``size``; kind "", "relative bias" or "rotary"."""
     make = Operands(sizes)
@@ -334,6 +345,7 @@ def _attention_case(sizes: Sizes, rivals: Rivals, length: int, size: int, kind: 
             ),
             # Equal lengths: nothing is padded, which flatters it.
             **rivals("torch sdpa", lambda: sdpa(packed.dtype)),
+            **({} if kind else _packed_attention(query, key, value, bounds, length)),
         },
         lambda: sdpa(torch.float64),
         _size(packed, bias, *(rotary or ())) + _size(query),

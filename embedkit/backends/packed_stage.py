@@ -149,7 +149,7 @@ class PackedStage:
         device: Device,
         *,
         precision: str,
-        budget: int = BUDGET,
+        budget: int | None = None,
         wider: Callable[[], BatchModel] | None = None,
     ) -> None:
         """Run a loaded model.
@@ -159,7 +159,7 @@ class PackedStage:
             model: the model.
             device: where it is.
             precision: its name for `describe`.
-            budget: maximum tokens in a batch.
+            budget: maximum tokens in a batch; None for `BUDGET`.
             wider: loads the model in a type with a larger range, for sequences that overflow.
         """
         self.dimension = model.dimension
@@ -178,7 +178,7 @@ class PackedStage:
         self._overflowed = 0
         self._prompted = not folder.pooling.include_prompt
         self._ranges: tuple[Any, Tensor | None] = (None, None)
-        self._prepare(max(budget, _aligned(folder.positions)))
+        self._prepare(max(budget or BUDGET, _aligned(folder.positions)))
 
     def _prepare(self, budget: int) -> None:
         """Reset for batches of at most ``budget`` tokens; the first batch allocates the memory."""

@@ -39,8 +39,8 @@ _DECODER_NAMES = {
     ".mlp.gate_proj.": ".intermediate.gate.",
     ".mlp.up_proj.": ".intermediate.up.",
     ".mlp.down_proj.": ".output.dense.",
-    "layers.": "encoder.layer.",
 }
+_LAYERS = {"layers.": "encoder.layer."}  # behind the names that begin with a layer's own
 
 
 def _read_decoder(raw: Config, config: CoreConfig, where: str) -> None:
@@ -75,9 +75,9 @@ QWEN3 = Architecture(
         "query_key_norm": True, "causal": True,
     },
     names={
-        **{key: name for key, name in _DECODER_NAMES.items() if key != "layers."},
+        **_DECODER_NAMES,
         ".post_attention_layernorm.": ".intermediate.LayerNorm.",
-        "layers.": "encoder.layer.",
+        **_LAYERS,
         "norm.": "norm.",
     },
     keys={"layer_norm_eps": "rms_norm_eps"},
@@ -126,11 +126,11 @@ GEMMA3 = replace(
     },
     constants={**QWEN3.constants, "norm_place": "around", "norm_kind": "rms_plus_one"},
     names={
-        **{key: name for key, name in _DECODER_NAMES.items() if key != "layers."},
+        **_DECODER_NAMES,
         ".post_attention_layernorm.": ".attention.output.LayerNorm.",
         ".pre_feedforward_layernorm.": ".intermediate.LayerNorm.",
         ".post_feedforward_layernorm.": ".output.LayerNorm.",
-        "layers.": "encoder.layer.",
+        **_LAYERS,
     },
     keys={"layer_norm_eps": "rms_norm_eps", "hidden_act": "hidden_activation"},
     activation="gelu_pytorch_tanh",

@@ -144,7 +144,7 @@ class PlainModel:
 
 
 def packed(
-    folder: Path, *, budget: int = 600, model: Any = None, wider: Any = None, **options: Any
+    folder: Path, *, budget: int | None = 600, model: Any = None, wider: Any = None, **options: Any
 ) -> tuple[Encoder, Any, Any]:
     """An `Encoder` on the simulated device and model, and these two."""
     device, model = EagerDevice(), model or PlainModel(folder)
