@@ -118,20 +118,21 @@ def local_layers(raw: Config, config: CoreConfig, where: str, default: list[bool
 
 
 def two_ropes(raw: Config, config: CoreConfig, where: str, keys: tuple[str, str], theta: float) -> None:
-    """The speeds of a model whose local layers turn faster: ``rope_parameters`` of both kinds, or two keys."""
+    """The speeds of a model whose local layers turn faster: ``rope_parameters`` of both kinds, or two keys.
+
+    Files of the time between hold both; what ``rope_parameters`` lacks is in the keys.
+    """
     both = raw.get("rope_parameters")
+    base, local = (number(raw, key, where, value) for key, value in zip(keys, (theta, 10000.0), strict=True))
     if not isinstance(both, dict):
-        base, local = (
-            number(raw, key, where, value) for key, value in zip(keys, (theta, 10000.0), strict=True)
-        )
         rope({"rope_scaling": raw.get("rope_scaling")}, config, where, base)
         config["rotary_local_base"] = local
         return
     unknown = sorted(set(both) - {"full_attention", "sliding_attention"})
     if unknown:
         raise ValueError(f"{where}: rope_parameters has {unknown[0]!r:.80}, which embedkit does not compute")
-    rope({"rope_parameters": both.get("sliding_attention")}, config, where, 10000.0, "rope_parameters")
+    rope({"rope_parameters": both.get("sliding_attention")}, config, where, local, "rope_parameters")
     if set(config) & {"rotary_divisor", "rotary_trained"}:
         raise ValueError(f"{where}: rope_parameters scale the local layers, which embedkit does not compute")
     config["rotary_local_base"] = config["rotary_base"]
-    rope({"rope_parameters": both.get("full_attention")}, config, where, theta, "rope_parameters")
+    rope({"rope_parameters": both.get("full_attention")}, config, where, base, "rope_parameters")
