@@ -2,9 +2,9 @@
 
     python benchmarks/indexing.py TEXTS --limit 501000 --threads 2 --json OUT.json
 
-The last 1,000 texts are the queries, the others (500,000 by default) are stored: `--build` of them by a build,
-before and after which `Encoder.encode` is timed on a quarter of them; the rest by `Index.add`. Then all are
-compacted to one segment. `Index.search` is timed for one text at a time and for all queries in one call, with
+The last 1,000 texts are the queries, the others (500,000 by default) are stored: `--build` of them by a build, before
+and after which `Encoder.encode` is timed on a quarter of them; the rest by `Index.add`. Then all are compacted to one
+segment. `Index.search` is timed by vectors alone, for one text at a time and for all queries in one call, with
 encoding and Faiss alone beside it: the rest is embedkit's overhead. Recall is relative to a search of all lists.
 Last, the index is compacted to 4-bit codes (one of the kinds that `--target-recall` tries), tuned to a recall of
 0.95, and searched again.

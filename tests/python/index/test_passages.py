@@ -175,7 +175,7 @@ def test_a_field_named_passage_is_refused(index: Index) -> None:
 
 
 def test_a_passage_three_quarters_in_is_found(tmp_path: Path) -> None:
-    """Each of some 4,000 sentences of 21 long documents finds its own passage first."""
+    """Of some 7,000 sentences of 21 long documents every tenth is asked for; 98 % find their own passage first."""
     choose = random.Random(5)
     topics = "harbor violin glacier pepper engine orchid castle penguin copper meadow lantern".split()  # noqa: SIM905
     verbs = "paints carries follows remembers sells hides repairs counts breaks washes".split()  # noqa: SIM905
