@@ -308,10 +308,14 @@ def _build(arguments: argparse.Namespace) -> int:
             Index.build_with(path, source.corpus, encoder, settings, bar.update) as index,
         ):
             info = index.info()
+            repeated = index.written.repeated if index.written else 0
+        left_out = source.left_out()
+        if repeated:
+            left_out += f", {plural(repeated, 'repeated text')} left out"
         show_choice(arguments, info)
         seconds = time.perf_counter() - begin
         show(
-            f"{printable(path)}: {counted(info)} {in_time(seconds, info['documents'] - resumed)}{source.left_out()}"
+            f"{printable(path)}: {counted(info)} {in_time(seconds, info['documents'] - resumed)}{left_out}"
             f"{_strange(encoder, unknown)}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
             f"{truncated(info)}"
         )

@@ -44,7 +44,12 @@ class Index(Searcher):
         >>> index = Index.build("cities", ["Paris is in France.", "Rome is in Italy."], encoder)
         >>> index.search("Where is Rome?", k=1)[0][0].text
         'Rome is in Italy.'
+
+    Attributes:
+        written: what `build` has stored, replaced and left out; None of an index that was opened.
     """
+
+    written: Written | None = None
 
     @classmethod
     def open(
@@ -196,8 +201,9 @@ class Index(Searcher):
         """`build`, with all ``settings`` in one object."""
         root = Path(path)
         encoder = opened(encoder, settings.threads)
-        building.build(root, documents, encoder, mode="build", settings=settings, report=progress)
+        written = building.build(root, documents, encoder, mode="build", settings=settings, report=progress)
         index = cls.open(root, encoder, threads=settings.threads)
+        index.written = written
         target, tuning = settings.target_recall, index.generation.manifest.tuning
         if target is not None and tuning is not None and tuning["sample_rows"] < tuning["rows"]:
             index.tune(target)  # chosen on a sample, so measured on the whole

@@ -26,6 +26,7 @@ Layout = Literal["auto", "pca", "umap"]
 LAYOUTS: tuple[Layout, ...] = ("auto", "pca", "umap")
 
 _SEED = 20240
+_LEAST_OF_UMAP = 4
 _MOST_CLUSTERS = 12
 _WORDS_OF_A_NAME = 3
 _WORD = re.compile(r"[^\W\d_]{2,}")
@@ -125,12 +126,12 @@ def make_picture(
 
 
 def layout_of(vectors: Float32Array, layout: Layout) -> tuple[Float32Array, str]:
-    """Points (n, 2) of ``vectors`` (n, dimension), and how they came about."""
+    """Points (n, 2) of ``vectors`` (n, dimension), and how they came about: fewer than four have no neighborhoods."""
     if layout == "umap" and importlib.util.find_spec("umap") is None:
         raise ImportError(
             "the layout 'umap' needs umap-learn, which is not installed: pip install umap-learn"
         )
-    if layout == "pca" or importlib.util.find_spec("umap") is None:
+    if layout == "pca" or len(vectors) < _LEAST_OF_UMAP or importlib.util.find_spec("umap") is None:
         centered = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
         variances, axes = np.linalg.eigh(centered.T @ centered)
         axes = axes[:, ::-1][:, :2]

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
+from embedkit.cli.common import plural
 from embedkit.cli.main import main
 from embedkit.cli.terminal import display_width
 from embedkit.index import Index
@@ -481,3 +482,19 @@ def test_closed_stdout(index: str) -> None:
     code = "import sys; sys.stdout = None; from embedkit.cli.main import main; sys.exit(main(['info', sys.argv[1]]))"
     done = subprocess.run([sys.executable, "-c", code, index], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("dedup", "left"), [("exact", 3), ("near:0.9", 2)])
+def test_repeated_texts_are_left_out_by_the_command(
+    dedup: str, left: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    near = "alpha beta gamma delta epsilon zeta eta theta iota kappa"
+    texts = [near, "something else", near, f"{near} lambda"]
+    Path("texts.txt").write_text("\n".join(texts) + "\n", "utf-8")
+    assert main(["build", "texts.txt", "-o", "index", "--dedup", dedup]) == 0
+    told = capsys.readouterr().out
+    assert f"{left} documents" in told
+    assert f", {plural(4 - left, 'repeated text')} left out" in told
+    with Index.open("index", FakeEncoder()) as built:
+        assert len(built) == left
+    assert main(["build", "texts.txt", "-o", "other", "--dedup", "near:2"]) == 2

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +53,51 @@ def test_points_are_those_of_scikit_learn() -> None:
     for axis in range(2):
         assert abs(np.corrcoef(points[:, axis], expected[:, axis])[0, 1]) == pytest.approx(1, abs=1e-5)
     assert how == f"PCA, {reference.explained_variance_ratio_.sum():.0%} of the variance"
+
+
+class Umap(ModuleType):
+    """In place of umap-learn: takes the first two columns."""
+
+    def __init__(self) -> None:
+        super().__init__("umap")
+        self.__spec__ = ModuleSpec("umap", None)
+        self.options: dict[str, Any] = {}
+
+    def UMAP(self, **options: Any) -> Umap:
+        self.options = options
+        return self
+
+    def fit_transform(self, vectors: Any) -> Any:
+        return vectors[:, :2].astype(np.float64)
+
+
+def test_umap_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(0).standard_normal((10, 5)).astype(np.float32)
+    monkeypatch.setitem(sys.modules, "umap", None)  # type: ignore[arg-type]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: sys.modules.get(name))
+    assert layout_of(vectors, "auto")[1].startswith("PCA")
+    with pytest.raises(ImportError, match="pip install umap-learn"):
+        layout_of(vectors, "umap")
+    umap = Umap()
+    monkeypatch.setitem(sys.modules, "umap", umap)
+    for layout in ("auto", "umap"):
+        points, how = layout_of(vectors, layout)  # type: ignore[arg-type]
+        assert how == "UMAP" and points.dtype == np.float32
+        np.testing.assert_array_equal(points, vectors[:, :2])
+    assert umap.options["n_neighbors"] == 9 and umap.options["random_state"] is not None
+    for few in (1, 2, 3):
+        assert layout_of(vectors[:few], "auto")[0].shape == (few, 2)
+
+
+def test_real_umap_keeps_neighbors() -> None:
+    pytest.importorskip("umap")
+    centers = np.repeat(np.eye(3, 16, dtype=np.float32) * 5, 20, axis=0)
+    points, how = layout_of(
+        centers + np.random.default_rng(0).standard_normal((60, 16)).astype(np.float32), "umap"
+    )
+    assert how == "UMAP" and np.isfinite(points).all()
+    distances = np.linalg.norm(points[:, None] - points[None], axis=2) + np.eye(60) * 1e9
+    assert (distances.argmin(1) // 20 == np.arange(60) // 20).mean() > 0.9
 
 
 def test_clusters_are_topics_and_named_by_their_words(index_path: Path) -> None:
