@@ -199,9 +199,12 @@ def tokenizer(result: dict[str, Any]) -> str:
             )
     names = list(next(iter(result["threads"]["1"].values()))["texts_per_second"])
     headers = ["texts", "threads", *(f"{name}, texts/s" for name in names), "speed-up over encode_batch_fast"]
-    versions = f"tokenizers {result['versions']['tokenizers']}"
+    kinds = {"wordpiece": "WordPiece", "bpe": "Byte-level BPE", "unigram": "Unigram"}
+    kind = kinds[result.get("kind", "wordpiece")]
+    version = result["versions"]["tokenizers"]
     return (
-        f"Tokenization speed of embedkit and {versions}. {_machine(result)}.\n\n{common.table(headers, rows)}"
+        f"{kind}: speed of embedkit's tokenizer and of tokenizers {version}. {_machine(result)}.\n\n"
+        f"{common.table(headers, rows)}"
     )
 
 
