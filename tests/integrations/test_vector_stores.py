@@ -16,7 +16,7 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-QUERY = "something warm for dinner"
+QUERY = "a soup with lentils"
 DOCUMENTS = 120
 
 
