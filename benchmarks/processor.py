@@ -24,10 +24,8 @@ import numpy as np
 import shapes
 import throughput
 from peers import choose
-from peers.base import CALIBRATION, Setting
+from peers.base import Setting
 from peers.worker import PeerFailed, Worker
-
-LONG = 256  # tokens of the long texts
 
 
 def arguments() -> argparse.Namespace:
@@ -70,22 +68,16 @@ def wait_for_quiet(limit: float, patience: float) -> None:
         time.sleep(10)
 
 
-def calibration_texts(model: Path, rest: list[str]) -> list[str]:
-    """Texts that are not measured, of both lengths: 200 as they are and 60 of `LONG` tokens."""
-    short = rest[:200]
-    return short + lengths.texts_of_lengths(model, rest[200:], [LONG] * 60)
-
-
 def cases(model: Path, texts: list[str], gflop: float) -> dict[str, list[str]]:
     """The texts of each case of a model, as many as ``gflop`` allow, at least two short and eight long."""
     per_token = shapes.flops_per_token(model) / 1e9
     counts = [len(row) for row in throughput.Tokenizer(model)(texts)]
     short = max(2, min(len(texts), round(gflop / (per_token * float(np.mean(counts))))))
-    long = max(8, round(gflop / (per_token * LONG)))  # fewer would leave threads idle at the end
+    long = max(8, round(gflop / (per_token * throughput.LONG)))  # fewer would leave threads idle at the end
     step = len(texts) / short
     return {
         "short": [texts[int(i * step)] for i in range(short)],
-        str(LONG): lengths.texts_of_lengths(model, texts, [LONG] * long),
+        str(throughput.LONG): lengths.texts_of_lengths(model, texts, [throughput.LONG] * long),
     }
 
 
@@ -108,19 +100,15 @@ def main() -> None:
     options = arguments()
     if options.convert and not options.cache:
         sys.exit("--convert needs --cache")
-    limit = options.limit
-    options.limit += 4000
-    found = common.texts_of(options)
-    texts, rest = found[:limit], found[limit:]
-    options.limit, options.device, options.isa = limit, "cpu", None
+    texts, rest = throughput.texts_and_rest(options)
+    options.device, options.isa, options.by_precision = "cpu", None, False
     with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:
         cache = options.cache or Path(scratch)
         folders = {}
         for model in (path.resolve() for path in options.models):
             folder = folders[model] = cache / f"converted-{model.name}"
             folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / CALIBRATION).exists():
-                (folder / CALIBRATION).write_text("\n".join(calibration_texts(model, rest)), encoding="utf-8")
+            throughput.write_calibration(model, folder, rest)
             if options.convert:
                 convert(options, model, folder)
         if options.convert:

@@ -40,8 +40,8 @@ def throughput(result: dict[str, Any]) -> str:
         share = row["share_of_ceiling"]
         cells = [
             row["name"] + _named(result, peer_class(row["peer"]).packages[:1]),
-            f"{row['sentences_per_s']['median']:,.0f}",
-            f"{row['sentences_per_s']['low']:,.0f}-{row['sentences_per_s']['high']:,.0f}",
+            _rate(row["sentences_per_s"]["median"]),
+            f"{_rate(row['sentences_per_s']['low'])}-{_rate(row['sentences_per_s']['high'])}",
             f"{row['tokens_per_s']:,}",
             f"{row['cosine']:.4f}",
             "" if share is None else f"{share:.0%}",
@@ -95,7 +95,7 @@ _CLASSES = {"fp32": "lossless", "bf16": "nearly lossless", "int8": "8 bits"}
 
 
 def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _lead(speed: dict[str, float], own: list[str], others: list[str]) -> str:
@@ -180,6 +180,25 @@ def table_of_hpd(result: dict[str, Any]) -> str:
         f"average (fewer texts for large models), {result['threads']} threads, tokenization included. "
         f"{_machine(result)}. In the paper: {result['paper_hardware']}.\n\n{common.table(headers, rows)}"
     )
+
+
+def static(result: dict[str, Any]) -> str:
+    """Texts per second of static models, and the lead by CPU time."""
+    rows = []
+    for threads, one in result["threads"].items():
+        peer = one["processor_seconds"]["model2vec"]
+        for name, used in one["processor_seconds"].items():
+            speed = common.Spread.of([one["texts"] / seconds for seconds in one["seconds"][name]])
+            lead = common.Spread.of([other / own for own, other in zip(used, peer, strict=True)])
+            cells = [threads, name + _named(result, (name,)), f"{speed.median:,.0f}", f"{lead.median:.3g}"]
+            rows.append([f"**{c}**" if name.startswith("embedkit") else c for c in cells])
+    texts = next(iter(result["threads"].values()))["texts"]
+    caption = (
+        f"A static model of 256 dimensions on {texts:,} distinct questions, tokenization included; median of "
+        f"{result['rounds']} alternating runs. {_machine(result)}."
+    )
+    headers = ["threads", "", "texts/s", "times model2vec by CPU time"]
+    return "\n".join([caption, "", common.table(headers, rows)])
 
 
 def tokenizer(result: dict[str, Any]) -> str:
@@ -407,6 +426,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "throughput-hpd": table_of_hpd,
     "scale": scale,
     "serve": serve,
+    "static": static,
     "sts": sts,
     "tokenizer": tokenizer,
 }

@@ -18,6 +18,7 @@ import contextlib
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import numpy as np
 import shapes
 import stages
 from peers import choose, peer_class
-from peers.base import Setting, Tokenizer
+from peers.base import CALIBRATION, Setting, Tokenizer
 from peers.worker import PeerFailed, Worker, alternate
 
 
@@ -57,6 +58,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
     parser.add_argument(
+        "--by-precision",
+        action="store_true",
+        help="load and measure the candidates of one precision after the other, if all do not fit in memory",
+    )
+    parser.add_argument(
         "--sts",
         type=Path,
         help="cuda: measure the quality on scored pairs (.tsv: sentence1, sentence2, score)",
@@ -81,6 +87,8 @@ def arguments() -> argparse.Namespace:
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8")
 #: The default of most packages.
 USUAL_BATCH = "32"
+LONG = 256  # tokens of a long text
+_REST = 4000  # texts beside those that are measured
 #: On a GPU, candidates find their batch size on at most this many texts and tokens.
 SEARCH_TEXTS, SEARCH_TOKENS = 8192, 2**18
 
@@ -111,8 +119,12 @@ def best_setting(
     """Find the fastest setting on `texts`; return it, and the sentences/s of each setting tried.
 
     Every setting runs once, and those close to the fastest three times more, alternating so that a slow spell of the
-    machine does not decide. The best run of each counts.
+    machine does not decide. The best run of each counts. Of the sizes that hold all texts, only the smallest is tried.
     """
+    whole = min(
+        (s.batch for s in settings if s.batch is not None and s.batch >= len(texts)), default=math.inf
+    )
+    settings = [s for s in settings if s.batch is None or s.batch <= whole]
     if len(settings) == 1:
         worker.load(settings[0].streams)
         return settings[0], {}
@@ -215,69 +227,83 @@ def measure(
         if options.json:
             common.write_json(options.json, part)
 
-    with contextlib.ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        for key in chosen:
-            worker = stack.enter_context(
-                Worker(
-                    key,
-                    model,
-                    options.threads,
-                    cache,
-                    cpus,
-                    patience=gpu.PATIENCE if on_cuda else None,
-                    isa=options.isa,
+    vectors: dict[str, np.ndarray] = {}
+    sts = None
+    for group in _by_precision(chosen) if options.by_precision else [chosen]:
+        with contextlib.ExitStack() as stack:
+            workers: dict[str, Worker] = {}
+            for key in group:
+                worker = stack.enter_context(
+                    Worker(
+                        key,
+                        model,
+                        options.threads,
+                        cache,
+                        cpus,
+                        patience=gpu.PATIENCE if on_cuda else None,
+                        isa=options.isa,
+                    )
                 )
-            )
-            try:
-                worker.convert()
-                known = [settings[key]] if key in settings else worker.settings()
-                best[key] = best_setting(worker, search, known)
-                settings[key] = best[key][0]
-                worker.texts(texts)
-                worker.run(best[key][0].batch)  # warm-up at full size
-                if on_cuda:
-                    worker.run(best[key][0].batch)  # captures the CUDA graphs
-                    seconds[key] = [worker.run(best[key][0].batch)]
-                    cosines[key] = gpu.cosines(worker.vectors(), truth)
-                    keep(result())
-            except PeerFailed as error:
-                left_out[key] = str(error).strip().splitlines()[-1]
-                print(f"left out: {error}")
+                try:
+                    worker.convert()
+                    known = [settings[key]] if key in settings else worker.settings()
+                    best[key] = best_setting(worker, search, known)
+                    settings[key] = best[key][0]
+                    worker.texts(texts)
+                    worker.run(best[key][0].batch)  # warm-up at full size
+                    if on_cuda:
+                        worker.run(best[key][0].batch)  # captures the CUDA graphs
+                        seconds[key] = [worker.run(best[key][0].batch)]
+                        cosines[key] = gpu.cosines(worker.vectors(), truth)
+                        keep(result())
+                except PeerFailed as error:
+                    left_out[key] = str(error).strip().splitlines()[-1]
+                    print(f"left out: {error}")
+                    continue
+                workers[key] = worker
+                tried = ", ".join(f"{s}: {v:.0f}/s" for s, v in best[key][1].items())
+                print(f"{key}: batch {best[key][0]}" + (f"  ({tried})" if tried else ""), flush=True)
+            if not workers:
                 continue
-            workers[key] = worker
-            tried = ", ".join(f"{s}: {v:.0f}/s" for s, v in best[key][1].items())
-            print(f"{key}: batch {best[key][0]}" + (f"  ({tried})" if tried else ""), flush=True)
-        if not workers:
-            raise SystemExit("no candidate left to measure")
-        runs = {key: (lambda w=w, b=best[key][0].batch: w.run(b)) for key, w in workers.items()}
-        seconds = alternate(runs, options.rounds)
-        workers = {key: workers[key] for key in seconds}
-        left_out |= {key: "failed while it was measured" for key in runs if key not in seconds}
-        if not workers:
-            raise SystemExit("no candidate left to measure")
-        vectors = {key: worker.vectors() for key, worker in workers.items()}
-        memory = {key: worker.peak_mb() for key, worker in workers.items()}
-        sts = None
-        if on_cuda:
-            cosines = {key: gpu.cosines(rows, truth) for key, rows in vectors.items()}
-            keep(result())
-            batches = {key: best[key][0].batch for key in workers}
-            on_gpu |= gpu.measure(workers, batches, texts, counts, options.rounds)
-            keep(result())
-            sts = gpu.quality(options.sts, model, options.threads, workers, batches) if options.sts else None
-            keep(result(sts))
-        else:
-            peaks = ceiling(options.threads, options.isa)
-            reference = next(
-                (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
-            )
-            cosines = {key: common.cosines(vectors[key], vectors[reference]) for key in workers}
+            runs = {key: (lambda w=w, b=best[key][0].batch: w.run(b)) for key, w in workers.items()}
+            timed = alternate(runs, options.rounds)
+            for key in workers.keys() - timed.keys():
+                left_out[key] = "failed while it was measured"
+                seconds.pop(key, None)
+            workers = {key: workers[key] for key in timed}
+            seconds |= timed
+            vectors |= {key: worker.vectors() for key, worker in workers.items()}
+            memory |= {key: worker.peak_mb() for key, worker in workers.items()}
+            if on_cuda and workers:
+                cosines |= {key: gpu.cosines(vectors[key], truth) for key in workers}
+                keep(result())
+                batches = {key: best[key][0].batch for key in workers}
+                on_gpu |= gpu.measure(workers, batches, texts, counts, options.rounds)
+                keep(result())
+                sts = (
+                    gpu.quality(options.sts, model, options.threads, workers, batches)
+                    if options.sts
+                    else None
+                )
+                keep(result(sts))
+    if not vectors:
+        raise SystemExit("no candidate left to measure")
     if on_cuda:
         peaks |= gpu.ceiling()
-        precisions = {key: peer_class(key).precision for key in workers}
+        precisions = {key: peer_class(key).precision for key in vectors}
         gpu.add_utilization(on_gpu, shapes.flops(model, counts) / tokens, peaks, precisions)
+    else:
+        peaks |= ceiling(options.threads, options.isa)
+        reference = next(
+            (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
+        )
+        cosines |= {key: common.cosines(vectors[key], vectors[reference]) for key in vectors}
     return result(sts)
+
+
+def _by_precision(chosen: Sequence[str]) -> list[list[str]]:
+    """The candidates of each precision."""
+    return [[key for key in chosen if peer_class(key).precision == one] for one in PRECISIONS]
 
 
 def _rows(
@@ -402,10 +428,24 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def texts_and_rest(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The texts to measure, and others of the same source, to calibrate with."""
+    more = argparse.Namespace(**{**vars(options), "limit": options.limit + _REST})
+    found = common.texts_of(more)
+    return found[: options.limit], found[options.limit :]
+
+
+def write_calibration(model: Path, folder: Path, rest: list[str]) -> None:
+    """Texts that are not measured, for peers that calibrate: 200 as they are and 60 of `LONG` tokens."""
+    if rest and not (folder / CALIBRATION).exists():
+        texts = rest[:200] + lengths.texts_of_lengths(model, rest[200:] or rest, [LONG] * 60)
+        (folder / CALIBRATION).write_text("\n".join(texts), encoding="utf-8")
+
+
 def main() -> None:
     """Measure, print and write."""
     options = arguments()
-    texts = common.texts_of(options)
+    texts, rest = texts_and_rest(options)
     with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:
         cache = options.cache or Path(scratch)
         model = options.model.resolve()
@@ -427,6 +467,7 @@ def main() -> None:
             return
         converted = cache / f"converted-{model.name}"
         converted.mkdir(parents=True, exist_ok=True)
+        write_calibration(model, converted, rest)
         result = measure(options, model, converted, texts)
     print(show(result))
     if options.json:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from .data.readers import Table
 from .data.sampler import TaskSampler
 from .data.store import TextStore
+from .data.texts import Chain
 from .objectives.base import Arrays, Batch, Objective
 
 __all__ = ["Examples", "Repeated"]
@@ -42,7 +43,8 @@ class Examples:
             ValueError: a prompt is of a field that its task does not have.
         """
         self._objective = objective
-        texts: list[str] = []
+        columns: list[Sequence[str]] = []
+        prefixes: list[str] = []
         self.tasks: dict[str, range] = {}
         start = 0
         for task, table in tables.items():
@@ -53,15 +55,15 @@ class Examples:
             if unknown := sorted(set(own) - set(fields)):
                 raise ValueError(f"{task}: prompts names {unknown[0]!r}; the fields are {', '.join(fields)}")
             for field in fields:
-                prompt = own.get(field, "")
-                texts += [prompt + text for text in table.texts(field)] if prompt else table.texts(field)
-        self._store = TextStore(folder, texts, max_length)
+                columns.append(table.texts(field))
+                prefixes.append(own.get(field, ""))
+        self._store = TextStore(folder, Chain(columns, prefixes), max_length, cache)
         self._texts: list[npt.NDArray[np.int64]] = []  # of each task (examples, fields): rows of the store
         first = 0
         for task, table in tables.items():
             count = len(objective.fields_of(task, table))
             rows = self._store.rows[first : first + count * len(table)]
-            self._texts.append(rows.reshape(count, len(table)).T.astype(np.int64))
+            self._texts.append(rows.reshape(count, len(table)).T)
             first += count * len(table)
         self.lengths: npt.NDArray[np.int64] = np.concatenate(
             [self._store.lengths[rows].sum(1) for rows in self._texts]

@@ -9,12 +9,14 @@ With x the vectors of a sample, their mean and C = U Λ Uᵀ their covariance (�
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .data.texts import distinct, text_keys
 
 __all__ = ["LinearMap", "fit", "regress", "sample_distinct"]
 
@@ -98,10 +100,9 @@ def regress(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[Vectors, Vectors]
     return np.ascontiguousarray(fitted.coef_.T, np.float32), np.asarray(fitted.intercept_, np.float32)
 
 
-def sample_distinct(texts: Iterable[str], most: int) -> list[str]:
+def sample_distinct(texts: Sequence[str], most: int) -> list[str]:
     """The distinct texts in their order, or ``most`` of them, drawn without replacement; deterministic."""
-    distinct = list(dict.fromkeys(texts))
-    if len(distinct) <= most:
-        return distinct
-    drawn = np.random.default_rng(_SEED).choice(len(distinct), most, replace=False)
-    return [distinct[i] for i in np.sort(drawn)]
+    first, _ = distinct(text_keys(texts))
+    if len(first) > most:
+        first = first[np.sort(np.random.default_rng(_SEED).choice(len(first), most, replace=False))]
+    return [texts[i] for i in first.tolist()]

@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from .. import Encoder
 from ..inputs import progress
+from .data.texts import KeyIndex, Keys, Rows, Selection, distinct, text_keys
 from .linear_map import LinearMap, fit, sample_distinct
 from .mine import mine
 from .whole_file import write_array, write_whole
@@ -42,11 +43,7 @@ STORAGES = ("float16", "float32")
 _LOG = logging.getLogger("embedkit")
 _BLOCK = 2048  # texts per block
 _CHUNK = 16384  # rows projected at once
-_KEY = 16  # bytes of a text's hash
 _MINE_DIMENSION = 256  # of the vectors in which neighbors are searched
-
-Keys = npt.NDArray[np.uint8]
-Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,8 @@ class VectorStore:
         self._storage = storage
         self._prompt = prompt
         folder.mkdir(parents=True, exist_ok=True)
-        self._rows: dict[bytes, int] = {}
+        self._keys: list[Keys] = []
+        self._index: KeyIndex | None = None  # of all keys; made when it is asked
         self._blocks: list[npt.NDArray[Any]] = []
         self._starts = [0]
         self._load()
@@ -140,7 +138,10 @@ class VectorStore:
         Raises:
             KeyError: a text was never added.
         """
-        return np.fromiter((self._rows[key.tobytes()] for key in text_keys(texts)), np.int64, len(texts))
+        rows = self._find(text_keys(texts))
+        if (rows < 0).any():
+            raise KeyError(f"{texts[int(rows.argmin())]!r:.80} was never added")
+        return rows
 
     def read(self, rows: Rows) -> npt.NDArray[np.float32]:
         """The vectors (n, dimension) of ``rows`` (n,)."""
@@ -151,10 +152,15 @@ class VectorStore:
             vectors[here] = self._blocks[block][rows[here] - self._starts[block]]
         return vectors
 
-    def _missing(self, texts: Sequence[str]) -> list[str]:
-        distinct = list(dict.fromkeys(texts))
-        keys = text_keys(distinct)
-        return [text for text, key in zip(distinct, keys, strict=True) if key.tobytes() not in self._rows]
+    def _missing(self, texts: Sequence[str]) -> Sequence[str]:
+        keys = text_keys(texts)
+        first, _ = distinct(keys)
+        return Selection(texts, first[self._find(keys[first]) < 0])
+
+    def _find(self, keys: Keys) -> Rows:
+        if self._index is None:
+            self._index = KeyIndex(np.concatenate([np.empty((0, keys.shape[1]), np.uint8), *self._keys]))
+        return self._index.find(keys)
 
     def _load(self) -> None:
         """Map the blocks that were added since the last call."""
@@ -169,7 +175,8 @@ class VectorStore:
 
     def _append(self, vectors: npt.NDArray[Any], keys: Keys) -> None:
         start = self._starts[-1]
-        self._rows.update((key.tobytes(), start + i) for i, key in enumerate(keys))
+        self._keys.append(keys)
+        self._index = None
         self._blocks.append(vectors)
         self._starts.append(start + len(vectors))
 
@@ -225,11 +232,10 @@ class Teachers:
                 "objective.teacher_dimension, or without it model.projection.dimension, to at most "
                 f"{self.dimension}, or add a teacher"
             )
-        distinct = list(dict.fromkeys(texts))
-        sample = sample_distinct(distinct, samples)
+        sample = sample_distinct(texts, samples)
         self._map_key = _digest(self._names(), _text_digest(sample), dimension, center)
         path = self._cache / f"pca-{self._map_key}.npz"
-        self._add(distinct)
+        self._add(texts)
         if not path.is_file():
             with _locked(path.with_suffix(".lock")):
                 if not path.is_file():
@@ -306,12 +312,6 @@ class Teachers:
             targets[start : start + _CHUNK] = projection(self._read(texts[start : start + _CHUNK]))
         targets.flush()
         part.replace(path)
-
-
-def text_keys(texts: Sequence[str]) -> Keys:
-    """Hashes (n, 16) of texts."""
-    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=_KEY).digest() for text in texts)
-    return np.frombuffer(digests, np.uint8).reshape(-1, _KEY)
 
 
 def _text_digest(texts: Sequence[str]) -> str:

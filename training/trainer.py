@@ -20,6 +20,7 @@ from .data.checks import check
 from .data.holdout import hold_out
 from .data.readers import Table, read, root_folder
 from .data.sampler import TaskRows, TaskSampler, balanced_weights
+from .data.texts import Chain
 from .dataset import Examples, Repeated
 from .dev import DevSets, Evaluator
 from .loop import Batches, Loop, optimizer, trainer_arguments
@@ -76,8 +77,10 @@ def train(
         return done if process_rank() == 0 else {}
     transformers.set_seed(recipe.training.seed)
     root = root_folder(data_root)
-    tables = {task: read(source, root=root) for task, source in recipe.data.items()}
-    dev = {task: read(source, root=root) for task, source in recipe.evaluation.dev.items()}
+    cache = cache or output / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    tables = {task: read(source, root=root, folder=cache) for task, source in recipe.data.items()}
+    dev = {task: read(source, root=root, folder=cache) for task, source in recipe.evaluation.dev.items()}
     if recipe.evaluation.holdout:
         tables, held = hold_out(tables, recipe.evaluation.holdout)
         if both := sorted(held.keys() & dev.keys()):
@@ -91,8 +94,6 @@ def train(
             return {}
         return _postprocess(recipe, recipe.postprocess, tables, output=output, root=root)
     kind = objective_class(recipe.objective_name)
-    cache = cache or output / "cache"
-    cache.mkdir(parents=True, exist_ok=True)
     tables = kind.expand(recipe.objective, tables, root, cache)
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
     if (recipe.evaluation.of_vectors or evaluators) and not hasattr(encoder, "encode"):
@@ -137,7 +138,7 @@ def _postprocess(
     """Apply the post-processing step of a recipe, then score and write the model."""
     sets = DevSets(recipe.evaluation, root)
     checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root=root, sets=sets)
-    model = step.apply(recipe.model, [text for table in tables.values() for text in table.texts("text")])
+    model = step.apply(recipe.model, Chain(table.texts("text") for table in tables.values()))
     result = facts(recipe, tables, checks, "cpu") | {
         **_dev_pairs(sets),
         "steps": 0,

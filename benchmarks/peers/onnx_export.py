@@ -33,12 +33,14 @@ def export(folder: Path, target: Path) -> None:
             super().__init__()
             self.bert = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
             self.bert.config.use_cache = False
+            self.two_masks = self.bert.config.model_type == "gemma3_text"
             self.typed = "token_type_ids" in inspect.signature(self.bert.forward).parameters
             self.mode = pooling(folder)
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
             types = {"token_type_ids": torch.zeros_like(input_ids)} if self.typed else {}
-            hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask, **types)[0]
+            mask = self._masks(attention_mask) if self.two_masks else attention_mask
+            hidden = self.bert(input_ids=input_ids, attention_mask=mask, **types)[0]
             if self.mode == "cls":
                 pooled = hidden[:, 0]
             elif self.mode == "lasttoken":
@@ -48,6 +50,19 @@ def export(folder: Path, target: Path) -> None:
                 kept = attention_mask.unsqueeze(-1).to(hidden.dtype)
                 pooled = (hidden * kept).sum(1) / kept.sum(1)
             return torch.nn.functional.normalize(pooled, dim=-1)
+
+        def _masks(self, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+            """Gemma's masks of global and local layers, ready-made: the tracer cannot follow the model's own."""
+            places = torch.ones_like(attention_mask[0]).cumsum(
+                0
+            )  # the tracer would fix the length of an arange
+            near = (places[:, None] - places).abs() < self.bert.config.sliding_window
+            seen = attention_mask[:, None, None, :].bool()
+            lowest = torch.finfo(torch.float32).min
+            return {
+                "full_attention": torch.where(seen, 0.0, lowest),
+                "sliding_attention": torch.where(seen & near, 0.0, lowest),
+            }
 
     example = torch.ones(2, 5, dtype=torch.long)
     free = {0: "texts", 1: "tokens"}

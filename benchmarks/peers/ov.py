@@ -84,7 +84,7 @@ class OpenVinoInt8(OpenVino):
             return
         texts = self.cache / CALIBRATION
         if not texts.exists():
-            raise FileNotFoundError(f"{CALIBRATION} is not in the cache: processor.py writes it")
+            raise FileNotFoundError("no texts to calibrate with: give more than are measured (--limit)")
         import nncf
         import openvino as ov
 

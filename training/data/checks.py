@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,59 +91,39 @@ def check(table: Table, evaluations: Mapping[str, Pairs], fields: Sequence[str] 
         evaluations: name -> pairs of sentences.
         fields: the text columns of the table; the first two are the pair. Single sentences cannot leak as pairs.
     """
-    seen: set[int] = set()
-    sentences: set[int] = set()
-    duplicates: list[int] = []
-    rows = np.empty(len(table), np.int64)
-    for row, hashes in enumerate(_hashes(table, fields)):
-        key = rows[row] = _key(hashes[: len(_PAIR)])
-        if int(key) in seen:
-            duplicates.append(row)
-        seen.add(int(key))
-        sentences.update(hashes)
+    # 64-bit hashes instead of texts: a collision among a million texts has a probability of 3e-8.
+    hashes = np.stack([_hashes(table.texts(field)) for field in fields], axis=1)
+    keys = _keys(hashes[:, : len(_PAIR)])
+    _, first = np.unique(keys, return_index=True)
+    repeated = np.ones(len(keys), bool)
+    repeated[first] = False
+    duplicates = np.flatnonzero(repeated)
+    sentences = np.unique(hashes)
     overlaps = {}
     for name, pairs in evaluations.items():
-        own, keys, count = _evaluation(pairs)
+        given = [tuple(pair) for pair in pairs]
+        columns = np.stack(
+            [_hashes(column) for column in zip(*given, strict=True)] or [_hashes([])] * 2, axis=1
+        )
+        own = np.unique(columns)
         leaked = np.empty(0, np.int64)
         if len(fields) > 1:
-            leaked = np.flatnonzero(np.isin(rows, np.fromiter(keys, np.int64, len(keys))))
-        overlaps[name] = Overlap(
-            count, len(leaked), len(own), len(own & sentences), _examples(table, fields, leaked)
-        )
+            leaked = np.flatnonzero(np.isin(keys, _keys(columns)))
+        seen = int(np.isin(own, sentences).sum())
+        overlaps[name] = Overlap(len(given), len(leaked), len(own), seen, _examples(table, fields, leaked))
     return Report(len(table), len(duplicates), _examples(table, fields, duplicates), overlaps)
 
 
-def _hashes(table: Table, fields: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    # 64-bit hashes instead of texts: a collision among a million texts has a probability of 3e-8.
-    known: dict[str, int] = {}
-
-    def of(text: str) -> int:
-        found = known.get(text)
-        if found is None:
-            found = known[text] = hash(normalized(text))
-        return found
-
-    return zip(*([*map(of, table.texts(field))] for field in fields), strict=True)
+def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter((hash(normalized(text)) for text in texts), np.int64)
 
 
-def _key(hashes: Sequence[int]) -> int:
-    return hash(tuple(sorted(hashes)))
-
-
-def _evaluation(pairs: Pairs) -> tuple[set[int], set[int], int]:
-    """Hashes of the sentences and of the pairs, and the number of pairs."""
-    sentences: set[int] = set()
-    keys: set[int] = set()
-    count = 0
-    for pair in pairs:
-        hashes = [hash(normalized(text)) for text in pair]
-        sentences.update(hashes)
-        keys.add(_key(hashes))
-        count += 1
-    return sentences, keys, count
+def _keys(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A hash of each row (n, texts), whatever the order in it."""
+    return np.fromiter(map(hash, map(tuple, np.sort(hashes, axis=1).tolist())), np.int64, len(hashes))
 
 
 def _examples(
-    table: Table, fields: Sequence[str], rows: Sequence[int] | npt.NDArray[np.int64]
+    table: Table, fields: Sequence[str], rows: npt.NDArray[np.int64]
 ) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(table.texts(field)[row] for field in fields) for row in rows[:_EXAMPLES])

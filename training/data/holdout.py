@@ -35,11 +35,11 @@ def hold_out(tables: Mapping[str, Table], count: int) -> tuple[dict[str, Table],
             )
         rows = np.sort(np.random.default_rng(_SEED).choice(len(table), count, replace=False))
         held[task] = table.select(rows)
-        texts.update(text for name in _text_columns(table) for text in held[task].texts(name))
+        texts.update(text for name in table.text_names for text in held[task].texts(name))
     left = {}
     for task, table in tables.items():
-        columns = [table.texts(name) for name in _text_columns(table)]
-        kept = [row for row in range(len(table)) if not any(column[row] in texts for column in columns)]
+        examples = zip(*(table.texts(name) for name in table.text_names), strict=True)
+        kept = [number for number, own in enumerate(examples) if texts.isdisjoint(own)]
         if not kept:
             raise ValueError(
                 f"evaluation.holdout {count}: every example of data.{task} shares a text with one that is held out; "
@@ -47,7 +47,3 @@ def hold_out(tables: Mapping[str, Table], count: int) -> tuple[dict[str, Table],
             )
         left[task] = table.select(kept)
     return left, held
-
-
-def _text_columns(table: Table) -> list[str]:
-    return [name for name in table.names if isinstance(table[name], list)]

@@ -1,6 +1,7 @@
 """Reads the data sources of recipes into columns.
 
-A source is one or several files (see `embedkit.training.data.files`) or a data set of the `datasets` package.
+A source is one or several files (see `embedkit.training.data.files`) or a data set of the `datasets` package. Its texts
+are kept in a file and need not fit in memory (see `embedkit.training.data.texts`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,16 +20,18 @@ import numpy.typing as npt
 
 from .files import Rows, file_rows
 from .sampler import balanced_fraction
+from .texts import Selection, TextWriter
 
 __all__ = ["Column", "Table", "check_source", "read", "root_folder"]
 
-Column = list[str] | npt.NDArray[Any]
+Column = Sequence[str] | npt.NDArray[Any]
 
 _KEYS = (
     "path",
     "dataset",
     "config",
     "split",
+    "streaming",
     "columns",
     "where",
     "labels",
@@ -42,7 +46,7 @@ _KEYS = (
 
 
 class Table:
-    """Columns of equal length: texts as a list of str, labels as int64, scores as float64. Immutable.
+    """Columns of equal length: texts as a sequence of str, labels as int64, scores as float64. Immutable.
 
     Attributes:
         labels: names of the classes in the order of their ids; empty if ``label`` is a number.
@@ -83,24 +87,28 @@ class Table:
             )
         return self._columns[name]
 
-    def texts(self, name: str) -> list[str]:
+    @property
+    def text_names(self) -> tuple[str, ...]:
+        """The names of the columns of texts."""
+        return tuple(name for name, column in self._columns.items() if not isinstance(column, np.ndarray))
+
+    def texts(self, name: str) -> Sequence[str]:
         """A column of texts.
 
         Raises:
             TypeError: it contains numbers.
         """
-        column = self[name]
-        if not isinstance(column, list):
+        column: Column = self[name]
+        if isinstance(column, np.ndarray):
             raise TypeError(f"the column {name!r} contains numbers, not texts")
         return column
 
     def select(self, indices: npt.ArrayLike) -> Table:
-        """The rows at these indices, in order."""
+        """The rows at these indices, in order; texts as a view."""
         rows = np.asarray(indices, np.int64)
-        chosen = rows.tolist()
         return Table(
             {
-                name: [column[i] for i in chosen] if isinstance(column, list) else column[rows]
+                name: column[rows] if isinstance(column, np.ndarray) else Selection(column, rows)
                 for name, column in self._columns.items()
             },
             self.labels,
@@ -129,24 +137,31 @@ class _Spec:
         return fields
 
 
-def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None) -> Table:
+def read(
+    spec: Mapping[str, Any],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    folder: Path | None = None,
+) -> Table:
     """Read a source.
 
     Args:
         spec: of a recipe:
             ``path``: a file or a list of files, relative to `root`; or ``dataset``, a name of the `datasets`
-            package with ``config`` and ``split``.
+            package with ``config`` and ``split``. ``streaming`` reads it over the network row by row, and no more than
+            the first ``limit`` rows, without storing it first.
             ``columns``: field -> column of the file; by default all columns under their own names.
             ``where``: column -> value or list of values; rows with other values are skipped.
             ``labels``: names of the classes in the order of their ids, for the field ``label``; without it
             ``label`` and ``score`` are numbers between ``min_score`` and ``max_score``.
-            ``limit``: maximum number of rows, drawn with ``seed`` (0).
+            ``limit``: maximum number of rows, drawn with ``seed`` (0), except of a source with ``streaming``.
             ``balanced_fraction``: of these, a fraction with equally many rows of each of the ``labels``, drawn with
             ``seed``, see `embedkit.training.data.sampler.balanced_fraction`.
             ``weighted_fraction``: of training data: an epoch draws this fraction of the rows, with replacement and each
             of the ``labels`` equally often (torch's ``WeightedRandomSampler``); unused here.
             ``prompts``: field -> text that the trained model reads before the field's texts; unused here.
         root: None for the environment variable EMBEDKIT_DATA, else the current directory.
+        folder: where the texts are kept, in a file without a name; None for the system's temporary folder.
 
     Returns:
         The table; fields other than ``label`` and ``score`` are texts, non-empty and valid Unicode.
@@ -157,18 +172,17 @@ def read(spec: Mapping[str, Any], *, root: str | os.PathLike[str] | None = None)
         ImportError: `pyarrow` or `datasets` is needed and missing.
     """
     checked = _checked(spec)
-    rows: dict[str, list[Any]] = {}
+    rows = _Columns(checked, folder)
     if "dataset" in spec:
-        _collect(_dataset_rows(spec), checked, rows)
+        rows.collect(_dataset_rows(spec), spec.get("limit") if spec.get("streaming") else None)
     else:
         base = root_folder(root)
         paths = spec["path"] if isinstance(spec["path"], list) else [spec["path"]]
         if not paths:
             raise ValueError("path is an empty list; name at least one file")
         for path in paths:
-            _collect(file_rows(base / path), checked, rows)
-    columns = {name: _column(name, values, checked) for name, values in rows.items()}
-    table = Table(columns, tuple(checked.labels or ()))
+            rows.collect(file_rows(base / path))
+    table = rows.table()
     if not len(table):
         source = spec.get("path", spec.get("dataset"))
         where = dict(spec.get("where") or {})
@@ -214,6 +228,10 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{key} is {fraction!r}; give a number above 0 and up to 1, and the classes in `labels`"
             )
+    if type(spec.get("streaming", False)) is not bool:
+        raise ValueError(f"streaming is {spec['streaming']!r}; give true or false")
+    if spec.get("streaming") and "dataset" not in spec:
+        raise ValueError("streaming is for a `dataset`; files are always read row by row")
     prompts = spec.get("prompts")
     if prompts is not None and (
         not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values())
@@ -249,30 +267,56 @@ def _checked(spec: Mapping[str, Any]) -> _Spec:
     )
 
 
-def _collect(source: Rows, spec: _Spec, rows: dict[str, list[Any]]) -> None:
-    header, origin, records = source
-    fields = spec.fields(header, origin)
-    if rows and list(rows) != list(fields):
-        raise ValueError(
-            f"{origin}: the columns are {', '.join(fields)}, those of the files before {', '.join(rows)}; "
-            "name the common ones in `columns`"
-        )
-    kept = [(header.index(name), allowed) for name, allowed in spec.where.items()]
-    readers = []
-    for name, column in fields.items():
-        convert = _converter(name, spec)
-        readers.append((header.index(column), column, convert, rows.setdefault(name, []).append))
-    for line, values in records:
-        if any(str(values[at]) not in allowed for at, allowed in kept):
-            continue
-        for at, column, convert, append in readers:
-            try:
-                append(convert(values[at]))
-            except ValueError as error:
-                raise ValueError(f"{origin}:{line}: column {column!r}: {error}") from None
+class _Columns:
+    """Collects the columns of a source."""
+
+    def __init__(self, spec: _Spec, folder: Path | None) -> None:
+        self._spec, self._folder = spec, folder
+        self._columns: dict[str, TextWriter | array[Any]] = {}
+
+    def collect(self, source: Rows, most: int | None = None) -> None:
+        """Add the rows of a file, or the first ``most`` that are kept."""
+        header, origin, records = source
+        fields = self._spec.fields(header, origin)
+        if self._columns and list(self._columns) != list(fields):
+            raise ValueError(
+                f"{origin}: the columns are {', '.join(fields)}, those of the files before "
+                f"{', '.join(self._columns)}; name the common ones in `columns`"
+            )
+        kept = [(header.index(name), allowed) for name, allowed in self._spec.where.items()]
+        readers = []
+        for name, column in fields.items():
+            if name not in self._columns:
+                self._columns[name] = self._column(name)
+            append = self._columns[name].append
+            readers.append((header.index(column), column, _converter(name, self._spec), append))
+        count = 0
+        for line, values in records:
+            if any(str(values[at]) not in allowed for at, allowed in kept):
+                continue
+            for at, column, convert, append in readers:
+                try:
+                    append(convert(values[at]))
+                except ValueError as error:
+                    raise ValueError(f"{origin}:{line}: column {column!r}: {error}") from None
+            count += 1
+            if count == most:
+                break
+
+    def table(self) -> Table:
+        """The columns; call it once."""
+        columns: dict[str, Column] = {}
+        for name, values in self._columns.items():
+            columns[name] = values.close() if isinstance(values, TextWriter) else np.array(values)
+        return Table(columns, tuple(self._spec.labels or ()))
+
+    def _column(self, name: str) -> TextWriter | array[Any]:
+        if name == "label" and self._spec.labels is not None:
+            return array("q")
+        return array("d") if name in ("label", "score") else TextWriter(self._folder)
 
 
-def _converter(name: str, spec: _Spec) -> Any:
+def _converter(name: str, spec: _Spec) -> Callable[[Any], Any]:
     if name == "label" and spec.labels is not None:
         labels = spec.labels
 
@@ -323,12 +367,6 @@ def _text(value: Any) -> str:
     return value
 
 
-def _column(name: str, values: list[Any], spec: _Spec) -> Column:
-    if name == "label" and spec.labels is not None:
-        return np.array(values, np.int64)
-    return np.array(values, np.float64) if name in ("label", "score") else values
-
-
 def _dataset_rows(spec: Mapping[str, Any]) -> Rows:
     name, split = spec["dataset"], spec.get("split")
     if not isinstance(split, str):
@@ -338,11 +376,15 @@ def _dataset_rows(spec: Mapping[str, Any]) -> Rows:
     except ImportError:
         raise ImportError(f"the data set {name!r} needs the datasets package: pip install datasets") from None
     try:
-        data = datasets.load_dataset(name, spec.get("config"), split=split)
+        data = datasets.load_dataset(
+            name, spec.get("config"), split=split, streaming=spec.get("streaming", False)
+        )
     except (OSError, ValueError) as error:  # offline, unknown name, configuration or split
         _refuse_dataset(name, error)
-    rows = ((number, list(row.values())) for number, row in enumerate(data, 1))
-    return list(data.column_names), f"{name} ({split})", rows
+    # a stream may name its columns only in its rows
+    header = list(data.column_names or next(iter(data), {}))
+    rows = ((number, [row[column] for column in header]) for number, row in enumerate(data, 1))
+    return header, f"{name} ({split})", rows
 
 
 def _refuse_dataset(name: str, error: Exception) -> NoReturn:

@@ -1,7 +1,8 @@
-"""The texts of a training run, tokenized once into one flat array of ids."""
+"""The texts of a training run, tokenized once into one flat array of ids, which lies in a file."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -10,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ...inputs import check_unicode
+from ...inputs import check_unicode, windows
 from ...model_folder.pair_template import PairTemplate, fit_pair, read_pair_template
 from ...model_folder.tokenizer import load_tokenizer
+from .texts import Selection, distinct, text_keys
 
 __all__ = ["TextStore"]
 
-_CHUNK = 8192  # texts tokenized at once: bounds the Python lists of ids
+_CHUNK = 8192  # texts tokenized at once, at most: bounds the Python lists of ids
 
 Ids = npt.NDArray[np.int32]
 
@@ -27,8 +29,7 @@ class TextStore:
     A row is the number of a distinct text, in the order of first appearance.
 
     Attributes:
-        index: text -> row.
-        rows: (n,) int32, the row of each given text, including repetitions.
+        rows: (n,) int64, the row of each given text, including repetitions.
         lengths: (distinct,) int32, tokens of each row with special tokens, after truncation.
         max_length: maximum number of tokens in a row or a pair, special tokens included.
         truncated: distinct texts that are longer than `max_length` and were cut.
@@ -41,6 +42,7 @@ class TextStore:
         tokenizer_folder: str | Path,
         texts: Sequence[str],
         max_length: int,
+        folder: Path | None = None,
     ) -> None:
         """Tokenize each distinct text once.
 
@@ -50,6 +52,7 @@ class TextStore:
             texts: in any order, with repetitions.
             max_length: maximum number of tokens in a text, special tokens included; longer texts are cut at the
                 tokenizer's ``truncation_side``.
+            folder: where the ids are kept, in a file without a name; None for the system's temporary folder.
 
         Raises:
             FileNotFoundError: the folder has no tokenizer.
@@ -66,13 +69,13 @@ class TextStore:
         self._left = tokenizer.truncation_side == "left"
         self._check_room(self._special, 1, "a text")
 
-        self.index: dict[str, int] = {}
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"texts[{i}] is {type(text).__name__}, not str")
-            self.index.setdefault(text, len(self.index))
-        self.rows: Ids = np.fromiter(map(self.index.__getitem__, texts), np.int32, len(texts))
-        self._flat, self._full = self._tokenize(list(self.index))
+            if not text.isascii():
+                check_unicode(f"the text {text!r:.80}", text)
+        first, self.rows = distinct(text_keys(texts))
+        self._flat, self._full = self._tokenize(Selection(texts, first), folder)
         self.lengths: Ids = np.minimum(self._full + self._special, max_length).astype(np.int32)
         self._offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
         self.truncated = int((self._full + self._special > max_length).sum())
@@ -81,7 +84,7 @@ class TextStore:
 
     def __len__(self) -> int:
         """The number of distinct texts."""
-        return len(self.index)
+        return len(self.lengths)
 
     def ids(self, row: int) -> Ids:
         """The ids of a row with special tokens, truncated; a read-only view."""
@@ -147,21 +150,20 @@ class TextStore:
                 f"{self._folder} adds {special} special tokens; give {special + needed} or more"
             )
 
-    def _tokenize(self, texts: list[str]) -> tuple[Ids, npt.NDArray[np.int64]]:
+    def _tokenize(self, texts: Sequence[str], folder: Path | None) -> tuple[Ids, npt.NDArray[np.int64]]:
         """The flat ids with special tokens, truncated, and each text's content tokens before truncation."""
         room = self.max_length - self._special
         content = np.empty(len(texts), np.int64)
-        parts: list[Ids] = []
-        for start in range(0, len(texts), _CHUNK):
-            chunk = texts[start : start + _CHUNK]
-            try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            done = 0
+            for chunk in windows(iter(texts), _CHUNK):
                 encoded = self._tokenizer.encode_batch(chunk)
-            except (TypeError, ValueError):
-                for text in chunk:
-                    check_unicode(f"the text {text!r:.80}", text)
-                raise
-            content[start : start + len(chunk)] = [len(ids) for ids in encoded]
-            kept = [ids[-room:] if self._left else ids[:room] for ids in encoded]
-            pieces = chain.from_iterable((self.prefix_ids, ids, self.suffix_ids) for ids in kept)
-            parts.append(np.fromiter(chain.from_iterable(pieces), np.int32))
-        return np.concatenate(parts) if parts else np.empty(0, np.int32), content
+                content[done : done + len(chunk)] = [len(ids) for ids in encoded]
+                done += len(chunk)
+                kept = [ids[-room:] if self._left else ids[:room] for ids in encoded]
+                pieces = chain.from_iterable((self.prefix_ids, ids, self.suffix_ids) for ids in kept)
+                file.write(np.fromiter(chain.from_iterable(pieces), np.int32).tobytes())
+            file.flush()
+            # an empty file cannot be mapped
+            flat: Ids = np.memmap(file, np.int32, "r") if len(texts) else np.empty(0, np.int32)
+        return flat, content

@@ -19,13 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...documents.readers import Corpus
 from ...encoder import Encoder
+from ...inputs import check_unicode
 from ...model_folder.folder import SETTINGS_FILE
 from ...model_folder.json_file import read_json, write_json
+from ..data.readers import read
+from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..recipe import Recipe, recipe_of
 from ..trainer import train
-from ..whole_file import write_text
+from ..whole_file import write_text, write_whole
 from .report import compare, write_report
 from .start import choose_layers
 
@@ -149,7 +154,7 @@ def distill(
             write_json(
                 output / name / SETTINGS_FILE, {**settings, "index_precision": options.index_precision}
             )
-    held = read_texts(held_file)
+    held = list(read({"path": str(held_file)}, root=Path()).texts("text"))
     found = compare(named, options, output, held)
     report = {
         "teachers": named,
@@ -166,12 +171,6 @@ def distill(
     return report
 
 
-def read_texts(path: Path) -> list[str]:
-    """The texts of a file that `_texts` wrote."""
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line)["text"] for line in lines]
-
-
 def _texts(
     given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], output: Path, text_field: str
 ) -> tuple[Path, Path]:
@@ -179,16 +178,25 @@ def _texts(
     train_file, held_file = output / "texts.jsonl", output / "held_out.jsonl"
     if train_file.is_file():
         return train_file, held_file
-    texts = list(dict.fromkeys(document.text for document in Corpus(given, text_field=text_field)))
-    if len(texts) < _LEAST:
-        raise ValueError(f"{len(texts)} distinct texts are too few to learn from; give at least {_LEAST}")
-    every = max(10, -(-len(texts) // _HELD_OUT))
-    held = texts[::every]
-    kept = [text for number, text in enumerate(texts) if number % every]
-    _LOG.info("%d distinct texts: %d to learn from, %d held out", len(texts), len(kept), len(held))
-    for path, part in ((held_file, held), (train_file, kept)):  # the latter last: it says that both are whole
-        write_text(path, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in part))
+    written = TextWriter(output)
+    for document in Corpus(given, text_field=text_field):
+        check_unicode(document.origin or f"document {document.id}", document.text)
+        written.append(document.text)
+    found = written.close()
+    first, _ = distinct(text_keys(found))
+    if len(first) < _LEAST:
+        raise ValueError(f"{len(first)} distinct texts are too few to learn from; give at least {_LEAST}")
+    every = max(10, -(-len(first) // _HELD_OUT))
+    held, kept = first[::every], first[np.arange(len(first)) % every > 0]
+    _LOG.info("%d distinct texts: %d to learn from, %d held out", len(first), len(kept), len(held))
+    _write(held_file, Selection(found, held))
+    _write(train_file, Selection(found, kept))  # last: it says that both are whole
     return train_file, held_file
+
+
+def _write(path: Path, texts: Sequence[str]) -> None:
+    lines = (json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
+    write_whole(path, lambda file: file.writelines(lines))
 
 
 def _layers(teacher: str, options: DistillOptions, train_file: Path, output: Path) -> list[int]:
@@ -201,7 +209,8 @@ def _layers(teacher: str, options: DistillOptions, train_file: Path, output: Pat
         if stored["count"] == options.layers and stored["teacher"] == teacher:
             layers: list[int] = stored["layers"]
             return layers
-    choice = choose_layers(teacher, options.layers, options, read_texts(train_file))
+    texts = read({"path": str(train_file)}, root=Path(), folder=output).texts("text")
+    choice = choose_layers(teacher, options.layers, options, texts)
     write_text(kept, json.dumps({"teacher": teacher, "count": options.layers, **choice}, indent=2) + "\n")
     return list(choice["layers"])
 

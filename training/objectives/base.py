@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..data.readers import Table
 from ..data.store import TextStore
+from ..data.texts import distinct, text_keys
 from ..evaluate.pairs import spearman as correlation
 from ..model import ModelOptions, SentenceModel, pack
 
@@ -207,10 +208,10 @@ def check_matryoshka(
         )
 
 
-def sample_texts(texts: Iterable[str], most: int) -> list[str]:
+def sample_texts(texts: Sequence[str], most: int) -> list[str]:
     """The distinct texts, or ``most`` of them, drawn without replacement; deterministic."""
-    distinct = list(dict.fromkeys(texts))
-    return random.Random(0).sample(distinct, most) if len(distinct) > most else distinct
+    first = distinct(text_keys(texts))[0].tolist()
+    return [texts[i] for i in (random.Random(0).sample(first, most) if len(first) > most else first)]
 
 
 def gather(x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from ... import Encoder
 from ..data.readers import Table
+from ..data.texts import Chain
 from ..model import SentenceModel
 from ..teacher import TeacherOptions, VectorStore
 from .base import Arrays, first_row, gather
@@ -117,7 +118,7 @@ class Gist(VectorLoss):
         with Encoder(guide.path, precision=guide.precision, max_length=guide.max_length) as encoder:
             store = VectorStore.of(encoder, cache, "float32", guide.prompt)
             columns = [table.texts(field) for field in self.fields_of(task, table)]
-            store.add([text for column in columns for text in column], encoder)
+            store.add(Chain(columns), encoder)
             return {"guide": np.stack([store.read(store.rows(column)) for column in columns], axis=1)}
 
     def loss(self, vectors: Tensor, targets: Mapping[str, Tensor]) -> Tensor:

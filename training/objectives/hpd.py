@@ -21,7 +21,7 @@ the next wider one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +32,7 @@ from torch.nn import functional
 
 from ..augment import augment_wordnet, read_paraphrases
 from ..data.readers import Table
+from ..data.texts import Chain, Selection, distinct, text_keys
 from ..linear_map import fit, regress
 from ..model import SentenceModel
 from ..teacher import STORAGES, TeacherOptions, Teachers
@@ -170,9 +171,9 @@ class Hpd(Objective):
         projection = encoder.options.projection
         if options.start != "random" and (projection is None or projection.activation != "identity"):
             raise ValueError(f"objective.start {options.start} needs a linear model.projection")
-        self._training_texts = [
-            text for table in tables.values() for name in _fields_of(table) for text in table.texts(name)
-        ]
+        self._training_texts: Sequence[str] = Chain(
+            table.texts(name) for table in tables.values() for name in _fields_of(table)
+        )
         self._teachers: Teachers | None = None
 
     def fields_of(self, task: str, table: Table) -> tuple[str, ...]:
@@ -199,10 +200,10 @@ class Hpd(Objective):
         if options.mine and single:
             teachers = Teachers(options.teachers, cache, options.storage)
             for task in single:
-                texts = list(dict.fromkeys(expanded[task].texts("text")))
+                column = expanded[task].texts("text")
+                texts = Selection(column, distinct(text_keys(column))[0])
                 rows = teachers.related(texts)
-                fields = {name: [texts[i] for i in rows[:, k]] for k, name in enumerate(_GROUP)}
-                expanded[task] = Table(fields)
+                expanded[task] = Table({name: Selection(texts, rows[:, k]) for k, name in enumerate(_GROUP)})
             teachers.close()
         return expanded
 
@@ -285,10 +286,10 @@ class Hpd(Objective):
 def _fields_of(table: Table) -> tuple[str, ...]:
     if "text" in table.names and table.names != _GROUP:
         return ("text",)
-    return tuple(name for name in table.names if isinstance(table[name], list))  # a label is not a text
+    return table.text_names
 
 
-def _with_copies(texts: list[str], options: Augmentation, root: Path) -> list[str]:
+def _with_copies(texts: Sequence[str], options: Augmentation, root: Path) -> list[str]:
     """The texts, then their copies, without copies that are training sentences already."""
     known = set(texts)
     copies: list[str] = []
@@ -304,4 +305,4 @@ def _with_copies(texts: list[str], options: Augmentation, root: Path) -> list[st
             if text in known
             for paraphrase in paraphrases
         ]
-    return texts + [copy for copy in dict.fromkeys(copies) if copy not in known]
+    return [*texts, *(copy for copy in dict.fromkeys(copies) if copy not in known)]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,12 +49,12 @@ def test_every_format_gives_the_same_table(tmp_path: Path, name: str) -> None:
     spec = {"path": write(tmp_path, name), "columns": COLUMNS, "labels": LABELS}
     table = read(spec, root=tmp_path)
     assert table.names == ("text1", "text2", "label")
-    assert table["text1"] == ['A "b', "d", "f"]
-    assert table["text2"] == ["c", "é", "g"]
+    assert list(table["text1"]) == ['A "b', "d", "f"]
+    assert list(table["text2"]) == ["c", "é", "g"]
     assert table["label"].tolist() == [1, 0, 0]
     assert table["label"].dtype == np.int64
     filtered = read({**spec, "where": {"source": ["snli", "x"], "label": "entailment"}}, root=tmp_path)
-    assert filtered["text1"] == ["f"]
+    assert list(filtered["text1"]) == ["f"]
 
 
 def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,10 +62,11 @@ def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "b.txt").write_text("three", encoding="utf-8")
     monkeypatch.setenv("EMBEDKIT_DATA", str(tmp_path))
     spec = {"path": ["a.txt", "b.txt"]}
-    assert read(spec)["text"] == ["one", "two", "three"]
+    assert list(read(spec)["text"]) == ["one", "two", "three"]
     draws = {tuple(read({**spec, "limit": 2, "seed": seed})["text"]) for seed in range(9)}
     assert len(draws) > 2
-    assert read({**spec, "limit": 2, "seed": 3})["text"] == read({**spec, "limit": 2, "seed": 3})["text"]
+    again = [list(read({**spec, "limit": 2, "seed": 3})["text"]) for _ in range(2)]
+    assert again[0] == again[1]
     assert len(read({**spec, "limit": 9})) == 3
 
 
@@ -83,6 +87,8 @@ def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         ("a\nx\n", {"where": {"a": "y"}}, "no row is left"),
         ("a\nx\n", {"colums": {}}, "no key 'colums' (did you mean 'columns'?)"),
         ("a\nx\n", {"limit": 0}, "limit is 0"),
+        ("a\nx\n", {"streaming": "yes"}, "streaming is 'yes'; give true or false"),
+        ("a\nx\n", {"streaming": True}, "streaming is for a `dataset`"),
         ("", {}, "the file is empty"),
         (b"a\nx\n\xff\n", {}, "a.tsv:3: not valid UTF-8"),
     ],
@@ -94,6 +100,45 @@ def test_errors_name_file_line_and_remedy(
     (tmp_path / "a.tsv").write_bytes(data)
     with pytest.raises(ValueError, match=re.escape(message)):
         read({"path": "a.tsv", **spec}, root=tmp_path)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_stream_is_read_no_further_than_the_limit(monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    """A stand-in for the `datasets` package, whose streams may not name their columns."""
+    asked: list[Any] = []
+    taken: list[int] = []
+
+    class Stream:
+        column_names = ["text", "label"] if named else None
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for number in range(1000):
+                taken.append(number)
+                yield {"text": f"text {number}", "label": number % 2}
+
+    def load_dataset(*given: Any, **options: Any) -> Stream:
+        asked.append((given, options))
+        return Stream()
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    spec = {"dataset": "me/texts", "config": "en", "split": "train", "streaming": True}
+    table = read({**spec, "where": {"label": 1}, "limit": 3})
+    assert asked == [(("me/texts", "en"), {"split": "train", "streaming": True})]
+    assert list(table.texts("text")) == ["text 1", "text 3", "text 5"]
+    assert table["label"].tolist() == [1, 1, 1]
+    assert max(taken) == 5
+    assert len(read(spec)) == 1000
+
+
+def test_streams_of_the_datasets_package(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    write(tmp_path, "a.jsonl")
+    spec = {"dataset": str(tmp_path), "split": "train", "columns": COLUMNS, "labels": LABELS}
+    for streaming in (True, False):
+        table = read({**spec, "streaming": streaming})
+        assert list(table.texts("text1")) == ['A "b', "d", "f"]
+        assert table["label"].tolist() == [1, 0, 0]
+    assert list(read({**spec, "streaming": True, "limit": 1}).texts("text2")) == ["c"]
 
 
 def test_other_errors(tmp_path: Path) -> None:
@@ -111,7 +156,7 @@ def test_other_errors(tmp_path: Path) -> None:
 
 def test_table() -> None:
     table = Table({"text": ["a", "b", "c"], "score": np.array([1.0, 2.0, 3.0])})
-    assert table.select([2, 0])["text"] == ["c", "a"]
+    assert list(table.select([2, 0])["text"]) == ["c", "a"]
     assert table.select([2, 0])["score"].tolist() == [3, 1]
     with pytest.raises(ValueError, match="did you mean 'score'"):
         table["scores"]

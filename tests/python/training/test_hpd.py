@@ -237,7 +237,7 @@ def test_augmented_copies(make_model: MakeModel, tmp_path: Path) -> None:
         [TeacherOptions(str(make_model()))], augment=Augmentation(wordnet=1.0, paraphrases="p.tsv")
     )
     tables = {"t": Table({"text": ["the automobile", "a day", "the motorcar now"]})}
-    assert Hpd.expand(options, tables, tmp_path, tmp_path)["t"].texts("text") == [
+    assert list(Hpd.expand(options, tables, tmp_path, tmp_path)["t"].texts("text")) == [
         "the automobile",
         "a day",
         "the motorcar now",
