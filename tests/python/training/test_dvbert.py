@@ -201,7 +201,7 @@ def test_the_objective_uses_what_the_teachers_say(
 
     from embedkit.training.data.store import TextStore
 
-    store = TextStore(objective.encoder.tokenizer_folder, table.texts("text1") + table.texts("text2"), 32)
+    store = TextStore(objective.encoder.tokenizer_folder, [*table.texts("text1"), *table.texts("text2")], 32)
     batch = objective.collate(store, store.rows.reshape(2, -1).T.astype(np.int64), arrays)
     objective.progress = 0.25
     with torch.no_grad():
