@@ -135,7 +135,7 @@ def test_as_sentence_transformers() -> None:
         output_format="n-tuple",
     )
     ours = mine_negatives(
-        pairs, Known(), MineOptions(negatives=2, range_max=21, margin=0.1), corpus=EXTRA
+        pairs, Known(), MineOptions(negatives=2, range_max=20, margin=0.1), corpus=EXTRA
     ).columns()
     assert {tuple(row.values()) for row in theirs} == set(zip(*ours.values(), strict=True))
 
