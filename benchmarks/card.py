@@ -136,7 +136,7 @@ class Keywords:
         from embedkit.index.words.analyzer import Analyzer
 
         english = Analyzer("english")
-        words = Words(judged, english.tokenizer, english.text, english.match)
+        words = Words(judged, english.tokenizer, english.text, english.words)
         self.found = [words.search(query) for query in judged.queries]
         self.rare = [words.rare(query) for query in judged.queries]
 

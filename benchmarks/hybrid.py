@@ -21,7 +21,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,28 @@ def collections_of(data: Path) -> dict[str, Judged]:
     return found
 
 
+def plain_words(query: str) -> list[str]:
+    """The distinct words of ``query``."""
+    return list(dict.fromkeys(re.findall(r"\w+", query.lower())))
+
+
+def phrase(word: str) -> str:
+    """What asks FTS5 for ``word``, or for all that begin with it if it ends in "*"."""
+    quoted = '"' + word.removesuffix("*").replace('"', '""') + '"'
+    return f"{quoted} *" if word.endswith("*") else quoted
+
+
 class Words:
     """A full-text index in memory, made with one set of rules."""
 
     def __init__(
-        self, judged: Judged, tokenizer: str, text: Callable[[str], str], match: Callable[[str], str | None]
+        self,
+        judged: Judged,
+        tokenizer: str,
+        text: Callable[[str], str],
+        words: Callable[[str], Iterable[str]],
     ) -> None:
-        self._match = match
+        self._words = words
         self._db = sqlite3.connect(":memory:")
         self._db.execute(f'CREATE VIRTUAL TABLE t USING fts5(title, text, tokenize="{tokenizer}")')
         rows = [
@@ -96,8 +111,8 @@ class Words:
 
     def search(self, query: str, title_weight: float = 0.0) -> Pairs:
         """Rows and scores, best first; the text alone counts unless there is a weight of the title."""
-        match = self._match(query)
-        if match is None:
+        match = " OR ".join(map(phrase, self._words(query)))
+        if not match:
             return []
         if not title_weight:
             match = f"text: ({match})"
@@ -110,12 +125,11 @@ class Words:
     def rare(self, query: str) -> float:
         """What the rarest words of a query would score, see `embedkit.index.search.hybrid.attainable`."""
         from embedkit.index.search.hybrid import attainable
-        from embedkit.index.storage.words import common_from, phrases_of
+        from embedkit.index.storage.words import common_from
 
         count = "SELECT count(*) FROM t WHERE t MATCH ?"
         rows = self._db.execute("SELECT count(*) FROM t").fetchone()[0]
-        phrases = phrases_of(self._match(query) or "")
-        counts = [self._db.execute(count, (one,)).fetchone()[0] for one in phrases]
+        counts = [self._db.execute(count, (phrase(one),)).fetchone()[0] for one in self._words(query)]
         return attainable([one for one in counts if one < common_from(rows)], rows)
 
 
@@ -151,7 +165,6 @@ def keywords_of(judged: Judged, stops: frozenset[str]) -> list[str]:
 
 def explore(judged: Judged, encoder: Any) -> dict[str, dict[str, float]]:
     """nDCG@10 of every setting: by all queries, the shorter half, the longer half, and three keywords."""
-    from embedkit.index.storage.words import match_expression
     from embedkit.index.words.analyzer import Analyzer
     from embedkit.index.words.languages import stop_words
 
@@ -159,9 +172,9 @@ def explore(judged: Judged, encoder: Any) -> dict[str, dict[str, float]]:
     stops = stop_words("english")
     plain = "unicode61 remove_diacritics 2"
     tables = {
-        "BM25": Words(judged, plain, lambda text: text, match_expression),
-        "BM25, stems": Words(judged, f"porter {plain}", lambda text: text, match_expression),
-        "BM25, stems, stop words": Words(judged, english.tokenizer, english.text, english.match),
+        "BM25": Words(judged, plain, lambda text: text, plain_words),
+        "BM25, stems": Words(judged, f"porter {plain}", lambda text: text, plain_words),
+        "BM25, stems, stop words": Words(judged, english.tokenizer, english.text, english.words),
     }
     documents = np.asarray(encoder.encode_document(judged.texts, normalize_embeddings=True))
     lengths = [len(query.split()) for query in judged.queries]
@@ -264,21 +277,16 @@ def chinese(data: Path, stored: int, asked: int) -> list[dict[str, Any]]:
         samples[letters] = list(found)
     none = Analyzer("none")
 
-    def trigrams(query: str) -> str | None:
-        parts = dict.fromkeys(query[at : at + 3] for at in range(max(1, len(query) - 2)))
-        return " OR ".join('"' + part.replace('"', '""') + '"' for part in parts) or None
+    def trigrams(query: str) -> list[str]:
+        return list(dict.fromkeys(query[at : at + 3] for at in range(max(1, len(query) - 2))))
 
-    ways: dict[str, tuple[str, Callable[[str], str], Callable[[str], str | None]]] = {
-        "unicode61 (before)": (
-            "unicode61 remove_diacritics 2",
-            lambda text: text,
-            lambda query: '"' + query.replace('"', '""') + '"',
-        ),
+    ways: dict[str, tuple[str, Callable[[str], str], Callable[[str], list[str]]]] = {
+        "unicode61 (before)": ("unicode61 remove_diacritics 2", lambda text: text, lambda query: [query]),
         "trigram": ("trigram", lambda text: text, trigrams),
-        "pairs of letters": (none.tokenizer, none.text, none.match),
+        "pairs of letters": (none.tokenizer, none.text, none.words),
     }
     rows = []
-    for name, (tokenizer, prepare, match) in ways.items():
+    for name, (tokenizer, prepare, words_of) in ways.items():
         with tempfile.TemporaryDirectory() as work:
             path = Path(work) / "words.sqlite"
             db = sqlite3.connect(path)
@@ -303,7 +311,7 @@ def chinese(data: Path, stored: int, asked: int) -> list[dict[str, Any]]:
                 recalls, precisions = [], []
                 for word in some:
                     truth = {number for number, text in enumerate(texts) if word in text}
-                    expression = match(word)
+                    expression = " OR ".join(map(phrase, words_of(word)))
                     every = db.execute("SELECT rowid FROM t WHERE t MATCH ?", (expression,)).fetchall()
                     best = db.execute(
                         "SELECT rowid FROM t WHERE t MATCH ? ORDER BY bm25(t), rowid LIMIT ?",

@@ -7,6 +7,7 @@ namespace embedkit {
 void bind_text(pybind11::module_& m);
 void bind_encoder(pybind11::module_& m);
 void bind_token_window(pybind11::module_& m);
+void bind_words(pybind11::module_& m);
 void bind_kernels(pybind11::module_& m);
 
 }  // namespace embedkit

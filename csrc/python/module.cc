@@ -9,5 +9,6 @@ PYBIND11_MODULE(_core, m) {
   embedkit::bind_text(m);
   embedkit::bind_encoder(m);
   embedkit::bind_token_window(m);
+  embedkit::bind_words(m);
   embedkit::bind_kernels(m);
 }

@@ -168,14 +168,10 @@ def _search(
 ) -> Iterator[list[Hit]]:
     """The hits of each text; a text is appended to ``asked`` before its hits are yielded."""
     load_index_encoder(index)
-    if (
-        arguments.hybrid is not False
-        and index.generation.has_words
-        and not index.generation.words_are_current
-    ):
+    if arguments.hybrid is not False and index.generation.has_old_words:
         complain(
-            f"note: an earlier embedkit made the words of {arguments.index}, without stems and without those of "
-            "scripts that put no spaces between them; embedkit-index compact renews them"
+            f"note: an earlier embedkit made the words of {arguments.index}, which this one does not read: meaning "
+            "alone counts until embedkit-index compact makes them anew"
         )
 
     def blocks() -> Iterator[list[str]]:

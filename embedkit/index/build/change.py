@@ -112,7 +112,7 @@ def compact(
         whole = len(base.segments) == 1 and base.segments[0].entry.tombstones is None
         if language is not None:
             manifest = replace(manifest, language=check_language(language))
-        current = base.words_are_current and language in (None, base.manifest.language)
+        current = base.has_words and language in (None, base.manifest.language)
         if not base.segments or (whole and current and factory in (None, manifest.factory)):
             return False
         manifest = replace(manifest, factory=manifest.factory if factory is None else factory)

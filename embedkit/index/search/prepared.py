@@ -105,14 +105,13 @@ def prepare(
 
 def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
     if hybrid is None:
-        return WORDS_WEIGHT if generation.words_are_current else None
+        return WORDS_WEIGHT if generation.has_words else None
     if hybrid is False:
         return None
     weight = WORDS_WEIGHT if hybrid is True else check_weight(hybrid)
     if not generation.has_words:
-        raise ValueError(
-            "hybrid search needs a full-text index, which this index lacks; embedkit-index compact adds it"
-        )
+        old = "were made by an earlier embedkit" if generation.has_old_words else "this index lacks"
+        raise ValueError(f"hybrid search needs the words of the texts, which {old}; embedkit-index compact makes them")
     return weight
 
 

@@ -1,8 +1,8 @@
 """Documents of one segment, in ``documents.sqlite``.
 
 The table ``documents(row, key, text, metadata)`` holds the document's row in the segment's vectors, its id (``key``),
-its text, and its metadata as a JSON object or NULL. ``keywords`` is an FTS5 index of titles and texts without a copy of
-them (`embedkit.index.words`). A missing row was replaced before the segment was finished.
+its text, and its metadata as a JSON object or NULL. `storage.words` has the words of titles and texts. A missing row was
+replaced before the segment was finished.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from ...documents.passages import document_of
 from ..errors import IndexDamagedError, ResumeError
 from ..words.analyzer import Analyzer, analyzer
 from ..words.languages import AUTO, NONE, detect_language
-from ..words.titles import titles_of
 from .ids import write_ids
 from .manifest import DOCUMENTS_FILE, IDS_FILE, WORDS_VERSION, WordsEntry
 from .where import Field, compile_where
+from .words import write_words
 
 __all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
 
 _TEXTS_OF_LANGUAGE = 1000
 
 _MOST_SECONDS = 20.0  # of a condition in one segment
-_COUNTS_KEPT = 32_768
 _STEPS = 1000  # of SQLite between two looks at the clock
 _MOST_REPLACED = (
     1 << 20
@@ -170,7 +169,7 @@ class DocumentWriter:
         self._db.execute("BEGIN")
 
     def finish(self, language: str = AUTO) -> WordsEntry | None:
-        """Build the full-text index, write ``keys``, and close the files (not yet fsynced).
+        """Write the words and ``keys``, and close the files (not yet fsynced).
 
         Args:
             language: of the words; "auto": the one that the texts are in.
@@ -184,32 +183,12 @@ class DocumentWriter:
         words = self._analyzer() if language == AUTO else analyzer(language)
         self._db.execute("COMMIT")
         self._db.execute("PRAGMA synchronous=OFF")  # a crash here only repeats this step
-        self._db.execute("DROP TABLE IF EXISTS keywords")
-        keywords = True
-        tokenizer = words.tokenizer.replace("'", "''")
-        try:
-            self._db.execute(
-                f"CREATE VIRTUAL TABLE keywords USING fts5(title, text, content='', tokenize='{tokenizer}')"
-            )
-        except sqlite3.OperationalError as error:
-            if "no such module" not in str(error):
-                raise
-            keywords = False
-        if keywords:
-            self._db.create_function("titles", 1, lambda metadata: words.text(titles_of(metadata)))
-            self._db.create_function("words", 1, words.text)
-            self._db.execute("BEGIN")
-            self._db.execute(
-                "INSERT INTO keywords(rowid, title, text) "
-                "SELECT row, CASE WHEN metadata IS NULL THEN '' ELSE titles(metadata) END, words(text) FROM documents"
-            )
-            self._db.execute("INSERT INTO keywords(keywords) VALUES ('optimize')")
-            self._db.execute("COMMIT")
+        written = write_words(self._db, self._folder, self.rows, words)
         (self._folder / IDS_FILE).unlink(missing_ok=True)
         write_ids(self._folder / IDS_FILE, self._ids())
         self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
-        return WordsEntry(WORDS_VERSION, words.language) if keywords else None
+        return WordsEntry(WORDS_VERSION, words.language) if written else None
 
     def _analyzer(self) -> Analyzer:
         """That of the language of some texts from all over the segment; that of none if it cannot be told."""
@@ -309,14 +288,6 @@ def _stored(document_id: object, text: object, metadata: object) -> StoredDocume
     return StoredDocument(document_id, text, fields)
 
 
-def _with(
-    reader: weakref.ref[DocumentReader], function: Callable[[DocumentReader], int], otherwise: int
-) -> int:
-    """``function`` of the reader, if it still exists."""
-    alive = reader()
-    return otherwise if alive is None else function(alive)
-
-
 class DocumentReader:
     """Reads ``documents.sqlite`` of a finished segment, from any thread.
 
@@ -329,38 +300,29 @@ class DocumentReader:
         self._path = path
         self._lock = threading.Lock()
         self._restricted = False
-        self._counts: dict[str, int] = {}
-        self._allowed: Callable[[int], int] = lambda row: 1
         # immutable: no locks, no journal, so that an index on a read-only medium opens
         uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         try:
             self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise self._damaged(str(error)) from None
+            raise self.damaged(str(error)) from None
         try:
             last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
             found = 0 if last is None else last + 1
             if found != rows:
-                raise self._damaged(f"holds {found} documents where the manifest says {rows}")
+                raise self.damaged(f"holds {found} documents where the manifest says {rows}")
             # SQLite declares this table when it is first used, which a condition may not do
             self._db.execute("SELECT value FROM json_each('[]')")
             # The connection keeps these where the garbage collector does not look: they must not hold the reader,
             # or one that is dropped unclosed would keep its file open forever.
             this = weakref.ref(self)
-            self._db.create_function(
-                "allowed", 1, lambda row: _with(this, lambda own: own._is_allowed(row), 0)
-            )
             self._db.create_function("replace", 3, _replace, deterministic=True)
             self._db.set_authorizer(
-                lambda *action: _with(this, lambda own: own._authorize(*action), sqlite3.SQLITE_DENY)
+                lambda *action: sqlite3.SQLITE_DENY if (own := this()) is None else own._authorize(*action)
             )
         except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
             self._db.close()
-            raise error if isinstance(error, IndexDamagedError) else self._damaged(str(error)) from None
-
-    def _is_allowed(self, row: int) -> int:
-        """Answer SQL's ``allowed(row)`` with the function of the search that holds the lock."""
-        return self._allowed(row)
+            raise error if isinstance(error, IndexDamagedError) else self.damaged(str(error)) from None
 
     def _authorize(
         self, action: int, name: str | None, _: str | None, __: str | None, ___: str | None
@@ -372,15 +334,17 @@ class DocumentReader:
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
 
-    def _damaged(self, reason: str) -> IndexDamagedError:
+    def damaged(self, reason: str) -> IndexDamagedError:
+        """The error that says what is wrong with this file."""
         return IndexDamagedError(f"{self._path}: {reason}; build the index again")
 
-    def _query(self, sql: str, *values: object) -> list[Any]:
+    def query(self, sql: str, *values: object) -> list[Any]:
+        """The rows that ``sql`` selects (`IndexDamagedError` if the file cannot be read)."""
         try:
             with self._lock:
                 return self._db.execute(sql, values).fetchall()
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise self._damaged(str(error)) from None
+            raise self.damaged(str(error)) from None
 
     def fetch(self, rows: Iterable[int]) -> dict[int, StoredDocument]:
         """The documents of ``rows``, in one query; repeated rows are read once.
@@ -390,22 +354,22 @@ class DocumentReader:
         """
         wanted = sorted(set(rows))
         # json_each takes any number of rows through one variable; "IN (?, ?, …)" has a limit
-        found = self._query(
+        found = self.query(
             "SELECT row, key, text, metadata FROM documents WHERE row IN (SELECT value FROM json_each(?))",
             json.dumps(wanted),
         )
         try:
             documents = {row: _stored(*columns) for row, *columns in found}
         except ValueError as error:
-            raise self._damaged(str(error)) from None
+            raise self.damaged(str(error)) from None
         if len(documents) != len(wanted):
             missing = next(row for row in wanted if row not in documents)
-            raise self._damaged(f"row {missing} is missing")
+            raise self.damaged(f"row {missing} is missing")
         return documents
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
         """The rows of those ``ids`` that this segment holds, deleted ones included."""
-        found = self._query(
+        found = self.query(
             "SELECT key, row FROM documents WHERE key IN (SELECT value FROM json_each(?))",
             json.dumps(list(ids)),
         )
@@ -417,19 +381,19 @@ class DocumentReader:
             with self._lock:
                 return dict(_passages_of(self._db, documents))
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise self._damaged(str(error)) from None
+            raise self.damaged(str(error)) from None
 
     def scan(self, block: int = 2048) -> Iterator[tuple[int, StoredDocument]]:
         """All rows in order, deleted ones included, ``block`` at a time."""
         last = -1
-        while found := self._query(
+        while found := self.query(
             "SELECT row, key, text, metadata FROM documents WHERE row > ? ORDER BY row LIMIT ?", last, block
         ):
             for row, *columns in found:
                 try:
                     yield row, _stored(*columns)
                 except ValueError as error:
-                    raise self._damaged(str(error)) from None
+                    raise self.damaged(str(error)) from None
             last = found[-1][0]
 
     def select(self, where: str) -> npt.NDArray[np.int64]:
@@ -458,7 +422,7 @@ class DocumentReader:
                 # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
                 denied = "prohibited" in str(error) or "not authorized" in str(error)
                 if not isinstance(error, sqlite3.OperationalError) and not denied:
-                    raise self._damaged(str(error)) from None
+                    raise self.damaged(str(error)) from None
                 if time.monotonic() >= deadline:
                     raise ValueError(
                         f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
@@ -467,53 +431,6 @@ class DocumentReader:
             finally:
                 self._db.set_progress_handler(None, 0)
                 self._restricted = False
-
-    def keywords(
-        self,
-        match: str,
-        limit: int,
-        allowed: Callable[[int], int] | None,
-        *,
-        title_weight: float | None = None,
-    ) -> list[tuple[int, float]]:
-        """The ``limit`` best rows for the FTS5 query ``match`` by BM25, with their scores (higher is better).
-
-        Args:
-            match: the query.
-            limit: most rows.
-            allowed: returns 1 or 0 for a row.
-            title_weight: of a word in the title, where one in the text counts 1; ``None``: there is no such column.
-        """
-        condition = "" if allowed is None else "AND allowed(rowid) "
-        score = "bm25(keywords)" if title_weight is None else f"bm25(keywords, {title_weight}, 1.0)"
-        try:
-            with self._lock:
-                if allowed is not None:
-                    self._allowed = allowed
-                found = self._db.execute(
-                    f"SELECT rowid, -{score} AS score FROM keywords WHERE keywords MATCH ? {condition}"
-                    "ORDER BY score DESC, rowid LIMIT ?",
-                    (match, limit),
-                ).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(str(error)) from None
-        return found
-
-    def count(self, phrase: str, most: int) -> int:
-        """The rows that hold an FTS5 phrase, replaced ones included; counted up to ``most``, once for each phrase."""
-        known = self._counts.get(phrase)
-        if known is not None:
-            return known
-        sql = "SELECT count(*) FROM (SELECT 1 FROM keywords WHERE keywords MATCH ? LIMIT ?)"
-        try:
-            with self._lock:
-                count = int(self._db.execute(sql, (phrase, most)).fetchone()[0])
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(str(error)) from None
-        if len(self._counts) >= _COUNTS_KEPT:  # a thread that adds one at the same time does no harm
-            self._counts.clear()
-        self._counts[phrase] = count
-        return count
 
     def close(self) -> None:
         """Close the file."""

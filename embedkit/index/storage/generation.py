@@ -25,15 +25,12 @@ from .raw import best
 from .search_parameters import SearchParameters
 from .segment import Segment
 from .where import fields_of
-from .words import attainable, common_from, match_expression, phrases_of
+from .words import attainable, common_from
 
 __all__ = ["Asked", "Chosen", "Generation", "open_generation"]
 
 Chosen = list[Bits]
 """A bitmap per segment of the rows that match a condition and are not deleted."""
-
-TITLE_WEIGHT = 3.0
-"""What a word of the title counts where one of the text counts 1 (`benchmarks/hybrid.py`)."""
 
 _CONDITIONS_KEPT = 8
 _IDS_AT_ONCE = 65_536
@@ -45,12 +42,12 @@ class Asked:
     """What the segments are asked for the words of a query.
 
     Attributes:
-        expressions: for each segment, an FTS5 expression; empty if it holds none of the words.
+        terms: for each segment, the words as it stores them.
         scales: for each segment, what its scores are multiplied by.
         attainable: what a text with the rarest words would score; 0 if that cannot be told.
     """
 
-    expressions: list[str]
+    terms: list[list[str]]
     scales: list[float]
     attainable: float
 
@@ -178,39 +175,37 @@ class Generation:
 
     @property
     def has_words(self) -> bool:
-        """Whether every segment has a full-text index."""
-        return all(segment.entry.keywords for segment in self.segments)
+        """Whether the words of every segment are stored, as this version of embedkit makes them."""
+        return all(segment.entry.words is not None for segment in self.segments)
 
     @property
-    def words_are_current(self) -> bool:
-        """Whether no segment's full-text index is missing or was made by an earlier version."""
-        return self.has_words and all(segment.entry.words is not None for segment in self.segments)
+    def has_old_words(self) -> bool:
+        """Whether an earlier version of embedkit made the words of a segment, which this one does not read."""
+        return any(segment.entry.keywords and segment.entry.words is None for segment in self.segments)
 
     def asked(self, query: str) -> Asked:
-        """The words of ``query``, as each segment is asked for them."""
-        counts: list[dict[str, int]] = []
+        """The words of ``query``, as each segment is asked for them; `has_words` must hold."""
+        terms: list[list[str]] = []
+        counts: list[list[int]] = []
         for segment in self.segments:
             words = segment.entry.words
-            match = match_expression(query) if words is None else analyzer(words.language).match(query)
-            most = common_from(segment.entry.rows)
-            phrases = phrases_of(match or "")
-            counts.append({phrase: segment.documents.count(phrase, most) for phrase in phrases})
-        # of all words: without those of many texts it would be faster, and worse
-        expressions = [" OR ".join(phrase for phrase, count in one.items() if count) for one in counts]
-        alike = all(one.keys() == counts[0].keys() for one in counts[1:])
-        if not counts or not alike:  # segments in several languages cannot be measured by one scale
-            return Asked(expressions, [1.0] * len(counts), 0.0)
+            assert words is not None
+            terms.append(analyzer(words.language).terms(query))
+            counts.append(segment.words.counts(terms[-1]))
+        if not terms or any(one != terms[0] for one in terms[1:]):
+            # segments in several languages cannot be measured by one scale
+            return Asked(terms, [1.0] * len(terms), 0.0)
         rows = [segment.entry.rows for segment in self.segments]
         most = common_from(sum(rows))
-        sums = {phrase: sum(one[phrase] for one in counts) for phrase in counts[0]}
-        rare = [phrase for phrase, count in sums.items() if count < most]
-        whole = attainable([sums[phrase] for phrase in rare], sum(rows))
+        sums = [sum(one) for one in zip(*counts, strict=True)]
+        rare = [place for place, count in enumerate(sums) if count < most]
+        whole = attainable([sums[place] for place in rare], sum(rows))
         own = [
-            attainable([one[phrase] for phrase in rare], each) for one, each in zip(counts, rows, strict=True)
+            attainable([one[place] for place in rare], each) for one, each in zip(counts, rows, strict=True)
         ]
         single = len(counts) == 1 or not whole
         scales = [1.0 if single or not each else whole / each for each in own]
-        return Asked(expressions, scales, whole)
+        return Asked(terms, scales, whole)
 
     def keywords(self, query: str | Asked, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
         """The ``limit`` best rows for the words of ``query`` and their BM25 scores, best first.
@@ -220,16 +215,11 @@ class Generation:
         asked = self.asked(query) if isinstance(query, str) else query
         found: list[tuple[float, int]] = []
         for number, segment in enumerate(self.segments):
-            match = asked.expressions[number]
-            if not match:
-                continue
-            weight = None if segment.entry.words is None else TITLE_WEIGHT
             bits = segment.living() if chosen is None else chosen[number]
-            allowed = None if bits is None else _membership(bits)
             start, scale = int(self._starts[number]), asked.scales[number]
             found += [
                 (-score * scale, start + row)
-                for row, score in segment.documents.keywords(match, limit, allowed, title_weight=weight)
+                for row, score in segment.words.best(asked.terms[number], limit, bits)
             ]
         return [(row, -negative) for negative, row in sorted(found)[:limit]]
 
@@ -327,10 +317,6 @@ class Generation:
 
 def _no_exact(*_: object) -> tuple[Float32Array, Int64Array]:
     raise AssertionError("a search of all rows compares none by its vector")
-
-
-def _membership(bits: Bits) -> Callable[[int], int]:
-    return lambda row: int(bits[row >> 3] >> (row & 7)) & 1
 
 
 def open_generation(root: Path, accept: Callable[[Manifest], None], *, searches: bool = False) -> Generation:

@@ -36,7 +36,7 @@ __all__ = [
 
 FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
-WORDS_VERSION = 2
+WORDS_VERSION = 3
 METRICS = ("cosine", "dot")
 IDS_FILE = "keys"  # the name that format version 1 gave it
 DOCUMENTS_FILE = "documents.sqlite"
@@ -86,7 +86,7 @@ class WordsEntry:
     """How the words of a segment were made; see `embedkit.index.words.analyzer`.
 
     Attributes:
-        version: of the rules: 2 (see `WORDS_VERSION`). Version 1 had one column, no stems, and no pairs of letters.
+        version: of the rules and tables (see `WORDS_VERSION`). Earlier ones are not read.
         language: whose stems they are, or "none".
     """
 
@@ -104,11 +104,11 @@ class SegmentEntry:
         parts: its Faiss indexes; the first holds the first rows, and so on.
         raw: how ``vectors.raw`` stores the vectors: as float32, as int8 with a scale per row, or not at all (if
             the Faiss index stores them unchanged).
-        keywords: ``documents.sqlite`` has a full-text index.
+        keywords: ``documents.sqlite`` has the words of the texts.
         files: the files in the folder.
         tombstones: the deleted rows; ``None`` if there are none.
         truncated: texts longer than the model takes, which were cut; ``None`` if it was not counted.
-        words: how the full-text index was made; ``None`` if an earlier embedkit did, or there is none.
+        words: how these were made; ``None`` if an earlier embedkit did, or there are none.
     """
 
     name: str
@@ -373,11 +373,11 @@ class _Parser:
         except (TypeError, ValueError) as error:
             raise _damaged(self.path, str(error)) from None
 
-    def words(self, data: dict[str, Any]) -> WordsEntry:
+    def words(self, data: dict[str, Any]) -> WordsEntry | None:
         version = self.count(data, "version")
-        if version != WORDS_VERSION:
+        if version > WORDS_VERSION:
             raise _damaged(self.path, f"words of version {version}, and this embedkit reads {WORDS_VERSION}")
-        return WordsEntry(version, self.language(data))
+        return WordsEntry(version, self.language(data)) if version == WORDS_VERSION else None
 
     def part(self, data: object) -> PartEntry:
         if not isinstance(data, dict):

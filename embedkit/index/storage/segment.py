@@ -17,6 +17,7 @@ from .layout import TOMBSTONES_FOLDER
 from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, SegmentEntry, altered, hash_file
 from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size, rescore
 from .search_parameters import SearchParameters
+from .words import Words
 
 __all__ = ["Segment"]
 
@@ -60,6 +61,7 @@ class Segment:
             if entry.rows % 8:  # bits beyond the last row do not belong to rows
                 self._alive[-1] &= (1 << entry.rows % 8) - 1
         self.documents = DocumentReader(folder / DOCUMENTS_FILE, entry.rows)
+        self.words = Words(self.documents, entry.rows)
 
     @cached_property
     def exact(self) -> bool:

@@ -1,40 +1,57 @@
-"""The words of a query: what is asked of the full-text index, and what they can score (`index.words` makes them)."""
+"""The words of a segment, in two tables of ``documents.sqlite``, and their BM25 scores.
+
+``words(term, rows, postings)`` holds each word as `index.words.analyzer` makes them, the number of rows that hold it,
+and these rows (``csrc/words/postings.h``). ``lengths(documents, words, lengths)`` is one row: documents and words in
+all, and the words of each row as uint32, little-endian.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-import re
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-__all__ = ["RARE", "attainable", "common_from", "match_expression", "phrases_of"]
+import numpy as np
+import numpy.typing as npt
+
+from ... import _core
+from ..words.analyzer import Analyzer, create_table
+from ..words.titles import titles_of
+from .faiss_index import Int64Array
+from .faiss_part import Bits
+
+if TYPE_CHECKING:
+    from .document_store import DocumentReader
+
+T = TypeVar("T")
+Term = tuple[str, int, int]  # a word, the rows that hold it, and how often it is in them
+
+__all__ = ["RARE", "TITLE_WEIGHT", "Words", "attainable", "common_from", "write_words"]
 
 RARE = 3
 """Rarest words of a query that a document is expected to hold."""
 
+TITLE_WEIGHT = 3.0
+"""What a word of the title counts where one of the text counts 1 (`benchmarks/hybrid.py`)."""
+
 _COMMON_SHARE = 0.05
 _LEAST_COMMON = 10
-_MOST_WORDS = 64
-_WORD = re.compile(r"\w+")
-_PHRASE = re.compile(r'"(?:[^"]|"")*"(?: \*)?')
-
-
-def match_expression(query: str) -> str | None:
-    """The FTS5 expression for documents that contain any word of ``query``; ``None`` if it has no words.
-
-    For a full-text index that an earlier embedkit made; `index.words.analyzer` has today's.
-    """
-    words = list(dict.fromkeys(word.lower() for word in _WORD.findall(query)))[:_MOST_WORDS]
-    return " OR ".join(f'"{word}"' for word in words) or None
+_COUNTS_KEPT = 32_768
+_PREFIXES_KEPT = 64
+_INSTANCES_AT_ONCE = 1 << 18
+_SORTED_AT_ONCE = 16 << 20  # bytes
+_BEYOND = "\U0010ffff"  # above every letter
+_SCRATCH_FILE = "words.sqlite"
 
 
 def common_from(rows: int) -> int:
     """The number of texts, of ``rows`` in all, from which on a word that is in so many is common."""
     return max(int(rows * _COMMON_SHARE), _LEAST_COMMON)
-
-
-def phrases_of(match: str) -> list[str]:
-    """The distinct phrases of an FTS5 expression, each an expression of its own."""
-    return list(dict.fromkeys(_PHRASE.findall(match)))
 
 
 def attainable(counts: Sequence[int], rows: int) -> float:
@@ -44,6 +61,225 @@ def attainable(counts: Sequence[int], rows: int) -> float:
         counts: for each word of the query that is not common, how many of the texts hold it.
         rows: texts in all.
     """
-    # as FTS5 weighs a word; of such a text, the other factor of BM25 is 1
-    weights = [max(math.log((rows - count + 0.5) / (count + 0.5)), 1e-6) for count in counts]
-    return sum(sorted(weights, reverse=True)[:RARE])
+    # of such a text, the other factor of BM25 is 1
+    return sum(sorted((_weight(count, rows) for count in counts), reverse=True)[:RARE])
+
+
+def _weight(count: int, rows: int) -> float:
+    """The inverse document frequency of a word in ``count`` of ``rows`` texts, as FTS5 has it."""
+    return max(math.log((rows - count + 0.5) / (count + 0.5)), 1e-6)
+
+
+def write_words(db: sqlite3.Connection, folder: Path, rows: int, analyzer: Analyzer) -> bool:
+    """Write the words of the table ``documents`` of ``db``; ``False`` if SQLite lacks FTS5.
+
+    FTS5 cuts the texts into words and sorts these, in bounded memory, in a file of ``folder`` that is removed again.
+
+    Args:
+        db: outside a transaction.
+        folder: of the segment.
+        rows: of the segment, replaced ones included.
+        analyzer: of the language.
+    """
+    scratch = folder / _SCRATCH_FILE
+    scratch.unlink(missing_ok=True)
+    db.execute("ATTACH ? AS scratch", (str(scratch),))
+    try:
+        db.execute("PRAGMA scratch.journal_mode=MEMORY")
+        db.execute("PRAGMA scratch.synchronous=OFF")
+        try:
+            create_table(db, "scratch.cut", "title, text, content='', columnsize=0", analyzer.tokenizer)
+        except sqlite3.OperationalError as error:
+            if "no such module" not in str(error):
+                raise
+            return False
+        db.execute("INSERT INTO scratch.cut(cut, rank) VALUES ('hashsize', ?)", (_SORTED_AT_ONCE,))
+        db.create_function("titles", 1, lambda metadata: analyzer.text(titles_of(metadata)))
+        db.create_function("words", 1, analyzer.text)
+        db.execute("BEGIN")
+        db.execute(
+            "INSERT INTO scratch.cut(rowid, title, text) "
+            "SELECT row, CASE WHEN metadata IS NULL THEN '' ELSE titles(metadata) END, words(text) FROM documents"
+        )
+        db.execute("CREATE VIRTUAL TABLE scratch.terms USING fts5vocab(cut, row)")
+        db.execute("CREATE VIRTUAL TABLE scratch.instances USING fts5vocab(cut, instance)")
+        _write_postings(db, rows)
+        db.execute("COMMIT")
+    finally:
+        with contextlib.suppress(sqlite3.Error):  # after a failure, which is the one to report
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            db.execute("DETACH scratch")
+        scratch.unlink(missing_ok=True)
+    return True
+
+
+def _write_postings(db: sqlite3.Connection, rows: int) -> None:
+    """Fill the tables from FTS5's lists of terms and of their instances, which ascend."""
+    for table in ("words", "lengths"):
+        db.execute(f"DROP TABLE IF EXISTS main.{table}")
+    db.execute(
+        "CREATE TABLE main.words (term TEXT PRIMARY KEY, rows INTEGER NOT NULL, postings BLOB NOT NULL) WITHOUT ROWID"
+    )
+    db.execute("CREATE TABLE main.lengths (documents INTEGER, words INTEGER, lengths BLOB)")
+    lengths = np.zeros(rows, np.int64)
+    at_once = max(_INSTANCES_AT_ONCE, rows // 4)
+    with contextlib.closing(db.execute("SELECT term, doc, cnt FROM scratch.terms")) as found:
+        # a mark by itself is a word without letters
+        for block in _blocks((term for term in found if term[0]), at_once):
+            if block[0][2] < at_once:
+                instances = _instances(db, block[0][0], block[-1][0])
+                lengths += np.bincount(instances >> 1, minlength=rows)
+                lists = _core.encode_postings(instances, np.array([count for _, _, count in block], np.int64))
+            else:
+                lists = [_long_list(db, block[0][0], at_once, lengths)]
+            db.executemany(
+                "INSERT INTO main.words VALUES (?, ?, ?)",
+                ((term, held, postings) for (term, held, _), postings in zip(block, lists, strict=True)),
+            )
+    (documents,) = db.execute("SELECT count(*) FROM documents").fetchone()
+    db.execute(
+        "INSERT INTO main.lengths VALUES (?, ?, ?)",
+        (documents, int(lengths.sum()), lengths.astype("<u4").tobytes()),
+    )
+
+
+def _blocks(terms: Iterable[Term], instances: int) -> Iterator[list[Term]]:
+    """Consecutive terms of at most so many instances together; one of more is alone."""
+    block: list[Term] = []
+    total = 0
+    for term in terms:
+        if block and total + term[2] >= instances:
+            yield block
+            block, total = [], 0
+        block.append(term)
+        total += term[2]
+    if block:
+        yield block
+
+
+def _instances(db: sqlite3.Connection, first: str, last: str) -> Int64Array:
+    """Those of the terms from ``first`` to ``last``, as `encode_postings` takes them."""
+    # as one string: a Python object for each would take twice the time
+    (text,) = db.execute(
+        "SELECT group_concat(2 * doc + (col = 'text')) FROM scratch.instances WHERE term BETWEEN ? AND ?",
+        (first, last),
+    ).fetchone()
+    return np.fromstring(text, np.int64, sep=",")
+
+
+def _long_list(db: sqlite3.Connection, term: str, at_once: int, lengths: Int64Array) -> bytes:
+    """The posting list of one term, ``at_once`` instances at a time; they are added to ``lengths``."""
+    postings = b""
+    after = -1
+    rest = np.empty(0, np.int64)
+    sql = "SELECT 2 * doc + (col = 'text') FROM scratch.instances WHERE term = ?"
+    with contextlib.closing(db.execute(sql, (term,))) as found:
+        while len(some := np.array(found.fetchmany(at_once), np.int64).ravel()):
+            lengths += np.bincount(some >> 1, minlength=len(lengths))
+            some = np.concatenate([rest, some])
+            whole = int(np.searchsorted(some, some[-1] & ~1))  # the last row may go on
+            if whole:
+                postings += _core.encode_postings(some[:whole], np.array([whole]), after)[0]
+                after = int(some[whole - 1] >> 1)
+            rest = some[whole:]
+    return postings + _core.encode_postings(rest, np.array([len(rest)]), after)[0]
+
+
+class _Lengths(NamedTuple):
+    documents: int
+    average: float
+    of_rows: npt.NDArray[np.uint32]
+
+
+class Words:
+    """Reads the words of a finished segment. Thread-safe.
+
+    A term that ends in "*" stands for all words that begin with it.
+    """
+
+    def __init__(self, documents: DocumentReader, rows: int) -> None:
+        """Those of ``documents``, which has ``rows``."""
+        self._documents = documents
+        self._rows = rows
+        self._counts: dict[str, int] = {}
+        self._prefixes: dict[str, tuple[bytes, int]] = {}
+
+    @cached_property
+    def _lengths(self) -> _Lengths:
+        found = self._documents.query("SELECT documents, words, lengths FROM lengths")
+        if len(found) == 1:
+            documents, words, lengths = found[0]
+            numbers = isinstance(documents, int) and isinstance(words, int) and 0 <= documents <= self._rows
+            if numbers and isinstance(lengths, bytes) and len(lengths) == 4 * self._rows:
+                return _Lengths(documents, words / max(documents, 1), np.frombuffer(lengths, "<u4"))
+        raise self._documents.damaged("the numbers of its words are damaged")
+
+    def counts(self, terms: Sequence[str]) -> list[int]:
+        """How many rows hold each of ``terms``, replaced rows included."""
+        counts = {term: self._counts.get(term, -1) for term in terms}
+        unknown = [term for term, count in counts.items() if count < 0]
+        if unknown:
+            found = self._documents.query(
+                "SELECT term, rows FROM words WHERE term IN (SELECT value FROM json_each(?))",
+                json.dumps([term for term in unknown if not term.endswith("*")]),
+            )
+            new = dict.fromkeys(unknown, 0) | dict(found)
+            new |= {term: self._prefix(term)[1] for term in unknown if term.endswith("*")}
+            if any(not isinstance(count, int) or not 0 <= count <= self._rows for count in new.values()):
+                raise self._documents.damaged("the count of a word is damaged")
+            if len(self._counts) >= _COUNTS_KEPT:  # a thread that adds some at the same time does no harm
+                self._counts = {}
+            self._counts.update(new)
+            counts |= new
+        return [counts[term] for term in terms]
+
+    def _prefix(self, term: str) -> tuple[bytes, int]:
+        """The posting list of all words with a prefix together, and its rows."""
+        known = self._prefixes.get(term)
+        if known is None:
+            found = self._documents.query(
+                "SELECT postings FROM words WHERE term >= ? AND term < ?", term[:-1], term[:-1] + _BEYOND
+            )
+            known = self._checked(lambda: _core.merge_postings([one for (one,) in found], self._rows))
+            if len(self._prefixes) >= _PREFIXES_KEPT:
+                self._prefixes = {}
+            self._prefixes[term] = known
+        return known
+
+    def best(self, terms: Sequence[str], limit: int, chosen: Bits | None) -> list[tuple[int, float]]:
+        """The ``limit`` best rows for ``terms`` by BM25, with their scores, best first.
+
+        Args:
+            terms: of a query; one that is there twice counts twice.
+            limit: most rows.
+            chosen: a bitmap of rows; ``None``: all.
+        """
+        held = [(term, count) for term, count in zip(terms, self.counts(terms), strict=True) if count]
+        if not held:
+            return []
+        lengths = self._lengths
+        found = self._documents.query(
+            "SELECT term, postings FROM words WHERE term IN (SELECT value FROM json_each(?))",
+            json.dumps([term for term, _ in held if not term.endswith("*")]),
+        )
+        lists = dict(found) | {term: self._prefix(term)[0] for term, _ in held if term.endswith("*")}
+        rows, scores = self._checked(
+            lambda: _core.bm25(
+                [lists[term] for term, _ in held],
+                [_weight(count, lengths.documents) for _, count in held],
+                lengths.of_rows,
+                lengths.average,
+                TITLE_WEIGHT,
+                limit,
+                chosen,
+            )
+        )
+        return list(zip(rows.tolist(), scores.tolist(), strict=True))
+
+    def _checked(self, read: Callable[[], T]) -> T:
+        """The result of ``read``, whose errors are those of the file."""
+        try:
+            return read()
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._documents.damaged(f"its words are damaged ({error})") from None

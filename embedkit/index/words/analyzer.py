@@ -1,6 +1,7 @@
-"""From texts to words: what is stored in a full-text index, and what a query asks of it.
+"""From texts to words: what is stored of them, and what a query asks for.
 
-FTS5 cuts words at everything but letters, digits and marks, and folds case and accents. What it lacks is done before:
+SQLite's FTS5 cuts words at everything but letters, digits and marks, and folds case and accents. What it lacks is done
+before:
 
 * Stems: FTS5's Porter stemmer for English, a Snowball stemmer (``snowballstemmer``) for other languages.
 * Scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and Korean, whose words carry particles: each
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sqlite3
 import threading
 import unicodedata
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from itertools import pairwise
 
 from .languages import NONE, stop_words
 
-__all__ = ["Analyzer", "analyzer"]
+__all__ = ["Analyzer", "analyzer", "create_table"]
 
 _MOST_WORDS = 64  # of a query
 _CACHED_STEMS = 65_536
@@ -78,6 +80,30 @@ def _stored_pairs(run: re.Match[str]) -> str:
     return f" {' '.join((*_pairs(letters), letters[-1]))} "
 
 
+class _Cutter(threading.local):
+    """FTS5 in memory, to cut the words of queries as it cuts texts; one for each thread."""
+
+    def __init__(self, tokenizer: str) -> None:
+        self._tokenizer = tokenizer
+        self._db: sqlite3.Connection | None = None
+
+    def __call__(self, word: str) -> tuple[str, ...]:
+        if self._db is None:
+            self._db = sqlite3.connect(":memory:", isolation_level=None)
+            create_table(self._db, "cut", "word, content=''", self._tokenizer)
+            self._db.execute("CREATE VIRTUAL TABLE terms USING fts5vocab(cut, instance)")
+        self._db.execute("INSERT INTO cut(rowid, word) VALUES (1, ?)", (word,))
+        found = self._db.execute("SELECT term FROM terms ORDER BY offset").fetchall()
+        self._db.execute("INSERT INTO cut(cut) VALUES ('delete-all')")
+        return tuple(term for (term,) in found if term)  # a mark by itself is a word without letters
+
+
+def create_table(db: sqlite3.Connection, table: str, columns: str, tokenizer: str) -> None:
+    """Create an FTS5 table that cuts words by ``tokenizer`` (`sqlite3.OperationalError` if SQLite lacks FTS5)."""
+    quoted = tokenizer.replace("'", "''")
+    db.execute(f"CREATE VIRTUAL TABLE {table} USING fts5({columns}, tokenize='{quoted}')")
+
+
 class Analyzer:
     """The words of one language. Thread-safe.
 
@@ -96,6 +122,7 @@ class Analyzer:
         # unicode61 would cut at the vowel signs of Hindi, Thai and others
         cut = "unicode61 remove_diacritics 2 categories 'L* N* Co M*'"
         self.tokenizer = f"porter {cut}" if language == "english" else cut
+        self._cut = functools.lru_cache(_CACHED_STEMS)(_Cutter(self.tokenizer))
         self._stem = None if language in ("english", NONE) else _stemmer(language)
         self._stops = stop_words(language)
 
@@ -109,10 +136,11 @@ class Analyzer:
             return text
         return " ".join(map(self._stem, _patterns()[2].findall(text.lower())))
 
-    def match(self, query: str) -> str | None:
-        """The FTS5 expression for texts with any word of ``query``; ``None`` if it has no words.
+    def words(self, query: str) -> list[str]:
+        """The distinct words of ``query``, before FTS5 cuts and stems them.
 
-        Stop words are left out unless there is nothing else.
+        Stop words are left out unless there is nothing else. Of a letter without spaces that stands alone every word
+        is meant that begins with it; it ends in "*".
         """
         wanted: dict[str, None] = {}
         text, word = query, _ASCII_WORD
@@ -120,17 +148,24 @@ class Analyzer:
             run, letter, word = _patterns()
             text = _folded(query)
             for found in run.findall(text):
-                units = letter.findall(found)
-                terms = [f'"{pair}"' for pair in _pairs(units)] or [f'"{found}" *']
-                wanted.update(dict.fromkeys(terms))
+                wanted.update(dict.fromkeys(_pairs(letter.findall(found)) or [f"{found}*"]))
             text = run.sub(" ", text)
         words = word.findall(text.lower())
         telling = [one for one in words if one not in self._stops]
         if not telling and not wanted:
             telling = words
-        for one in telling:
-            wanted[f'"{one if self._stem is None else self._stem(one)}"'] = None
-        return " OR ".join(list(wanted)[:_MOST_WORDS]) or None
+        wanted.update(dict.fromkeys(one if self._stem is None else self._stem(one) for one in telling))
+        return list(wanted)[:_MOST_WORDS]
+
+    def terms(self, query: str) -> list[str]:
+        """The words of ``query`` as they are stored; one that is there in two forms is twice in the list."""
+        terms: list[str] = []
+        for word in self.words(query):
+            if word.endswith("*"):
+                terms += [f"{term}*" for term in self._cut(word[:-1])]
+            else:
+                terms += self._cut(word)
+        return terms
 
 
 @functools.cache

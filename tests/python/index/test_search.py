@@ -21,7 +21,6 @@ from embedkit.index import Document, Index, ModelMismatchError, SearchStats
 from embedkit.index.storage.faiss_part import bits_of, count_bits, is_set, rows_of
 from embedkit.index.storage.raw import quantize
 from embedkit.index.storage.where import compile_where
-from embedkit.index.storage.words import match_expression
 
 FIELDS = [
     {"lang": "en", "year": 2021, "tags": ["a"], "author": {"name": "Ann"}, "draft": False},
@@ -118,7 +117,7 @@ def test_the_connection_reads_nothing_but_documents_for_a_condition(
 ) -> None:
     reader = index.generation.segments[0].documents
     monkeypatch.setattr("embedkit.index.storage.document_store.compile_where", lambda where: where)
-    for sql in ("1) UNION SELECT sql FROM sqlite_schema WHERE (1", "row IN (SELECT rowid FROM keywords)"):
+    for sql in ("1) UNION SELECT sql FROM sqlite_schema WHERE (1", "row IN (SELECT rows FROM words)"):
         with pytest.raises(ValueError, match=r"prohibited|not authorized|vtable constructor failed"):
             reader.select(sql)
 
@@ -190,14 +189,6 @@ def test_few_added_exact_vectors_do_not_outrank_codes_by_their_kind(tmp_path: Pa
         assert (rows[:, 0] == np.arange(50)).mean() >= 0.96
 
 
-def test_words_of_a_query() -> None:
-    assert (
-        match_expression('What is "AI"? what NEAR(x) -y *')
-        == '"what" OR "is" OR "ai" OR "near" OR "x" OR "y"'
-    )
-    assert match_expression("?!") is None
-
-
 def test_hybrid_finds_rare_words_and_keeps_filters(tmp_path: Path) -> None:
     documents = [Document(f"common text number {n}", f"k{n}", {"n": n}) for n in range(400)]
     documents[250] = Document("the zyzzyva beetle", "rare", {"n": 250})
@@ -221,19 +212,6 @@ def test_hybrid_finds_rare_words_and_keeps_filters(tmp_path: Path) -> None:
         assert "rare" not in found
         with pytest.raises(ValueError, match="a hybrid search needs texts"):
             index.search(np.ones((1, 32)), hybrid=True)
-
-
-def test_bm25_is_that_of_sqlite(tmp_path: Path, encoder: FakeEncoder) -> None:
-    texts = ["apple banana", "apple apple cherry", "banana", "date", "apple date date banana"]
-    with Index.build(tmp_path / "index", texts, encoder) as index:
-        found = index.generation.segments[0].documents.keywords('"apple" OR "date"', 10, None)
-    db = sqlite3.connect(":memory:")
-    db.execute("CREATE VIRTUAL TABLE t USING fts5(text)")
-    db.executemany("INSERT INTO t(rowid, text) VALUES (?, ?)", list(enumerate(texts)))
-    expected = db.execute(
-        "SELECT rowid, -bm25(t) FROM t WHERE t MATCH 'apple OR date' ORDER BY bm25(t)"
-    ).fetchall()
-    assert found == expected
 
 
 def test_a_stream_of_queries_overlaps_its_stages(tmp_path: Path) -> None:

@@ -462,14 +462,14 @@ def test_an_index_of_format_version_1_is_read(root: Path, encoder: FakeEncoder) 
             del manifest[name]
         manifest.update(format_version=1, factory="Flat", nlist=None, nprobe=None)
         for segment in manifest["segments"]:
-            for name in ("parts", "raw", "keywords", "tombstones"):
+            for name in ("parts", "raw", "keywords", "tombstones", "words"):
                 del segment[name]
 
     edit(root, downgrade)
     with Index.open(root, encoder) as index:
         index.verify()
         assert index.search("a dog", k=1)[0][0].text == "a dog"
-        with pytest.raises(ValueError, match=r"full-text index.*embedkit-index compact"):
+        with pytest.raises(ValueError, match=r"words of the texts, which this index lacks; embedkit-index compact"):
             index.search("a dog", hybrid=True)
         assert index.compact()
         assert index.search("a dog", k=1, hybrid=True)[0][0].text == "a dog"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_encoder import FakeEncoder
 
-from embedkit.index import BuildSettings, Document, Index, ResumeError
+from embedkit.index import BuildSettings, Document, Index, IndexDamagedError, ResumeError
 from embedkit.index.storage.layout import current_name
 from embedkit.index.words.analyzer import Analyzer
 from embedkit.index.words.languages import LANGUAGES, check_language, detect_language, stop_words
@@ -25,12 +25,12 @@ def rows_found(index: Index, query: str) -> list[str]:
 
 def test_stop_words_are_left_out_of_queries_but_not_of_texts() -> None:
     english = Analyzer("english")
-    assert english.match("What is the boundary layer?") == '"boundary" OR "layer"'
-    assert english.match("to be or not to be") == '"to" OR "be" OR "or" OR "not"'
+    assert english.words("What is the boundary layer?") == ["boundary", "layer"]
+    assert english.words("to be or not to be") == ["to", "be", "or", "not"]
     assert english.text("What is it?") == "What is it?"
-    assert english.match("?!") is None
-    assert Analyzer("none").match("what is it") == '"what" OR "is" OR "it"'
-    assert len(str(english.match(" ".join(f"w{n}" for n in range(1000)))).split(" OR ")) == 64
+    assert english.words("?!") == []
+    assert Analyzer("none").words("what is it") == ["what", "is", "it"]
+    assert len(english.words(" ".join(f"w{n}" for n in range(1000)))) == 64
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_words_of_every_script(tmp_path: Path, text: str, words: list[str], abse
 def test_letters_and_their_marks_stay_together() -> None:
     none = Analyzer("none")
     assert none.text("苹果汁").split() == ["苹果", "果汁", "汁"]
-    assert none.match("苹果汁") == '"苹果" OR "果汁"'
-    assert none.match("果") == '"果" *'
+    assert none.words("苹果汁") == none.terms("苹果汁") == ["苹果", "果汁"]
+    assert none.words("果") == none.terms("果") == ["果*"]
     assert none.text("ที่นี่").split() == ["ที่นี่", "นี่"]
     assert none.text("ភ្នំ").split() == ["ភ្នំ"]
 
@@ -199,47 +199,52 @@ def test_an_interrupted_build_knows_its_language(tmp_path: Path, monkeypatch: py
         assert index.info()["words"] == "english"
 
 
-def of_an_earlier_version(path: Path) -> None:
-    """Give the index the full-text table that embedkit made before it knew languages."""
+def of_an_earlier_version(path: Path, version: int | None) -> None:
+    """Make the index one whose words an embedkit made that this one does not read."""
     manifest = path / "manifests" / current_name(path)
     content: dict[str, Any] = json.loads(manifest.read_bytes())
-    del content["language"]
+    if version is None:
+        del content["language"]
     for segment in content["segments"]:
-        del segment["words"]
+        segment["words"] = None if version is None else segment["words"] | {"version": version}
         file = path / "segments" / segment["name"] / "documents.sqlite"
         db = sqlite3.connect(file, isolation_level=None)
-        db.execute("DROP TABLE keywords")
-        db.execute(
-            "CREATE VIRTUAL TABLE keywords USING fts5(text, content='documents', content_rowid='row', "
-            "tokenize='unicode61 remove_diacritics 2')"
-        )
-        db.execute("INSERT INTO keywords(keywords) VALUES ('rebuild')")
+        db.execute("DROP TABLE words")
         db.close()
         segment["files"]["documents.sqlite"]["size"] = file.stat().st_size
     manifest.write_text(json.dumps(content))
 
 
+@pytest.mark.parametrize("version", [None, 2])
 def test_an_index_of_an_earlier_version_answers_and_says_what_it_lacks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, version: int | None
 ) -> None:
     from embedkit.cli.main import main
 
     path = tmp_path / "index"
     texts = ["The houses of the city are being built", "It was a good apple", "我想买苹果"]
     Index.build(path, texts, FakeEncoder()).close()
-    of_an_earlier_version(path)
+    of_an_earlier_version(path, version)
     monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
     with Index.open(path, FakeEncoder()) as index:
         assert index.info()["words"] == "of an earlier version: compact renews them"
-        assert rows_found(index, "houses") == ["0"]
-        assert not rows_found(index, "house") and not rows_found(index, "苹果")
         assert index.search("houses", k=1)[0][0].parts is None
-        assert index.search("houses", k=1, hybrid=True)[0][0].parts is not None
+        with pytest.raises(ValueError, match="made by an earlier embedkit; embedkit-index compact makes them"):
+            index.search("houses", k=1, hybrid=True)
         assert main(["query", str(path), "house"]) == 0
-        assert "embedkit-index compact renews them" in capsys.readouterr().err
+        assert "embedkit-index compact makes them anew" in capsys.readouterr().err
+        index.add([Document("a new house", "new")])
+        assert index.search("house", k=1)[0][0].parts is None
         assert index.compact()
         assert index.info()["words"] == "english"
-        assert rows_found(index, "house") == ["0"] and rows_found(index, "苹果") == ["2"]
+        assert set(rows_found(index, "house")) == {"0", "new"} and rows_found(index, "苹果") == ["2"]
         assert not index.compact()
     assert main(["query", str(path), "house"]) == 0
     assert "compact" not in capsys.readouterr().err
+
+
+def test_words_of_a_later_version_are_named(tmp_path: Path) -> None:
+    Index.build(tmp_path / "index", ["a cat"], FakeEncoder()).close()
+    of_an_earlier_version(tmp_path / "index", 99)
+    with pytest.raises(IndexDamagedError, match="words of version 99, and this embedkit reads"):
+        Index.open(tmp_path / "index", FakeEncoder())
