@@ -4,10 +4,10 @@
 
 The last 1,000 texts are the queries, the others (500,000 by default) are stored: `--build` of them by a build, before
 and after which `Encoder.encode` is timed on a quarter of them; the rest by `Index.add`. Then all are compacted to one
-segment. `Index.search` is timed by vectors alone, for one text at a time and for all queries in one call, with
-encoding and Faiss alone beside it: the rest is embedkit's overhead. Recall is relative to a search of all lists.
-Last, the index is compacted to 4-bit codes (one of the kinds that `--target-recall` tries), tuned to a recall of
-0.95, and searched again.
+segment. `Index.search` is timed for one text at a time, by vectors alone and by vectors and words, and by vectors for
+all queries in one call, with encoding and Faiss alone beside it: the rest is embedkit's overhead. Recall is relative
+to a search of all lists. Last, the index is compacted to 4-bit codes (one of the kinds that `--target-recall` tries),
+tuned to a recall of 0.95, and searched again.
 """
 
 import argparse
@@ -110,7 +110,10 @@ def _ask(index: Any, encoder: Any, queries: list[str], rounds: int) -> dict[str,
     """Search one query at a time, and all in one call and its parts."""
     index.search(queries[:100], K, hybrid=False)
     vectors = encoder.encode_query(queries, normalize_embeddings=True)
-    single = [timed(lambda q=query: index.search(q, K, hybrid=False)) * 1e3 for query in queries]
+    single = {
+        name: [timed(lambda q=query, h=hybrid: index.search(q, K, hybrid=h)) * 1e3 for query in queries]
+        for name, hybrid in (("one_query_ms", False), ("one_query_hybrid_ms", True))
+    }
     runs = {
         "all": lambda: timed(lambda: index.search(queries, K, hybrid=False)),
         "encode": lambda: timed(lambda: encoder.encode_query(queries, normalize_embeddings=True)),
@@ -129,10 +132,13 @@ def _ask(index: Any, encoder: Any, queries: list[str], rounds: int) -> dict[str,
         "factory": info["factory"],
         "nprobe": info["nprobe"],
         "recall_at_10": {"queries": len(sample), "recall": round(float(np.mean(overlap)) / K, 4)},
-        "one_query_ms": {
-            "p50": round(common.percentile(single, 50), 3),
-            "p99": round(common.percentile(single, 99), 3),
-            "calls": len(single),
+        **{
+            name: {
+                "p50": round(common.percentile(taken_ms, 50), 3),
+                "p99": round(common.percentile(taken_ms, 99), 3),
+                "calls": len(taken_ms),
+            }
+            for name, taken_ms in single.items()
         },
         "queries_in_one_call": {
             "queries": len(queries),

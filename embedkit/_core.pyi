@@ -431,6 +431,51 @@ def tokenize_window_ids(
 ) -> TokenWindow:
     """`tokenize_window` for content ids that another tokenizer made."""
 
+def encode_postings(
+    instances: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], after: int = -1
+) -> list[bytes]:
+    """The posting lists of words (``csrc/words/postings.h``).
+
+    Args:
+        instances: for each word in turn, for each time it is there: 2 row in a title, 2 row + 1 in a text, ascending.
+        counts: the instances of each word.
+        after: the first list goes on after this row.
+
+    Raises:
+        ValueError: the counts do not add up to the instances, or these do not ascend.
+    """
+
+def merge_postings(lists: list[bytes], rows: int) -> tuple[bytes, int]:
+    """The posting list of several words together, and the number of its rows.
+
+    Raises:
+        ValueError: a list is damaged, or has a row of ``rows`` or more.
+    """
+
+def bm25(
+    lists: list[bytes],
+    weights: list[float],
+    lengths: npt.NDArray[np.uint32],
+    average_length: float,
+    title_weight: float,
+    limit: int,
+    allowed: npt.NDArray[np.uint8] | None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Rows and scores of the best by BM25, best first, ties by row; without the GIL.
+
+    Args:
+        lists: the posting list of each word of a query.
+        weights: of each word, above 0.
+        lengths: words of each row.
+        average_length: of all rows, above 0.
+        title_weight: of a word in a title, where one in a text counts 1.
+        limit: most rows.
+        allowed: a bit for each row, lowest first; ``None``: all.
+
+    Raises:
+        ValueError: a list is damaged, or the arguments do not fit.
+    """
+
 class Encoder:
     """Tokenize, run the transformer, pool, apply the head."""
 

@@ -59,7 +59,8 @@ std::pair<py::bytes, size_t> merge(const std::vector<py::bytes>& lists, size_t r
 std::pair<py::array_t<int64_t>, py::array_t<double>> search(
     const std::vector<py::bytes>& lists, const std::vector<double>& weights, const Array<uint32_t>& lengths,
     double average_length, double title_weight, size_t limit, const std::optional<Array<uint8_t>>& allowed) {
-  require(lists.size() == weights.size(), "there are ", lists.size(), " lists and ", weights.size(), " weights");
+  require(lists.size() == weights.size(), "there are ", lists.size(), " lists and ", weights.size(),
+          " weights");
   const std::vector<std::string_view> bytes = views(lists);
   std::vector<QueryWord> words;
   for (size_t i = 0; i < bytes.size(); ++i) words.push_back({bytes[i], weights[i]});

@@ -20,6 +20,12 @@ struct Posting {
   uint64_t text, title;  // how often the word is there
 };
 
+/// A posting within a block.
+struct Held {
+  uint32_t row;
+  double frequency;
+};
+
 void put(std::string& out, uint64_t value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
   out.push_back(static_cast<char>(value));
@@ -63,7 +69,8 @@ class Reader {
     }
     const uint64_t head = number();
     const auto from = static_cast<uint64_t>(now_.row + 1);
-    require(head >> 1 < rows_ - from, "a posting list is damaged: it goes beyond the last of ", rows_, " rows");
+    require(head >> 1 < rows_ - from, "a posting list is damaged: it goes beyond the last of ", rows_,
+            " rows");
     now_ = {static_cast<int64_t>(from + (head >> 1)), 1, 0};
     if (head & 1) {
       now_.text = number();
@@ -166,8 +173,8 @@ std::vector<ScoredRow> bm25(std::span<const QueryWord> words, const Bm25Options&
   require(options.title_weight > 0, "title_weight must be above 0, not ", options.title_weight);
   require(options.limit > 0, "limit must be at least 1");
   if (options.allowed)
-    require(options.allowed->size() >= (rows + 7) / 8, "allowed has ", options.allowed->size(), " bytes, and ",
-            rows, " rows need ", (rows + 7) / 8);
+    require(options.allowed->size() >= (rows + 7) / 8, "allowed has ", options.allowed->size(),
+            " bytes, and ", rows, " rows need ", (rows + 7) / 8);
   std::vector<Reader> readers;
   for (const QueryWord& word : words) {
     require(word.weight > 0, "the weight of a word must be above 0, not ", word.weight);
@@ -175,7 +182,9 @@ std::vector<ScoredRow> bm25(std::span<const QueryWord> words, const Bm25Options&
   }
   Best best(std::min(options.limit, std::max<size_t>(rows, 1)));
   std::array<double, kBlock> scores{};
-  std::array<uint16_t, kBlock> found;
+  std::array<Held, kBlock> held;
+  std::array<uint32_t, kBlock + 1> found;  // one more: a row is written before it is known to be new
+  const double shortest = kK1 * (1 - kB), each = kK1 * kB / options.average_length;
   for (;;) {
     int64_t first = kEnd;
     for (const Reader& reader : readers) first = std::min(first, reader.now().row);
@@ -183,16 +192,21 @@ std::vector<ScoredRow> bm25(std::span<const QueryWord> words, const Bm25Options&
     const int64_t begin = first - first % kBlock, end = begin + kBlock;
     size_t number = 0;
     for (size_t i = 0; i < readers.size(); ++i) {
+      // read first, so that the lengths are on their way when they are needed
+      size_t read = 0;
       for (Reader& reader = readers[i]; reader.now().row < end; reader.next()) {
         const Posting& at = reader.now();
-        const double frequency =
-            static_cast<double>(at.text) + options.title_weight * static_cast<double>(at.title);
-        if (frequency == 0) continue;
-        const double length = options.lengths[static_cast<size_t>(at.row)];
-        double& score = scores[static_cast<size_t>(at.row - begin)];
-        if (score == 0) found[number++] = static_cast<uint16_t>(at.row - begin);
-        score += words[i].weight * (frequency * (kK1 + 1) /
-                                    (frequency + kK1 * (1 - kB + kB * length / options.average_length)));
+        __builtin_prefetch(&options.lengths[static_cast<size_t>(at.row)]);
+        held[read++] = {static_cast<uint32_t>(at.row - begin),
+                        static_cast<double>(at.text) + options.title_weight * static_cast<double>(at.title)};
+      }
+      for (const Held& at : std::span(held).first(read)) {
+        if (at.frequency == 0) continue;
+        const double length = options.lengths[static_cast<size_t>(begin) + at.row];
+        double& score = scores[at.row];
+        found[number] = at.row;
+        number += score == 0;
+        score += words[i].weight * (at.frequency * (kK1 + 1) / (at.frequency + shortest + each * length));
       }
     }
     for (size_t i = 0; i < number; ++i) {

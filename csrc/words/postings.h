@@ -39,10 +39,10 @@ struct QueryWord {
 };
 
 struct Bm25Options {
-  std::span<const uint32_t> lengths;  // words of each row
-  double average_length;              // above 0
-  double title_weight;                // of a word in a title, where one in a text counts 1
-  size_t limit;                       // most rows returned
+  std::span<const uint32_t> lengths;                // words of each row
+  double average_length;                            // above 0
+  double title_weight;                              // of a word in a title, where one in a text counts 1
+  size_t limit;                                     // most rows returned
   std::optional<std::span<const uint8_t>> allowed;  // a bit for each row, lowest first; nullopt: all are
 };
 
@@ -53,10 +53,11 @@ struct ScoredRow {
 
 /// The best rows by BM25 (Robertson and Zaragoza 2009, k1 = 1.2, b = 0.75), best first, ties by row:
 ///
-///   Σ weight · f (k1 + 1) / (f + k1 (1 - b + b · length / average_length)),   f = text + title_weight · title
+///   Σ weight · f (k1 + 1) / (f + k1 (1 - b + b · length / average_length)),   f = text + title_weight ·
+///   title
 ///
-/// The sum is over the words in their order, in double, as SQLite's bm25() has it. The memory does not grow
-/// with the number of rows. Throws InvalidArgument if a list is damaged or the options do not fit.
+/// which is SQLite's bm25() but for rounding. The memory does not grow with the number of rows. Throws
+/// InvalidArgument if a list is damaged or the options do not fit.
 std::vector<ScoredRow> bm25(std::span<const QueryWord> words, const Bm25Options& options);
 
 }  // namespace embedkit

@@ -20,7 +20,8 @@ _ENCODED = 64
 _WARM = 8
 _DOCUMENT_BYTES = 120  # of SQLite's pages and indexes for a document, without its text
 _INDEX_BYTES = 28_000  # of an index without documents: mostly SQLite's tables
-_TEXT_COPIES = 1.6  # the text and its words in the full-text index
+_TEXT_COPIES = 1.4  # the text and the posting lists of its words
+_SORTED_COPIES = 1.1  # its words while they are sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def estimate(
         documents=documents,
         seconds=documents * _seconds_of_one(sample, encoder),
         disk=_INDEX_BYTES + int(documents * row),
-        disk_while_building=_INDEX_BYTES + int(documents * (row + vector)),
+        disk_while_building=_INDEX_BYTES + int(documents * (row + vector + _SORTED_COPIES * text)),
         memory=min(settings.max_memory, int(resident() + documents * bytes_per_vector(index)) + (64 << 20)),
     )
 

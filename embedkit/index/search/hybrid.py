@@ -79,23 +79,22 @@ def fuse(
         k: most rows.
         rare: `attainable` of the query's words.
     """
-    similarity, bm25 = dict(by_vector), dict(by_words)
     best, last = (by_vector[0][1], by_vector[-1][1]) if by_vector else (0.0, 0.0)
     spread = best - last
     most = max(by_words[0][1], rare) if by_words else 0.0
-    found = []
-    for row in similarity.keys() | bm25.keys():
-        cosine, score = similarity.get(row), bm25.get(row)
-        # all alike, such as a single candidate: all are the best
-        vector = 0.0 if cosine is None else (cosine - last) / spread if spread > 0 else 1.0
-        words = 0.0 if score is None else score / most if most > 0 else 1.0
-        parts = Parts(cosine, score, vector, words)
-        found.append((row, (1 - weight) * vector + weight * words, parts))
-    return sorted(
-        found,
-        key=lambda one: (
-            -one[1],
-            -(one[2].similarity if one[2].similarity is not None else -math.inf),
-            one[0],
-        ),
-    )[:k]
+    # all alike, such as a single candidate: all are the best
+    vector = {row: (cosine - last) / spread if spread > 0 else 1.0 for row, cosine in by_vector}
+    words = {row: score / most if most > 0 else 1.0 for row, score in by_words}
+    similarity, bm25 = dict(by_vector), dict(by_words)
+    found = sorted(
+        (
+            -((1 - weight) * vector.get(row, 0.0) + weight * words.get(row, 0.0)),
+            -similarity.get(row, -math.inf),
+            row,
+        )
+        for row in vector.keys() | words.keys()
+    )
+    return [
+        (row, -score, Parts(similarity.get(row), bm25.get(row), vector.get(row, 0.0), words.get(row, 0.0)))
+        for score, _, row in found[:k]
+    ]

@@ -111,7 +111,9 @@ def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
     weight = WORDS_WEIGHT if hybrid is True else check_weight(hybrid)
     if not generation.has_words:
         old = "were made by an earlier embedkit" if generation.has_old_words else "this index lacks"
-        raise ValueError(f"hybrid search needs the words of the texts, which {old}; embedkit-index compact makes them")
+        raise ValueError(
+            f"hybrid search needs the words of the texts, which {old}; embedkit-index compact makes them"
+        )
     return weight
 
 

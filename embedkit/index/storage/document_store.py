@@ -1,8 +1,8 @@
 """Documents of one segment, in ``documents.sqlite``.
 
 The table ``documents(row, key, text, metadata)`` holds the document's row in the segment's vectors, its id (``key``),
-its text, and its metadata as a JSON object or NULL. `storage.words` has the words of titles and texts. A missing row was
-replaced before the segment was finished.
+its text, and its metadata as a JSON object or NULL; the words of titles and texts are in tables of `storage.words`. A
+missing row was replaced before the segment was finished.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

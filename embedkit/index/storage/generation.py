@@ -25,7 +25,7 @@ from .raw import best
 from .search_parameters import SearchParameters
 from .segment import Segment
 from .where import fields_of
-from .words import attainable, common_from
+from .words import Postings, attainable, common_from
 
 __all__ = ["Asked", "Chosen", "Generation", "open_generation"]
 
@@ -42,12 +42,12 @@ class Asked:
     """What the segments are asked for the words of a query.
 
     Attributes:
-        terms: for each segment, the words as it stores them.
+        words: for each segment, the postings of the words.
         scales: for each segment, what its scores are multiplied by.
         attainable: what a text with the rarest words would score; 0 if that cannot be told.
     """
 
-    terms: list[list[str]]
+    words: list[list[Postings]]
     scales: list[float]
     attainable: float
 
@@ -186,15 +186,16 @@ class Generation:
     def asked(self, query: str) -> Asked:
         """The words of ``query``, as each segment is asked for them; `has_words` must hold."""
         terms: list[list[str]] = []
-        counts: list[list[int]] = []
+        words: list[list[Postings]] = []
         for segment in self.segments:
-            words = segment.entry.words
-            assert words is not None
-            terms.append(analyzer(words.language).terms(query))
-            counts.append(segment.words.counts(terms[-1]))
+            entry = segment.entry.words
+            assert entry is not None
+            terms.append(analyzer(entry.language).terms(query))
+            words.append(segment.words.find(terms[-1]))
         if not terms or any(one != terms[0] for one in terms[1:]):
             # segments in several languages cannot be measured by one scale
-            return Asked(terms, [1.0] * len(terms), 0.0)
+            return Asked(words, [1.0] * len(words), 0.0)
+        counts = [[word.rows for word in one] for one in words]
         rows = [segment.entry.rows for segment in self.segments]
         most = common_from(sum(rows))
         sums = [sum(one) for one in zip(*counts, strict=True)]
@@ -205,7 +206,7 @@ class Generation:
         ]
         single = len(counts) == 1 or not whole
         scales = [1.0 if single or not each else whole / each for each in own]
-        return Asked(terms, scales, whole)
+        return Asked(words, scales, whole)
 
     def keywords(self, query: str | Asked, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
         """The ``limit`` best rows for the words of ``query`` and their BM25 scores, best first.
@@ -219,7 +220,7 @@ class Generation:
             start, scale = int(self._starts[number]), asked.scales[number]
             found += [
                 (-score * scale, start + row)
-                for row, score in segment.words.best(asked.terms[number], limit, bits)
+                for row, score in segment.words.best(asked.words[number], limit, bits)
             ]
         return [(row, -negative) for negative, row in sorted(found)[:limit]]
 

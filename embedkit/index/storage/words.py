@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Term = tuple[str, int, int]  # a word, the rows that hold it, and how often it is in them
 
-__all__ = ["RARE", "TITLE_WEIGHT", "Words", "attainable", "common_from", "write_words"]
+__all__ = ["RARE", "TITLE_WEIGHT", "Postings", "Words", "attainable", "common_from", "write_words"]
 
 RARE = 3
 """Rarest words of a query that a document is expected to hold."""
@@ -41,7 +41,6 @@ TITLE_WEIGHT = 3.0
 
 _COMMON_SHARE = 0.05
 _LEAST_COMMON = 10
-_COUNTS_KEPT = 32_768
 _PREFIXES_KEPT = 64
 _INSTANCES_AT_ONCE = 1 << 18
 _SORTED_AT_ONCE = 16 << 20  # bytes
@@ -186,6 +185,18 @@ def _long_list(db: sqlite3.Connection, term: str, at_once: int, lengths: Int64Ar
     return postings + _core.encode_postings(rest, np.array([len(rest)]), after)[0]
 
 
+class Postings(NamedTuple):
+    """A word of a query in one segment.
+
+    Attributes:
+        rows: how many rows hold it, replaced ones included.
+        list: its posting list.
+    """
+
+    rows: int
+    list: bytes
+
+
 class _Lengths(NamedTuple):
     documents: int
     average: float
@@ -193,17 +204,13 @@ class _Lengths(NamedTuple):
 
 
 class Words:
-    """Reads the words of a finished segment. Thread-safe.
-
-    A term that ends in "*" stands for all words that begin with it.
-    """
+    """Reads the words of a finished segment. Thread-safe."""
 
     def __init__(self, documents: DocumentReader, rows: int) -> None:
         """Those of ``documents``, which has ``rows``."""
         self._documents = documents
         self._rows = rows
-        self._counts: dict[str, int] = {}
-        self._prefixes: dict[str, tuple[bytes, int]] = {}
+        self._prefixes: dict[str, Postings] = {}
 
     @cached_property
     def _lengths(self) -> _Lengths:
@@ -215,59 +222,49 @@ class Words:
                 return _Lengths(documents, words / max(documents, 1), np.frombuffer(lengths, "<u4"))
         raise self._documents.damaged("the numbers of its words are damaged")
 
-    def counts(self, terms: Sequence[str]) -> list[int]:
-        """How many rows hold each of ``terms``, replaced rows included."""
-        counts = {term: self._counts.get(term, -1) for term in terms}
-        unknown = [term for term, count in counts.items() if count < 0]
-        if unknown:
-            found = self._documents.query(
-                "SELECT term, rows FROM words WHERE term IN (SELECT value FROM json_each(?))",
-                json.dumps([term for term in unknown if not term.endswith("*")]),
+    def find(self, terms: Sequence[str]) -> list[Postings]:
+        """The postings of each of ``terms``; one that ends in "*" stands for all words that begin with it."""
+        found = {
+            term: Postings(rows, postings)
+            for term, rows, postings in self._documents.query(
+                "SELECT term, rows, postings FROM words WHERE term IN (SELECT value FROM json_each(?))",
+                json.dumps([term for term in terms if not term.endswith("*")]),
             )
-            new = dict.fromkeys(unknown, 0) | dict(found)
-            new |= {term: self._prefix(term)[1] for term in unknown if term.endswith("*")}
-            if any(not isinstance(count, int) or not 0 <= count <= self._rows for count in new.values()):
-                raise self._documents.damaged("the count of a word is damaged")
-            if len(self._counts) >= _COUNTS_KEPT:  # a thread that adds some at the same time does no harm
-                self._counts = {}
-            self._counts.update(new)
-            counts |= new
-        return [counts[term] for term in terms]
+        }
+        for rows, postings in found.values():
+            if not isinstance(rows, int) or not 0 < rows <= self._rows or not isinstance(postings, bytes):
+                raise self._documents.damaged("its words are damaged")
+        return [self._prefix(term) if term.endswith("*") else found.get(term, _NONE) for term in terms]
 
-    def _prefix(self, term: str) -> tuple[bytes, int]:
-        """The posting list of all words with a prefix together, and its rows."""
+    def _prefix(self, term: str) -> Postings:
         known = self._prefixes.get(term)
         if known is None:
             found = self._documents.query(
                 "SELECT postings FROM words WHERE term >= ? AND term < ?", term[:-1], term[:-1] + _BEYOND
             )
-            known = self._checked(lambda: _core.merge_postings([one for (one,) in found], self._rows))
-            if len(self._prefixes) >= _PREFIXES_KEPT:
+            merged, rows = self._checked(lambda: _core.merge_postings([one for (one,) in found], self._rows))
+            known = Postings(rows, merged)
+            if len(self._prefixes) >= _PREFIXES_KEPT:  # a thread that adds one at the same time does no harm
                 self._prefixes = {}
             self._prefixes[term] = known
         return known
 
-    def best(self, terms: Sequence[str], limit: int, chosen: Bits | None) -> list[tuple[int, float]]:
-        """The ``limit`` best rows for ``terms`` by BM25, with their scores, best first.
+    def best(self, words: Sequence[Postings], limit: int, chosen: Bits | None) -> list[tuple[int, float]]:
+        """The ``limit`` best rows by BM25, with their scores, best first.
 
         Args:
-            terms: of a query; one that is there twice counts twice.
+            words: of a query; one that is there twice counts twice.
             limit: most rows.
             chosen: a bitmap of rows; ``None``: all.
         """
-        held = [(term, count) for term, count in zip(terms, self.counts(terms), strict=True) if count]
+        held = [word for word in words if word.rows]
         if not held:
             return []
         lengths = self._lengths
-        found = self._documents.query(
-            "SELECT term, postings FROM words WHERE term IN (SELECT value FROM json_each(?))",
-            json.dumps([term for term, _ in held if not term.endswith("*")]),
-        )
-        lists = dict(found) | {term: self._prefix(term)[0] for term, _ in held if term.endswith("*")}
         rows, scores = self._checked(
             lambda: _core.bm25(
-                [lists[term] for term, _ in held],
-                [_weight(count, lengths.documents) for _, count in held],
+                [word.list for word in held],
+                [_weight(word.rows, lengths.documents) for word in held],
                 lengths.of_rows,
                 lengths.average,
                 TITLE_WEIGHT,
@@ -281,5 +278,8 @@ class Words:
         """The result of ``read``, whose errors are those of the file."""
         try:
             return read()
-        except (KeyError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise self._documents.damaged(f"its words are damaged ({error})") from None
+
+
+_NONE = Postings(0, b"")

@@ -86,16 +86,32 @@ class _Cutter(threading.local):
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer
         self._db: sqlite3.Connection | None = None
+        self._known: dict[str, list[str]] = {}
 
-    def __call__(self, word: str) -> tuple[str, ...]:
+    def __call__(self, words: list[str]) -> list[list[str]]:
+        """The terms of each word."""
+        if len(self._known) >= _CACHED_STEMS:
+            self._known.clear()
+        unknown = [word for word in words if word not in self._known]
+        if unknown:
+            self._known.update(zip(unknown, self._cut(unknown), strict=True))
+        return [self._known[word] for word in words]
+
+    def _cut(self, words: list[str]) -> list[list[str]]:
         if self._db is None:
             self._db = sqlite3.connect(":memory:", isolation_level=None)
             create_table(self._db, "cut", "word, content=''", self._tokenizer)
             self._db.execute("CREATE VIRTUAL TABLE terms USING fts5vocab(cut, instance)")
-        self._db.execute("INSERT INTO cut(rowid, word) VALUES (1, ?)", (word,))
-        found = self._db.execute("SELECT term FROM terms ORDER BY offset").fetchall()
-        self._db.execute("INSERT INTO cut(cut) VALUES ('delete-all')")
-        return tuple(term for (term,) in found if term)  # a mark by itself is a word without letters
+        terms: list[list[str]] = [[] for _ in words]
+        self._db.execute("BEGIN")
+        try:
+            self._db.executemany("INSERT INTO cut(rowid, word) VALUES (?, ?)", enumerate(words))
+            for place, term in self._db.execute("SELECT doc, term FROM terms ORDER BY doc, offset"):
+                if term:  # a mark by itself is a word without letters
+                    terms[place].append(term)
+        finally:
+            self._db.execute("ROLLBACK")
+        return terms
 
 
 def create_table(db: sqlite3.Connection, table: str, columns: str, tokenizer: str) -> None:
@@ -122,7 +138,7 @@ class Analyzer:
         # unicode61 would cut at the vowel signs of Hindi, Thai and others
         cut = "unicode61 remove_diacritics 2 categories 'L* N* Co M*'"
         self.tokenizer = f"porter {cut}" if language == "english" else cut
-        self._cut = functools.lru_cache(_CACHED_STEMS)(_Cutter(self.tokenizer))
+        self._cut = _Cutter(self.tokenizer)
         self._stem = None if language in ("english", NONE) else _stemmer(language)
         self._stops = stop_words(language)
 
@@ -159,13 +175,13 @@ class Analyzer:
 
     def terms(self, query: str) -> list[str]:
         """The words of ``query`` as they are stored; one that is there in two forms is twice in the list."""
-        terms: list[str] = []
-        for word in self.words(query):
-            if word.endswith("*"):
-                terms += [f"{term}*" for term in self._cut(word[:-1])]
-            else:
-                terms += self._cut(word)
-        return terms
+        words = self.words(query)
+        cut = self._cut([word.removesuffix("*") for word in words])
+        return [
+            f"{term}*" if word.endswith("*") else term
+            for word, terms in zip(words, cut, strict=True)
+            for term in terms
+        ]
 
 
 @functools.cache

@@ -39,8 +39,7 @@ std::vector<ScoredRow> naive_bm25(const std::vector<Instances>& words, const std
     for (const int64_t one : words[i]) frequencies[one >> 1] += one & 1 ? 1 : options.title_weight;
     for (const auto& [row, f] : frequencies) {
       const double length = options.lengths[static_cast<size_t>(row)];
-      scores[row] +=
-          weights[i] * (f * 2.2 / (f + 1.2 * (0.25 + 0.75 * length / options.average_length)));
+      scores[row] += weights[i] * (f * 2.2 / (f + 1.2 * (0.25 + 0.75 * length / options.average_length)));
     }
   }
   std::vector<ScoredRow> found;

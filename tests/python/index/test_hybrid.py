@@ -179,7 +179,7 @@ def test_segments_are_brought_to_one_scale(tmp_path: Path) -> None:
         added = [Document("the harbour of zyzzyva", "in"), Document("the harbour of another town", "out")]
         index.add(added)
         asked = index.generation.asked("zyzzyva harbour")
-        assert len(asked.terms) == 2 and asked.scales[1] > 1
+        assert len(asked.words) == 2 and asked.scales[1] > 1
         assert asked.attainable == pytest.approx(attainable([1, 2], 302))
         several = index.search("zyzzyva harbour", k=2)[0]
         assert [hit.id for hit in several] == ["in", "out"]

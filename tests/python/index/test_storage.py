@@ -469,7 +469,9 @@ def test_an_index_of_format_version_1_is_read(root: Path, encoder: FakeEncoder) 
     with Index.open(root, encoder) as index:
         index.verify()
         assert index.search("a dog", k=1)[0][0].text == "a dog"
-        with pytest.raises(ValueError, match=r"words of the texts, which this index lacks; embedkit-index compact"):
+        with pytest.raises(
+            ValueError, match=r"words of the texts, which this index lacks; embedkit-index compact"
+        ):
             index.search("a dog", hybrid=True)
         assert index.compact()
         assert index.search("a dog", k=1, hybrid=True)[0][0].text == "a dog"

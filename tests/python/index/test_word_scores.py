@@ -18,7 +18,20 @@ from embedkit.index.storage.layout import current_name
 from embedkit.index.storage.words import TITLE_WEIGHT
 from embedkit.index.words.analyzer import Analyzer, analyzer
 
-WORDS = ["connect", "connected", "wing", "wings", "boundary", "Layer", "café", "10", "苹果汁", "果", "東京タワー", "x"]
+WORDS = [
+    "connect",
+    "connected",
+    "wing",
+    "wings",
+    "boundary",
+    "Layer",
+    "café",
+    "10",
+    "苹果汁",
+    "果",
+    "東京タワー",
+    "x",
+]
 WORDS += [f"w{number}" for number in range(60)]
 
 
@@ -29,18 +42,24 @@ def some_documents(count: int, seed: int) -> list[Document]:
         Document(
             " ".join(chance.choices(WORDS, weights, k=chance.randint(1, 40))),
             f"{seed}-{number}",
-            {"title": " ".join(chance.choices(WORDS, k=3)), "n": number} if chance.random() < 0.5 else {"n": number},
+            {"title": " ".join(chance.choices(WORDS, k=3)), "n": number}
+            if chance.random() < 0.5
+            else {"n": number},
         )
         for number in range(count)
     ]
 
 
-def by_sqlite(documents: list[Document], query: str, english: Analyzer, limit: int) -> list[tuple[int, float]]:
+def by_sqlite(
+    documents: list[Document], query: str, english: Analyzer, limit: int
+) -> list[tuple[int, float]]:
     db = sqlite3.connect(":memory:")
     db.execute(f'CREATE VIRTUAL TABLE t USING fts5(title, text, tokenize="{english.tokenizer}")')
     for row, document in enumerate(documents):
         title = english.text(str(document.metadata.get("title", "")))
-        db.execute("INSERT INTO t(rowid, title, text) VALUES (?, ?, ?)", (row, title, english.text(document.text)))
+        db.execute(
+            "INSERT INTO t(rowid, title, text) VALUES (?, ?, ?)", (row, title, english.text(document.text))
+        )
     phrases = [f'"{word[:-1]}" *' if word.endswith("*") else f'"{word}"' for word in english.words(query)]
     return db.execute(
         f"SELECT rowid, -bm25(t, {TITLE_WEIGHT}, 1.0) AS score FROM t WHERE t MATCH ? ORDER BY score DESC, rowid "
@@ -175,7 +194,10 @@ def test_damaged_words_name_the_file(tmp_path: Path, damage: str, query: str) ->
     db.close()
     segment["files"]["documents.sqlite"]["size"] = file.stat().st_size
     manifest.write_text(json.dumps(content))
-    with Index.open(path, FakeEncoder()) as index, pytest.raises(IndexDamagedError, match=r"documents\.sqlite"):
+    with (
+        Index.open(path, FakeEncoder()) as index,
+        pytest.raises(IndexDamagedError, match=r"documents\.sqlite"),
+    ):
         index.search(query)
 
 

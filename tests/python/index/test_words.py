@@ -229,7 +229,9 @@ def test_an_index_of_an_earlier_version_answers_and_says_what_it_lacks(
     with Index.open(path, FakeEncoder()) as index:
         assert index.info()["words"] == "of an earlier version: compact renews them"
         assert index.search("houses", k=1)[0][0].parts is None
-        with pytest.raises(ValueError, match="made by an earlier embedkit; embedkit-index compact makes them"):
+        with pytest.raises(
+            ValueError, match="made by an earlier embedkit; embedkit-index compact makes them"
+        ):
             index.search("houses", k=1, hybrid=True)
         assert main(["query", str(path), "house"]) == 0
         assert "embedkit-index compact makes them anew" in capsys.readouterr().err
