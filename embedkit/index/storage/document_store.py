@@ -84,7 +84,8 @@ class DocumentWriter:
         self._replay: Iterator[tuple[int, str, str, str | None]] | None = None
         self._replay_rows = 0
         self._stored: tuple[int, str, str, str | None] | None = None
-        self._db = sqlite3.connect(folder / DOCUMENTS_FILE, isolation_level=None, check_same_thread=False)
+        uri = (folder / DOCUMENTS_FILE).absolute().as_uri()
+        self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         for pragma in (
             "journal_mode=TRUNCATE",
             "synchronous=NORMAL",

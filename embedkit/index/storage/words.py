@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .document_store import DocumentReader
 
 T = TypeVar("T")
+Lengths = npt.NDArray[np.uint32]
 Term = tuple[str, int, int]  # a word, the rows that hold it, and how often it is in them
 
 __all__ = ["RARE", "TITLE_WEIGHT", "Postings", "Words", "attainable", "common_from", "write_words"]
@@ -42,7 +43,7 @@ TITLE_WEIGHT = 3.0
 _COMMON_SHARE = 0.05
 _LEAST_COMMON = 10
 _PREFIXES_KEPT = 64
-_INSTANCES_AT_ONCE = 1 << 18
+_INSTANCES_AT_ONCE = (1 << 18, 1 << 22)  # least and most
 _SORTED_AT_ONCE = 16 << 20  # bytes
 _BEYOND = "\U0010ffff"  # above every letter
 _SCRATCH_FILE = "words.sqlite"
@@ -75,14 +76,14 @@ def write_words(db: sqlite3.Connection, folder: Path, rows: int, analyzer: Analy
     FTS5 cuts the texts into words and sorts these, in bounded memory, in a file of ``folder`` that is removed again.
 
     Args:
-        db: outside a transaction.
+        db: outside a transaction; opened with ``uri=True``.
         folder: of the segment.
         rows: of the segment, replaced ones included.
         analyzer: of the language.
     """
     scratch = folder / _SCRATCH_FILE
     scratch.unlink(missing_ok=True)
-    db.execute("ATTACH ? AS scratch", (str(scratch),))
+    db.execute("ATTACH ? AS scratch", (scratch.absolute().as_uri(),))
     try:
         db.execute("PRAGMA scratch.journal_mode=MEMORY")
         db.execute("PRAGMA scratch.synchronous=OFF")
@@ -121,14 +122,15 @@ def _write_postings(db: sqlite3.Connection, rows: int) -> None:
         "CREATE TABLE main.words (term TEXT PRIMARY KEY, rows INTEGER NOT NULL, postings BLOB NOT NULL) WITHOUT ROWID"
     )
     db.execute("CREATE TABLE main.lengths (documents INTEGER, words INTEGER, lengths BLOB)")
-    lengths = np.zeros(rows, np.int64)
-    at_once = max(_INSTANCES_AT_ONCE, rows // 4)
+    lengths = np.zeros(rows, np.uint32)
+    least, most = _INSTANCES_AT_ONCE
+    at_once = min(max(rows // 4, least), most)
     with contextlib.closing(db.execute("SELECT term, doc, cnt FROM scratch.terms")) as found:
         # a mark by itself is a word without letters
         for block in _blocks((term for term in found if term[0]), at_once):
             if block[0][2] < at_once:
                 instances = _instances(db, block[0][0], block[-1][0])
-                lengths += np.bincount(instances >> 1, minlength=rows)
+                np.add.at(lengths, instances >> 1, 1)
                 lists = _core.encode_postings(instances, np.array([count for _, _, count in block], np.int64))
             else:
                 lists = [_long_list(db, block[0][0], at_once, lengths)]
@@ -139,7 +141,7 @@ def _write_postings(db: sqlite3.Connection, rows: int) -> None:
     (documents,) = db.execute("SELECT count(*) FROM documents").fetchone()
     db.execute(
         "INSERT INTO main.lengths VALUES (?, ?, ?)",
-        (documents, int(lengths.sum()), lengths.astype("<u4").tobytes()),
+        (documents, int(lengths.sum()), lengths.astype("<u4", copy=False).tobytes()),
     )
 
 
@@ -167,7 +169,7 @@ def _instances(db: sqlite3.Connection, first: str, last: str) -> Int64Array:
     return np.fromstring(text, np.int64, sep=",")
 
 
-def _long_list(db: sqlite3.Connection, term: str, at_once: int, lengths: Int64Array) -> bytes:
+def _long_list(db: sqlite3.Connection, term: str, at_once: int, lengths: Lengths) -> bytes:
     """The posting list of one term, ``at_once`` instances at a time; they are added to ``lengths``."""
     postings = b""
     after = -1
@@ -175,7 +177,7 @@ def _long_list(db: sqlite3.Connection, term: str, at_once: int, lengths: Int64Ar
     sql = "SELECT 2 * doc + (col = 'text') FROM scratch.instances WHERE term = ?"
     with contextlib.closing(db.execute(sql, (term,))) as found:
         while len(some := np.array(found.fetchmany(at_once), np.int64).ravel()):
-            lengths += np.bincount(some >> 1, minlength=len(lengths))
+            np.add.at(lengths, some >> 1, 1)
             some = np.concatenate([rest, some])
             whole = int(np.searchsorted(some, some[-1] & ~1))  # the last row may go on
             if whole:
@@ -200,7 +202,7 @@ class Postings(NamedTuple):
 class _Lengths(NamedTuple):
     documents: int
     average: float
-    of_rows: npt.NDArray[np.uint32]
+    of_rows: Lengths
 
 
 class Words:

@@ -123,7 +123,7 @@ def test_segments_together_score_as_one_would_by_the_words_that_tell(tmp_path: P
 
 
 def test_lists_that_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedkit.index.storage.words._INSTANCES_AT_ONCE", 1)
+    monkeypatch.setattr("embedkit.index.storage.words._INSTANCES_AT_ONCE", (1, 1000))
     query = "connecting wings of the boundary layer"
     for count in (1, 5, 9, 40, 300):  # a quarter of them at once
         documents = some_documents(count, 1)
@@ -140,6 +140,12 @@ def test_a_mark_by_itself_is_no_word(tmp_path: Path) -> None:
         assert analyzer("english").terms("\u0301 wing") == ["wing"]
         found = index.generation.keywords("wing \u0301", 10, None)
     assert [row for row, _ in found] == [1, 0]
+
+
+def test_a_folder_of_any_name(tmp_path: Path) -> None:
+    for name in ("a b", "%41?x=1#y", "ü"):
+        with Index.build(tmp_path / name / "index", ["one wing", "two"], FakeEncoder()) as index:
+            assert [row for row, _ in index.generation.keywords("wing", 5, None)] == [0]
 
 
 def test_the_file_has_words_once_and_no_scratch(tmp_path: Path) -> None:
