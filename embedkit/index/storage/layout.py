@@ -201,8 +201,12 @@ class Writer:
                 if os.path.samestat(os.stat(path), os.fstat(descriptor)):
                     break
             os.close(descriptor)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return descriptor
 
     def _refuse_foreign(self) -> None:
