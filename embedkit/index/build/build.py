@@ -184,7 +184,8 @@ def build(
             return Written(0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank)
         near = near_duplicates(writer, entry, manifest.dimension, settings.dedup)
         written, replaced = publish(writer, manifest, entry, base, mode=mode, left_out=near)
-        with contextlib.suppress(OSError):  # readers see the change; a journal that is left, the next writer removes
+        # readers see the change; the next writer removes a journal that is left
+        with contextlib.suppress(OSError):
             forget(writer)
         return Written(
             written, replaced, resumed, filtered.unchanged, filtered.repeated + len(near), filtered.blank

@@ -99,9 +99,7 @@ class _Cutter(threading.local):
 
     def _cut(self, words: list[str]) -> list[list[str]]:
         if self._db is None:
-            self._db = sqlite3.connect(":memory:", isolation_level=None)
-            create_table(self._db, "cut", "word, content=''", self._tokenizer)
-            self._db.execute("CREATE VIRTUAL TABLE terms USING fts5vocab(cut, instance)")
+            self._db = self._open()
         terms: list[list[str]] = [[] for _ in words]
         self._db.execute("BEGIN")
         try:
@@ -112,6 +110,18 @@ class _Cutter(threading.local):
         finally:
             self._db.execute("ROLLBACK")
         return terms
+
+    def _open(self) -> sqlite3.Connection:
+        db = sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            create_table(db, "cut", "word, content=''", self._tokenizer)
+            db.execute("CREATE VIRTUAL TABLE terms USING fts5vocab(cut, instance)")
+        except sqlite3.OperationalError as error:
+            raise RuntimeError(
+                f"the SQLite of this Python cannot cut the words of a query ({error}); search by meaning alone "
+                "(hybrid=False, --no-hybrid)"
+            ) from None
+        return db
 
 
 def create_table(db: sqlite3.Connection, table: str, columns: str, tokenizer: str) -> None:
