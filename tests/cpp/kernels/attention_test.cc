@@ -58,6 +58,8 @@ int main() {
     for (const size_t length : {1ul, 2ul, 7ul, 8ul, 15ul, 16ul, 17ul, 33ul, 130ul, 300ul})
       for (const size_t head_size : {1ul, 10ul, 16ul, 26ul, 32ul, 64ul, 80ul})
         for (const bool biased : {false, true}) {
+          // the reference of long ones takes minutes under the sanitizers; two sizes have all the edges
+          if (length > 33 && head_size != 26 && head_size != 64) continue;
           const Attention &fp32 = kernels.attention, &bf16 = kernels.bf16.attention;
           check(fp32, length, head_size, 1, biased, 4e-5);
           check(fp32, length, head_size, 20, biased, 8e-3);

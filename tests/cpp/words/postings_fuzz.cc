@@ -168,7 +168,7 @@ int main(int argc, char** argv) {
   embedkit::test::Random random(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   embedkit::test::check_arguments();
   for (size_t i = 0; i < iterations && embedkit::test::failures == 0; ++i) {
-    if (i % 20 == 0) embedkit::test::check_search(random);
+    if (i % 50 == 0) embedkit::test::check_search(random);
     embedkit::test::check_damage(random);
   }
   return embedkit::test::report();
