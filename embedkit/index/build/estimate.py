@@ -19,7 +19,7 @@ __all__ = ["Estimate", "estimate"]
 _ENCODED = 64
 _WARM = 8
 _DOCUMENT_BYTES = 120  # of SQLite's pages and indexes for a document, without its text
-_INDEX_BYTES = 28_000  # of an index without documents: mostly SQLite's tables
+_INDEX_BYTES = 20_000  # of an index without documents: mostly SQLite's tables
 _TEXT_COPIES = 1.4  # the text and the posting lists of its words
 _SORTED_COPIES = 1.1  # its words while they are sorted
 
