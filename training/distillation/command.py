@@ -71,6 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--teacher-precision", default="auto", metavar="NAME", help="fp32, int8 or auto (default)"
     )
+    training.add_argument(
+        "--teacher-weights",
+        type=_weights,
+        metavar="X,X",
+        help="of each of several teachers (default: equal)",
+    )
     training.add_argument("--epochs", type=float, default=1.0, metavar="N", help="(default: 1)")
     training.add_argument("--max-steps", type=int, default=-1, metavar="N", help="instead of --epochs")
     training.add_argument(
@@ -182,6 +188,13 @@ def _absolute(path: str) -> str:
 def _layers(text: str) -> int | list[int]:
     numbers = _numbers(text)
     return numbers if "," in text else numbers[0]
+
+
+def _weights(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid weights: {text!r}; expected e.g. 1,1.6") from None
 
 
 def _numbers(text: str) -> list[int]:

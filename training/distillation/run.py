@@ -60,6 +60,8 @@ class DistillOptions:
         learning_rate, head_learning_rate: of the layers and of the projection.
         precision: ``fp32``, or ``bf16`` for mixed precision.
         teacher_precision: ``fp32``, ``int8``, or ``auto`` for that of a teacher's folder.
+        teacher_weights: of each of several teachers, whose vectors are scaled to the same variance first; None for
+            equal weights. A better teacher of higher weight keeps more of its components.
         early_stopping: stop after this number of dev scores without improvement.
         evaluation: further dev sets, as in a recipe's ``evaluation`` section; with ``select``, one of them selects the
             best checkpoint, rather than the loss on the texts that were held out.
@@ -82,6 +84,7 @@ class DistillOptions:
     head_learning_rate: float = 5e-4
     precision: str = "fp32"
     teacher_precision: str = "auto"
+    teacher_weights: list[float] | None = None
     early_stopping: int | None = None
     evaluation: dict[str, Any] = field(default_factory=dict)
     index_precision: str = "int8"
@@ -133,6 +136,8 @@ def distill(
     named = [teachers] if isinstance(teachers, str) else list(teachers)
     if not named:
         raise ValueError("give at least one teacher: the folder or Hub name of an encoder")
+    if options.teacher_weights is not None and len(options.teacher_weights) != len(named):
+        raise ValueError(f"teacher_weights: {len(options.teacher_weights)} for {len(named)} teachers")
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     train_file, held_file = _texts(texts, output, text_field)
@@ -224,7 +229,9 @@ def _recipe(
     name: str,
 ) -> Recipe:
     """The run as a recipe, which ``run/recipe.json`` keeps."""
-    several = len(teachers) > 1
+    weights: list[float | None] = [None] if len(teachers) == 1 else [1.0] * len(teachers)
+    if options.teacher_weights is not None:
+        weights = [*options.teacher_weights]
     sources: list[Mapping[str, Any]] = [
         {"path": str(path.resolve()), "columns": {"text": "text"}} for path in files
     ]
@@ -240,9 +247,9 @@ def _recipe(
                         "path": one,
                         "precision": options.teacher_precision,
                         "prompt": options.prompt,
-                        "weight": 1.0 if several else None,
+                        "weight": weight,
                     }
-                    for one in teachers
+                    for one, weight in zip(teachers, weights, strict=True)
                 ],
                 "center": False,
                 "reduction": "cosine",
