@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ __all__ = ["DistillOptions", "distill"]
 _LOG = logging.getLogger("embedkit")
 _LEAST = 64  # texts: fewer teach nothing
 _WARMUP = 0.02  # of the steps: the student starts close to the teacher
+_RANGES = 20_000  # texts at most
 _HELD_OUT = 2000  # texts at most; a tenth of fewer than 20,000
 
 
@@ -152,9 +154,10 @@ def distill(
         return report
     trained = output / "run" / "model"
     with Encoder(trained, precision="fp32") as student:
+        ranges = _ranges(student, train_file, result["examples"]["texts"])
         for name, precision in (("float", "fp32"), ("model", "int8")):
             shutil.rmtree(output / name, ignore_errors=True)  # of a call that was stopped before its report
-            student.save(output / name, precision)
+            student.save(output / name, precision, ranges=ranges)
             settings = read_json(output / name / SETTINGS_FILE)
             write_json(
                 output / name / SETTINGS_FILE, {**settings, "index_precision": options.index_precision}
@@ -174,6 +177,13 @@ def distill(
     }
     write_report(output, recipe, report)
     return report
+
+
+def _ranges(student: Encoder, train_file: Path, count: int) -> np.ndarray[Any, Any]:
+    """(2, dimension) the least and greatest value of each column, on a sample of the texts: for int8 vectors."""
+    texts = read({"path": str(train_file)}, root=Path()).texts("text")
+    vectors = student.encode(list(islice(texts, 0, None, -(-count // _RANGES))))
+    return np.stack([vectors.min(axis=0), vectors.max(axis=0)])
 
 
 def _texts(

@@ -115,6 +115,8 @@ def test_a_student_learns_resumes_and_is_reported(
     assert student.describe()["index_precision"] == again.describe()["index_precision"] == "int8"
     cosines = (student.encode(sentences[:50]) * again.encode(sentences[:50])).sum(axis=1)
     assert cosines.mean() > 0.99
+    coded = student.encode(sentences[:50], output_dtype="int8")  # with the ranges of the folder
+    assert coded.dtype == np.int8 and coded.min() < -100 and coded.max() > 100
     card = (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
     assert "Teacher and student" in card
     assert (tmp_path / "out" / "report.png").stat().st_size > 5000
