@@ -64,7 +64,7 @@ def _size(source: str, root: Path) -> tuple[int, float]:
 
     table = read(yaml.safe_load(source), root=root)
     rows = np.random.default_rng(0).choice(len(table), min(_SAMPLE, len(table)), replace=False)
-    columns = [[table[name][i] for i in rows] for name in table.names if isinstance(table[name], list)]
+    columns = [[texts[i] for i in rows] for texts in map(table.texts, table.text_names)]
     tokens = sum(len(ids) + 2 for column in columns for ids in _tokenizer().encode_batch(column))
     return len(table), tokens / len(rows)
 
