@@ -5,7 +5,8 @@
 // The system must have been asked for the tiles (see has_amx). A signal handler starts with tiles of its own
 // and what it interrupted gets its tiles back; a child process inherits the permission.
 #include "kernels/dot_avx512.h"
-#include "kernels/tile_kernels.h"
+#include "kernels/tile_table.h"
+#include "kernels/vec_avx512_bf16.h"
 
 namespace embedkit {
 namespace {
@@ -75,6 +76,6 @@ class AmxTiles {
 
 }  // namespace
 
-extern constinit const Kernels kAmxKernels = tile_kernels<AmxTiles, Vnni>(Isa::kAmx);
+extern constinit const Kernels kAmxKernels = tile_kernels<AmxTiles, Vnni, Avx512Bf16>(Isa::kAmx);
 
 }  // namespace embedkit

@@ -102,9 +102,9 @@ class Bf16Attention {
       const float* even = task_.v + j * task_.ld;
       for (size_t d = 0; d < at_.features; d += V::kLanes) {
         const auto of = [&](size_t key, const float* row) {
-          return key < task_.length ? V::load(row + d) : V::zero();
+          return V::bf16_bits(key < task_.length ? V::load(row + d) : V::zero());
         };
-        V::store_int(to + d, V::bf16_pairs(of(j, even), of(j + 1, even + task_.ld)));
+        V::store_int(to + d, V::word_pairs(of(j, even), of(j + 1, even + task_.ld)));
       }
     }
   }

@@ -1,22 +1,10 @@
 // The bfloat16 products of AVX-512 BF16, in place of those of avx512_vnni.cc: vdpbf16ps adds the two products
 // of each pair to a float lane. Like it, they take subnormal numbers for zero.
 #include "kernels/attention_bf16.h"
-#include "kernels/vec_avx512.h"
+#include "kernels/vec_avx512_bf16.h"
 
 namespace embedkit {
 namespace {
-
-/// Rounds by an instruction, which takes subnormal numbers for zero, too.
-struct Avx512Bf16 : Avx512 {
-  static __m256i to_bf16(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
-  static void store_bf16(uint16_t* p, __m512 x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(x));
-  }
-  static __m512i bf16_pairs(__m512 low, __m512 high) {
-    return _mm512_or_si512(_mm512_cvtepu16_epi32(to_bf16(low)),
-                           _mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(high)), 16));
-  }
-};
 
 struct Dpbf16 {
   using V = Avx512Bf16;

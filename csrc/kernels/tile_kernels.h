@@ -22,7 +22,6 @@
 #include "base/aligned.h"
 #include "kernels/float16.h"
 #include "kernels/kernels.h"
-#include "kernels/vector_kernels.h"
 
 namespace embedkit {
 namespace {
@@ -236,27 +235,6 @@ double spin_tiles(size_t iterations) {
   }
   tiles.release();
   return static_cast<double>(run) * 4 * kTileRows * kTileColumns * kTileGroup<Product>;
-}
-
-/// The table of an instruction set with tiles and the vectors of `Dot`: products in int8 and bfloat16 on
-/// tiles, all else on vectors.
-template <class Tiles, class Dot>
-constexpr Kernels tile_kernels(Isa isa) {
-  using V = typename Dot::V;
-  Kernels kernels = row_kernels<Dot, 255>(isa);
-  kernels.quantized_panel = kTilePanel;
-  kernels.quantized_group = kTileGroup<TileInt8>;
-  kernels.packed_int8_bytes = packed_tile_bytes<TileInt8>;
-  kernels.pack_int8 = pack_tiles_int8;
-  kernels.packed_bf16_bytes = packed_tile_bytes<TileBf16>;
-  kernels.pack_bf16 = pack_tiles_bf16;
-  kernels.int8_instruction = Tiles::kInt8Instruction;
-  kernels.linear_int8 = linear_tiles_int8<V, Tiles>;
-  kernels.products_int8 = products_tiles_int8<Tiles>;
-  kernels.spin_int8 = spin_tiles<TileInt8, Tiles>;
-  kernels.bf16 = {Tiles::kBf16Instruction, kTileGroup<TileBf16>, linear_tiles_bf16<V, Tiles>,
-                  spin_tiles<TileBf16, Tiles>, kernels.attention};
-  return kernels;
 }
 
 }  // namespace

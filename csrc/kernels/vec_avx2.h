@@ -84,12 +84,14 @@ struct Avx2 {
   static F bf16_low(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
   /// By two shifts: a mask would take the register that the products lack.
   static F bf16_high(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(x, 16), 16)); }
-  /// Rounds to bfloat16 as `to_bf16`.
-  static void store_bf16(uint16_t* p, F x) {
+  /// The bits of x as bfloat16, rounded as `to_bf16`, in the lower half of each lane.
+  static I bf16_bits(F x) {
     const I bits = _mm256_castps_si256(x);
     const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const I rounded =
-        _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+  }
+  static void store_bf16(uint16_t* p, F x) {
+    const I rounded = bf16_bits(x);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
   }

@@ -69,12 +69,14 @@ struct Avx512 {
   static F bf16_high(I x) {
     return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
   }
-  /// Rounds to bfloat16 as `to_bf16`.
-  static void store_bf16(uint16_t* p, F x) {
+  /// The bits of x as bfloat16, rounded as `to_bf16`, in the lower half of each lane.
+  static I bf16_bits(F x) {
     const I bits = _mm512_castps_si512(x);
     const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const I rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+    return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+  }
+  static void store_bf16(uint16_t* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(x)));
   }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
   static F magnitude(F x) { return _mm512_abs_ps(x); }
