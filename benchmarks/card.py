@@ -303,10 +303,10 @@ def main() -> None:
 
     judged = collections_of(options.data) | (held_out(options.held_out) if options.held_out else {})
     collections = {name: (one, Keywords(one)) for name, one in judged.items()}
-    result: dict[str, Any] = {"rows": {}}
+    rows: dict[str, Any] = {}
     if options.json is not None and options.json.is_file():
-        result = json.loads(options.json.read_text(encoding="utf-8"))
-    result["machine"] = common.machine_info()
+        rows = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
+    result = common.report("card", machine=common.machine_info(), rows=rows)
     result["rows"]["BM25"] = {"search": {name: search(None, *both) for name, both in collections.items()}}
     sentences = [row["text"] for row in read_table(options.data / "corpus_en" / "sentences_en.tsv.gz")]
     sample = [*judged["cranfield"].texts, *sentences[:: len(sentences) // _SAMPLE]]

@@ -77,7 +77,7 @@ MODULES = {
     ),
 }
 MPNET = "layers=12,hidden=768,heads=12,intermediate=3072,pooling=mean"
-BUILTIN = ROOT / "embedkit" / "models" / "hpd-minilm-l6-128-int8"
+BUILTIN = ROOT / "embedkit" / "models" / "embedkit-256-int8"
 CONVERT = "import sys; from embedkit.cli.model import main; sys.exit(main(sys.argv[1:]))"
 
 

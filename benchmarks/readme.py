@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,14 @@ import common
 from peers import peer_class
 
 READMES = tuple(
-    common.ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/scale.md", "docs/serve.md")
+    common.ROOT / name
+    for name in (
+        "README.md",
+        "benchmarks/README.md",
+        "docs/scale.md",
+        "docs/serve.md",
+        "embedkit/models/embedkit-256-int8/README.md",
+    )
 )
 
 
@@ -256,32 +263,117 @@ def retrieval(result: dict[str, Any]) -> str:
     )
 
 
-def sts(result: dict[str, Any]) -> str:
-    """STS and retrieval scores of the built-in model and others."""
-    found = json.loads((common.RESULTS / "retrieval.json").read_text(encoding="utf-8"))
-    builtin = "hpd-minilm-l6-128-int8"
+#: Rows of `card.json` -> how the table names them.
+_CARD_ROWS = {
+    "built-in": "**built-in model**",
+    "built-in:128": "built-in model, first 128 dimensions",
+    "minilm": "all-MiniLM-L6-v2",
+    "mpnet": "all-mpnet-base-v2",
+    "bge-small": "bge-small-en-v1.5",
+    "bge-small-prompted": "bge-small-en-v1.5, queries with its prompt",
+}
+_DEVELOPMENT = ("cranfield", "med", "cacm")
+
+
+def card(result: dict[str, Any]) -> str:
+    """The built-in model beside others: similarity, pairs, search."""
+    held_out = [name for name in result["rows"]["BM25"]["search"] if name not in _DEVELOPMENT]
+
+    def mean(row: dict[str, Any], names: Sequence[str], kind: str) -> str:
+        return f"{sum(row['search'][name][kind] for name in names) / len(names):.3f}"
+
     rows = []
-    for row in sorted(result["rows"], key=lambda row: row["model"] != builtin):
-        own = row["model"] == builtin
-        of = ("built-in" if own else row["model"], row["dimension"])
-        quora = next(r for r in found["rows"] if (r["model"], r["dimension"]) == of and r["kind"] == "exact")
-        cranfield = next(r for r in found["cranfield"] if (r["model"], r["dimension"]) == of)
+    for name, label in _CARD_ROWS.items():
+        row = result["rows"][name]
+        size = row["dimension"] * (1 if name.startswith("built-in") else 4)
         cells = [
-            "built-in model" if own else row["model"],
-            row["dimension"],
+            label,
+            f"{row['dimension']}",
+            f"{size:,}",
             f"{row['sts']['average']:.2f}",
-            f"{quora['mrr_at_10']:.3f}",
-            f"{cranfield['embedkit']['ndcg_at_10']:.3f}",
+            f"{row['quora_ap']:.1f}",
+            *(mean(row, names, kind) for names in (_DEVELOPMENT, held_out) for kind in ("vectors", "hybrid")),
         ]
-        rows.append([f"**{c}**" if own else c for c in cells])
-    headers = ["", "dimension", "STS", "Quora, MRR@10", "Cranfield, nDCG@10"]
-    questions = found["questions"]
-    return (
-        "STS and retrieval scores. STS: mean Spearman x 100 over STS12-16, STS-B and SICK-R. Retrieval (int8, exact "
-        "search): "
-        f"{questions['queries']:,} Quora\nquestions among {questions['stored']:,}, and Cranfield's abstracts.\n\n"
-        f"{common.table(headers, rows)}"
+        rows.append([cells[0], *(f"**{c}**" for c in cells[1:])] if name == "built-in" else cells)
+    words = result["rows"]["BM25"]
+    rows.append(
+        [
+            "BM25 alone",
+            "",
+            "",
+            "",
+            "",
+            mean(words, _DEVELOPMENT, "bm25"),
+            "",
+            mean(words, held_out, "bm25"),
+            "",
+        ]
     )
+    headers = [
+        "",
+        "dimension",
+        "bytes a vector",
+        "STS",
+        "Quora, AP",
+        "search, dev",
+        "hybrid, dev",
+        "search",
+        "hybrid",
+    ]
+    names = ", ".join(name.upper() for name in held_out)
+    return (
+        "Weights in int8. STS: mean Spearman x 100 over STS12-16, STS-B and SICK-R. Quora: average precision of the"
+        "\ncosine of pairs of questions. Search and hybrid search (vectors and words): mean nDCG@10 on collections that"
+        f"\nthe built-in model was chosen on (dev: Cranfield, MED, CACM) and on others ({names})."
+        f"\n\n{common.table(headers, rows)}"
+    )
+
+
+#: Rows of `card.json` -> columns of the whole table.
+_CARD_COLUMNS = {
+    "built-in": "**built-in**",
+    "built-in:int8": "stored in int8",
+    "built-in:128": "first 128",
+    "built-in:64": "first 64",
+    "former": "former, 128",
+    "minilm": "MiniLM-L6, 384",
+    "minilm:pca256": "its 256 components",
+    "bge-small": "bge-small, 384",
+    "bge-small-prompted": "… prompted",
+    "mpnet": "mpnet, 768",
+}
+
+
+def whole_card(result: dict[str, Any]) -> str:
+    """Every figure of the built-in model's card, a model a column."""
+    columns = [result["rows"][name] for name in _CARD_COLUMNS]
+    lines = [
+        [f"STS, {name}", *(f"{row['sts']['sets'][name]:.2f}" for row in columns)]
+        for name in columns[0]["sts"]["sets"]
+    ]
+    lines.append(["**STS, mean**", *(f"{row['sts']['average']:.2f}" for row in columns)])
+    lines.append(["… without pairs of dev sets", *(f"{row['sts']['unseen']:.2f}" for row in columns)])
+    lines.append(["STS-B dev", *(f"{row['sts']['stsb_dev']:.2f}" for row in columns)])
+    lines.append(["Quora, average precision", *(f"{row['quora_ap']:.2f}" for row in columns)])
+    lines += [
+        [label, *(f"{row['probes'][name]:.1f}" for row in columns)]
+        for name, label in (
+            ("sst5", "SST-5, accuracy"),
+            ("topics", "topics of glosses, accuracy"),
+            ("topics_clustered", "… clustered, V-measure"),
+            ("captions_clustered", "captions by image, V-measure"),
+        )
+    ]
+    words = result["rows"]["BM25"]["search"]
+    for name, bm25 in words.items():
+        dev = " (dev)" if name in _DEVELOPMENT else ""
+        for kind, label in (("vectors", f"{name.upper()}{dev}"), ("hybrid", "… hybrid")):
+            lines.append([label, *(f"{row['search'][name][kind]:.3f}" for row in columns)])
+        lines[-2][0] += f"; BM25 {bm25['bm25']:.3f}"
+    speeds = [row.get("speed") for row in columns]
+    lines.append(["texts a second", *(f"{one['texts_per_s']:,.0f}" if one else "" for one in speeds)])
+    lines.append(["one query, ms", *(f"{one['query_ms']:.2f}" if one else "" for one in speeds)])
+    return f"{_machine(result)}.\n\n{common.table(['', *_CARD_COLUMNS.values()], lines)}"
 
 
 def auto_index(result: dict[str, Any]) -> str:
@@ -418,6 +510,8 @@ def serve(result: dict[str, Any]) -> str:
 
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "auto_index": auto_index,
+    "card": card,
+    "card:whole": whole_card,
     "kernels-cpu": kernels,
     "latency": latency,
     "processor": processor,
@@ -427,7 +521,6 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "scale": scale,
     "serve": serve,
     "static": static,
-    "sts": sts,
     "tokenizer": tokenizer,
 }
 
@@ -453,13 +546,15 @@ def _update(path: Path, *, write: bool) -> bool:
 
     def fill(match: re.Match[str]) -> str:
         name = match["name"]
-        file = common.RESULTS / f"{name}.json"
+        stem, _, variant = name.partition(":")
+        file = common.RESULTS / f"{stem}.json"
         if not file.exists():  # not measured yet
             return f"<!-- {name} -->\n<!-- /{name} -->"
         result = json.loads(file.read_text(encoding="utf-8"))
-        return f"<!-- {name} -->\n{RENDER[result['benchmark']](result)}\n<!-- /{name} -->"
+        render = RENDER[":".join(filter(None, (result["benchmark"], variant)))]
+        return f"<!-- {name} -->\n{render(result)}\n<!-- /{name} -->"
 
-    after = re.sub(r"<!-- (?P<name>[\w-]+) -->\n.*?<!-- /(?P=name) -->", fill, before, flags=re.DOTALL)
+    after = re.sub(r"<!-- (?P<name>[\w:-]+) -->\n.*?<!-- /(?P=name) -->", fill, before, flags=re.DOTALL)
     if after != before and write:
         path.write_text(after, encoding="utf-8")
     return after == before

@@ -253,7 +253,7 @@ def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tup
     """The servers that are installed: a command, and the name that requests give the model."""
     own = [sys.executable, "-c", _MAIN, "--port", str(port)]
     if model is None:
-        return {"embedkit-serve": (own, "hpd-minilm-l6-128-int8")}
+        return {"embedkit-serve": (own, "embedkit-256-int8")}
     own += ["--model", f"m={model}"]
     found = {"embedkit-serve": (own, "m")}
     for precision in ("bf16", "int8"):

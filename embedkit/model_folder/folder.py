@@ -42,9 +42,9 @@ __all__ = [
 ]
 
 #: Names of the models that earlier versions had built in.
-FORMER_BUILTIN = ("embedkit-sts",)
+FORMER_BUILTIN = ("embedkit-sts", "hpd-minilm-l6-128-int8")
 
-BUILTIN = Path(__file__).parent.parent / "models" / "hpd-minilm-l6-128-int8"
+BUILTIN = Path(__file__).parent.parent / "models" / "embedkit-256-int8"
 """The built-in model."""
 
 FORMAT = 1

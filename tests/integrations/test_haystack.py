@@ -25,7 +25,7 @@ def test_vectors_are_the_encoders() -> None:
     encoder = Encoder(**OPTIONS)
     result = EmbedkitTextEmbedder(options=OPTIONS, normalize_embeddings=True).run("what to cook")
     assert result["embedding"] == encoder.encode_query("what to cook", normalize_embeddings=True).tolist()
-    assert result["meta"] == {"model": "hpd-minilm-l6-128-int8"}
+    assert result["meta"] == {"model": "embedkit-256-int8"}
     documents = [Document(content=TEXTS[0], meta={"title": "Soup", "page": 3}), Document(content=TEXTS[1])]
     embedder = EmbedkitDocumentEmbedder(
         options=OPTIONS, meta_fields_to_embed=["title", "none", "page"], embedding_separator=" | "

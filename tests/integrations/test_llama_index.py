@@ -99,7 +99,7 @@ def test_settings_cache_and_callbacks_of_llama_index() -> None:
 def test_it_is_a_base_embedding_with_a_name() -> None:
     embedding = EmbedkitEmbedding()
     assert isinstance(embedding, BaseEmbedding)
-    assert embedding.model_name == "hpd-minilm-l6-128-int8"
+    assert embedding.model_name == "embedkit-256-int8"
     assert embedding.to_payload()["class_name"] == "EmbedkitEmbedding"
 
 

@@ -14,7 +14,7 @@ import pytest
 from embedkit import Encoder
 
 TEXTS = ["Boil the lentils for half an hour.", "Restart the server after the update.", "naïve 漢字"]
-MODEL = "hpd-minilm-l6-128-int8"
+MODEL = "embedkit-256-int8"
 KEY = "a-key"
 
 

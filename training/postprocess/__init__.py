@@ -13,7 +13,6 @@ __all__ = ["STEPS", "Result", "Step", "step_class"]
 
 STEPS: dict[str, str] = {
     "linear_map": "linear_map:MapStep",
-    "refit": "refit:Refit",
 }
 """Name in a recipe -> module and class."""
 

@@ -123,7 +123,7 @@ def test_texts_have_the_lengths_that_were_asked_for(given: str) -> None:
 
     import embedkit
 
-    folder = Path(embedkit.__file__).parent / "models" / "hpd-minilm-l6-128-int8"
+    folder = Path(embedkit.__file__).parent / "models" / "embedkit-256-int8"
     wanted = lengths.wanted(given, 40)
     texts = lengths.texts_of_lengths(folder, common.sample_texts(100), wanted)
     assert [len(row) for row in Tokenizer(folder)(texts)] == wanted

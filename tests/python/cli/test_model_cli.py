@@ -97,5 +97,5 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Many languages" in needs and multilingual() in needs
     lines = models.splitlines()
     assert len(lines) == 1 + len(list_models())
-    assert "hpd-minilm-l6-128-int8" in lines[1]
+    assert "embedkit-256-int8" in lines[1]
     assert json.dumps([needs, *lines]).isascii()

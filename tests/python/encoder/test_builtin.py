@@ -20,7 +20,7 @@ def encoder() -> Encoder:
 
 def test_the_folder_is_complete(encoder: Encoder) -> None:
     report = encoder.describe()
-    assert report["model"] == BUILTIN.name and report["precision"] == "int8" and report["dimension"] == 128
+    assert report["model"] == BUILTIN.name and report["precision"] == "int8" and report["dimension"] == 256
     assert encoder.verify() == report["fingerprint"]
     assert {"LICENSE", "NOTICE", "README.md"} <= {path.name for path in BUILTIN.iterdir()}
     assert sum(path.stat().st_size for path in BUILTIN.rglob("*") if path.is_file()) <= 24_000_000
@@ -28,7 +28,7 @@ def test_the_folder_is_complete(encoder: Encoder) -> None:
 
 def test_saving_it_changes_no_byte(encoder: Encoder, tmp_path: Path) -> None:
     """A writer that changes a file's form or the fingerprint makes every index of the model unusable."""
-    assert encoder.fingerprint == "b351152a2d9e5a2c4c20a3568657db9a269c928e633355aad478a86c00aac2de"
+    assert encoder.fingerprint == "c2772745068a1e2778386b46570a242ed1ff38e3eac94b31062cd7b1934dcf3a"
     encoder.save(tmp_path / "saved")
     names = {path.relative_to(BUILTIN) for path in BUILTIN.rglob("*") if path.is_file()}
     assert names == {p.relative_to(tmp_path / "saved") for p in tmp_path.rglob("*") if p.is_file()}
@@ -44,7 +44,7 @@ def test_int8_embeddings_need_no_given_ranges(encoder: Encoder) -> None:
         "a violinist plays",
     ]
     exact, coded = encoder.encode(texts), encoder.encode(texts, output_dtype="int8")
-    assert coded.dtype == np.int8 and coded.shape == (4, 128)
+    assert coded.dtype == np.int8 and coded.shape == (4, 256)
     np.testing.assert_array_equal(encoder.encode(texts[1], output_dtype="int8"), coded[1])
     minima, maxima = np.asarray(encoder._engine.folder.stamp.ranges)
     decoded = minima + (coded + 128.5) * (maxima - minima) / 255
@@ -59,7 +59,7 @@ def refuse(*arguments, **options):
     raise AssertionError("a socket was opened")
 socket.socket = socket.create_connection = socket.getaddrinfo = refuse
 from embedkit import Encoder, list_models
-assert Encoder().encode("a text").shape == (128,)
+assert Encoder().encode("a text").shape == (256,)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 

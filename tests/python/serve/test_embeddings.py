@@ -46,10 +46,10 @@ def test_base64_is_the_arrays_own_memory(server: RunningServer) -> None:
     np.testing.assert_array_equal(found, Encoder().encode(TEXTS))
 
 
-@pytest.mark.parametrize("dimensions", [1, 24, 128])
+@pytest.mark.parametrize("dimensions", [1, 24, 256])
 def test_dimensions(server: RunningServer, dimensions: int) -> None:
     found = vectors(server.embed(TEXTS[:2], dimensions=dimensions))
-    truncated = dimensions < 128
+    truncated = dimensions < 256
     expected = Encoder().encode(TEXTS[:2], truncate_dim=dimensions, normalize_embeddings=truncated)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
@@ -89,7 +89,7 @@ def test_token_ids_of_another_vocabulary_are_refused(server: RunningServer) -> N
         ({"input": []}, "input", "empty"),
         ({}, "input", "field required"),
         ({"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
-        ({"input": "a", "dimensions": 129}, "dimensions", "from 1 to 128"),
+        ({"input": "a", "dimensions": 257}, "dimensions", "from 1 to 256"),
         ({"input": "a", "dimensions": "12"}, "dimensions", "valid integer"),
         ({"input": "a", "dimensions": 1.5}, "dimensions", "valid integer"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'float' or 'base64'"),
@@ -137,8 +137,8 @@ def test_unknown_models_and_paths(server: RunningServer) -> None:
 
 def test_models(server: RunningServer) -> None:
     (model,) = server.client.get("/v1/models").json()["data"]
-    assert model["id"] == "hpd-minilm-l6-128-int8"
-    assert server.client.get("/v1/models/hpd-minilm-l6-128-int8").json() == model
+    assert model["id"] == "embedkit-256-int8"
+    assert server.client.get("/v1/models/embedkit-256-int8").json() == model
     assert server.client.get("/v1/models/other").status_code == 404
 
 
@@ -165,7 +165,7 @@ def test_prompts(start: Callable[..., RunningServer], tmp_path: Path) -> None:
 def test_long_texts_are_truncated_or_refused(
     server: RunningServer, start: Callable[..., RunningServer]
 ) -> None:
-    long, fitting = "word " * 255, "word " * 254
+    long, fitting = "word " * 511, "word " * 510
     error = error_of(server, {"input": ["a", fitting, long], "truncate": False})
     assert error["param"] == "input[2]"
     assert error["code"] == "text_too_long"

@@ -86,9 +86,9 @@ def test_embed_as_tei(server: RunningServer) -> None:
 
 def test_info_names_what_runs(searching: RunningServer) -> None:
     info = searching.client.get("/info").json()
-    assert info["model_id"] == "hpd-minilm-l6-128-int8"
+    assert info["model_id"] == "embedkit-256-int8"
     assert info["model_sha"] == Encoder().fingerprint
-    assert info["max_input_length"] == 256
+    assert info["max_input_length"] == 512
     assert info["rerankers"] == ["tiny"]
     assert info["index"]["documents"] == 200
     assert "/" not in str({**info, "model_type": None})  # no path of the machine

@@ -92,7 +92,7 @@ def test_words_found() -> None:
         ({"query": "a", "vector": [1.0]}, "vector"),
         ({"query": ["a", 1]}, "query[1]"),
         ({"vector": [1.0, 2.0]}, "vector"),
-        ({"vector": [1e39] * 128}, "vector"),
+        ({"vector": [1e39] * 256}, "vector"),
         ({"vector": [1.0, "a"]}, "vector[1]"),
         ({"query": "a", "k": 0}, "k"),
         ({"query": "a", "k": 1001}, "k"),
@@ -102,7 +102,7 @@ def test_words_found() -> None:
         ({"query": "a", "where": "topic = '", "filter": {"a": 1}}, "where"),
         ({"query": "a", "filter": {"a": [1]}}, None),
         ({"query": "a", "nprobe": 4}, "nprobe"),
-        ({"vector": [1.0] * 128, "hybrid": True}, "hybrid"),
+        ({"vector": [1.0] * 256, "hybrid": True}, "hybrid"),
     ],
 )
 def test_errors(searching: RunningServer, body: Any, param: str | None) -> None:
@@ -116,7 +116,7 @@ def test_errors(searching: RunningServer, body: Any, param: str | None) -> None:
 
 def test_nan_in_a_vector_is_refused(searching: RunningServer) -> None:
     for number in ("NaN", "Infinity", "1e999"):
-        body = '{"vector": [' + ",".join([number] * 128) + "]}"
+        body = '{"vector": [' + ",".join([number] * 256) + "]}"
         response = searching.client.post("/v1/search", content=body)
         assert response.status_code == 400
         assert "vector[0]" in response.json()["error"]["message"]
@@ -133,7 +133,7 @@ def test_the_index_needs_no_second_copy_of_a_served_model(
         expected = [hit.id for hit in index.search("lentils", 3)[0]]
     with start("--index", str(index_folder), "--threads", "1") as running:
         (model,) = running.client.get("/v1/models").json()["data"]
-        assert model["id"] == "hpd-minilm-l6-128-int8"
+        assert model["id"] == "embedkit-256-int8"
         before = running.metric("embedkit_texts_total", model=model["id"])
         assert [hit["id"] for hit in hits_of(running, query="lentils", k=3)[0]] == expected
         assert running.metric("embedkit_texts_total", model=model["id"]) == before + 1

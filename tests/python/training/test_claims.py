@@ -42,14 +42,3 @@ def test_a_claim_is_held_to_the_means() -> None:
     assert Claim("", "x", ["a", "b", "c"]).holds(rows) is False  # equal is not above
     assert Claim("", "x", ["a", "d"]).holds(rows) is None
     assert Claim("", "x", ["a", "away"]).holds(rows) is None
-
-
-def test_the_built_in_models_card_has_the_figures_of_its_results() -> None:
-    root = RESULTS.parents[2]
-    card = (root / "embedkit/models/hpd-minilm-l6-128-int8/README.md").read_text(encoding="utf-8")
-    found = json.loads((RESULTS.parent / "builtin.json").read_text(encoding="utf-8"))
-    row = next(row for row in found["rows"] if row["model"] == "hpd-minilm-l6-128-int8")
-    scores = [f"{one['spearman']:.2f}" for one in row["sts"]["sets"].values()]
-    assert f"| all pairs | {' | '.join(scores)} | **{row['sts']['average']:.2f}** |" in card
-    unseen = [f"{one['spearman']:.2f}" for one in row["sts_unseen"]["sets"].values()]
-    assert f"| unseen pairs | {' | '.join(unseen)} | {row['sts_unseen']['average']:.2f} |" in card

@@ -121,7 +121,10 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
         (["data={}"], "data has no task"),
         (["data.nli=file.tsv"], "data.nli must be a mapping, not 'file.tsv'"),
         (["evaluation.test=[st]"], "unknown evaluation.test 'st'; did you mean 'sts'"),
-        (["postprocess={name: refit}"], "either an objective, which is trained, or a postprocess step"),
+        (
+            ["postprocess={name: linear_map, method: pca, dimension: 8}"],
+            "either an objective, which is trained, or a postprocess step",
+        ),
         (["training.seed"], "'training.seed' is not an override; write section.key=value"),
         (["=3"], "'=3' is not an override"),
         (["model.path=[a"], "the value is not valid YAML"),

@@ -26,7 +26,6 @@ pytest.importorskip("sklearn")
 yaml = pytest.importorskip("yaml")
 
 from embedkit.training import cli, vocabulary
-from embedkit.training.postprocess import refit
 from embedkit.training.recipe import find_recipe, list_recipes
 
 from embedkit import Encoder
@@ -42,8 +41,6 @@ _E5 = "intfloat/multilingual-e5-small"
 _ROFORMER = "junnyu/roformer_chinese_char_base"
 _VOCABULARY = "runs/zh-char-small"
 _RESULTS = {  # the recipes whose models other recipes start or learn from, by the path those name
-    "runs/builtin-student-1/model": "builtin-student",
-    "runs/builtin-teacher-1/model": "builtin-teacher",
     "runs/cross-encoder-nli-1/model": "cross-encoder-nli",
     "runs/cross-encoder-nli-bert/model": "cross-encoder-nli",
     "runs/cross-encoder-stsb-1/model": "cross-encoder-stsb",
@@ -267,7 +264,6 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[...,
         patch.setattr(
             sts, "_CHINESE_PAIRS", {k: one._replace(pairs=20) for k, one in sts._CHINESE_PAIRS.items()}
         )
-        patch.setattr(refit, "_STEPS", _STEPS)
         yield Workshop(root, models)
     torch.set_num_threads(threads)
     logger.handlers[:] = handlers
