@@ -15,11 +15,11 @@ import common
 
 __all__ = ["plot", "run", "show"]
 
-PRECISIONS = ("int8", "fp32")
+PRECISIONS = ("int8", "bf16", "fp32")
 
 
 def run(options: argparse.Namespace, model: Path, texts: list[str]) -> dict[str, Any]:
-    """Measure both precisions in alternating rounds, with and without clocks."""
+    """Measure each precision in alternating rounds, with and without clocks."""
     from embedkit import Encoder, _core
 
     runs: dict[tuple[str, bool], Any] = {}

@@ -41,6 +41,13 @@ class AmxTiles {
     if constexpr (r == 1 && c == 0) _tile_zero(2);
     if constexpr (r == 1 && c == 1) _tile_zero(3);
   }
+  template <int r, int c>
+  void fill(const float* row) {
+    if constexpr (r == 0 && c == 0) _tile_loadd(0, row, 0);
+    if constexpr (r == 0 && c == 1) _tile_loadd(1, row, 0);
+    if constexpr (r == 1 && c == 0) _tile_loadd(2, row, 0);
+    if constexpr (r == 1 && c == 1) _tile_loadd(3, row, 0);
+  }
   template <int r>
   void load_rows(const uint8_t* from, size_t stride) {
     if constexpr (r == 0) _tile_loadd(4, from, stride);

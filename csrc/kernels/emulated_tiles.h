@@ -27,6 +27,10 @@ class EmulatedTiles {
   void zero() {
     std::memset(sums_[r][c], 0, sizeof(sums_[r][c]));
   }
+  template <int r, int c>
+  void fill(const float* row) {
+    for (size_t i = 0; i < height_; ++i) std::memcpy(sums_[r][c] + i * kTileRowBytes, row, kTileRowBytes);
+  }
   template <int r>
   void load_rows(const uint8_t* from, size_t stride) {
     for (size_t row = 0; row < height_; ++row)

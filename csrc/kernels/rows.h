@@ -84,37 +84,66 @@ void quantize_rows(const float* x, size_t ld, size_t rows, size_t columns, const
   }
 }
 
-/// With `quantized` the floats in x are scratch: only what is quantized from them is used.
-template <class V, int kLevels, Activation kActivation, bool kQuantized>
-void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& quantized) {
-  for (size_t r = 0; r < rows; ++r, x += ld) {
+/// What rows of results become.
+enum class Form { kFloats, kInt8, kBf16 };
+
+inline Form form_of(const QuantizedRows& quantized) {
+  if (quantized.data == nullptr) return Form::kFloats;
+  return quantized.form == QuantizedRows::Form::kInt8 ? Form::kInt8 : Form::kBf16;
+}
+
+/// Row r of `columns` results, value(i) of those from i on and first(i, n) of the last n. Quantized, the
+/// floats in x are scratch.
+template <class V, int kLevels, Form kForm, class Value, class First>
+inline void write_row(float* x, size_t columns, const QuantizedRows& quantized, size_t r, Value&& value,
+                      First&& first) {
+  if constexpr (kForm == Form::kBf16) {
+    auto* to = reinterpret_cast<uint16_t*>(quantized.data + r * quantized.stride);
+    over_columns<V>(
+        columns, [&](size_t i) { V::store_bf16(to + i, value(i)); },
+        [&](size_t i, size_t n) {
+          uint16_t tail[V::kLanes];
+          V::store_bf16(tail, first(i, n));
+          std::memcpy(to + i, tail, n * sizeof(uint16_t));
+        });
+    std::memset(to + columns, 0, quantized.stride - columns * sizeof(uint16_t));
+  } else {
     Range<V> range;
     over_columns<V>(
         columns,
         [&](size_t i) {
-          const auto y = activation<V, kActivation, kQuantized>(V::load(x + i));
+          const auto y = value(i);
           V::store(x + i, y);
-          if constexpr (kQuantized) range.add(y);
+          if constexpr (kForm == Form::kInt8) range.add(y);
         },
         [&](size_t i, size_t n) {
-          const auto y = activation<V, kActivation, kQuantized>(V::load_first(x + i, n));
+          const auto y = first(i, n);
           V::store_first(x + i, y, n);
-          if constexpr (kQuantized) range.add_first(y, n);
+          if constexpr (kForm == Form::kInt8) range.add_first(y, n);
         });
-    if constexpr (kQuantized) {
-      quantize_row<V, kLevels>(x, columns, range, quantized, r);
-    } else if (quantized.data != nullptr) {
-      round_row<V>(x, columns, quantized, r);
-    }
+    if constexpr (kForm == Form::kInt8) quantize_row<V, kLevels>(x, columns, range, quantized, r);
   }
+}
+
+template <class V, int kLevels, Activation kActivation, Form kForm>
+void activate_rows(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& quantized) {
+  constexpr bool kCoarse = kForm != Form::kFloats;
+  for (size_t r = 0; r < rows; ++r, x += ld)
+    write_row<V, kLevels, kForm>(
+        x, columns, quantized, r,
+        [&](size_t i) { return activation<V, kActivation, kCoarse>(V::load(x + i)); },
+        [&](size_t i, size_t n) { return activation<V, kActivation, kCoarse>(V::load_first(x + i, n)); });
 }
 
 template <class V, int kLevels, Activation kActivation>
 void activate_as(float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& quantized) {
-  if (quantized.data != nullptr && quantized.form == QuantizedRows::Form::kInt8) {
-    activate_rows<V, kLevels, kActivation, true>(x, ld, rows, columns, quantized);
-  } else {
-    activate_rows<V, kLevels, kActivation, false>(x, ld, rows, columns, quantized);
+  switch (form_of(quantized)) {
+    case Form::kFloats:
+      return activate_rows<V, kLevels, kActivation, Form::kFloats>(x, ld, rows, columns, quantized);
+    case Form::kInt8:
+      return activate_rows<V, kLevels, kActivation, Form::kInt8>(x, ld, rows, columns, quantized);
+    case Form::kBf16:
+      return activate_rows<V, kLevels, kActivation, Form::kBf16>(x, ld, rows, columns, quantized);
   }
 }
 
@@ -139,60 +168,58 @@ void activate(Activation activation, float* x, size_t ld, size_t rows, size_t co
   }
 }
 
-template <class V, int kLevels, Activation kActivation, bool kQuantized>
+template <class V, int kLevels, Activation kActivation, Form kForm>
 void gate_rows(float* x, size_t ld, size_t rows, size_t columns, size_t activated, size_t factor,
                const QuantizedRows& quantized) {
-  for (size_t r = 0; r < rows; ++r, x += ld) {
-    Range<V> range;
-    over_columns<V>(
-        columns,
+  constexpr bool kCoarse = kForm != Form::kFloats;
+  for (size_t r = 0; r < rows; ++r, x += ld)
+    write_row<V, kLevels, kForm>(
+        x, columns, quantized, r,
         [&](size_t i) {
-          const auto y = V::mul(activation<V, kActivation, kQuantized>(V::load(x + activated + i)),
-                                V::load(x + factor + i));
-          V::store(x + i, y);
-          if constexpr (kQuantized) range.add(y);
+          return V::mul(activation<V, kActivation, kCoarse>(V::load(x + activated + i)),
+                        V::load(x + factor + i));
         },
         [&](size_t i, size_t n) {
-          const auto y = V::mul(activation<V, kActivation, kQuantized>(V::load_first(x + activated + i, n)),
-                                V::load_first(x + factor + i, n));
-          V::store_first(x + i, y, n);
-          if constexpr (kQuantized) range.add_first(y, n);
+          return V::mul(activation<V, kActivation, kCoarse>(V::load_first(x + activated + i, n)),
+                        V::load_first(x + factor + i, n));
         });
-    if constexpr (kQuantized) {
-      quantize_row<V, kLevels>(x, columns, range, quantized, r);
-    } else if (quantized.data != nullptr) {
-      round_row<V>(x, columns, quantized, r);
-    }
+}
+
+template <class V, int kLevels, Activation kActivation>
+void gate_as(float* x, size_t ld, size_t rows, size_t columns, size_t activated, size_t factor,
+             const QuantizedRows& quantized) {
+  switch (form_of(quantized)) {
+    case Form::kFloats:
+      return gate_rows<V, kLevels, kActivation, Form::kFloats>(x, ld, rows, columns, activated, factor,
+                                                               quantized);
+    case Form::kInt8:
+      return gate_rows<V, kLevels, kActivation, Form::kInt8>(x, ld, rows, columns, activated, factor,
+                                                             quantized);
+    case Form::kBf16:
+      return gate_rows<V, kLevels, kActivation, Form::kBf16>(x, ld, rows, columns, activated, factor,
+                                                             quantized);
   }
 }
 
 template <class V, int kLevels>
 void activate_gated(Activation activation, float* x, size_t ld, size_t rows, size_t columns, size_t activated,
                     size_t factor, const QuantizedRows& quantized) {
-  const bool int8 = quantized.data != nullptr && quantized.form == QuantizedRows::Form::kInt8;
   const auto run = [&](auto gate) { gate(x, ld, rows, columns, activated, factor, quantized); };
   switch (activation) {
     case Activation::kGelu:
-      return run(int8 ? &gate_rows<V, kLevels, Activation::kGelu, true>
-                      : &gate_rows<V, kLevels, Activation::kGelu, false>);
+      return run(gate_as<V, kLevels, Activation::kGelu>);
     case Activation::kGeluTanh:
-      return run(int8 ? &gate_rows<V, kLevels, Activation::kGeluTanh, true>
-                      : &gate_rows<V, kLevels, Activation::kGeluTanh, false>);
+      return run(gate_as<V, kLevels, Activation::kGeluTanh>);
     case Activation::kRelu:
-      return run(int8 ? &gate_rows<V, kLevels, Activation::kRelu, true>
-                      : &gate_rows<V, kLevels, Activation::kRelu, false>);
+      return run(gate_as<V, kLevels, Activation::kRelu>);
     case Activation::kTanh:
-      return run(int8 ? &gate_rows<V, kLevels, Activation::kTanh, true>
-                      : &gate_rows<V, kLevels, Activation::kTanh, false>);
+      return run(gate_as<V, kLevels, Activation::kTanh>);
     case Activation::kSigmoid:
-      return run(int8 ? &gate_rows<V, kLevels, Activation::kSigmoid, true>
-                      : &gate_rows<V, kLevels, Activation::kSigmoid, false>);
+      return run(gate_as<V, kLevels, Activation::kSigmoid>);
     case Activation::kSilu:
-      return run(int8 ? &gate_rows<V, kLevels, Activation::kSilu, true>
-                      : &gate_rows<V, kLevels, Activation::kSilu, false>);
+      return run(gate_as<V, kLevels, Activation::kSilu>);
     case Activation::kIdentity:
-      return run(int8 ? &gate_rows<V, kLevels, Activation::kIdentity, true>
-                      : &gate_rows<V, kLevels, Activation::kIdentity, false>);
+      return run(gate_as<V, kLevels, Activation::kIdentity>);
   }
 }
 

@@ -6,7 +6,7 @@
 // - Tiles(height) configures the tiles for `height` rows of x in each, all zero.
 // - release() frees them. Not a destructor: the compiler would prepare for exceptions, which nothing here
 //   throws, by a symbol that a file for one instruction set must not define.
-// - zero<r, c>() clears sums, store<r, c>() writes them.
+// - zero<r, c>() clears sums, fill<r, c>() sets each row of them, store<r, c>() writes them.
 // - load_rows<r>() loads `height` rows of 64 bytes of x.
 // - load_columns<c>() loads a packed tile of weights: each lane holds four bytes along K of one column.
 // - add_int8<r, c>() adds the products of unsigned bytes of rows r and signed ones of columns c to the sums.
@@ -88,16 +88,27 @@ void pack_tiles_bf16(const float* weights, size_t out, size_t in, void* packed) 
   pack_tiles<TileBf16>(weights, out, in, packed, [](float w) { return to_bf16(w); });
 }
 
-/// The sums of one or two tiles of rows, `a[r]`, with both halves of a panel. Never inlined: the test of the
-/// machine code looks at these loops.
+/// The sums of one or two tiles of rows, `a[r]`, with both halves of a panel, from `start` on, a value a
+/// column, or from zero. `lines` lines of memory at `ahead` are fetched for each step along K. Never inlined:
+/// the test of the machine code looks at these loops.
 template <class Product, int kRowTiles, class Tiles>
 __attribute__((noinline)) void tile_sums(Tiles& tiles, const uint8_t* a0, const uint8_t* a1, size_t stride,
-                                         const uint8_t* b, size_t groups) {
-  tiles.template zero<0, 0>();
-  tiles.template zero<0, 1>();
-  if constexpr (kRowTiles == 2) {
-    tiles.template zero<1, 0>();
-    tiles.template zero<1, 1>();
+                                         const uint8_t* b, size_t groups, const float* start = nullptr,
+                                         const uint8_t* ahead = nullptr, size_t lines = 0) {
+  if (start == nullptr) {
+    tiles.template zero<0, 0>();
+    tiles.template zero<0, 1>();
+    if constexpr (kRowTiles == 2) {
+      tiles.template zero<1, 0>();
+      tiles.template zero<1, 1>();
+    }
+  } else {
+    tiles.template fill<0, 0>(start);
+    tiles.template fill<0, 1>(start + kTileColumns);
+    if constexpr (kRowTiles == 2) {
+      tiles.template fill<1, 0>(start);
+      tiles.template fill<1, 1>(start + kTileColumns);
+    }
   }
   for (size_t group = 0; group < groups; ++group) {
     tiles.template load_columns<0>(b);
@@ -105,6 +116,7 @@ __attribute__((noinline)) void tile_sums(Tiles& tiles, const uint8_t* a0, const 
     Product::template add<0, 0>(tiles);
     tiles.template load_columns<1>(b + kTileBytes);
     Product::template add<0, 1>(tiles);
+    for (size_t line = 0; line < lines; ++line, ahead += kCacheLine) __builtin_prefetch(ahead, 0, 2);
     if constexpr (kRowTiles == 2) {
       tiles.template load_rows<1>(a1, stride);
       Product::template add<1, 0>(tiles);
@@ -116,59 +128,89 @@ __attribute__((noinline)) void tile_sums(Tiles& tiles, const uint8_t* a0, const 
   }
 }
 
-/// Calls finish(first row, height, first column, sums) for all tiles of rows and all panels of the range;
-/// `sums` has kTilePanel columns.
+/// One or two tiles of rows and a panel of columns.
+struct TileBlock {
+  size_t tiles = 0;
+  size_t rows[2] = {};  ///< the first of each tile
+  size_t height = 0;    ///< rows of a tile
+  size_t column = 0;    ///< the first
+};
+
+/// Writes the sums of a block's tiles, each from its own place on.
+template <class Tiles>
+inline __attribute__((always_inline)) void store_block(const Tiles& tiles, const TileBlock& block,
+                                                       void* first, void* second, size_t stride) {
+  constexpr size_t kHalf = kTileColumns * sizeof(int32_t);
+  tiles.template store<0, 0>(first, stride);
+  tiles.template store<0, 1>(static_cast<uint8_t*>(first) + kHalf, stride);
+  if (block.tiles == 1) return;
+  tiles.template store<1, 0>(second, stride);
+  tiles.template store<1, 1>(static_cast<uint8_t*>(second) + kHalf, stride);
+}
+
+/// Calls take(tiles, block) for all tiles of rows and all panels of the range, when the tiles hold the
+/// block's sums; start(first column) as in tile_sums.
 ///
 /// There are no tiles of fewer rows at the end: the last tile starts early enough to be whole and computes
 /// some rows again, to the same bits. Only fewer than 16 rows in all take lower tiles. So the configuration
 /// never changes within a call.
-template <class Product, class Tiles, class Finish>
+template <class Product, class Tiles, class Start, class Take>
 inline __attribute__((always_inline)) void over_tile_blocks(const QuantizedRows& x, size_t rows,
                                                             const PackedLinear& linear, size_t panel_begin,
-                                                            size_t panel_end, Finish&& finish) {
-  using Sum = typename Product::Sum;
+                                                            size_t panel_end, Start&& start, Take&& take) {
   if (rows == 0 || panel_begin >= panel_end) return;
   const size_t height = std::min(rows, kTileRows);
   const size_t row_tiles = (rows + kTileRows - 1) / kTileRows;
   const auto first_row = [&](size_t tile) { return std::min(tile * kTileRows, rows - height); };
   const size_t groups = tile_groups<Product>(linear.in_features);
-  constexpr size_t kTileSums = kTileRows * kTilePanel;
-  alignas(kCacheLine) Sum buffers[2][2 * kTileSums];
-  // The vectors of a block are finished while the tiles of the next one multiply.
-  struct Block {
-    size_t row_tile = 0, row_tiles = 0, column = 0;
-    const Sum* sums = nullptr;
-  } last;
-  const auto finish_last = [&]() __attribute__((always_inline)) {
-    for (size_t t = 0; t < last.row_tiles; ++t)
-      finish(first_row(last.row_tile + t), height, last.column, last.sums + t * kTileSums);
-  };
+  const size_t panel_bytes = groups * 2 * kTileBytes;
+  // While a panel multiplies the next one comes from the third-level cache, a part with each block.
+  const size_t blocks = (row_tiles + 1) / 2;
+  const size_t lines = (2 * kTileRows + blocks - 1) / blocks;
   Tiles tiles(height);
-  int which = 0;
   for (size_t p = panel_begin; p < panel_end; ++p) {
-    const uint8_t* weights = static_cast<const uint8_t*>(linear.weights) + p * groups * 2 * kTileBytes;
-    for (size_t t = 0; t < row_tiles; t += 2) {
-      const bool two = t + 1 < row_tiles;
-      const uint8_t* a0 = x.data + first_row(t) * x.stride;
-      if (two) {
-        tile_sums<Product, 2>(tiles, a0, x.data + first_row(t + 1) * x.stride, x.stride, weights, groups);
-      } else {
-        tile_sums<Product, 1>(tiles, a0, nullptr, x.stride, weights, groups);
-      }
-      finish_last();
-      Sum* sums = buffers[which];
-      which ^= 1;
-      tiles.template store<0, 0>(sums, kTilePanel * sizeof(Sum));
-      tiles.template store<0, 1>(sums + kTileColumns, kTilePanel * sizeof(Sum));
-      if (two) {
-        tiles.template store<1, 0>(sums + kTileSums, kTilePanel * sizeof(Sum));
-        tiles.template store<1, 1>(sums + kTileSums + kTileColumns, kTilePanel * sizeof(Sum));
-      }
-      last = {t, two ? size_t{2} : size_t{1}, p * kTilePanel, sums};
+    const uint8_t* weights = static_cast<const uint8_t*>(linear.weights) + p * panel_bytes;
+    const uint8_t* ahead = weights + panel_bytes;
+    const float* from = start(p * kTilePanel);
+    for (size_t t = 0; t < row_tiles; t += 2, ahead += groups * lines * kCacheLine) {
+      const TileBlock block{
+          std::min<size_t>(row_tiles - t, 2), {first_row(t), first_row(t + 1)}, height, p * kTilePanel};
+      const uint8_t* a0 = x.data + block.rows[0] * x.stride;
+      const uint8_t* a1 = x.data + block.rows[1] * x.stride;
+      if (block.tiles == 2)
+        tile_sums<Product, 2>(tiles, a0, a1, x.stride, weights, groups, from, ahead, lines);
+      else
+        tile_sums<Product, 1>(tiles, a0, a1, x.stride, weights, groups, from, ahead, lines);
+      take(tiles, block);
     }
   }
-  finish_last();
   tiles.release();
+}
+
+/// Calls finish(first row, height, first column, sums) for all tiles of rows and all panels of the range;
+/// `sums` has kTilePanel columns. The vectors of a block are finished while the tiles of the next one
+/// multiply.
+template <class Tiles, class Finish>
+inline __attribute__((always_inline)) void over_int8_sums(const QuantizedRows& x, size_t rows,
+                                                          const PackedLinear& linear, size_t panel_begin,
+                                                          size_t panel_end, Finish&& finish) {
+  constexpr size_t kTileSums = kTileRows * kTilePanel;
+  alignas(kCacheLine) int32_t buffers[2][2 * kTileSums];
+  TileBlock last;
+  int which = 0;
+  const auto finish_last = [&]() __attribute__((always_inline)) {
+    for (size_t t = 0; t < last.tiles; ++t)
+      finish(last.rows[t], last.height, last.column, buffers[which ^ 1] + t * kTileSums);
+  };
+  over_tile_blocks<TileInt8, Tiles>(
+      x, rows, linear, panel_begin, panel_end, [](size_t) -> const float* { return nullptr; },
+      [&](const Tiles& tiles, const TileBlock& block) __attribute__((always_inline)) {
+        finish_last();
+        store_block(tiles, block, buffers[which], buffers[which] + kTileSums, kTilePanel * sizeof(int32_t));
+        which ^= 1;
+        last = block;
+      });
+  finish_last();
 }
 
 /// In the order of operations of int8_tile: from the same integers the same bits.
@@ -176,7 +218,7 @@ template <class V, class Tiles>
 void linear_tiles_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                        size_t panel_end, float* out, size_t ld_out) {
   constexpr int C = kTilePanel / V::kLanes;
-  over_tile_blocks<TileInt8, Tiles>(
+  over_int8_sums<Tiles>(
       x, rows, linear, panel_begin, panel_end,
       [&](size_t row, size_t height, size_t column, const int32_t* sums) __attribute__((always_inline)) {
         for (int c = 0; c < C; ++c) {
@@ -194,28 +236,24 @@ void linear_tiles_int8(const QuantizedRows& x, size_t rows, const PackedLinear& 
       });
 }
 
-template <class V, class Tiles>
+/// The sums begin with the bias and go from the tiles to `out`.
+template <class Tiles>
 void linear_tiles_bf16(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                        size_t panel_end, float* out, size_t ld_out) {
-  constexpr int C = kTilePanel / V::kLanes;
-  over_tile_blocks<TileBf16, Tiles>(x, rows, linear, panel_begin, panel_end,
-                                    [&](size_t row, size_t height, size_t column, const float* sums)
-                                        __attribute__((always_inline)) {
-                                          for (int c = 0; c < C; ++c) {
-                                            const size_t lane = static_cast<size_t>(c) * V::kLanes;
-                                            const auto bias = V::load(linear.bias + column + lane);
-                                            for (size_t r = 0; r < height; ++r)
-                                              V::store(out + (row + r) * ld_out + column + lane,
-                                                       V::add(V::load(sums + r * kTilePanel + lane), bias));
-                                          }
-                                        });
+  over_tile_blocks<TileBf16, Tiles>(
+      x, rows, linear, panel_begin, panel_end, [&](size_t column) { return linear.bias + column; },
+      [&](const Tiles& tiles, const TileBlock& block) __attribute__((always_inline)) {
+        float* to = out + block.column;
+        store_block(tiles, block, to + block.rows[0] * ld_out, to + block.rows[1] * ld_out,
+                    ld_out * sizeof(float));
+      });
 }
 
 template <class Tiles>
 void products_tiles_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
                          size_t ld_out) {
   const size_t panels = (linear.out_features + kTilePanel - 1) / kTilePanel;
-  over_tile_blocks<TileInt8, Tiles>(
+  over_int8_sums<Tiles>(
       x, rows, linear, 0, panels, [&](size_t row, size_t height, size_t column, const int32_t* sums) {
         for (size_t r = 0; r < height; ++r)
           std::copy_n(sums + r * kTilePanel, std::min(kTilePanel, linear.out_features - column),

@@ -15,6 +15,10 @@ constexpr Kernels tile_kernels(Isa isa) {
   using V = typename Dot::V;
   constexpr Attention attention = {tile_attention_scratch<Rounding>, tile_attention<Rounding, Tiles>};
   Kernels kernels = row_kernels<Dot, 255>(isa);
+  kernels.quantize = quantize_rows<Rounding, 255>;
+  kernels.activate = activate<Rounding, 255>;
+  kernels.activate_gated = activate_gated<Rounding, 255>;
+  kernels.norm = norm<Rounding, 255>;
   kernels.quantized_panel = kTilePanel;
   kernels.quantized_group = kTileGroup<TileInt8>;
   kernels.packed_int8_bytes = packed_tile_bytes<TileInt8>;
@@ -25,7 +29,7 @@ constexpr Kernels tile_kernels(Isa isa) {
   kernels.linear_int8 = linear_tiles_int8<V, Tiles>;
   kernels.products_int8 = products_tiles_int8<Tiles>;
   kernels.spin_int8 = spin_tiles<TileInt8, Tiles>;
-  kernels.bf16 = {Tiles::kBf16Instruction, kTileGroup<TileBf16>, linear_tiles_bf16<V, Tiles>,
+  kernels.bf16 = {Tiles::kBf16Instruction, kTileGroup<TileBf16>, linear_tiles_bf16<Tiles>,
                   spin_tiles<TileBf16, Tiles>, attention};
   kernels.attention_int8 = attention;
   return kernels;

@@ -46,6 +46,11 @@ struct Avx512 {
   /// 1 / x, relative error below 2^-14.
   static F reciprocal(F x) { return _mm512_rcp14_ps(x); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  /// table[i] of 32 floats from a 64-byte boundary, i the integer in the low bits of the floats `shifted`.
+  static F look_up(const float* table, F shifted) {
+    return _mm512_permutex2var_ps(_mm512_load_ps(table), _mm512_castps_si512(shifted),
+                                  _mm512_load_ps(table + kLanes));
+  }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
