@@ -390,14 +390,5 @@ void rotate(float* x, size_t ld, size_t rows, size_t head_size, const float* tab
   }
 }
 
-template <class V>
-void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
-  const auto factor = V::set1(scale);
-  size_t i = 0;
-  for (; i + V::kLanes <= columns; i += V::kLanes)
-    V::store(out + i, V::fma(V::load_int8(row + i), factor, V::load(out + i)));
-  for (; i < columns; ++i) out[i] = __builtin_fmaf(static_cast<float>(row[i]), scale, out[i]);
-}
-
 }  // namespace
 }  // namespace embedkit
