@@ -232,75 +232,66 @@ void activate_gated(Activation activation, float* x, size_t ld, size_t rows, siz
   }
 }
 
-/// What a norm makes besides floats.
-enum class Beside { kNothing, kInt8, kBf16 };
+/// R rows.
+template <class T, int R>
+struct RowGroup {
+  T* rows[R];
 
-/// R rows from `first` on. Two passes for mean and variance: one pass would cancel.
-template <class V, int kLevels, Beside kBeside, int R>
-void norm_together(const NormTask& task, size_t first) {
-  using F = typename V::F;
-  // In locals: a store of floats may change what `task` refers to, for all the compiler knows.
-  const size_t columns = task.columns;
-  const float *gamma = task.gamma, *beta = task.beta;
-  const QuantizedRows quantized = task.quantized;
-  const float inverse_columns = 1.0f / static_cast<float>(columns);
-  float *x[R], *out[R];
+  RowGroup(T* first, size_t ld) {
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    x[r] = task.x + (first + static_cast<size_t>(r)) * task.ld;
-    out[r] = task.out + (first + static_cast<size_t>(r)) * task.ld_out;
+    for (int r = 0; r < R; ++r) rows[r] = first + static_cast<size_t>(r) * ld;
   }
-  F sum[R];
-#pragma GCC unroll 4
-  for (F& one : sum) one = V::zero();
-  if (task.y != nullptr) {
-    const float* added[R];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) added[r] = task.y + (first + static_cast<size_t>(r)) * task.ld_y;
-    over_columns<V>(
-        columns,
-        [&](size_t i) {
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) {
-            const F v = V::add(V::load(x[r] + i), V::load(added[r] + i));
-            V::store(x[r] + i, v);
-            sum[r] = V::add(sum[r], v);
-          }
-        },
-        [&](size_t i, size_t n) {
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) {
-            const F v = V::add(V::load_first(x[r] + i, n), V::load_first(added[r] + i, n));
-            V::store_first(x[r] + i, v, n);
-            sum[r] = V::add(sum[r], v);
-          }
-        });
-  } else if (!task.rms) {
-    over_columns<V>(
-        columns,
-        [&](size_t i) {
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) sum[r] = V::add(sum[r], V::load(x[r] + i));
-        },
-        [&](size_t i, size_t n) {
-#pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) sum[r] = V::add(sum[r], V::load_first(x[r] + i, n));
-        });
-  }
-  // The distances from the mean wait in `out`.
-  float mean[R];
-  F squares[R];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    mean[r] = task.rms ? 0.0f : V::sum(sum[r]) * inverse_columns;
-    squares[r] = V::zero();
-  }
+  T* operator[](int r) const { return rows[r]; }
+};
+
+/// x += y, and the sum of each row.
+template <class V, int R>
+inline void add_and_sum(RowGroup<float, R> x, RowGroup<const float, R> y, size_t columns,
+                        typename V::F (&sum)[R]) {
   over_columns<V>(
       columns,
       [&](size_t i) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const F d = V::sub(V::load(x[r] + i), V::set1(mean[r]));
+          const auto v = V::add(V::load(x[r] + i), V::load(y[r] + i));
+          V::store(x[r] + i, v);
+          sum[r] = V::add(sum[r], v);
+        }
+      },
+      [&](size_t i, size_t n) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto v = V::add(V::load_first(x[r] + i, n), V::load_first(y[r] + i, n));
+          V::store_first(x[r] + i, v, n);
+          sum[r] = V::add(sum[r], v);
+        }
+      });
+}
+
+template <class V, int R>
+inline void sum_of_rows(RowGroup<float, R> x, size_t columns, typename V::F (&sum)[R]) {
+  over_columns<V>(
+      columns,
+      [&](size_t i) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r] = V::add(sum[r], V::load(x[r] + i));
+      },
+      [&](size_t i, size_t n) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r] = V::add(sum[r], V::load_first(x[r] + i, n));
+      });
+}
+
+/// out = x - mean, and the sum of its squares.
+template <class V, int R>
+inline void center(RowGroup<float, R> x, const float (&mean)[R], size_t columns, RowGroup<float, R> out,
+                   typename V::F (&squares)[R]) {
+  over_columns<V>(
+      columns,
+      [&](size_t i) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto d = V::sub(V::load(x[r] + i), V::set1(mean[r]));
           V::store(out[r] + i, d);
           squares[r] = V::fma(d, d, squares[r]);
         }
@@ -308,41 +299,42 @@ void norm_together(const NormTask& task, size_t first) {
       [&](size_t i, size_t n) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const F d = V::sub(V::first_or(V::load_first(x[r] + i, n), n, mean[r]), V::set1(mean[r]));
+          const auto d = V::sub(V::first_or(V::load_first(x[r] + i, n), n, mean[r]), V::set1(mean[r]));
           V::store_first(out[r] + i, d, n);
           squares[r] = V::fma(d, d, squares[r]);
         }
       });
-  F inverse[R];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r)
-    inverse[r] = V::set1(1.0f / __builtin_sqrtf(V::sum(squares[r]) * inverse_columns + task.epsilon));
+}
+
+/// What a norm makes besides floats.
+enum class Beside { kNothing, kInt8, kBf16 };
+
+/// out = out * inverse * gamma + beta, and its form beside it.
+template <class V, int kLevels, Beside kBeside, int R>
+inline void scale_rows(RowGroup<float, R> out, const float (&inverse)[R], const float* gamma,
+                       const float* beta, size_t columns, const QuantizedRows& quantized) {
   Range<V> ranges[R];
-  const auto bf16 = [&](int r) {
-    return reinterpret_cast<uint16_t*>(quantized.data + (first + static_cast<size_t>(r)) * quantized.stride);
-  };
-  const auto scaled = [&](F d, F g, const float* b) {
-    return beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load(b));
-  };
+  const RowGroup<uint8_t, R> beside(quantized.data, quantized.stride);
+  const auto bf16 = [&](int r) { return reinterpret_cast<uint16_t*>(beside[r]); };
   over_columns<V>(
       columns,
       [&](size_t i) {
-        const F g = V::load(gamma + i);
+        const auto g = V::load(gamma + i);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const F v = scaled(V::mul(V::load(out[r] + i), inverse[r]), g, beta + i);
+          const auto d = V::mul(V::load(out[r] + i), V::set1(inverse[r]));
+          const auto v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load(beta + i));
           V::store(out[r] + i, v);
           if constexpr (kBeside == Beside::kInt8) ranges[r].add(v);
           if constexpr (kBeside == Beside::kBf16) V::store_bf16(bf16(r) + i, v);
         }
       },
       [&](size_t i, size_t n) {
-        const F g = V::load_first(gamma + i, n);
-        const F b = beta == nullptr ? V::zero() : V::load_first(beta + i, n);
+        const auto g = V::load_first(gamma + i, n);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const F d = V::mul(V::load_first(out[r] + i, n), inverse[r]);
-          const F v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, b);
+          const auto d = V::mul(V::load_first(out[r] + i, n), V::set1(inverse[r]));
+          const auto v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load_first(beta + i, n));
           V::store_first(out[r] + i, v, n);
           if constexpr (kBeside == Beside::kInt8) ranges[r].add_first(v, n);
           if constexpr (kBeside == Beside::kBf16) store_first_bf16<V>(bf16(r) + i, v, n);
@@ -350,12 +342,37 @@ void norm_together(const NormTask& task, size_t first) {
       });
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    const size_t row = first + static_cast<size_t>(r);
     if constexpr (kBeside == Beside::kInt8)
-      quantize_row<V, kLevels>(out[r], columns, ranges[r], quantized, row);
+      quantize_row<V, kLevels>(out[r], columns, ranges[r], quantized, static_cast<size_t>(r));
     if constexpr (kBeside == Beside::kBf16)
-      fill_rest<V>(quantized.data + row * quantized.stride, columns * sizeof(uint16_t), quantized.stride);
+      fill_rest<V>(beside[r], columns * sizeof(uint16_t), quantized.stride);
   }
+}
+
+/// R rows from `first` on. Two passes for mean and variance: one pass would cancel.
+template <class V, int kLevels, Beside kBeside, int R>
+void norm_together(const NormTask& task, size_t first) {
+  const size_t columns = task.columns;
+  const float inverse_columns = 1.0f / static_cast<float>(columns);
+  const RowGroup<float, R> x(task.x + first * task.ld, task.ld);
+  const RowGroup<float, R> out(task.out + first * task.ld_out, task.ld_out);
+  typename V::F sum[R], squares[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) sum[r] = squares[r] = V::zero();
+  if (task.y != nullptr) {
+    add_and_sum<V, R>(x, {task.y + first * task.ld_y, task.ld_y}, columns, sum);
+  } else if (!task.rms) {
+    sum_of_rows<V, R>(x, columns, sum);
+  }
+  float mean[R], inverse[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) mean[r] = task.rms ? 0.0f : V::sum(sum[r]) * inverse_columns;
+  center<V, R>(x, mean, columns, out, squares);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+    inverse[r] = 1.0f / __builtin_sqrtf(V::sum(squares[r]) * inverse_columns + task.epsilon);
+  const QuantizedRows quantized = kBeside == Beside::kNothing ? QuantizedRows{} : task.quantized.from(first);
+  scale_rows<V, kLevels, kBeside, R>(out, inverse, task.gamma, task.beta, columns, quantized);
 }
 
 template <class V, int kLevels>
