@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -108,6 +109,23 @@ inline size_t tensor_item_size(Tensor::Type type) {
   return type == Tensor::Type::kInt8                                         ? 1
          : type == Tensor::Type::kFloat16 || type == Tensor::Type::kBfloat16 ? 2
                                                                              : 4;
+}
+
+/// As rows of a table; null of int32.
+inline std::optional<RowType> row_type(Tensor::Type type) {
+  switch (type) {
+    case Tensor::Type::kFloat32:
+      return RowType::kFloat32;
+    case Tensor::Type::kFloat16:
+      return RowType::kFloat16;
+    case Tensor::Type::kBfloat16:
+      return RowType::kBfloat16;
+    case Tensor::Type::kInt8:
+      return RowType::kInt8;
+    case Tensor::Type::kInt32:
+      break;
+  }
+  return std::nullopt;
 }
 
 using Tensors = std::unordered_map<std::string, Tensor>;

@@ -192,12 +192,11 @@ void Encoder::add_embeddings(const PackedBatch& batch, Rows& out, Share tokens) 
     const int32_t id = batch.ids[t];
     float* row = out.row(t);
     const size_t type = batch.token_types.empty() ? 0 : static_cast<size_t>(batch.token_types[t]);
-    std::copy_n(weights_.token_types.data() + type * width, width, row);
-    weights_.words.add(kernels_, static_cast<size_t>(id), row);
+    weights_.words.add(kernels_, weights_.token_types.data() + type * width, static_cast<size_t>(id), row);
     if (config_.embedding_scale != 1.0f)
       for (size_t i = 0; i < width; ++i) row[i] *= config_.embedding_scale;
     if (weights_.positions)
-      weights_.positions->add(kernels_, static_cast<size_t>(id == padding ? padding : ++position), row);
+      weights_.positions->add(kernels_, row, static_cast<size_t>(id == padding ? padding : ++position), row);
   }
 }
 

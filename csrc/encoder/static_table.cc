@@ -5,22 +5,6 @@
 namespace embedkit {
 namespace {
 
-RowType row_type(Tensor::Type type) {
-  switch (type) {
-    case Tensor::Type::kFloat32:
-      return RowType::kFloat32;
-    case Tensor::Type::kFloat16:
-      return RowType::kFloat16;
-    case Tensor::Type::kBfloat16:
-      return RowType::kBfloat16;
-    case Tensor::Type::kInt8:
-      return RowType::kInt8;
-    case Tensor::Type::kInt32:
-      break;
-  }
-  throw InvalidArgument("tensor 'table.weight' is int32");
-}
-
 /// Empty if the model has none.
 Tensor optional(const Tensors& tensors, const char* name, Tensor::Type type, size_t size) {
   const auto found = tensors.find(name);
@@ -41,7 +25,7 @@ StaticTable::StaticTable(const EncoderConfig& config, const Tensors& tensors)
   const auto found = tensors.find("table.weight");
   require(found != tensors.end(), "the model has no tensor 'table.weight'");
   rows_ = found->second;
-  row_type(rows_.type);
+  require(row_type(rows_.type).has_value(), "tensor 'table.weight' is int32");
   require(rows_.shape == std::vector<size_t>{config.static_rows, config.hidden_size},
           "tensor 'table.weight' does not have ", config.static_rows, " rows of ", config.hidden_size);
   require((rows_.type == Tensor::Type::kInt8) == (scale_.data != nullptr),
@@ -73,7 +57,7 @@ void StaticTable::mean(const Kernels& kernels, std::span<const int32_t> ids, Buf
   const size_t columns = rows_.shape[1];
   const size_t count = buffers.rows.size();
   kernels.sum_rows({.table = rows_.data,
-                    .type = row_type(rows_.type),
+                    .type = *row_type(rows_.type),
                     .columns = columns,
                     .rows = buffers.rows.data(),
                     .factors = weighed ? buffers.factors.data() : nullptr,

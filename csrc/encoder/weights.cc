@@ -327,18 +327,12 @@ void Linear::multiply(const Kernels& kernels, const Operand& x, size_t rows, Sha
 
 size_t Linear::memory_bytes() const { return weights_.size() + vectors_.size() * sizeof(float); }
 
-void EmbeddingTable::add(const Kernels& kernels, size_t row, float* out) const {
+void EmbeddingTable::add(const Kernels& kernels, const float* x, size_t row, float* out) const {
   const size_t columns = rows_.shape[1];
-  if (rows_.type == Tensor::Type::kInt8) {
-    kernels.add_scaled_int8(out, static_cast<const int8_t*>(rows_.data) + row * columns,
-                            static_cast<const float*>(scale_.data)[row], columns);
-  } else if (rows_.type == Tensor::Type::kBfloat16) {
-    const uint16_t* from = static_cast<const uint16_t*>(rows_.data) + row * columns;
-    for (size_t i = 0; i < columns; ++i) out[i] += from_bf16(from[i]);
-  } else {
-    const float* from = static_cast<const float*>(rows_.data) + row * columns;
-    for (size_t i = 0; i < columns; ++i) out[i] += from[i];
-  }
+  const auto* bytes = static_cast<const uint8_t*>(rows_.data);
+  const float factor = scale_.data == nullptr ? 1.0f : static_cast<const float*>(scale_.data)[row];
+  const void* values = bytes + row * columns * tensor_item_size(rows_.type);
+  kernels.add_row(x, {values, *row_type(rows_.type), factor}, columns, out);
 }
 
 size_t EmbeddingTable::memory_bytes() const {

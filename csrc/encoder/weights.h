@@ -48,8 +48,8 @@ class EmbeddingTable {
   EmbeddingTable(Tensor rows, Tensor scale) : rows_(std::move(rows)), scale_(std::move(scale)) {}
 
   size_t size() const { return rows_.shape[0]; }
-  /// out += row.
-  void add(const Kernels& kernels, size_t row, float* out) const;
+  /// out = x + row; out may be x.
+  void add(const Kernels& kernels, const float* x, size_t row, float* out) const;
   size_t memory_bytes() const;
 
  private:

@@ -111,6 +111,13 @@ struct RowSum {
   float* out;  ///< (columns)
 };
 
+/// A row of a table; its values are multiplied by `factor`.
+struct TableRow {
+  const void* values;
+  RowType type;
+  float factor = 1.0f;
+};
+
 struct Attention {
   /// Floats of scratch memory.
   size_t (*scratch)(size_t length, size_t head_size);
@@ -174,8 +181,8 @@ struct Kernels {
   void (*activate_gated)(Activation activation, float* x, size_t ld, size_t rows, size_t columns,
                          size_t activated, size_t factor, const QuantizedRows& quantized);
   void (*sum_rows)(const RowSum& task);
-  /// out += scale * row, a row of an int8 table.
-  void (*add_scaled_int8)(float* out, const int8_t* row, float scale, size_t columns);
+  /// out = x + row; out may be x.
+  void (*add_row)(const float* x, const TableRow& row, size_t columns, float* out);
 
   /// Rotates each pair of features (2i, 2i + 1) of row r by the angle of position r, in place:
   /// x[r][d] = x[r][d] table[r][d] + x[r][d ^ 1] table[r][head_size + d], where table (rows, 2 head_size)

@@ -163,16 +163,16 @@ void activate_gated(Activation activation, float* x, size_t ld, size_t rows, siz
   if (quantized.data != nullptr) quantize(x, ld, rows, columns, quantized);
 }
 
-float value(const RowSum& task, size_t index) {
-  switch (task.type) {
+float value(const void* table, RowType type, size_t index) {
+  switch (type) {
     case RowType::kFloat32:
-      return static_cast<const float*>(task.table)[index];
+      return static_cast<const float*>(table)[index];
     case RowType::kFloat16:
-      return from_half(static_cast<const uint16_t*>(task.table)[index]);
+      return from_half(static_cast<const uint16_t*>(table)[index]);
     case RowType::kBfloat16:
-      return from_bf16(static_cast<const uint16_t*>(task.table)[index]);
+      return from_bf16(static_cast<const uint16_t*>(table)[index]);
     case RowType::kInt8:
-      return static_cast<float>(static_cast<const int8_t*>(task.table)[index]);
+      return static_cast<float>(static_cast<const int8_t*>(table)[index]);
   }
   return 0;
 }
@@ -181,13 +181,13 @@ void sum_rows(const RowSum& task) {
   for (size_t c = 0; c < task.columns; ++c) {
     task.out[c] = 0;
     for (size_t i = 0; i < task.count; ++i)
-      task.out[c] += value(task, static_cast<size_t>(task.rows[i]) * task.columns + c) *
+      task.out[c] += value(task.table, task.type, static_cast<size_t>(task.rows[i]) * task.columns + c) *
                      (task.factors == nullptr ? 1.0f : task.factors[i]);
   }
 }
 
-void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
-  for (size_t i = 0; i < columns; ++i) out[i] += scale * static_cast<float>(row[i]);
+void add_row(const float* x, const TableRow& row, size_t columns, float* out) {
+  for (size_t i = 0; i < columns; ++i) out[i] = x[i] + row.factor * value(row.values, row.type, i);
 }
 
 void rotate(float* x, size_t ld, size_t rows, size_t head_size, const float* table) {
@@ -269,7 +269,7 @@ extern const Kernels kReferenceKernels = {
     .norm = norm,
     .activate_gated = activate_gated,
     .sum_rows = sum_rows,
-    .add_scaled_int8 = add_scaled_int8,
+    .add_row = add_row,
     .rotate = rotate,
     .attention = {attention_scratch, attention},
     .attention_int8 = {attention_scratch, attention},

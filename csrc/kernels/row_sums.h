@@ -1,6 +1,8 @@
 // Sums of rows of a table, written once for every vector type.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/float16.h"
 #include "kernels/kernels.h"
 
@@ -73,18 +75,40 @@ void sum_rows_of(const RowSum& task) {
   }
 }
 
+template <class V, RowType kType>
+void add_row_of(const float* x, const TableRow& row, size_t columns, float* out) {
+  using Reader = RowReader<V, kType>;
+  const auto* values = static_cast<const typename Reader::Value*>(row.values);
+  const auto factor = V::set1(row.factor);
+  size_t i = 0;
+  for (; i + V::kLanes <= columns; i += V::kLanes)
+    V::store(out + i, V::fma(Reader::load(values + i), factor, V::load(x + i)));
+  for (; i < columns; ++i) out[i] = __builtin_fmaf(Reader::one(values[i]), row.factor, x[i]);
+}
+
+/// Calls `run` with the type as a constant.
+template <class Run>
+inline void with_type(RowType type, Run&& run) {
+  switch (type) {
+    case RowType::kFloat32:
+      return run(std::integral_constant<RowType, RowType::kFloat32>{});
+    case RowType::kFloat16:
+      return run(std::integral_constant<RowType, RowType::kFloat16>{});
+    case RowType::kBfloat16:
+      return run(std::integral_constant<RowType, RowType::kBfloat16>{});
+    case RowType::kInt8:
+      return run(std::integral_constant<RowType, RowType::kInt8>{});
+  }
+}
+
 template <class V>
 void sum_rows(const RowSum& task) {
-  switch (task.type) {
-    case RowType::kFloat32:
-      return sum_rows_of<V, RowType::kFloat32>(task);
-    case RowType::kFloat16:
-      return sum_rows_of<V, RowType::kFloat16>(task);
-    case RowType::kBfloat16:
-      return sum_rows_of<V, RowType::kBfloat16>(task);
-    case RowType::kInt8:
-      return sum_rows_of<V, RowType::kInt8>(task);
-  }
+  with_type(task.type, [&](auto type) { sum_rows_of<V, type>(task); });
+}
+
+template <class V>
+void add_row(const float* x, const TableRow& row, size_t columns, float* out) {
+  with_type(row.type, [&](auto type) { add_row_of<V, type>(x, row, columns, out); });
 }
 
 }  // namespace

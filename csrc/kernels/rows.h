@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/elementwise.h"
 #include "kernels/tile.h"
@@ -26,6 +27,13 @@ struct Range {
   }
 };
 
+/// Zeros from byte `end` of a row to its stride: few bytes, for which a call of memset takes longer.
+template <class V>
+inline void fill_rest(uint8_t* row, size_t end, size_t stride) {
+  for (; end + V::kBytes <= stride; end += V::kBytes) V::store_zero(row + end);
+  if (end < stride) std::memset(row + end, 0, stride - end);
+}
+
 /// q = round((x - low) * kLevels / (high - low)); a constant row is all zeros with scale 0.
 template <class V, int kLevels>
 inline void quantize_row(const float* x, size_t columns, const Range<V>& range, const QuantizedRows& out,
@@ -39,20 +47,30 @@ inline void quantize_row(const float* x, size_t columns, const Range<V>& range, 
   uint8_t* q = out.data + row * out.stride;
   const typename V::F shift = V::set1(low);
   const typename V::F factor = V::set1(inverse);
-  size_t end = 0;
+  const auto level = [&](typename V::F v) { return V::mul(V::sub(v, shift), factor); };
+  constexpr size_t kBlock = 4 * size_t{V::kLanes};
+  size_t i = 0;
+  for (; i + kBlock <= columns; i += kBlock) {
+    const float* from = x + i;
+    V::store_quantized(q + i, level(V::load(from)), level(V::load(from + V::kLanes)),
+                       level(V::load(from + 2 * V::kLanes)), level(V::load(from + 3 * V::kLanes)));
+  }
   over_columns<V>(
-      columns,
-      [&](size_t i) {
-        V::store_quantized(q + i, V::mul(V::sub(V::load(x + i), shift), factor));
-        end = i + V::kLanes;
-      },
-      [&](size_t i, size_t n) {
+      columns - i, [&](size_t j) { V::store_quantized(q + i + j, level(V::load(x + i + j))); },
+      [&](size_t j, size_t n) {
         uint8_t tail[V::kLanes];
-        V::store_quantized(tail, V::mul(V::sub(V::first_or(V::load_first(x + i, n), n, low), shift), factor));
-        std::memcpy(q + i, tail, n);
-        end = i + n;
+        V::store_quantized(tail, level(V::first_or(V::load_first(x + i + j, n), n, low)));
+        std::memcpy(q + i + j, tail, n);
       });
-  std::memset(q + end, 0, out.stride - end);
+  fill_rest<V>(q, columns, out.stride);
+}
+
+/// The first n < kLanes of x as bfloat16.
+template <class V>
+inline void store_first_bf16(uint16_t* to, typename V::F x, size_t n) {
+  uint16_t tail[V::kLanes];
+  V::store_bf16(tail, x);
+  std::memcpy(to, tail, n * sizeof(uint16_t));
 }
 
 /// Rounds a row to bfloat16.
@@ -61,12 +79,17 @@ inline void round_row(const float* x, size_t columns, const QuantizedRows& out, 
   auto* to = reinterpret_cast<uint16_t*>(out.data + row * out.stride);
   over_columns<V>(
       columns, [&](size_t i) { V::store_bf16(to + i, V::load(x + i)); },
-      [&](size_t i, size_t n) {
-        uint16_t tail[V::kLanes];
-        V::store_bf16(tail, V::load_first(x + i, n));
-        std::memcpy(to + i, tail, n * sizeof(uint16_t));
-      });
-  std::memset(to + columns, 0, out.stride - columns * sizeof(uint16_t));
+      [&](size_t i, size_t n) { store_first_bf16<V>(to + i, V::load_first(x + i, n), n); });
+  fill_rest<V>(out.data + row * out.stride, columns * sizeof(uint16_t), out.stride);
+}
+
+/// Calls body(first row, number of rows) with numbers known when compiling. Each sum over a row waits for the
+/// one before it, those of several rows do not wait for one another.
+template <class Body>
+inline void side_by_side(size_t rows, Body&& body) {
+  size_t r = 0;
+  for (; r + 4 <= rows; r += 4) body(r, std::integral_constant<int, 4>{});
+  for (; r < rows; ++r) body(r, std::integral_constant<int, 1>{});
 }
 
 template <class V, int kLevels>
@@ -75,13 +98,26 @@ void quantize_rows(const float* x, size_t ld, size_t rows, size_t columns, const
     for (size_t r = 0; r < rows; ++r) round_row<V>(x + r * ld, columns, out, r);
     return;
   }
-  for (size_t r = 0; r < rows; ++r, x += ld) {
-    Range<V> range;
+  side_by_side(rows, [&](size_t first, auto together) {
+    constexpr int R = together;
+    const float* from = x + first * ld;
+    Range<V> ranges[R];
     over_columns<V>(
-        columns, [&](size_t i) { range.add(V::load(x + i)); },
-        [&](size_t i, size_t n) { range.add_first(V::load_first(x + i, n), n); });
-    quantize_row<V, kLevels>(x, columns, range, out, r);
-  }
+        columns,
+        [&](size_t i) {
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) ranges[r].add(V::load(from + static_cast<size_t>(r) * ld + i));
+        },
+        [&](size_t i, size_t n) {
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r)
+            ranges[r].add_first(V::load_first(from + static_cast<size_t>(r) * ld + i, n), n);
+        });
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+      quantize_row<V, kLevels>(from + static_cast<size_t>(r) * ld, columns, ranges[r], out,
+                               first + static_cast<size_t>(r));
+  });
 }
 
 /// What rows of results become.
@@ -223,70 +259,160 @@ void activate_gated(Activation activation, float* x, size_t ld, size_t rows, siz
   }
 }
 
-/// Two passes for mean and variance: one pass would cancel.
+/// R rows.
+template <class T, int R>
+struct RowGroup {
+  T* rows[R];
+
+  RowGroup(T* first, size_t ld) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) rows[r] = first + static_cast<size_t>(r) * ld;
+  }
+  T* operator[](int r) const { return rows[r]; }
+};
+
+/// x += y, and the sum of each row.
+template <class V, int R>
+inline void add_and_sum(RowGroup<float, R> x, RowGroup<const float, R> y, size_t columns,
+                        typename V::F (&sum)[R]) {
+  over_columns<V>(
+      columns,
+      [&](size_t i) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto v = V::add(V::load(x[r] + i), V::load(y[r] + i));
+          V::store(x[r] + i, v);
+          sum[r] = V::add(sum[r], v);
+        }
+      },
+      [&](size_t i, size_t n) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto v = V::add(V::load_first(x[r] + i, n), V::load_first(y[r] + i, n));
+          V::store_first(x[r] + i, v, n);
+          sum[r] = V::add(sum[r], v);
+        }
+      });
+}
+
+template <class V, int R>
+inline void sum_of_rows(RowGroup<float, R> x, size_t columns, typename V::F (&sum)[R]) {
+  over_columns<V>(
+      columns,
+      [&](size_t i) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r] = V::add(sum[r], V::load(x[r] + i));
+      },
+      [&](size_t i, size_t n) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r] = V::add(sum[r], V::load_first(x[r] + i, n));
+      });
+}
+
+/// out = x - mean, and the sum of its squares.
+template <class V, int R>
+inline void center(RowGroup<float, R> x, const float (&mean)[R], size_t columns, RowGroup<float, R> out,
+                   typename V::F (&squares)[R]) {
+  over_columns<V>(
+      columns,
+      [&](size_t i) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto d = V::sub(V::load(x[r] + i), V::set1(mean[r]));
+          V::store(out[r] + i, d);
+          squares[r] = V::fma(d, d, squares[r]);
+        }
+      },
+      [&](size_t i, size_t n) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto d = V::sub(V::first_or(V::load_first(x[r] + i, n), n, mean[r]), V::set1(mean[r]));
+          V::store_first(out[r] + i, d, n);
+          squares[r] = V::fma(d, d, squares[r]);
+        }
+      });
+}
+
+/// What a norm makes besides floats.
+enum class Beside { kNothing, kInt8, kBf16 };
+
+/// out = out * inverse * gamma + beta, and its form beside it.
+template <class V, int kLevels, Beside kBeside, int R>
+inline void scale_rows(RowGroup<float, R> out, const float (&inverse)[R], const float* gamma,
+                       const float* beta, size_t columns, const QuantizedRows& quantized) {
+  Range<V> ranges[R];
+  const RowGroup<uint8_t, R> beside(quantized.data, quantized.stride);
+  const auto bf16 = [&](int r) { return reinterpret_cast<uint16_t*>(beside[r]); };
+  over_columns<V>(
+      columns,
+      [&](size_t i) {
+        const auto g = V::load(gamma + i);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto d = V::mul(V::load(out[r] + i), V::set1(inverse[r]));
+          const auto v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load(beta + i));
+          V::store(out[r] + i, v);
+          if constexpr (kBeside == Beside::kInt8) ranges[r].add(v);
+          if constexpr (kBeside == Beside::kBf16) V::store_bf16(bf16(r) + i, v);
+        }
+      },
+      [&](size_t i, size_t n) {
+        const auto g = V::load_first(gamma + i, n);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto d = V::mul(V::load_first(out[r] + i, n), V::set1(inverse[r]));
+          const auto v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load_first(beta + i, n));
+          V::store_first(out[r] + i, v, n);
+          if constexpr (kBeside == Beside::kInt8) ranges[r].add_first(v, n);
+          if constexpr (kBeside == Beside::kBf16) store_first_bf16<V>(bf16(r) + i, v, n);
+        }
+      });
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    if constexpr (kBeside == Beside::kInt8)
+      quantize_row<V, kLevels>(out[r], columns, ranges[r], quantized, static_cast<size_t>(r));
+    if constexpr (kBeside == Beside::kBf16)
+      fill_rest<V>(beside[r], columns * sizeof(uint16_t), quantized.stride);
+  }
+}
+
+/// R rows from `first` on. Two passes for mean and variance: one pass would cancel.
+template <class V, int kLevels, Beside kBeside, int R>
+void norm_together(const NormTask& task, size_t first) {
+  const size_t columns = task.columns;
+  const float inverse_columns = 1.0f / static_cast<float>(columns);
+  const RowGroup<float, R> x(task.x + first * task.ld, task.ld);
+  const RowGroup<float, R> out(task.out + first * task.ld_out, task.ld_out);
+  typename V::F sum[R], squares[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) sum[r] = squares[r] = V::zero();
+  if (task.y != nullptr) {
+    add_and_sum<V, R>(x, {task.y + first * task.ld_y, task.ld_y}, columns, sum);
+  } else if (!task.rms) {
+    sum_of_rows<V, R>(x, columns, sum);
+  }
+  float mean[R], inverse[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) mean[r] = task.rms ? 0.0f : V::sum(sum[r]) * inverse_columns;
+  center<V, R>(x, mean, columns, out, squares);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+    inverse[r] = 1.0f / __builtin_sqrtf(V::sum(squares[r]) * inverse_columns + task.epsilon);
+  const QuantizedRows quantized = kBeside == Beside::kNothing ? QuantizedRows{} : task.quantized.from(first);
+  scale_rows<V, kLevels, kBeside, R>(out, inverse, task.gamma, task.beta, columns, quantized);
+}
+
 template <class V, int kLevels>
 void norm(const NormTask& task) {
-  // In locals: a store of floats may change what `task` refers to, for all the compiler knows.
-  const size_t columns = task.columns;
-  const float *gamma = task.gamma, *beta = task.beta;
-  const bool rms = task.rms;
-  const float inverse_columns = 1.0f / static_cast<float>(columns);
-  for (size_t r = 0; r < task.rows; ++r) {
-    float* x = task.x + r * task.ld;
-    float* out = task.out + r * task.ld_out;
-    auto sum = V::zero();
-    const float* added = task.y == nullptr ? nullptr : task.y + r * task.ld_y;
-    if (added != nullptr || !rms)
-      over_columns<V>(
-          columns,
-          [&](size_t i) {
-            auto v = V::load(x + i);
-            if (added != nullptr) V::store(x + i, v = V::add(v, V::load(added + i)));
-            sum = V::add(sum, v);
-          },
-          [&](size_t i, size_t n) {
-            auto v = V::load_first(x + i, n);
-            if (added != nullptr) V::store_first(x + i, v = V::add(v, V::load_first(added + i, n)), n);
-            sum = V::add(sum, v);
-          });
-    const float mean_value = rms ? 0.0f : V::sum(sum) * inverse_columns;
-    const auto mean = V::set1(mean_value);
-    auto squares = V::zero();
-    over_columns<V>(
-        columns,
-        [&](size_t i) {
-          const auto d = V::sub(V::load(x + i), mean);
-          squares = V::fma(d, d, squares);
-        },
-        [&](size_t i, size_t n) {
-          const auto d = V::sub(V::first_or(V::load_first(x + i, n), n, mean_value), mean);
-          squares = V::fma(d, d, squares);
-        });
-    const auto inverse = V::set1(1.0f / __builtin_sqrtf(V::sum(squares) * inverse_columns + task.epsilon));
-    Range<V> range;
-    over_columns<V>(
-        columns,
-        [&](size_t i) {
-          const auto d = V::mul(V::sub(V::load(x + i), mean), inverse);
-          const auto g = V::load(gamma + i);
-          const auto v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load(beta + i));
-          V::store(out + i, v);
-          range.add(v);
-        },
-        [&](size_t i, size_t n) {
-          const auto d = V::mul(V::sub(V::load_first(x + i, n), mean), inverse);
-          const auto g = V::load_first(gamma + i, n);
-          const auto v = beta == nullptr ? V::mul(d, g) : V::fma(d, g, V::load_first(beta + i, n));
-          V::store_first(out + i, v, n);
-          range.add_first(v, n);
-        });
-    if (task.quantized.data == nullptr) continue;
-    if (task.quantized.form == QuantizedRows::Form::kBf16) {
-      round_row<V>(out, columns, task.quantized, r);
+  side_by_side(task.rows, [&](size_t first, auto together) {
+    if (task.quantized.data == nullptr) {
+      norm_together<V, kLevels, Beside::kNothing, together>(task, first);
+    } else if (task.quantized.form == QuantizedRows::Form::kBf16) {
+      norm_together<V, kLevels, Beside::kBf16, together>(task, first);
     } else {
-      quantize_row<V, kLevels>(out, columns, range, task.quantized, r);
+      norm_together<V, kLevels, Beside::kInt8, together>(task, first);
     }
-  }
+  });
 }
 
 template <class V>
@@ -306,15 +432,6 @@ void rotate(float* x, size_t ld, size_t rows, size_t head_size, const float* tab
           V::store_first(x + i, V::fma(v, V::load_first(table + i, n), turned), n);
         });
   }
-}
-
-template <class V>
-void add_scaled_int8(float* out, const int8_t* row, float scale, size_t columns) {
-  const auto factor = V::set1(scale);
-  size_t i = 0;
-  for (; i + V::kLanes <= columns; i += V::kLanes)
-    V::store(out + i, V::fma(V::load_int8(row + i), factor, V::load(out + i)));
-  for (; i < columns; ++i) out[i] = __builtin_fmaf(static_cast<float>(row[i]), scale, out[i]);
 }
 
 }  // namespace

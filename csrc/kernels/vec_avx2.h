@@ -165,6 +165,16 @@ struct Avx2 {
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
   }
+  /// Four vectors of them, in fewer steps than one by one.
+  static void store_quantized(uint8_t* p, F a, F b, F c, F d) {
+    const I low = _mm256_packus_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));
+    const I high = _mm256_packus_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d));
+    // In each half: four bytes of each vector.
+    const I order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order));
+  }
+  static void store_zero(void* p) { _mm256_storeu_si256(static_cast<__m256i*>(p), zero_int()); }
 
   /// dst[c * ldd + r] = src[r * lds + c] for a block of 8 x 8.
   static void transpose(const float* src, size_t lds, float* dst, size_t ldd) {

@@ -138,6 +138,15 @@ struct Avx512 {
   static void store_quantized(uint8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
   }
+  /// Four vectors of them, in fewer steps than one by one.
+  static void store_quantized(uint8_t* p, F a, F b, F c, F d) {
+    const I low = _mm512_packus_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+    const I high = _mm512_packus_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+    // In each quarter of 128 bits: four bytes of each vector.
+    const I order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high)));
+  }
+  static void store_zero(void* p) { _mm512_storeu_si512(p, zero_int()); }
 
   /// dst[c * ldd + r] = src[r * lds + c] for a block of 16 x 16.
   static void transpose(const float* src, size_t lds, float* dst, size_t ldd) {

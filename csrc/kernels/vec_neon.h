@@ -111,6 +111,14 @@ struct Neon {
     const uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vqmovn_u16(vcombine_u16(q, q))), 0);
     std::memcpy(p, &four, sizeof(four));
   }
+  /// Four vectors of them, in fewer steps than one by one.
+  static void store_quantized(uint8_t* p, F a, F b, F c, F d) {
+    const auto words = [](F low, F high) {
+      return vcombine_u16(vqmovn_u32(vcvtnq_u32_f32(low)), vqmovn_u32(vcvtnq_u32_f32(high)));
+    };
+    vst1q_u8(p, vcombine_u8(vqmovn_u16(words(a, b)), vqmovn_u16(words(c, d))));
+  }
+  static void store_zero(void* p) { vst1q_u8(static_cast<uint8_t*>(p), vdupq_n_u8(0)); }
 
   /// dst[c * ldd + r] = src[r * lds + c] for a block of 4 x 4.
   static void transpose(const float* src, size_t lds, float* dst, size_t ldd) {

@@ -79,7 +79,7 @@ constexpr Kernels row_kernels(Isa isa) {
       .norm = norm<V, kLevels>,
       .activate_gated = activate_gated<V, kLevels>,
       .sum_rows = sum_rows<V>,
-      .add_scaled_int8 = add_scaled_int8<V>,
+      .add_row = add_row<V>,
       .rotate = rotate<V>,
       .attention = fp32,
       .attention_int8 = attention_of_int8<Dot>(),

@@ -1,5 +1,5 @@
-// Sums of rows of a table on every instruction set: each type of value against double precision, whatever the
-// width, and zeros without rows.
+// Rows of a table on every instruction set, summed or one added: each type of value against double precision,
+// whatever the width, and zeros without rows.
 #include <cmath>
 
 #include "kernels/float16.h"
@@ -45,6 +45,16 @@ void sum(const Kernels& kernels, RowType type, size_t columns, size_t count, boo
       size += std::abs(value);
     }
     CHECK(std::abs(out[c] - want) <= 1e-6 * size);
+  }
+  CHECK_EQ(out[columns], 7.0f);
+  // One row of the table added to another vector, which stays.
+  const std::vector<float> sums = out;
+  const float factor = weighed ? 0.37f : 1.0f;
+  kernels.add_row(sums.data(), {table.data() + 2 * columns, type, factor}, columns, out.data());
+  for (size_t c = 0; c < columns; ++c) {
+    const double value = double{read(table[2 * columns + c])} * factor;
+    CHECK(std::abs(out[c] - (sums[c] + value)) <=
+          2e-7 * (std::abs(double{sums[c]}) + std::abs(value)) + 1e-40);
   }
   CHECK_EQ(out[columns], 7.0f);
 }

@@ -126,6 +126,55 @@ void layer_norm(const Kernels& kernels) {
   }
 }
 
+/// Rows that are computed together, and those left over, have the bits of each alone.
+void independent(const Kernels& kernels, QuantizedRows::Form form) {
+  constexpr size_t kRows = 11;
+  for (const size_t columns : {7ul, 64ul, 312ul, 384ul}) {
+    Matrix x(kRows, columns, 9, -2, 3), y(kRows, columns, 10), gamma(1, columns, 11), beta(1, columns, 12);
+    Matrix out(kRows, columns, 13), lone(1, columns, 14);
+    const size_t stride = round_up(2 * columns, 64) + 64;
+    AlignedBuffer<uint8_t> together(kRows * stride), alone(stride);
+    std::vector<float> scale(kRows), lowest(kRows);
+    float lone_scale = 0, lone_lowest = 0;
+    const QuantizedRows rows{together.data(), stride, scale.data(), lowest.data(), form};
+    const QuantizedRows row{alone.data(), stride, &lone_scale, &lone_lowest, form};
+    const auto same_row = [&](size_t r) {
+      CHECK(std::memcmp(alone.data(), together.data() + r * stride, stride) == 0);
+      if (form == QuantizedRows::Form::kBf16) return;
+      CHECK_EQ(lone_scale, scale[r]);
+      CHECK_EQ(lone_lowest, lowest[r]);
+    };
+    kernels.quantize(x.row(0), x.ld, kRows, columns, rows);
+    for (size_t r = 0; r < kRows; ++r) {
+      kernels.quantize(x.row(r), x.ld, 1, columns, row);
+      same_row(r);
+    }
+    Matrix given(kRows, columns, 9, -2, 3);
+    NormTask task{.x = x.row(0),
+                  .ld = x.ld,
+                  .y = y.row(0),
+                  .ld_y = y.ld,
+                  .rows = kRows,
+                  .columns = columns,
+                  .gamma = gamma.row(0),
+                  .beta = beta.row(0),
+                  .epsilon = 1e-12f,
+                  .out = out.row(0),
+                  .ld_out = out.ld,
+                  .quantized = rows};
+    kernels.norm(task);
+    for (size_t r = 0; r < kRows; ++r) {
+      std::memcpy(x.row(r), given.row(r), columns * sizeof(float));
+      task.x = x.row(r), task.y = y.row(r), task.rows = 1, task.out = lone.row(0), task.quantized = row;
+      kernels.norm(task);
+      CHECK(std::memcmp(lone.row(0), out.row(r), columns * sizeof(float)) == 0);
+      same_row(r);
+      kernels.quantize(lone.row(0), lone.ld, 1, columns, row);
+      same_row(r);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -133,6 +182,8 @@ int main() {
     quantize(kernels_for(isa));
     activate(kernels_for(isa));
     layer_norm(kernels_for(isa));
+    independent(kernels_for(isa), QuantizedRows::Form::kInt8);
+    independent(kernels_for(isa), QuantizedRows::Form::kBf16);
   }
   return report();
 }
