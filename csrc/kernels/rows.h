@@ -134,15 +134,12 @@ template <class V, int kLevels, Form kForm, class Value, class First>
 inline void write_row(float* x, size_t columns, const QuantizedRows& quantized, size_t r, Value&& value,
                       First&& first) {
   if constexpr (kForm == Form::kBf16) {
-    auto* to = reinterpret_cast<uint16_t*>(quantized.data + r * quantized.stride);
+    uint8_t* row = quantized.data + r * quantized.stride;
+    auto* to = reinterpret_cast<uint16_t*>(row);
     over_columns<V>(
         columns, [&](size_t i) { V::store_bf16(to + i, value(i)); },
-        [&](size_t i, size_t n) {
-          uint16_t tail[V::kLanes];
-          V::store_bf16(tail, first(i, n));
-          std::memcpy(to + i, tail, n * sizeof(uint16_t));
-        });
-    std::memset(to + columns, 0, quantized.stride - columns * sizeof(uint16_t));
+        [&](size_t i, size_t n) { store_first_bf16<V>(to + i, first(i, n), n); });
+    fill_rest<V>(row, columns * sizeof(uint16_t), quantized.stride);
   } else {
     Range<V> range;
     over_columns<V>(

@@ -32,8 +32,6 @@ constexpr Kernels tile_kernels(Isa isa) {
   kernels.bf16 = {Tiles::kBf16Instruction, kTileGroup<TileBf16>, linear_tiles_bf16<Tiles>,
                   spin_tiles<TileBf16, Tiles>, attention};
   kernels.attention_int8 = attention;
-  kernels.quantize = quantize_rows<Rounding, 255>;
-  kernels.norm = norm<Rounding, 255>;
   return kernels;
 }
 
