@@ -1,7 +1,15 @@
-// Attention on tiles, of bf16 and int8 models: queries, keys, probabilities and values are rounded to
-// bfloat16, sums and the softmax are fp32. As in attention.h, blocks of query rows pass through two products
-// and the softmax between them; here a block is two tiles of rows, and the second tile of an odd number of
-// rows begins early enough to be whole, as in tile_kernels.h.
+// Attention on tiles, of bf16 and int8 models: queries, keys, weights and values are rounded to bfloat16,
+// sums and powers are fp32.
+//
+// Blocks of query rows, a tile each, pass through two products: the scores become weights as they leave the
+// first, and the weights of a block stay in the first-level cache for the second. The last block begins early
+// enough to be whole, as in tile_kernels.h.
+//
+// A weight is 2^score, the queries having been multiplied by log2(e) / sqrt(head_size), and a row is divided
+// by the sum of its weights at the end. That needs no maximum unless the sum leaves the range in which floats
+// are exact enough: only then is the block done again with scores less the maximum of their row. The sum is
+// that of the rounded weights: the product with a column of ones, which are zeros for the keys that fill up a
+// tile, so these need no care.
 #pragma once
 
 #include <algorithm>
@@ -17,86 +25,113 @@ namespace {
 
 /// Where the parts of the scratch memory begin, in bytes from its first cache line.
 struct TileAttentionLayout {
-  static constexpr size_t kRows = 2 * kTileRows;
   static constexpr size_t kGroup = kTileGroup<TileBf16>;
   static_assert(kGroup == kTilePanel, "a step along the keys of the values is a panel of the scores");
+  static constexpr size_t kScores = kTileRows * kTilePanel * sizeof(float);
 
   size_t groups;  ///< of features, padded to whole ones
-  size_t keys;    ///< padded to whole panels
+  size_t panels;  ///< of keys, padded to whole ones
   size_t row;     ///< bytes of a rounded query
-  size_t k, v, scores, p, mixed, block, bytes;
+  size_t k, v, ones, block, scores, p, mixed, totals, bytes;
 
   TileAttentionLayout(size_t length, size_t head_size)
       : groups(tile_groups<TileBf16>(head_size)),
-        keys(round_up(length, kTilePanel)),
+        panels(tile_groups<TileBf16>(length)),
         row(groups * kTileRowBytes),
-        k(length * row),
-        v(k + keys * row),
-        scores(v + keys * row),
-        p(scores + kRows * keys * sizeof(float)),
-        mixed(p + kRows * keys * sizeof(uint16_t)),
-        block(mixed + kRows * kTilePanel * sizeof(float)),
-        bytes(block + kTileRows * row) {}
+        k(0),
+        v(k + panels * kTilePanel * row),
+        ones(v + panels * kTilePanel * row),
+        block(ones + 2 * kTileBytes),
+        scores(block + kTileRows * row),
+        p(scores + 2 * kScores),
+        mixed(p + panels * kTileBytes),
+        totals(mixed + kScores),
+        bytes(totals + 2 * kTileRows * sizeof(float)) {}
 };
 
-/// One sequence and head in the form that the products read.
+/// Heads of one sequence, one after the other, in the form that the products read.
 template <class V, class Tiles>
 class TileAttention {
   using Layout = TileAttentionLayout;
+  using F = typename V::F;
 
  public:
-  explicit TileAttention(const AttentionTask& task)
-      : task_(task), at_(task.length, task.head_size), tiles_(std::min(task.length, kTileRows)) {
-    const auto address = reinterpret_cast<uintptr_t>(task.scratch);
-    base_ = reinterpret_cast<uint8_t*>(task.scratch) + (round_up(address, kCacheLine) - address);
+  TileAttention(size_t length, size_t head_size, float* scratch)
+      : at_(length, head_size), height_(std::min(length, kTileRows)), tiles_(height_) {
+    const auto address = reinterpret_cast<uintptr_t>(scratch);
+    base_ = reinterpret_cast<uint8_t*>(scratch) + (round_up(address, kCacheLine) - address);
+    write_ones(length);
+    clear_values(length);
   }
 
-  void run() {
-    pack_queries();
-    pack_keys();
-    pack_values();
-    const float factor = 1.0f / std::sqrt(static_cast<float>(task_.head_size));
-    over_tiles(task_.length, Layout::kRows, [&](size_t row, size_t height) {
-      // The keys that some row of the block sees, from a whole panel on: all of them without limits.
-      const size_t first = seen_by(task_, row).begin / kTilePanel * kTilePanel;
-      const size_t visible = seen_by(task_, row + height - 1).end - first;
-      multiply_keys(row, height, first, visible);
-      float inverse[Layout::kRows];
-      for (size_t r = 0; r < height; ++r) inverse[r] = probabilities(r, row + r, first, visible, factor);
-      mix_values(row, height, first, visible, inverse);
-    });
-    tiles_.release();
+  void run(const AttentionTask& task) {
+    pack_keys(task);
+    pack_values(task);
+    for (size_t row = 0; row < task.length; row += kTileRows)
+      attend(task, std::min(row, task.length - height_));
   }
+
+  void release() { tiles_.release(); }
 
  private:
+  static constexpr float kLog2E = 1.44269504f;
+  static constexpr size_t kPairs = Layout::kGroup / 2;  // of keys in a tile of values
+
+  /// Panels of keys.
+  struct Panels {
+    size_t first;
+    size_t count;
+  };
+
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(base_ + offset);
   }
+  float* scores(size_t panel) const { return at<float>(at_.scores + panel % 2 * Layout::kScores); }
+  uint16_t* weights(size_t panel) const { return at<uint16_t>(at_.p + panel * kTileBytes); }
+
+  /// The column of ones: a tile for whole panels and that of the last one.
+  void write_ones(size_t length) const {
+    auto* to = at<int32_t>(at_.ones);
+    const size_t last = length - (at_.panels - 1) * kTilePanel;
+    for (const size_t keys : {kTilePanel, last})
+      for (size_t pair = 0; pair < kPairs; ++pair) {
+        const int32_t lane = 2 * pair + 1 < keys ? 0x3f803f80 : 2 * pair < keys ? 0x3f80 : 0;
+        for (size_t i = 0; i < kTileColumns; i += V::kLanes, to += V::kLanes)
+          V::store_int(to, V::set1_int(lane));
+      }
+  }
+
+  /// The values past the last key, which no head has.
+  void clear_values(size_t length) const {
+    for (size_t panel = 0; panel < at_.groups; ++panel)
+      for (size_t pair = (length + 1) / 2; pair < at_.panels * kPairs; ++pair)
+        for (size_t d = 0; d < kTilePanel; d += V::kLanes)
+          V::store_int(values(pair, panel * kTilePanel + d), V::zero_int());
+  }
 
   /// Features d and on of a row, zeros past them.
-  typename V::F features(const float* row, size_t d) const {
-    const size_t size = task_.head_size;
+  static F features(const AttentionTask& task, const float* row, size_t d) {
+    const size_t size = task.head_size;
     return d + V::kLanes <= size ? V::load(row + d) : d < size ? V::load_first(row + d, size - d) : V::zero();
   }
 
-  void round_row(const float* from, uint8_t* to) const {
-    for (size_t d = 0; d < at_.groups * Layout::kGroup; d += V::kLanes)
-      V::store_bf16(reinterpret_cast<uint16_t*>(to) + d, features(from, d));
-  }
-
-  void pack_queries() const {
-    for (size_t i = 0; i < task_.length; ++i) round_row(task_.q + i * task_.ld, at<uint8_t>(i * at_.row));
+  /// `change` is applied before rounding.
+  template <class Change>
+  void round_row(const AttentionTask& task, const float* from, uint8_t* to, Change&& change) const {
+    for (size_t d = 0; d < at_.groups * Layout::kGroup; d += 2 * V::kLanes)
+      V::store_bf16(reinterpret_cast<uint16_t*>(to) + d, change(features(task, from, d)),
+                    change(features(task, from, d + V::kLanes)));
   }
 
   /// As weights: k as [panel of keys][group of features][half of the panel][pair of features][key][feature].
-  void pack_keys() const {
+  void pack_keys(const AttentionTask& task) const {
     auto* block = at<uint8_t>(at_.block);
-    for (size_t j0 = 0; j0 < at_.keys; j0 += V::kLanes) {
+    for (size_t j0 = 0; j0 < task.length; j0 += V::kLanes) {
       for (size_t j = j0; j < j0 + V::kLanes; ++j) {
         uint8_t* to = block + (j - j0) * at_.row;
-        if (j < task_.length)
-          round_row(task_.k + j * task_.ld, to);
+        if (j < task.length)
+          round_row(task, task.k + j * task.ld, to, [](F x) { return x; });
         else
           std::fill_n(to, at_.row, uint8_t{0});
       }
@@ -112,132 +147,207 @@ class TileAttention {
     }
   }
 
-  /// v as [panel of features][group of keys][half of the panel][pair of keys][feature][key].
-  void pack_values() const {
-    for (size_t j = 0; j < at_.keys; j += 2) {
-      const float* even = task_.v + j * task_.ld;
-      for (size_t d = 0; d < at_.groups * kTilePanel; d += V::kLanes) {
-        const auto of = [&](size_t key, const float* row) {
-          return V::bf16_bits(key < task_.length ? features(row, d) : V::zero());
-        };
-        const size_t tile = (d / kTilePanel * (at_.keys / Layout::kGroup) + j / Layout::kGroup) * 2 +
-                            d % kTilePanel / kTileColumns;
-        V::store_int(
-            at<float>(at_.v + tile * kTileBytes) + j % Layout::kGroup / 2 * kTileColumns + d % kTileColumns,
-            V::word_pairs(of(j, even), of(j + 1, even + task_.ld)));
+  /// v as [panel of features][panel of keys][half of the panel][pair of keys][feature][key].
+  uint8_t* values(size_t pair, size_t d) const {
+    const size_t tile = (d / kTilePanel * at_.panels + pair / kPairs) * 2 + d % kTilePanel / kTileColumns;
+    return at<uint8_t>(at_.v + tile * kTileBytes) + pair % kPairs * kTileRowBytes +
+           d % kTileColumns * sizeof(float);
+  }
+
+  void pack_values(const AttentionTask& task) const {
+    for (size_t j = 0; j < task.length; j += 2) {
+      const float* even = task.v + j * task.ld;
+      const bool two = j + 1 < task.length;
+      for (size_t d = 0; d < at_.groups * kTilePanel; d += V::kLanes)
+        V::store_int(values(j / 2, d), V::bf16_pairs(features(task, even, d),
+                                                     two ? features(task, even + task.ld, d) : V::zero()));
+    }
+  }
+
+  /// The rows of a block.
+  void attend(const AttentionTask& task, size_t row) {
+    round_queries(task, row);
+    // The keys that some row of the block sees: all of them without limits.
+    const size_t first = seen_by(task, row).begin / kTilePanel;
+    const Panels panels{first, tile_groups<TileBf16>(seen_by(task, row + height_ - 1).end) - first};
+    weigh_keys(task, row, panels, nullptr);
+    mix_values<true>(0, panels);
+    if (!exact()) {
+      alignas(kCacheLine) float highest[kTileRows];
+      find_highest(task, row, panels, highest);
+      weigh_keys(task, row, panels, highest);
+      mix_values<true>(0, panels);
+    }
+    auto* totals = at<float>(at_.totals);
+    for (size_t r = 0; r < kTileRows; r += V::kLanes)
+      V::store(totals + r, V::div(V::set1(1.0f), V::load(totals + r)));
+    for (size_t d = 0; d < task.head_size; d += kTilePanel) {
+      if (d > 0) mix_values<false>(d / kTilePanel, panels);
+      scale_rows<V>(at<float>(at_.mixed), kTilePanel, height_, std::min(kTilePanel, task.head_size - d),
+                    totals, task.out + row * task.ld_out + d, task.ld_out);
+    }
+  }
+
+  void round_queries(const AttentionTask& task, size_t row) const {
+    const auto factor = V::set1(kLog2E / std::sqrt(static_cast<float>(task.head_size)));
+    for (size_t r = 0; r < height_; ++r)
+      round_row(task, task.q + (row + r) * task.ld, at<uint8_t>(at_.block + r * at_.row),
+                [&](F x) { return V::mul(x, factor); });
+  }
+
+  void multiply_keys(size_t panel, size_t length) {
+    const uint8_t* q = at<uint8_t>(at_.block);
+    const uint8_t* k = at<uint8_t>(at_.k + panel * kTilePanel * at_.row);
+    const bool two = length > panel * kTilePanel + kTileColumns;
+    tiles_.template zero<0, 0>();
+    tiles_.template zero<0, 1>();
+    for (size_t group = 0; group < at_.groups; ++group, q += kTileRowBytes, k += 2 * kTileBytes) {
+      tiles_.template load_rows<0>(q, at_.row);
+      tiles_.template load_columns<0>(k);
+      tiles_.template add_bf16<0, 0>();
+      if (!two) continue;
+      tiles_.template load_columns<1>(k + kTileBytes);
+      tiles_.template add_bf16<0, 1>();
+    }
+    tiles_.template store<0, 0>(scores(panel), kTilePanel * sizeof(float));
+    if (two) tiles_.template store<0, 1>(scores(panel) + kTileColumns, kTilePanel * sizeof(float));
+  }
+
+  /// The weights of the block's rows; `shifts`, or null, are subtracted from the scores.
+  void weigh_keys(const AttentionTask& task, size_t row, Panels panels, const float* shifts) {
+    const size_t end = panels.first + panels.count;
+    multiply_keys(panels.first, task.length);
+    for (size_t panel = panels.first; panel < end; ++panel) {
+      // The next product runs while the vectors of this one are computed.
+      if (panel + 1 < end) multiply_keys(panel + 1, task.length);
+      if (task.bias != nullptr || shifts != nullptr) adjust(task, row, panel, shifts);
+      if (task.length > panel * kTilePanel + kTileColumns)
+        weigh<kTilePanel>(scores(panel), weights(panel - panels.first));
+      else
+        weigh<kTileColumns>(scores(panel), weights(panel - panels.first));
+    }
+    // Scores past the last key are 0 unless they were changed, and the weights are 1.
+    if (task.before < task.length || task.after < task.length || task.bias != nullptr || shifts != nullptr)
+      hide_weights(task, row, panels);
+  }
+
+  template <size_t kKeys>
+  void weigh(const float* scores, uint16_t* p) const {
+    const auto power = [&](size_t i) { return i < kKeys ? power_of_two(V::load(scores + i)) : V::zero(); };
+    for (size_t r = 0; r < height_; ++r, scores += kTilePanel, p += Layout::kGroup)
+      for (size_t i = 0; i < Layout::kGroup; i += 2 * V::kLanes)
+        V::store_bf16(p + i, power(i), power(i + V::kLanes));
+  }
+
+  /// 2^x, relative error below 8e-5, a fiftieth of the rounding that follows.
+  static F power_of_two(F x) {
+    return V::scale_by_floor(
+        polynomial<V>(V::fraction(x), 7.802454e-2f, 2.2606716e-1f, 6.9583354e-1f, 9.9992522e-1f), x);
+  }
+
+  /// Adds the bias to a panel of scores and subtracts the shifts of the rows.
+  void adjust(const AttentionTask& task, size_t row, size_t panel, const float* shifts) const {
+    const auto log2e = V::set1(kLog2E);
+    float* s = scores(panel);
+    for (size_t r = 0; r < height_; ++r, s += kTilePanel) {
+      const auto shift = V::set1(shifts != nullptr ? shifts[r] : 0.0f);
+      for (size_t i = 0; i < kTilePanel; i += V::kLanes) {
+        auto x = V::load(s + i);
+        if (task.bias != nullptr)
+          x = V::fma(V::load(task.bias + (panel * kTilePanel + i) - (row + r)), log2e, x);
+        V::store(s + i, V::sub(x, shift));
       }
     }
   }
 
-  /// out[height][32] = a b of `groups` steps along K; rows of a tile are those from its place in the block
-  /// on.
-  void multiply(const uint8_t* a, size_t stride, size_t height, const uint8_t* b, size_t groups, float* out,
-                size_t ld_out) {
-    const size_t second = height - std::min(height, kTileRows);  // the first row of the second tile
-    if (second > 0)
-      tile_sums<TileBf16, 2>(tiles_, a, a + second * stride, stride, b, groups);
-    else
-      tile_sums<TileBf16, 1>(tiles_, a, nullptr, stride, b, groups);
-    const size_t bytes = ld_out * sizeof(float);
-    tiles_.template store<0, 0>(out, bytes);
-    tiles_.template store<0, 1>(out + kTileColumns, bytes);
-    if (second == 0) return;
-    tiles_.template store<1, 0>(out + second * ld_out, bytes);
-    tiles_.template store<1, 1>(out + second * ld_out + kTileColumns, bytes);
-  }
-
-  void multiply_keys(size_t row, size_t height, size_t first, size_t visible) {
-    for (size_t j = 0; j < visible; j += kTilePanel)
-      multiply(at<uint8_t>(row * at_.row), at_.row, height, at<uint8_t>(at_.k + (first + j) * at_.row),
-               at_.groups, at<float>(at_.scores) + j, at_.keys);
-  }
-
-  /// exp(s - max s) of row r of the block in bfloat16, zero for keys that `query` does not see; returns 1 / Σ
-  /// exp.
-  float probabilities(size_t r, size_t query, size_t first, size_t visible, float factor) const {
-    constexpr float kLog2E = 1.44269504f;
-    const float lowest = std::numeric_limits<float>::lowest();
-    auto* scores = at<float>(at_.scores) + r * at_.keys;
-    auto* p = at<uint16_t>(at_.p) + r * at_.keys;
-    if (task_.bias != nullptr) {
-      add_bias<V>(scores, task_.bias + first - query, round_up(visible, V::kLanes), factor);
-      factor = 1.0f;
+  /// Calls hide(row of the block, panel, first key, last key + 1) for keys of the panels that a row does not
+  /// see or that are past the last.
+  template <class Hide>
+  void over_hidden(const AttentionTask& task, size_t row, Panels panels, Hide&& hide) const {
+    const size_t first = panels.first * kTilePanel;
+    for (size_t r = 0; r < height_; ++r) {
+      const auto [begin, end] = seen_by(task, row + r);
+      for (size_t j = 0; j < begin - first; ++j) hide(r, j);
+      for (size_t j = end - first; j < panels.count * kTilePanel; ++j) hide(r, j);
     }
-    const auto [begin, end] = seen_by(task_, query);
-    const Seen seen{begin - first, end - first};
-    hide(scores, visible, seen, lowest);
-    const size_t whole = visible / V::kLanes * V::kLanes;
-    auto high = V::set1(lowest);
-    for (size_t j = 0; j < whole; j += V::kLanes) high = V::max(high, V::load(scores + j));
-    if (whole < visible) high = V::max(high, V::first_or(V::load(scores + whole), visible - whole, lowest));
-    const auto shift = V::set1(V::highest(high));
-    const auto scale = V::set1(factor * kLog2E);
-    auto sum = V::zero();
-    for (size_t j = 0; j < whole; j += V::kLanes) {
-      const auto e = power_of_two(V::mul(V::sub(V::load(scores + j), shift), scale));
-      sum = V::add(sum, e);
-      V::store_bf16(p + j, e);
-    }
-    size_t j = whole;
-    if (whole < visible) {
-      const auto e =
-          V::first_or(power_of_two(V::mul(V::sub(V::load(scores + j), shift), scale)), visible - j, 0.0f);
-      sum = V::add(sum, e);
-      V::store_bf16(p + j, e);
-      j += V::kLanes;
-    }
-    for (; j < round_up(visible, Layout::kGroup); j += V::kLanes) V::store_bf16(p + j, V::zero());
-    for (size_t i = 0; i < seen.begin; ++i) p[i] = 0;
-    for (size_t i = seen.end; i < visible; ++i) p[i] = 0;
-    return 1.0f / V::sum(sum);
   }
 
-  /// 2^x for x <= 0, relative error below 4e-6, a hundredth of the rounding that follows; not below 2^-125.
-  static typename V::F power_of_two(typename V::F x) {
-    x = V::max(x, V::set1(-125.0f));
-    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
-    const auto magic = V::set1(12582912.0f);
-    const auto shifted = V::add(x, magic);
-    const auto f = V::sub(x, V::sub(shifted, magic));
-    return V::add_exponent(polynomial<V>(f, 9.67589e-3f, 5.592078e-2f, 2.4022109e-1f, 6.9312114e-1f, 1.0f),
-                           shifted);
+  void hide_weights(const AttentionTask& task, size_t row, Panels panels) const {
+    over_hidden(task, row, panels,
+                [&](size_t r, size_t j) { weights(j / kTilePanel)[r * kTilePanel + j % kTilePanel] = 0; });
   }
 
-  void mix_values(size_t row, size_t height, size_t first, size_t visible, const float* inverse) {
+  /// The highest score of each row of the block.
+  void find_highest(const AttentionTask& task, size_t row, Panels panels, float* highest) {
+    std::fill_n(highest, height_, std::numeric_limits<float>::lowest());
+    for (size_t panel = panels.first; panel < panels.first + panels.count; ++panel) {
+      multiply_keys(panel, task.length);
+      if (task.bias != nullptr) adjust(task, row, panel, nullptr);
+      for (size_t r = 0; r < height_; ++r) {
+        const auto [begin, end] = seen_by(task, row + r);
+        const float* s = scores(panel) + r * kTilePanel;
+        const size_t first = panel * kTilePanel;
+        for (size_t j = std::max(begin, first); j < std::min(end, first + kTilePanel); ++j)
+          highest[r] = std::max(highest[r], s[j - first]);
+      }
+    }
+  }
+
+  /// A panel of the features, and with kTotals the sums of the weights.
+  template <bool kTotals>
+  void mix_values(size_t features, Panels panels) {
+    const uint8_t* v = values(panels.first * kPairs, features * kTilePanel);
+    tiles_.template zero<1, 0>();
+    tiles_.template zero<1, 1>();
+    if constexpr (kTotals) tiles_.template zero<0, 0>();
+    for (size_t panel = 0; panel < panels.count; ++panel, v += 2 * kTileBytes) {
+      const auto* p = reinterpret_cast<const uint8_t*>(weights(panel));
+      tiles_.template load_rows<1>(p, kTileRowBytes);
+      tiles_.template load_columns<0>(v);
+      tiles_.template add_bf16<1, 0>();
+      tiles_.template load_columns<1>(v + kTileBytes);
+      tiles_.template add_bf16<1, 1>();
+      if constexpr (kTotals) {
+        const bool last = panels.first + panel + 1 == at_.panels;
+        tiles_.template load_rows<0>(p, kTileRowBytes);
+        tiles_.template load_columns<0>(at<uint8_t>(at_.ones + (last ? kTileBytes : 0)));
+        tiles_.template add_bf16<0, 0>();
+      }
+    }
+    // Each row overwrites all but the first column of the one before.
+    if constexpr (kTotals) tiles_.template store<0, 0>(at<float>(at_.totals), sizeof(float));
     auto* mixed = at<float>(at_.mixed);
-    for (size_t d = 0; d < task_.head_size; d += kTilePanel) {
-      const size_t tile = d / kTilePanel * (at_.keys / Layout::kGroup) + first / Layout::kGroup;
-      multiply(at<uint8_t>(at_.p), at_.keys * sizeof(uint16_t), height,
-               at<uint8_t>(at_.v + tile * 2 * kTileBytes), (visible + Layout::kGroup - 1) / Layout::kGroup,
-               mixed, kTilePanel);
-      scale_rows<V>(mixed, kTilePanel, height, std::min(kTilePanel, task_.head_size - d), inverse,
-                    task_.out + row * task_.ld_out + d, task_.ld_out);
-    }
+    tiles_.template store<1, 0>(mixed, kTilePanel * sizeof(float));
+    tiles_.template store<1, 1>(mixed + kTileColumns, kTilePanel * sizeof(float));
   }
 
-  const AttentionTask& task_;
+  /// Whether no sum has overflowed, or is so low that weights may have been lost.
+  bool exact() const {
+    const auto* totals = at<float>(at_.totals);
+    auto low = V::load(totals), high = low;
+    for (size_t r = V::kLanes; r < kTileRows; r += V::kLanes) {
+      low = V::min(low, V::load(totals + r));
+      high = V::max(high, V::load(totals + r));
+    }
+    return V::lowest(low) > 0x1p-80f && V::highest(high) < 0x1p100f;
+  }
+
   Layout at_;
+  size_t height_;
   Tiles tiles_;
   uint8_t* base_;
 };
 
-/// Up to this length packing takes longer than the tiles save: attention is that of fp32.
-constexpr size_t kTooShortForTiles = TileAttentionLayout::kRows - 1;
-
-/// Enough for shorter sequences too.
 template <class V>
 size_t tile_attention_scratch(size_t length, size_t head_size) {
-  const size_t floats = attention_scratch<V, V::kRows>(std::min(length, kTooShortForTiles), head_size);
-  if (length <= kTooShortForTiles) return floats;
-  return std::max(floats, (TileAttentionLayout(length, head_size).bytes + kCacheLine) / sizeof(float));
+  return (TileAttentionLayout(length, head_size).bytes + kCacheLine) / sizeof(float);
 }
 
 template <class V, class Tiles>
 void tile_attention(const AttentionTask& task) {
-  if (task.length <= kTooShortForTiles)
-    attention<V, V::kRows>(task);
-  else
-    TileAttention<V, Tiles>(task).run();
+  TileAttention<V, Tiles> attention(task.length, task.head_size, task.scratch);
+  attention.run(task);
+  attention.release();
 }
 
 }  // namespace

@@ -78,6 +78,12 @@ struct Avx512 {
   static void store_bf16(uint16_t* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(x)));
   }
+  static void store_bf16(uint16_t* p, F first, F second) {
+    store_bf16(p, first);
+    store_bf16(p + kLanes, second);
+  }
+  /// Both rounded to bfloat16, in the lower and the upper half of each lane.
+  static I bf16_pairs(F low, F high) { return word_pairs(bf16_bits(low), bf16_bits(high)); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
   static F magnitude(F x) { return _mm512_abs_ps(x); }
 
@@ -117,6 +123,10 @@ struct Avx512 {
   static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x * 2^n for integral n.
   static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }
+  /// x - floor(x).
+  static F fraction(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+  /// x * 2^floor(n).
+  static F scale_by_floor(F x, F n) { return _mm512_scalef_ps(x, n); }
   /// Sixteen signed bytes.
   static F load_int8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
