@@ -1,8 +1,9 @@
 // Attention on tiles, of bf16 and int8 models: queries, keys, weights and values are rounded to bfloat16,
 // sums and powers are fp32.
 //
-// Blocks of query rows, a tile each, pass through two products: the scores become weights as they leave the
-// first, and the weights of a block stay in the first-level cache for the second. The last block begins early
+// Blocks of query rows, a tile each, pass through two products, panel by panel of the keys: while the vectors
+// make weights of the scores of a panel, the tiles multiply the next panel's keys and the last panel's
+// values. So it goes on from block to block and from head to head. The last block of a head begins early
 // enough to be whole, as in tile_kernels.h.
 //
 // A weight is 2^score, the queries having been multiplied by log2(e) / sqrt(head_size), and a row is divided
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "base/aligned.h"
 #include "kernels/attention.h"
@@ -31,69 +33,127 @@ struct TileAttentionLayout {
 
   size_t groups;  ///< of features, padded to whole ones
   size_t panels;  ///< of keys, padded to whole ones
-  size_t row;     ///< bytes of a rounded query
-  size_t k, v, ones, block, scores, p, mixed, totals, bytes;
+  size_t blocks;  ///< of a head
+  size_t
+      heads;  ///< that are packed: those of four blocks, as a block is done when the third after it has begun
+  size_t row;   ///< bytes of a rounded query
+  size_t head;  ///< bytes of packed keys, or values
+  size_t ones, rounded, mixed, totals;
+  size_t block;            ///< the memory of a block: its queries, the scores of two panels, its weights
+  size_t scores, weights;  ///< in that
+  size_t spare;            ///< such memory for the block that is done again
+  size_t k, v, bytes;
 
   TileAttentionLayout(size_t length, size_t head_size)
       : groups(tile_groups<TileBf16>(head_size)),
         panels(tile_groups<TileBf16>(length)),
+        blocks((length + kTileRows - 1) / kTileRows),
+        heads(1 + (blocks + 2) / blocks),
         row(groups * kTileRowBytes),
-        k(0),
-        v(k + panels * kTilePanel * row),
-        ones(v + panels * kTilePanel * row),
-        block(ones + 2 * kTileBytes),
-        scores(block + kTileRows * row),
-        p(scores + 2 * kScores),
-        mixed(p + panels * kTileBytes),
-        totals(mixed + kScores),
-        bytes(totals + 2 * kTileRows * sizeof(float)) {}
+        head(panels * kTilePanel * row),
+        ones(0),
+        rounded(ones + 2 * kTileBytes),
+        mixed(rounded + kTileRows * row),
+        totals(mixed + 2 * groups * kScores),
+        block(totals + 4 * kTileRows * sizeof(float)),
+        scores(kTileRows * row),
+        weights(scores + 2 * kScores),
+        spare(block + weights + 2 * panels * kTileBytes),
+        k(spare + weights + 2 * panels * kTileBytes),
+        v(k + heads * head),
+        bytes(v + heads * head) {}
 };
 
-/// Heads of one sequence, one after the other, in the form that the products read.
+/// Heads of one sequence.
 template <class V, class Tiles>
 class TileAttention {
   using Layout = TileAttentionLayout;
   using F = typename V::F;
 
  public:
-  TileAttention(size_t length, size_t head_size, float* scratch)
-      : at_(length, head_size), height_(std::min(length, kTileRows)), tiles_(height_) {
-    const auto address = reinterpret_cast<uintptr_t>(scratch);
-    base_ = reinterpret_cast<uint8_t*>(scratch) + (round_up(address, kCacheLine) - address);
-    write_ones(length);
-    clear_values(length);
+  TileAttention(const AttentionTask* tasks, size_t heads)
+      : tasks_(tasks),
+        heads_(heads),
+        length_(tasks->length),
+        head_size_(tasks->head_size),
+        at_(length_, head_size_),
+        height_(std::min(length_, kTileRows)),
+        tiles_(height_) {
+    const auto address = reinterpret_cast<uintptr_t>(tasks->scratch);
+    base_ = reinterpret_cast<uint8_t*>(tasks->scratch) + (round_up(address, kCacheLine) - address);
   }
 
-  void run(const AttentionTask& task) {
-    pack_keys(task);
-    pack_values(task);
-    for (size_t row = 0; row < task.length; row += kTileRows)
-      attend(task, std::min(row, task.length - height_));
+  void run() {
+    write_ones();
+    clear_values();
+    const size_t blocks = heads_ * at_.blocks;
+    Block done{}, before{}, block = begin(0), after{};
+    size_t which = 0;  // of the two panels of scores
+    multiply_keys(block, block.first, which);
+    store_scores(block, block.first, which);
+    for (size_t n = 0; n < blocks; ++n) {
+      for (size_t panel = block.first; panel < block.end; ++panel, which ^= 1) {
+        const bool first = panel == block.first, last = panel + 1 == block.end;
+        if (last && n + 1 < blocks) after = begin(n + 1);
+        const Block& next = last ? after : block;
+        const size_t next_panel = last ? after.first : panel + 1;
+        const bool more = !last || n + 1 < blocks;
+        if (more) multiply_keys(next, next_panel, which ^ 1);
+        if (!first)
+          add_values(block, panel - 1);
+        else if (n > 0)
+          add_values(before, before.end - 1);
+        weigh(block, panel, which, nullptr);
+        // The products are stored when the vectors have given them time.
+        if (more) store_scores(next, next_panel, which ^ 1);
+        if (first && n > 0) end_products(before);
+        if (first && n > 1) finish(done);
+      }
+      done = before;
+      before = block;
+      block = after;
+    }
+    add_values(before, before.end - 1);
+    end_products(before);
+    if (blocks > 1) finish(done);
+    finish(before);
+    tiles_.release();
   }
-
-  void release() { tiles_.release(); }
 
  private:
   static constexpr float kLog2E = 1.44269504f;
   static constexpr size_t kPairs = Layout::kGroup / 2;  // of keys in a tile of values
 
-  /// Panels of keys.
-  struct Panels {
-    size_t first;
-    size_t count;
+  /// Rows of a head.
+  struct Block {
+    const AttentionTask* task;
+    size_t k, v;        ///< of the head
+    size_t row;         ///< the first
+    size_t first, end;  ///< the panels of keys that some row sees: all of them without limits
+    size_t memory;
+    size_t turn;  ///< of the two memories for results
   };
 
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(base_ + offset);
   }
-  float* scores(size_t panel) const { return at<float>(at_.scores + panel % 2 * Layout::kScores); }
-  uint16_t* weights(size_t panel) const { return at<uint16_t>(at_.p + panel * kTileBytes); }
+  float* scores(const Block& block, size_t which) const {
+    return at<float>(block.memory + at_.scores + which * Layout::kScores);
+  }
+  uint16_t* weights(const Block& block, size_t panel) const {
+    return at<uint16_t>(block.memory + at_.weights + (block.turn * at_.panels + panel) * kTileBytes);
+  }
+
+  float* mixed(const Block& block, size_t feature) const {
+    return at<float>(at_.mixed + block.turn * at_.groups * Layout::kScores) + feature * kTileRows;
+  }
+  float* totals(const Block& block) const { return at<float>(at_.totals) + block.turn * 2 * kTileRows; }
 
   /// The column of ones: a tile for whole panels and that of the last one.
-  void write_ones(size_t length) const {
+  void write_ones() const {
     auto* to = at<int32_t>(at_.ones);
-    const size_t last = length - (at_.panels - 1) * kTilePanel;
+    const size_t last = length_ - (at_.panels - 1) * kTilePanel;
     for (const size_t keys : {kTilePanel, last})
       for (size_t pair = 0; pair < kPairs; ++pair) {
         const int32_t lane = 2 * pair + 1 < keys ? 0x3f803f80 : 2 * pair < keys ? 0x3f80 : 0;
@@ -103,251 +163,299 @@ class TileAttention {
   }
 
   /// The values past the last key, which no head has.
-  void clear_values(size_t length) const {
-    for (size_t panel = 0; panel < at_.groups; ++panel)
-      for (size_t pair = (length + 1) / 2; pair < at_.panels * kPairs; ++pair)
-        for (size_t d = 0; d < kTilePanel; d += V::kLanes)
-          V::store_int(values(pair, panel * kTilePanel + d), V::zero_int());
+  void clear_values() const {
+    for (size_t head = 0; head < std::min(heads_, at_.heads); ++head)
+      for (size_t d = 0; d < at_.groups * kTilePanel; d += kTileColumns)
+        for (size_t pair = (length_ + 1) / 2 % kPairs; pair % kPairs != 0; ++pair)
+          for (size_t lane = 0; lane < kTileColumns; lane += V::kLanes)
+            V::store_int(values(at_.v + head * at_.head, at_.panels - 1, d) + pair * kTileRowBytes +
+                             lane * sizeof(float),
+                         V::zero_int());
   }
 
-  /// Features d and on of a row, zeros past them.
-  static F features(const AttentionTask& task, const float* row, size_t d) {
-    const size_t size = task.head_size;
+  /// Block n of all heads, whose head is packed.
+  Block begin(size_t n) {
+    const size_t head = n / at_.blocks, buffer = head % at_.heads * at_.head;
+    const AttentionTask& task = tasks_[head];
+    const size_t row = std::min(n % at_.blocks * kTileRows, length_ - height_);
+    const Block block{&task,
+                      at_.k + buffer,
+                      at_.v + buffer,
+                      row,
+                      seen_by(task, row).begin / kTilePanel,
+                      tile_groups<TileBf16>(seen_by(task, row + height_ - 1).end),
+                      at_.block,
+                      n % 2};
+    if (n % at_.blocks == 0) {
+      pack_keys(task, block.k);
+      pack_values(task, block.v);
+    }
+    round_queries(block);
+    return block;
+  }
+
+  /// Features d and on of a row of `size`, zeros past them.
+  static F features(const float* row, size_t size, size_t d) {
     return d + V::kLanes <= size ? V::load(row + d) : d < size ? V::load_first(row + d, size - d) : V::zero();
   }
 
-  /// `change` is applied before rounding.
+  /// Rounds rows that end with zeros; `change` is applied before.
   template <class Change>
-  void round_row(const AttentionTask& task, const float* from, uint8_t* to, Change&& change) const {
-    for (size_t d = 0; d < at_.groups * Layout::kGroup; d += 2 * V::kLanes)
-      V::store_bf16(reinterpret_cast<uint16_t*>(to) + d, change(features(task, from, d)),
-                    change(features(task, from, d + V::kLanes)));
+  void round_rows(const float* from, size_t ld, size_t rows, size_t offset, Change&& change) const {
+    auto* to = at<uint16_t>(offset);
+    const size_t size = head_size_, padded = at_.groups * Layout::kGroup;
+    const auto over_rows = [&](auto&& load) {
+      for (size_t r = 0; r < rows; ++r, from += ld)
+        for (size_t d = 0; d < padded; d += 2 * V::kLanes, to += 2 * V::kLanes)
+          V::store_bf16(to, change(load(from, d)), change(load(from, d + V::kLanes)));
+    };
+    if (size == padded)
+      over_rows([](const float* row, size_t d) { return V::load(row + d); });
+    else
+      over_rows([&](const float* row, size_t d) { return features(row, size, d); });
   }
 
   /// As weights: k as [panel of keys][group of features][half of the panel][pair of features][key][feature].
-  void pack_keys(const AttentionTask& task) const {
-    auto* block = at<uint8_t>(at_.block);
-    for (size_t j0 = 0; j0 < task.length; j0 += V::kLanes) {
-      for (size_t j = j0; j < j0 + V::kLanes; ++j) {
-        uint8_t* to = block + (j - j0) * at_.row;
-        if (j < task.length)
-          round_row(task, task.k + j * task.ld, to, [](F x) { return x; });
-        else
-          std::fill_n(to, at_.row, uint8_t{0});
-      }
-      const size_t pairs = at_.row / sizeof(float);
-      for (size_t d = 0; d < pairs; d += V::kLanes) {  // moves bits: no float is computed
-        const size_t tile =
-            (j0 / kTilePanel * at_.groups + d / kTileColumns) * 2 + j0 % kTilePanel / kTileColumns;
+  void pack_keys(const AttentionTask& task, size_t packed) const {
+    const size_t pairs = at_.row / sizeof(float);
+    for (size_t j = 0; j < length_; j += V::kLanes) {
+      const size_t rows = std::min<size_t>(length_ - j, V::kLanes);
+      round_rows(task.k + j * task.ld, task.ld, rows, at_.rounded, [](F x) { return x; });
+      for (size_t r = rows; r < V::kLanes; ++r)
+        for (size_t d = 0; d < pairs; d += V::kLanes)
+          V::store_int(at<float>(at_.rounded + r * at_.row) + d, V::zero_int());
+      const size_t tile = j / kTilePanel * at_.groups * 2 + j % kTilePanel / kTileColumns;
+      auto* to = at<float>(packed + tile * kTileBytes) + j % kTileColumns;
+      for (size_t d = 0; d < pairs; d += V::kLanes)  // moves bits: no float is computed
         V::transpose(
-            reinterpret_cast<const float*>(block) + d, pairs,
-            at<float>(at_.k + tile * kTileBytes) + d % kTileColumns * kTileColumns + j0 % kTileColumns,
+            at<const float>(at_.rounded) + d, pairs,
+            to + d / kTileColumns * 2 * (kTileBytes / sizeof(float)) + d % kTileColumns * kTileColumns,
             kTileColumns);
-      }
     }
   }
 
   /// v as [panel of features][panel of keys][half of the panel][pair of keys][feature][key].
-  uint8_t* values(size_t pair, size_t d) const {
-    const size_t tile = (d / kTilePanel * at_.panels + pair / kPairs) * 2 + d % kTilePanel / kTileColumns;
-    return at<uint8_t>(at_.v + tile * kTileBytes) + pair % kPairs * kTileRowBytes +
-           d % kTileColumns * sizeof(float);
+  uint8_t* values(size_t packed, size_t panel, size_t feature) const {
+    const size_t tile = (feature / kTilePanel * at_.panels + panel) * 2 + feature % kTilePanel / kTileColumns;
+    return at<uint8_t>(packed + tile * kTileBytes);
   }
 
-  void pack_values(const AttentionTask& task) const {
-    for (size_t j = 0; j < task.length; j += 2) {
-      const float* even = task.v + j * task.ld;
-      const bool two = j + 1 < task.length;
-      for (size_t d = 0; d < at_.groups * kTilePanel; d += V::kLanes)
-        V::store_int(values(j / 2, d), V::bf16_pairs(features(task, even, d),
-                                                     two ? features(task, even + task.ld, d) : V::zero()));
+  void pack_values(const AttentionTask& task, size_t packed) const {
+    for (size_t panel = 0; panel < at_.panels; ++panel)
+      for (size_t d = 0; d < at_.groups * kTilePanel; d += kTileColumns)
+        for (size_t lane = 0; lane < kTileColumns; lane += V::kLanes)
+          pack_values(task.v + panel * kTilePanel * task.ld, task.ld,
+                      std::min(length_ - panel * kTilePanel, kTilePanel), d + lane,
+                      values(packed, panel, d) + lane * sizeof(float));
+  }
+
+  /// `keys` values of features d and on.
+  void pack_values(const float* v, size_t ld, size_t keys, size_t d, uint8_t* to) const {
+    const size_t size = head_size_;
+    const auto over_pairs = [&](auto&& load) {
+      for (; keys >= 2; keys -= 2, v += 2 * ld, to += kTileRowBytes)
+        V::store_int(to, V::bf16_pairs(load(v), load(v + ld)));
+      if (keys == 1) V::store_int(to, V::bf16_pairs(load(v), V::zero()));
+    };
+    if (d + V::kLanes <= size)
+      over_pairs([&](const float* row) { return V::load(row + d); });
+    else
+      over_pairs([&](const float* row) { return features(row, size, d); });
+  }
+
+  void round_queries(const Block& block) const {
+    const auto factor = V::set1(kLog2E / std::sqrt(static_cast<float>(head_size_)));
+    const AttentionTask& task = *block.task;
+    round_rows(task.q + block.row * task.ld, task.ld, height_, block.memory,
+               [&](F x) { return V::mul(x, factor); });
+  }
+
+  /// The number of keys of a panel, rounded up to halves.
+  size_t width(size_t panel) const {
+    return length_ > panel * kTilePanel + kTileColumns ? kTilePanel : kTileColumns;
+  }
+
+  /// The scores of a panel of keys; the last half is left in its tile for store_scores.
+  void multiply_keys(const Block& block, size_t panel, size_t which) {
+    for (size_t column = 0; column < width(panel); column += kTileColumns) {
+      if (column > 0) tiles_.template store<0, 0>(scores(block, which), kTilePanel * sizeof(float));
+      const uint8_t* q = at<uint8_t>(block.memory);
+      const uint8_t* k = at<uint8_t>(block.k + panel * kTilePanel * at_.row) + column * kTileRowBytes;
+      tiles_.template zero<0, 0>();
+      for (size_t group = 0; group < at_.groups; ++group, q += kTileRowBytes, k += 2 * kTileBytes) {
+        tiles_.template load_rows<0>(q, at_.row);
+        tiles_.template load_columns<0>(k);
+        tiles_.template add_bf16<0, 0>();
+      }
     }
   }
 
-  /// The rows of a block.
-  void attend(const AttentionTask& task, size_t row) {
-    round_queries(task, row);
-    // The keys that some row of the block sees: all of them without limits.
-    const size_t first = seen_by(task, row).begin / kTilePanel;
-    const Panels panels{first, tile_groups<TileBf16>(seen_by(task, row + height_ - 1).end) - first};
-    weigh_keys(task, row, panels, nullptr);
-    mix_values<true>(0, panels);
-    if (!exact()) {
-      alignas(kCacheLine) float highest[kTileRows];
-      find_highest(task, row, panels, highest);
-      weigh_keys(task, row, panels, highest);
-      mix_values<true>(0, panels);
-    }
-    auto* totals = at<float>(at_.totals);
-    for (size_t r = 0; r < kTileRows; r += V::kLanes)
-      V::store(totals + r, V::div(V::set1(1.0f), V::load(totals + r)));
-    for (size_t d = 0; d < task.head_size; d += kTilePanel) {
-      if (d > 0) mix_values<false>(d / kTilePanel, panels);
-      scale_rows<V>(at<float>(at_.mixed), kTilePanel, height_, std::min(kTilePanel, task.head_size - d),
-                    totals, task.out + row * task.ld_out + d, task.ld_out);
-    }
+  void store_scores(const Block& block, size_t panel, size_t which) {
+    tiles_.template store<0, 0>(scores(block, which) + width(panel) - kTileColumns,
+                                kTilePanel * sizeof(float));
   }
 
-  void round_queries(const AttentionTask& task, size_t row) const {
-    const auto factor = V::set1(kLog2E / std::sqrt(static_cast<float>(task.head_size)));
-    for (size_t r = 0; r < height_; ++r)
-      round_row(task, task.q + (row + r) * task.ld, at<uint8_t>(at_.block + r * at_.row),
-                [&](F x) { return V::mul(x, factor); });
-  }
-
-  void multiply_keys(size_t panel, size_t length) {
-    const uint8_t* q = at<uint8_t>(at_.block);
-    const uint8_t* k = at<uint8_t>(at_.k + panel * kTilePanel * at_.row);
-    const bool two = length > panel * kTilePanel + kTileColumns;
-    tiles_.template zero<0, 0>();
-    tiles_.template zero<0, 1>();
-    for (size_t group = 0; group < at_.groups; ++group, q += kTileRowBytes, k += 2 * kTileBytes) {
-      tiles_.template load_rows<0>(q, at_.row);
-      tiles_.template load_columns<0>(k);
-      tiles_.template add_bf16<0, 0>();
-      if (!two) continue;
-      tiles_.template load_columns<1>(k + kTileBytes);
-      tiles_.template add_bf16<0, 1>();
-    }
-    tiles_.template store<0, 0>(scores(panel), kTilePanel * sizeof(float));
-    if (two) tiles_.template store<0, 1>(scores(panel) + kTileColumns, kTilePanel * sizeof(float));
-  }
-
-  /// The weights of the block's rows; `shifts`, or null, are subtracted from the scores.
-  void weigh_keys(const AttentionTask& task, size_t row, Panels panels, const float* shifts) {
-    const size_t end = panels.first + panels.count;
-    multiply_keys(panels.first, task.length);
-    for (size_t panel = panels.first; panel < end; ++panel) {
-      // The next product runs while the vectors of this one are computed.
-      if (panel + 1 < end) multiply_keys(panel + 1, task.length);
-      if (task.bias != nullptr || shifts != nullptr) adjust(task, row, panel, shifts);
-      if (task.length > panel * kTilePanel + kTileColumns)
-        weigh<kTilePanel>(scores(panel), weights(panel - panels.first));
-      else
-        weigh<kTileColumns>(scores(panel), weights(panel - panels.first));
-    }
-    // Scores past the last key are 0 unless they were changed, and the weights are 1.
-    if (task.before < task.length || task.after < task.length || task.bias != nullptr || shifts != nullptr)
-      hide_weights(task, row, panels);
+  /// The weights of a panel of keys; `shifts` of the rows, or null, are subtracted from the scores.
+  void weigh(const Block& block, size_t panel, size_t which, const float* shifts) {
+    const AttentionTask& task = *block.task;
+    const bool changed = task.bias != nullptr || shifts != nullptr;
+    if (changed) change_scores(block, panel, which, shifts);
+    if (width(panel) == kTilePanel)
+      powers_of_two<kTilePanel>(scores(block, which), weights(block, panel));
+    else
+      powers_of_two<kTileColumns>(scores(block, which), weights(block, panel));
+    // Past the last key unchanged scores are 0 and the weights 1.
+    if (changed || task.before < length_ || task.after < length_) hide_weights(block, panel);
   }
 
   template <size_t kKeys>
-  void weigh(const float* scores, uint16_t* p) const {
+  void powers_of_two(const float* scores, uint16_t* p) const {
     const auto power = [&](size_t i) { return i < kKeys ? power_of_two(V::load(scores + i)) : V::zero(); };
     for (size_t r = 0; r < height_; ++r, scores += kTilePanel, p += Layout::kGroup)
       for (size_t i = 0; i < Layout::kGroup; i += 2 * V::kLanes)
         V::store_bf16(p + i, power(i), power(i + V::kLanes));
   }
 
-  /// 2^x, relative error below 8e-5, a fiftieth of the rounding that follows.
+  /// Relative error below 8e-5, a fiftieth of the rounding that follows.
   static F power_of_two(F x) {
     return V::scale_by_floor(
         polynomial<V>(V::fraction(x), 7.802454e-2f, 2.2606716e-1f, 6.9583354e-1f, 9.9992522e-1f), x);
   }
 
-  /// Adds the bias to a panel of scores and subtracts the shifts of the rows.
-  void adjust(const AttentionTask& task, size_t row, size_t panel, const float* shifts) const {
+  /// Adds the bias to a panel of scores and subtracts `shifts`.
+  void change_scores(const Block& block, size_t panel, size_t which, const float* shifts) const {
     const auto log2e = V::set1(kLog2E);
-    float* s = scores(panel);
+    const float* bias = block.task->bias;
+    float* s = scores(block, which);
     for (size_t r = 0; r < height_; ++r, s += kTilePanel) {
       const auto shift = V::set1(shifts != nullptr ? shifts[r] : 0.0f);
-      for (size_t i = 0; i < kTilePanel; i += V::kLanes) {
+      for (size_t i = 0; i < width(panel); i += V::kLanes) {
         auto x = V::load(s + i);
-        if (task.bias != nullptr)
-          x = V::fma(V::load(task.bias + (panel * kTilePanel + i) - (row + r)), log2e, x);
+        if (bias != nullptr) x = V::fma(V::load(bias + (panel * kTilePanel + i) - (block.row + r)), log2e, x);
         V::store(s + i, V::sub(x, shift));
       }
     }
   }
 
-  /// Calls hide(row of the block, panel, first key, last key + 1) for keys of the panels that a row does not
-  /// see or that are past the last.
-  template <class Hide>
-  void over_hidden(const AttentionTask& task, size_t row, Panels panels, Hide&& hide) const {
-    const size_t first = panels.first * kTilePanel;
-    for (size_t r = 0; r < height_; ++r) {
-      const auto [begin, end] = seen_by(task, row + r);
-      for (size_t j = 0; j < begin - first; ++j) hide(r, j);
-      for (size_t j = end - first; j < panels.count * kTilePanel; ++j) hide(r, j);
+  /// The keys of a panel that row r of the block sees, from its first one on.
+  Seen seen_in(const Block& block, size_t panel, size_t r) const {
+    const auto [begin, end] = seen_by(*block.task, block.row + r);
+    const auto inside = [&](size_t key) {
+      return std::clamp(key, panel * kTilePanel, (panel + 1) * kTilePanel) - panel * kTilePanel;
+    };
+    return {inside(begin), inside(end)};
+  }
+
+  void hide_weights(const Block& block, size_t panel) const {
+    uint16_t* p = weights(block, panel);
+    for (size_t r = 0; r < height_; ++r, p += kTilePanel) {
+      const Seen seen = seen_in(block, panel, r);
+      std::fill(p, p + seen.begin, uint16_t{0});
+      std::fill(p + seen.end, p + kTilePanel, uint16_t{0});
     }
   }
 
-  void hide_weights(const AttentionTask& task, size_t row, Panels panels) const {
-    over_hidden(task, row, panels,
-                [&](size_t r, size_t j) { weights(j / kTilePanel)[r * kTilePanel + j % kTilePanel] = 0; });
+  /// Adds the values of a panel of keys, weighted, in the first panel of the features, and the weights.
+  void add_values(const Block& block, size_t panel) {
+    if (panel == block.first) {
+      tiles_.template zero<0, 1>();
+      tiles_.template zero<1, 0>();
+      tiles_.template zero<1, 1>();
+    }
+    add_weighted(block, panel, 0);
+    const bool last = panel + 1 == at_.panels;
+    tiles_.template load_rows<0>(reinterpret_cast<const uint8_t*>(weights(block, panel)), kTileRowBytes);
+    tiles_.template load_columns<1>(at<uint8_t>(at_.ones + (last ? kTileBytes : 0)));
+    tiles_.template add_bf16<0, 1>();
   }
 
-  /// The highest score of each row of the block.
-  void find_highest(const AttentionTask& task, size_t row, Panels panels, float* highest) {
-    std::fill_n(highest, height_, std::numeric_limits<float>::lowest());
-    for (size_t panel = panels.first; panel < panels.first + panels.count; ++panel) {
-      multiply_keys(panel, task.length);
-      if (task.bias != nullptr) adjust(task, row, panel, nullptr);
-      for (size_t r = 0; r < height_; ++r) {
-        const auto [begin, end] = seen_by(task, row + r);
-        const float* s = scores(panel) + r * kTilePanel;
-        const size_t first = panel * kTilePanel;
-        for (size_t j = std::max(begin, first); j < std::min(end, first + kTilePanel); ++j)
-          highest[r] = std::max(highest[r], s[j - first]);
-      }
-    }
+  void add_weighted(const Block& block, size_t panel, size_t feature) {
+    const uint8_t* v = values(block.v, panel, feature);
+    tiles_.template load_rows<1>(reinterpret_cast<const uint8_t*>(weights(block, panel)), kTileRowBytes);
+    tiles_.template load_columns<0>(v);
+    tiles_.template add_bf16<1, 0>();
+    tiles_.template load_columns<1>(v + kTileBytes);
+    tiles_.template add_bf16<1, 1>();
   }
 
-  /// A panel of the features, and with kTotals the sums of the weights.
-  template <bool kTotals>
-  void mix_values(size_t features, Panels panels) {
-    const uint8_t* v = values(panels.first * kPairs, features * kTilePanel);
-    tiles_.template zero<1, 0>();
-    tiles_.template zero<1, 1>();
-    if constexpr (kTotals) tiles_.template zero<0, 0>();
-    for (size_t panel = 0; panel < panels.count; ++panel, v += 2 * kTileBytes) {
-      const auto* p = reinterpret_cast<const uint8_t*>(weights(panel));
-      tiles_.template load_rows<1>(p, kTileRowBytes);
-      tiles_.template load_columns<0>(v);
-      tiles_.template add_bf16<1, 0>();
-      tiles_.template load_columns<1>(v + kTileBytes);
-      tiles_.template add_bf16<1, 1>();
-      if constexpr (kTotals) {
-        const bool last = panels.first + panel + 1 == at_.panels;
-        tiles_.template load_rows<0>(p, kTileRowBytes);
-        tiles_.template load_columns<0>(at<uint8_t>(at_.ones + (last ? kTileBytes : 0)));
-        tiles_.template add_bf16<0, 0>();
-      }
-    }
+  /// The results, when all panels of keys are in them, then those of the other features.
+  void end_products(const Block& block) {
     // Each row overwrites all but the first column of the one before.
-    if constexpr (kTotals) tiles_.template store<0, 0>(at<float>(at_.totals), sizeof(float));
-    auto* mixed = at<float>(at_.mixed);
-    tiles_.template store<1, 0>(mixed, kTilePanel * sizeof(float));
-    tiles_.template store<1, 1>(mixed + kTileColumns, kTilePanel * sizeof(float));
+    tiles_.template store<0, 1>(totals(block), sizeof(float));
+    store_mixed(block, 0);
+    for (size_t d = kTilePanel; d < head_size_; d += kTilePanel) {
+      tiles_.template zero<1, 0>();
+      tiles_.template zero<1, 1>();
+      for (size_t panel = block.first; panel < block.end; ++panel) add_weighted(block, panel, d);
+      store_mixed(block, d);
+    }
   }
 
-  /// Whether no sum has overflowed, or is so low that weights may have been lost.
-  bool exact() const {
-    const auto* totals = at<float>(at_.totals);
-    auto low = V::load(totals), high = low;
+  void store_mixed(const Block& block, size_t feature) {
+    tiles_.template store<1, 0>(mixed(block, feature), kTilePanel * sizeof(float));
+    tiles_.template store<1, 1>(mixed(block, feature) + kTileColumns, kTilePanel * sizeof(float));
+  }
+
+  void finish(const Block& block) {
+    float* sums = totals(block);
+    if (!exact(sums)) do_again(block);
+    for (size_t r = 0; r < kTileRows; r += V::kLanes)
+      V::store(sums + r, V::div(V::set1(1.0f), V::load(sums + r)));
+    for (size_t d = 0; d < head_size_; d += kTilePanel)
+      scale_rows<V>(mixed(block, d), kTilePanel, height_, std::min(kTilePanel, head_size_ - d), sums,
+                    block.task->out + block.row * block.task->ld_out + d, block.task->ld_out);
+  }
+
+  /// Whether no sum of weights has overflowed, or is so low that weights may have been lost.
+  static bool exact(const float* sums) {
+    auto low = V::load(sums), high = low;
     for (size_t r = V::kLanes; r < kTileRows; r += V::kLanes) {
-      low = V::min(low, V::load(totals + r));
-      high = V::max(high, V::load(totals + r));
+      low = V::min(low, V::load(sums + r));
+      high = V::max(high, V::load(sums + r));
     }
     return V::lowest(low) > 0x1p-80f && V::highest(high) < 0x1p100f;
   }
 
+  /// With the scores less the highest of their row.
+  void do_again(Block block) {
+    block.memory = at_.spare;
+    round_queries(block);
+    float highest[kTileRows];
+    std::fill_n(highest, kTileRows, std::numeric_limits<float>::lowest());
+    for (size_t panel = block.first; panel < block.end; ++panel) {
+      multiply_keys(block, panel, 0);
+      store_scores(block, panel, 0);
+      if (block.task->bias != nullptr) change_scores(block, panel, 0, nullptr);
+      for (size_t r = 0; r < height_; ++r) {
+        const Seen seen = seen_in(block, panel, r);
+        const float* s = scores(block, 0) + r * kTilePanel;
+        for (size_t i = seen.begin; i < seen.end; ++i) highest[r] = std::max(highest[r], s[i]);
+      }
+    }
+    for (size_t panel = block.first; panel < block.end; ++panel) {
+      multiply_keys(block, panel, 0);
+      store_scores(block, panel, 0);
+      weigh(block, panel, 0, highest);
+      add_values(block, panel);
+    }
+    end_products(block);
+  }
+
+  const AttentionTask* tasks_;
+  size_t heads_, length_, head_size_;
   Layout at_;
   size_t height_;
   Tiles tiles_;
   uint8_t* base_;
 };
 
-template <class V>
 size_t tile_attention_scratch(size_t length, size_t head_size) {
   return (TileAttentionLayout(length, head_size).bytes + kCacheLine) / sizeof(float);
 }
 
 template <class V, class Tiles>
-void tile_attention(const AttentionTask& task) {
-  TileAttention<V, Tiles> attention(task.length, task.head_size, task.scratch);
-  attention.run(task);
-  attention.release();
+void tile_attention(const AttentionTask* tasks, size_t heads) {
+  TileAttention<V, Tiles>(tasks, heads).run();
 }
 
 }  // namespace

@@ -178,7 +178,7 @@ class Operands {
     scratch_.reset(kernel.scratch(rows_, columns_));
     const AttentionTask task{x_.data(),   y_.data(), value_.data(),  ld_, rows_, columns_,
                              out_.data(), ld_,       scratch_.data()};
-    return {[] {}, [task, &kernel] { kernel.run(task); }};
+    return {[] {}, [task, &kernel] { kernel.run(&task, 1); }};
   }
 
   Case rotate(const std::function<void()>& restore) {

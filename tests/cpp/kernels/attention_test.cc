@@ -26,9 +26,19 @@ void check(const Attention& attention, size_t length, size_t head_size, float ma
   // (2 length - 1) distances and the slack that may be read.
   const std::vector<float> bias = random_floats(2 * length - 1 + Kernels::kSlack, -3, 3, 9);
   const float* q = qkv.row(0);
-  attention.run({q, q + head_size, q + 2 * head_size, qkv.ld, length, head_size, out.row(0) + head_size,
-                 out.ld, scratch.data(), biased ? bias.data() + length - 1 : nullptr, limits.before,
-                 limits.after});
+  const AttentionTask task{q,
+                           q + head_size,
+                           q + 2 * head_size,
+                           qkv.ld,
+                           length,
+                           head_size,
+                           out.row(0) + head_size,
+                           out.ld,
+                           scratch.data(),
+                           biased ? bias.data() + length - 1 : nullptr,
+                           limits.before,
+                           limits.after};
+  attention.run(&task, 1);
   for (size_t i = 0; i < length; ++i) {
     std::vector<double> scores(length);
     double high = -1e300, sum = 0;
