@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "base/aligned.h"
 #include "kernels/attention.h"
@@ -76,6 +75,7 @@ class TileAttention {
         heads_(heads),
         length_(tasks->length),
         head_size_(tasks->head_size),
+        factor_(kLog2E / std::sqrt(static_cast<float>(head_size_))),
         at_(length_, head_size_),
         height_(std::min(length_, kTileRows)),
         tiles_(height_) {
@@ -191,7 +191,16 @@ class TileAttention {
       pack_values(task, block.v);
     }
     round_queries(block);
+    if (head + 1 < heads_) prefetch(tasks_[head + 1], row, std::min(row + kTileRows, length_));
     return block;
+  }
+
+  /// Rows of the next head.
+  void prefetch(const AttentionTask& task, size_t begin, size_t end) const {
+    constexpr size_t kLine = kCacheLine / sizeof(float);
+    for (const float* rows : {task.q, task.k, task.v})
+      for (size_t r = begin; r < end; ++r)
+        for (size_t d = 0; d < head_size_; d += kLine) __builtin_prefetch(rows + r * task.ld + d);
   }
 
   /// Features d and on of a row of `size`, zeros past them.
@@ -264,7 +273,7 @@ class TileAttention {
   }
 
   void round_queries(const Block& block) const {
-    const auto factor = V::set1(kLog2E / std::sqrt(static_cast<float>(head_size_)));
+    const auto factor = V::set1(factor_);
     const AttentionTask& task = *block.task;
     round_rows(task.q + block.row * task.ld, task.ld, height_, block.memory,
                [&](F x) { return V::mul(x, factor); });
@@ -443,6 +452,7 @@ class TileAttention {
 
   const AttentionTask* tasks_;
   size_t heads_, length_, head_size_;
+  float factor_;  ///< of the queries
   Layout at_;
   size_t height_;
   Tiles tiles_;
