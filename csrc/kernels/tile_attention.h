@@ -33,8 +33,9 @@ struct TileAttentionLayout {
   size_t groups;  ///< of features, padded to whole ones
   size_t panels;  ///< of keys, padded to whole ones
   size_t blocks;  ///< of a head
-  size_t
-      heads;  ///< that are packed: those of four blocks, as a block is done when the third after it has begun
+  /// Heads that are packed: those of four blocks, as a block is done when the third after it has begun; more
+  /// for two blocks each, so that the memory is enough for shorter sequences too.
+  size_t heads;
   size_t row;   ///< bytes of a rounded query
   size_t head;  ///< bytes of packed keys, or values
   size_t ones, rounded, mixed, totals;
@@ -47,7 +48,7 @@ struct TileAttentionLayout {
       : groups(tile_groups<TileBf16>(head_size)),
         panels(tile_groups<TileBf16>(length)),
         blocks((length + kTileRows - 1) / kTileRows),
-        heads(1 + (blocks + 2) / blocks),
+        heads(blocks < 3 ? 4 : 2),
         row(groups * kTileRowBytes),
         head(panels * kTilePanel * row),
         ones(0),
