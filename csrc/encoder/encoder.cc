@@ -1,6 +1,7 @@
 #include "encoder/encoder.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -320,6 +321,8 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
     end_stage(Stage::kAttention, worker);
   }
   const auto [begin, end] = worker.share(batch.sequences() * heads);
+  std::array<AttentionTask, 16> tasks;  // of one sequence
+  size_t count = 0;
   for (size_t item = begin; item < end; ++item) {
     const size_t sequence = item / heads;
     const size_t row = batch.cu_seqlens[sequence];
@@ -330,7 +333,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
     // These columns of these rows are this item's alone.
     if (shared == heads)
       for (const size_t own : {head, key, key + shared}) place(batch, w, index, sequence, {own, own + 1});
-    attention().run({
+    tasks[count++] = {
         .q = projected + column,
         .k = projected + key * head_size,
         .v = projected + (key + shared) * head_size,
@@ -345,7 +348,10 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
         .after = config_.causal ? 0
                  : local        ? config_.window
                                 : AttentionTask::kUnlimited,
-    });
+    };
+    if (count < tasks.size() && head + 1 < heads && item + 1 < end) continue;
+    attention().run(tasks.data(), count);
+    count = 0;
   }
 }
 

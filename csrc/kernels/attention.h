@@ -97,7 +97,7 @@ size_t attention_scratch(size_t length, size_t head_size) {
 }
 
 template <class V, int kRows>
-void attention(const AttentionTask& task) {
+void attend(const AttentionTask& task) {
   const size_t keys = round_up(task.length, V::kLanes);
   const size_t features = round_up(task.head_size, V::kLanes);
   float* transposed = task.scratch;
@@ -131,6 +131,11 @@ void attention(const AttentionTask& task) {
     scale_rows<V>(whole ? out : block, whole ? task.ld_out : features, height, task.head_size, inverse, out,
                   task.ld_out);
   });
+}
+
+template <class V, int kRows>
+void attention(const AttentionTask* tasks, size_t heads) {
+  for (size_t head = 0; head < heads; ++head) attend<V, kRows>(tasks[head]);
 }
 
 }  // namespace

@@ -151,8 +151,8 @@ class Bf16Attention {
 };
 
 template <class Pairs>
-void attention_bf16(const AttentionTask& task) {
-  Bf16Attention<Pairs>(task).run();
+void attention_bf16(const AttentionTask* tasks, size_t heads) {
+  for (size_t head = 0; head < heads; ++head) Bf16Attention<Pairs>(tasks[head]).run();
 }
 
 }  // namespace

@@ -400,8 +400,8 @@ size_t attention_int8_scratch(size_t length, size_t head_size) {
 }
 
 template <class Dot>
-void attention_int8(const AttentionTask& task) {
-  Int8Attention<Dot>(task).run();
+void attention_int8(const AttentionTask* tasks, size_t heads) {
+  for (size_t head = 0; head < heads; ++head) Int8Attention<Dot>(tasks[head]).run();
 }
 
 }  // namespace

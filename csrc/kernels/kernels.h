@@ -121,7 +121,8 @@ struct TableRow {
 struct Attention {
   /// Floats of scratch memory.
   size_t (*scratch)(size_t length, size_t head_size);
-  void (*run)(const AttentionTask& task);
+  /// Heads of one sequence, which share their scratch memory; each is computed as if it were alone.
+  void (*run)(const AttentionTask* tasks, size_t heads);
 };
 
 /// What is computed in bfloat16.

@@ -201,7 +201,7 @@ void rotate(float* x, size_t ld, size_t rows, size_t head_size, const float* tab
 
 size_t attention_scratch(size_t length, size_t) { return length; }
 
-void attention(const AttentionTask& task) {
+void attend(const AttentionTask& task) {
   const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
   float* scores = task.scratch;
   for (size_t i = 0; i < task.length; ++i) {
@@ -223,6 +223,10 @@ void attention(const AttentionTask& task) {
       task.out[i * task.ld_out + d] = mixed / sum;
     }
   }
+}
+
+void attention(const AttentionTask* tasks, size_t heads) {
+  for (size_t head = 0; head < heads; ++head) attend(tasks[head]);
 }
 
 /// Scalar multiply-adds: the reference has no meaningful ceiling.

@@ -13,7 +13,7 @@ namespace {
 template <class Tiles, class Dot, class Rounding = typename Dot::V>
 constexpr Kernels tile_kernels(Isa isa) {
   using V = typename Dot::V;
-  constexpr Attention attention = {tile_attention_scratch<Rounding>, tile_attention<Rounding, Tiles>};
+  constexpr Attention attention = {tile_attention_scratch, tile_attention<Rounding, Tiles>};
   Kernels kernels = row_kernels<Dot, 255>(isa);
   kernels.quantize = quantize_rows<Rounding, 255>;
   kernels.activate = activate<Rounding, 255>;

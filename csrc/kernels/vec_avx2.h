@@ -95,6 +95,12 @@ struct Avx2 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
   }
+  static void store_bf16(uint16_t* p, F first, F second) {
+    store_bf16(p, first);
+    store_bf16(p + kLanes, second);
+  }
+  /// Both rounded to bfloat16, in the lower and the upper half of each lane.
+  static I bf16_pairs(F low, F high) { return word_pairs(bf16_bits(low), bf16_bits(high)); }
   static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
   static F magnitude(F x) { return _mm256_andnot_ps(set1(-0.0f), x); }
 
@@ -146,6 +152,12 @@ struct Avx2 {
     const __m256i exponent =
         _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
+  }
+  /// x - floor(x).
+  static F fraction(F x) { return _mm256_sub_ps(x, _mm256_floor_ps(x)); }
+  /// x * 2^floor(n), n taken to be in -126 to 127.
+  static F scale_by_floor(F x, F n) {
+    return scale(x, _mm256_floor_ps(min(max(n, set1(-126.0f)), set1(127.0f))));
   }
   /// Eight signed bytes.
   static F load_int8(const int8_t* p) {

@@ -83,6 +83,12 @@ struct Avx512 {
   static void store_bf16(uint16_t* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(x)));
   }
+  static void store_bf16(uint16_t* p, F first, F second) {
+    store_bf16(p, first);
+    store_bf16(p + kLanes, second);
+  }
+  /// Both rounded to bfloat16, in the lower and the upper half of each lane.
+  static I bf16_pairs(F low, F high) { return word_pairs(bf16_bits(low), bf16_bits(high)); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
   static F magnitude(F x) { return _mm512_abs_ps(x); }
 
@@ -122,6 +128,10 @@ struct Avx512 {
   static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x * 2^n for integral n.
   static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }
+  /// x - floor(x).
+  static F fraction(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+  /// x * 2^floor(n).
+  static F scale_by_floor(F x, F n) { return _mm512_scalef_ps(x, n); }
   /// Sixteen signed bytes.
   static F load_int8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -148,32 +158,25 @@ struct Avx512 {
   }
   static void store_zero(void* p) { _mm512_storeu_si512(p, zero_int()); }
 
-  /// dst[c * ldd + r] = src[r * lds + c] for a block of 16 x 16.
+  /// dst[c * ldd + r] = src[r * lds + c] for a block of 16 x 16. Loads of four columns, which the ports of
+  /// all arithmetic merge, do half of the work of the one port that moves lanes.
   static void transpose(const float* src, size_t lds, float* dst, size_t ldd) {
-    __m512 r[16];
-    __m512 t[16];
-    for (int i = 0; i < 16; ++i) r[i] = load(src + static_cast<size_t>(i) * lds);
-    for (int i = 0; i < 8; ++i) {
-      t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-      t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; ++i) {
-      r[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
-      r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
-      r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
-      r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
-    }
-    // r[4 * g + j], 128-bit block b: rows 4g..4g+3 of column 4b + j.
-    for (int j = 0; j < 4; ++j) {
-      const __m512 low01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44);
-      const __m512 high01 = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xee);
-      const __m512 low23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);
-      const __m512 high23 = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xee);
-      float* column = dst + static_cast<size_t>(j) * ldd;
-      store(column, _mm512_shuffle_f32x4(low01, low23, 0x88));
-      store(column + 4 * ldd, _mm512_shuffle_f32x4(low01, low23, 0xdd));
-      store(column + 8 * ldd, _mm512_shuffle_f32x4(high01, high23, 0x88));
-      store(column + 12 * ldd, _mm512_shuffle_f32x4(high01, high23, 0xdd));
+    for (int c = 0; c < 16; c += 4, src += 4, dst += 4 * ldd) {
+      // 128-bit block b of r[i]: row 4b + i of the four columns.
+      __m512 r[4];
+      for (size_t i = 0; i < 4; ++i) {
+        const float* row = src + i * lds;
+        r[i] = _mm512_castps128_ps512(_mm_loadu_ps(row));
+        r[i] = _mm512_insertf32x4(r[i], _mm_loadu_ps(row + 4 * lds), 1);
+        r[i] = _mm512_insertf32x4(r[i], _mm_loadu_ps(row + 8 * lds), 2);
+        r[i] = _mm512_insertf32x4(r[i], _mm_loadu_ps(row + 12 * lds), 3);
+      }
+      const __m512 low01 = _mm512_unpacklo_ps(r[0], r[1]), high01 = _mm512_unpackhi_ps(r[0], r[1]);
+      const __m512 low23 = _mm512_unpacklo_ps(r[2], r[3]), high23 = _mm512_unpackhi_ps(r[2], r[3]);
+      store(dst, _mm512_shuffle_ps(low01, low23, 0x44));
+      store(dst + ldd, _mm512_shuffle_ps(low01, low23, 0xee));
+      store(dst + 2 * ldd, _mm512_shuffle_ps(high01, high23, 0x44));
+      store(dst + 3 * ldd, _mm512_shuffle_ps(high01, high23, 0xee));
     }
   }
 };

@@ -26,9 +26,19 @@ void check(const Attention& attention, size_t length, size_t head_size, float ma
   // (2 length - 1) distances and the slack that may be read.
   const std::vector<float> bias = random_floats(2 * length - 1 + Kernels::kSlack, -3, 3, 9);
   const float* q = qkv.row(0);
-  attention.run({q, q + head_size, q + 2 * head_size, qkv.ld, length, head_size, out.row(0) + head_size,
-                 out.ld, scratch.data(), biased ? bias.data() + length - 1 : nullptr, limits.before,
-                 limits.after});
+  const AttentionTask task{q,
+                           q + head_size,
+                           q + 2 * head_size,
+                           qkv.ld,
+                           length,
+                           head_size,
+                           out.row(0) + head_size,
+                           out.ld,
+                           scratch.data(),
+                           biased ? bias.data() + length - 1 : nullptr,
+                           limits.before,
+                           limits.after};
+  attention.run(&task, 1);
   for (size_t i = 0; i < length; ++i) {
     std::vector<double> scores(length);
     double high = -1e300, sum = 0;
@@ -50,11 +60,48 @@ void check(const Attention& attention, size_t length, size_t head_size, float ma
   }
 }
 
+/// Heads of one call, among them some with scores that need their maximum, are those of calls of their own,
+/// to the bit.
+void check_heads(const Attention& attention, size_t length, size_t head_size) {
+  constexpr size_t kHeads = 7;
+  const size_t width = kHeads * head_size;
+  Matrix qkv(length, 3 * width, static_cast<unsigned>(length), -1, 1);
+  for (size_t i = 0; i < length; ++i)
+    for (const size_t head : {2ul, 3ul, 6ul})
+      for (size_t d = 0; d < head_size; ++d) qkv.row(i)[head * head_size + d] *= 100;
+  Matrix together(length, width, 1, 7, 7), alone(length, width, 1, 7, 7);
+  std::vector<float> scratch(attention.scratch(length, head_size) + Kernels::kSlack);
+  std::vector<AttentionTask> tasks;
+  for (size_t head = 0; head < kHeads; ++head) {
+    const float* q = qkv.row(0) + head * head_size;
+    AttentionTask task{q,         q + width, q + 2 * width, qkv.ld,        length,
+                       head_size, nullptr,   alone.ld,      scratch.data()};
+    task.out = alone.row(0) + head * head_size;
+    attention.run(&task, 1);
+    task.out = together.row(0) + head * head_size;
+    tasks.push_back(task);
+  }
+  attention.run(tasks.data(), tasks.size());
+  for (size_t i = 0; i < length; ++i)
+    for (size_t d = 0; d < width; ++d) CHECK_EQ(together.row(i)[d], alone.row(i)[d]);
+}
+
 }  // namespace
 
 int main() {
   for (const Isa isa : available_isas()) {
     const Kernels& kernels = kernels_for(isa);
+    for (const size_t length : {1ul, 5ul, 16ul, 17ul, 40ul, 70ul})
+      for (const size_t head_size : {26ul, 32ul, 64ul})
+        for (const Attention* attention :
+             {&kernels.attention, &kernels.bf16.attention, &kernels.attention_int8})
+          check_heads(*attention, length, head_size);
+    // Sequences of a batch share the memory of the longest.
+    for (const size_t head_size : {26ul, 32ul, 64ul})
+      for (size_t length = 1; length < 600; ++length)
+        for (const Attention* attention :
+             {&kernels.attention, &kernels.bf16.attention, &kernels.attention_int8})
+          CHECK(attention->scratch(length, head_size) <= attention->scratch(length + 1, head_size));
     for (const size_t length : {1ul, 2ul, 7ul, 8ul, 15ul, 16ul, 17ul, 33ul, 130ul, 300ul})
       for (const size_t head_size : {1ul, 10ul, 16ul, 26ul, 32ul, 64ul, 80ul})
         for (const bool biased : {false, true}) {
