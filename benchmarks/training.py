@@ -70,7 +70,7 @@ def main() -> int:
                 only=lambda spec: options.only in spec.folder,
                 finished=partial(write, table, work, held, path),
             )
-        print(tables.markdown(write(table, work, held, path), table.columns), end="\n\n")
+        print(tables.markdown(write(table, work, held, path)), end="\n\n")
     return 0
 
 
