@@ -350,8 +350,8 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
 def _differences(table: Table, claim: Claim, runs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """How far the mean of each run of a claim is above that of the next, with the significance.
 
-    ``p`` is that of the two-sided paired t-test over the seeds that both runs have; None with fewer than two, or without
-    variance. Runs that are not measured are left out.
+    ``p`` is that of the two-sided paired t-test over the seeds that both runs have; None with fewer than two, or
+    without variance. Runs that are not measured are left out.
     """
 
     def scores(key: str) -> dict[int, float]:

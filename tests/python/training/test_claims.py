@@ -40,6 +40,24 @@ def test_a_claim_holds(name: str, claim: Claim) -> None:
     assert holds, f"{name}: {claim.text} ({claim.column}: {', '.join(claim.order)})"
 
 
+@pytest.mark.parametrize("run", ["simcse", "projection", "bert-simcse", "bert-projection"])
+def test_baselines_of_hpd_learn_at_their_best_rate(run: str) -> None:
+    """By the dev scores of hpd-rates."""
+    prefix = "training.learning_rate="
+    (used,) = (
+        text.removeprefix(prefix)
+        for text in load_table(list_tables()["hpd-main"]).runs[run].set
+        if text.startswith(prefix)
+    )
+    rates = [key for key in load_table(list_tables()["hpd-rates"]).runs if key.startswith(f"{run}-")]
+    assert f"{run}-{used}" in rates
+    rows = rows_of("hpd-rates")
+    if not rows.keys() >= set(rates):
+        pytest.skip("not run yet")
+    scores = {key: rows[key]["scores"]["STS-B dev"]["mean"] for key in rates}
+    assert max(scores, key=scores.__getitem__) == f"{run}-{used}", scores
+
+
 def test_a_claim_is_held_to_the_means() -> None:
     rows = {
         key: {"scores": {"x": {"mean": mean, "sd": 9.0}}}
