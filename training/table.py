@@ -3,7 +3,7 @@
 A table is a YAML file under ``recipes/tables``:
 
     title: one line
-    note: data, sizes, differences from the paper
+    note: data, sizes ({plain.examples.nli}), differences from the paper
     set: [model.layers=2]                    # overrides of every run
     prepare: {vocab: [embedkit.training.vocabulary, ...]}   # a module and its arguments, which create {vocab}
     runs:
@@ -50,7 +50,7 @@ __all__ = ["Claim", "Run", "Spec", "Table", "collect", "list_tables", "load_tabl
 
 _FOLDER = Path(__file__).parent / "recipes" / "tables"
 _REFERENCE = re.compile(r"\{([\w-]+)\}")
-_COUNT = re.compile(r"\{([\w-]+)\.examples\.([\w-]+)\}")
+_COUNT = re.compile(r"\{([\w-]+)\.([\w.-]+)\}")
 
 
 @dataclass(frozen=True)
@@ -388,22 +388,23 @@ def _paired(differences: list[float]) -> float | None:
 
 
 def _with_counts(table: Table, runs: Mapping[str, Any]) -> str:
-    """The note, with ``{run.examples.task}`` replaced by the number of training examples of that task.
+    """The note, with ``{run.examples.task}`` and other ``{run.path}`` replaced by that number of the run's result.
 
     Raises:
-        ValueError: the table has no such run, or the run no such task.
+        ValueError: the table has no such run, or its result no such number.
     """
 
     def count(match: re.Match[str]) -> str:
-        key, task = match.groups()
+        key, where = match.groups()
         if key not in table.runs:
             raise ValueError(f"the note names the run {key!r}, which the table does not have")
         result = runs.get(f"{key}-{table.runs[key].seeds[0]}")
         if result is None:
             return "(not measured)"
-        if task not in result["examples"]:
-            raise ValueError(f"the note names the task {task!r}, which the run {key!r} does not have")
-        return f"{result['examples'][task]:,}"
+        number = _at(result, where)
+        if number is None:
+            raise ValueError(f"the note names {where!r}, which the result of {key!r} does not have")
+        return f"{number:,.0f}"
 
     return _COUNT.sub(count, table.note)
 

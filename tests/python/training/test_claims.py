@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("yaml")
 
-from embedkit.training.table import Claim, list_tables, load_table
+from embedkit.training.table import Claim, collect, list_tables, load_table
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "training"
 
@@ -38,6 +38,19 @@ def test_a_claim_holds(name: str, claim: Claim) -> None:
     if holds is None:
         pytest.skip("not run yet")
     assert holds, f"{name}: {claim.text} ({claim.column}: {', '.join(claim.order)})"
+
+
+@pytest.mark.parametrize("name", sorted(list_tables()))
+def test_results_are_what_the_table_makes_of_its_runs(name: str, tmp_path: Path) -> None:
+    """A table that was edited is collected again: ``python benchmarks/training.py TABLE --collect``."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        pytest.skip("not run yet")
+    held = json.loads(path.read_text(encoding="utf-8"))
+    again = collect(load_table(list_tables()[name]), tmp_path, held["runs"])
+    assert {key: held[key] for key in ("title", "note", "rows")} == {
+        key: again[key] for key in ("title", "note", "rows")
+    }
 
 
 @pytest.mark.parametrize("run", ["simcse", "projection", "bert-simcse", "bert-projection"])

@@ -144,7 +144,13 @@ def write_data(root: Path) -> None:
         "source split text1 text2 label",
         [(*pair, zh(), zh(), label) for pair in pairs for label in (0, 1) for _ in range(10)],
     )
-    zh_nli = [("OCNLI", "train"), ("OCNLI", "dev"), ("CMNLI", "dev"), ("CNSD_SNLI", "dev")]
+    zh_nli = [
+        ("OCNLI", "train"),
+        ("OCNLI", "dev"),
+        ("CMNLI", "dev"),
+        ("CNSD_SNLI", "dev"),
+        ("xnli_zh", "dev"),
+    ]
     _write(
         root / "zh/zh_nli.tsv.gz",
         "source split premise hypothesis label",
