@@ -5,7 +5,8 @@ of a year are concatenated and scored with one Spearman correlation. The mean ov
 reports, is a different metric. The seven columns and their mean are those of HPD's Table 1 (Zhao et al. 2022).
 
 The Chinese columns are those of the table in Su Jianlin's post on RoFormer-Sim-FT, with AFQMC dev in place of ATEC:
-Spearman's correlation of the cosine with the label, also for labels 0 and 1. `SetScore.source` names the split of a column.
+Spearman's correlation of the cosine with the label, also for labels 0 and 1. `SetScore.source` names the split of a
+column.
 """
 
 from __future__ import annotations
