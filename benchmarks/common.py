@@ -28,6 +28,7 @@ import numpy as np
 __all__ = [
     "RESULTS",
     "ROOT",
+    "TRAINING_RESULTS",
     "Spread",
     "add_text_arguments",
     "alternate",
@@ -54,6 +55,7 @@ __all__ = [
 Key = TypeVar("Key")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+TRAINING_RESULTS = RESULTS / "training"
 
 #: The flags that decide which kernels a package can use.
 CPU_FLAGS = (

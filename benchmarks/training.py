@@ -15,11 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import machine_info, versions, write_json
+from common import TRAINING_RESULTS, machine_info, versions, write_json
 from embedkit.training import plots
 from embedkit.training import table as tables
-
-RESULTS = Path(__file__).parent / "results" / "training"
 
 
 def write(table: tables.Table, work: Path, held: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -48,7 +46,9 @@ def main() -> int:
         "--work", type=Path, default=Path("runs"), help="folder for the trainings (default: runs)"
     )
     parser.add_argument("--data", type=Path, help="data folder (default: EMBEDKIT_DATA)")
-    parser.add_argument("--results", type=Path, help=f"folder for the results (default: {RESULTS.name})")
+    parser.add_argument(
+        "--results", type=Path, help="folder for the results (default: benchmarks/results/training)"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trainings to run at once")
     parser.add_argument("--only", default="", help="run only trainings whose folder name contains this")
     parser.add_argument("--collect", action="store_true", help="run nothing, only write the results so far")
@@ -57,7 +57,7 @@ def main() -> int:
         parser.error(f"--workers must be 1 or more, not {options.workers}")
     for name in options.table:
         table, work = tables.load_table(known[name]), options.work / name
-        path = (options.results or RESULTS) / f"{name}.json"
+        path = (options.results or TRAINING_RESULTS) / f"{name}.json"
         held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": {}}
         if not options.collect:
             tables.measure(
@@ -70,7 +70,7 @@ def main() -> int:
                 only=lambda spec: options.only in spec.folder,
                 finished=partial(write, table, work, held, path),
             )
-        print(tables.markdown(write(table, work, held, path), table.columns), end="\n\n")
+        print(tables.markdown(write(table, work, held, path)), end="\n\n")
     return 0
 
 

@@ -172,19 +172,13 @@ def _with_formulas(docstring: str) -> str:
 
 def _training() -> str:
     """The tables of the papers, as far as they have been reproduced."""
+    from embedkit.training.table_text import claim_lines, table_lines
+
     tables = []
     for path in sorted((RESULTS / "training").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         tables.append(f"### {result['title']}\n\n{result['note']}\n")
-        for part in dict.fromkeys(row["part"] for row in result["rows"]):
-            rows = [row for row in result["rows"] if row["part"] == part]
-            columns = [key for key in rows[0]["scores"] if any(row["scores"].get(key) for row in rows)]
-            tables.append(f"| {part} | seeds | {' | '.join(columns)} |\n{'|---' * (len(columns) + 2)}|")
-            for row in rows:
-                scores = [_score(row["scores"].get(key), len(row["seeds"])) for key in columns]
-                tables.append(f"| {row['name']} | {len(row['seeds'])} | {' | '.join(scores)} |")
-            tables.append("")
-        tables += _claims(path.stem, result)
+        tables += [*table_lines(result)[1:], "", *claim_lines(result), ""]
         if path.with_suffix(".png").is_file():
             tables.append(f"![{result['title']}](figures/training/{path.stem}.png)\n")
         if path.with_name(f"{path.stem}-curve.png").is_file():
@@ -193,23 +187,6 @@ def _training() -> str:
         if examples.is_file():
             tables.append(f"```text\n{examples.read_text(encoding='utf-8')}```\n")
     return "\n".join(tables)
-
-
-def _claims(name: str, result: dict[str, Any]) -> list[str]:
-    """What a table shows: the claims of its file, which tests/python/training/test_claims.py holds to the results."""
-    table = yaml.safe_load((RECIPES / "tables" / f"{name}.yaml").read_text(encoding="utf-8"))
-    names = {row["run"]: row["name"] for row in result["rows"]}
-    lines = [
-        f"- {claim['text']} ({claim['column']}): {' > '.join(names[key] for key in claim['order'])}"
-        for claim in table.get("claims", [])
-    ]
-    return ["What it shows, by the means:\n", *lines, ""] if lines else []
-
-
-def _score(score: dict[str, float] | None, seeds: int) -> str:
-    if score is None:
-        return ""
-    return f"{score['mean']:.2f} ± {score['sd']:.2f}" if seeds > 1 else f"{score['mean']:.2f}"
 
 
 def _help(*command: str) -> str:

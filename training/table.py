@@ -3,7 +3,7 @@
 A table is a YAML file under ``recipes/tables``:
 
     title: one line
-    note: data, sizes, differences from the paper
+    note: data, sizes ({plain.examples.nli}), differences from the paper
     set: [model.layers=2]                    # overrides of every run
     prepare: {vocab: [embedkit.training.vocabulary, ...]}   # a module and its arguments, which create {vocab}
     runs:
@@ -13,11 +13,15 @@ A table is a YAML file under ``recipes/tables``:
         recipe: dvbert
         set: ["objective.teachers=[{teacher}]"]   # {teacher}: the model folder of that run
         seeds: [1, 2, 3]
+        paper: {STS-B: 76.1}                 # what the paper has in this row, shown beside ours
     columns: {STS-B: test.sts.STS-B}         # column -> where in a run's result.json
     plot: STS-B                              # the column to plot
     curve: stsb_dev                          # the dev score to plot against the step, or none
     claims:                                  # what the table shows; a test holds them to the results
       - {text: teachers help, column: STS-B, order: [annealed, plain]}   # runs, the highest mean first
+      - {text: by a point, column: STS-B, order: [annealed, plain], by: 1.0}
+
+Beside each difference that a claim names, its significance is computed from the seeds that both runs have.
 
 A run that refers to another waits for it. ``{name}`` is the other run with the same seed if it has that seed, else
 with its first one.
@@ -40,12 +44,13 @@ from pathlib import Path
 from typing import Any
 
 from .recipe import build, find_recipe, load_recipe
+from .table_text import claim_lines, table_lines
 
 __all__ = ["Claim", "Run", "Spec", "Table", "collect", "list_tables", "load_table", "markdown", "measure"]
 
 _FOLDER = Path(__file__).parent / "recipes" / "tables"
 _REFERENCE = re.compile(r"\{([\w-]+)\}")
-_COUNT = re.compile(r"\{([\w-]+)\.examples\.([\w-]+)\}")
+_COUNT = re.compile(r"\{([\w-]+)\.([\w.-]+)\}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Run:
         part: the part of the table that the row belongs to.
         set: overrides, after those of the table.
         seeds: one run each.
+        paper: column -> the paper's figure for this row.
     """
 
     recipe: str
@@ -65,6 +71,7 @@ class Run:
     part: str = ""
     set: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=lambda: [1])
+    paper: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,19 +82,21 @@ class Claim:
         text: the claim, for the documentation.
         column: the column that it is about.
         order: keys of runs, the highest mean first.
+        by: each mean is at least this much above the next.
     """
 
     text: str
     column: str
     order: list[str]
+    by: float = 0.0
 
     def holds(self, rows: Mapping[str, Mapping[str, Any]]) -> bool | None:
-        """Whether the means of ``rows``, by key of the run, fall in this order; None if one is missing."""
+        """Whether the means of ``rows``, by key of the run, fall in this order; None if one is not measured."""
         scores = [rows[key]["scores"].get(self.column) if key in rows else None for key in self.order]
         if any(score is None for score in scores):
             return None
         means = [score["mean"] for score in scores if score is not None]
-        return all(first > second for first, second in pairwise(means))
+        return all(first > second and first - second >= self.by for first, second in pairwise(means))
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,8 @@ def load_table(path: Path) -> Table:
         for key, run in table.runs.items():
             if not run.seeds:
                 raise ValueError(f"runs.{key}: give at least one seed")
+            if unknown := [column for column in run.paper if column not in table.columns]:
+                raise ValueError(f"runs.{key}: paper names {unknown[0]!r}, which is no column")
         every = {spec.folder: spec for spec in specs(table, Path("work"))}
         for spec in every.values():
             _check_order(spec, every, ())
@@ -208,7 +219,7 @@ def measure(
         finished: called after each training, to write the results so far.
 
     Returns:
-        ``rows`` (name, seeds, scores by column with mean and standard deviation) and ``runs``.
+        ``rows`` (name, seeds, scores by column with mean and standard deviation), ``claims`` and ``runs``.
 
     Raises:
         RuntimeError: a training failed; names its log. Others that were running are stopped.
@@ -321,28 +332,79 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
                     "seeds": list(results),
                     "of": run.seeds,
                     "scores": scores,
+                    "paper": run.paper,
                 }
             )
-    return {"title": table.title, "note": _with_counts(table, runs), "rows": rows, "runs": runs}
+    return {
+        "title": table.title,
+        "note": _with_counts(table, runs),
+        "rows": rows,
+        "claims": [
+            {"text": claim.text, "column": claim.column, "differences": _differences(table, claim, runs)}
+            for claim in table.claims
+        ],
+        "runs": runs,
+    }
+
+
+def _differences(table: Table, claim: Claim, runs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How far the mean of each run of a claim is above that of the next, with the significance.
+
+    ``p`` is that of the two-sided paired t-test over the seeds that both runs have; None with fewer than two, or
+    without variance. Runs that are not measured are left out.
+    """
+
+    def scores(key: str) -> dict[int, float]:
+        found = {
+            seed: _at(runs.get(f"{key}-{seed}", {}), table.columns[claim.column])
+            for seed in table.runs[key].seeds
+        }
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    differences = []
+    for above, below in pairwise(claim.order):
+        first, second = scores(above), scores(below)
+        if first and second:
+            shared = sorted(first.keys() & second.keys())
+            differences.append(
+                {
+                    "above": above,
+                    "below": below,
+                    "difference": statistics.fmean(first.values()) - statistics.fmean(second.values()),
+                    "seeds": len(shared),
+                    "p": _paired([first[seed] - second[seed] for seed in shared]),
+                }
+            )
+    return differences
+
+
+def _paired(differences: list[float]) -> float | None:
+    """The p-value of differences under the hypothesis that their mean is 0."""
+    from scipy.stats import ttest_1samp
+
+    if len(set(differences)) < 2:
+        return None
+    return float(ttest_1samp(differences, 0).pvalue)
 
 
 def _with_counts(table: Table, runs: Mapping[str, Any]) -> str:
-    """The note, with ``{run.examples.task}`` replaced by the number of training examples of that task.
+    """The note, with ``{run.examples.task}`` and other ``{run.path}`` replaced by that number of the run's result.
 
     Raises:
-        ValueError: the table has no such run, or the run no such task.
+        ValueError: the table has no such run, or its result no such number.
     """
 
     def count(match: re.Match[str]) -> str:
-        key, task = match.groups()
+        key, where = match.groups()
         if key not in table.runs:
             raise ValueError(f"the note names the run {key!r}, which the table does not have")
         result = runs.get(f"{key}-{table.runs[key].seeds[0]}")
         if result is None:
             return "(not measured)"
-        if task not in result["examples"]:
-            raise ValueError(f"the note names the task {task!r}, which the run {key!r} does not have")
-        return f"{result['examples'][task]:,}"
+        number = _at(result, where)
+        if number is None:
+            raise ValueError(f"the note names {where!r}, which the result of {key!r} does not have")
+        return f"{number:,.0f}"
 
     return _COUNT.sub(count, table.note)
 
@@ -389,26 +451,19 @@ def _spread(values: list[float]) -> dict[str, float] | None:
     return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
-def markdown(results: Mapping[str, Any], columns: Mapping[str, str]) -> str:
-    """The table as Markdown: mean ± standard deviation over the seeds, part by part."""
-    lines = [f"**{results['title']}**"]
-    for part in dict.fromkeys(row["part"] for row in results["rows"]):
-        rows = [row for row in results["rows"] if row["part"] == part]
-        shown = [column for column in columns if any(row["scores"][column] for row in rows)]
-        lines += ["", f"| {part} | seeds | {' | '.join(shown)} |", "|---" * (len(shown) + 2) + "|"]
-        for row in rows:
-            cells = [_cell(row["scores"][column], len(row["seeds"])) for column in shown]
-            missing = len(row["of"]) - len(row["seeds"])
-            seeds = f"{len(row['seeds'])}" + (f" of {len(row['of'])}" if missing else "")
-            name = row["name"].replace("|", r"\|")  # of (u, v, |u-v|)
-            lines.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", results["note"]])
-
-
-def _cell(score: Mapping[str, float] | None, seeds: int) -> str:
-    if score is None:
-        return ""
-    return f"{score['mean']:.2f} ± {score['sd']:.2f}" if seeds > 1 else f"{score['mean']:.2f}"
+def markdown(results: Mapping[str, Any]) -> str:
+    """The table as Markdown, with what it shows and its note."""
+    claims = claim_lines(results)
+    return "\n".join(
+        [
+            f"**{results['title']}**",
+            *table_lines(results),
+            "",
+            *claims,
+            *([""] if claims else []),
+            results["note"],
+        ]
+    )
 
 
 def list_tables() -> dict[str, Path]:

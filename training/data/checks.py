@@ -5,13 +5,15 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from .readers import Table
+if TYPE_CHECKING:
+    from .readers import Table
 
-__all__ = ["Overlap", "Report", "check", "normalized"]
+__all__ = ["Overlap", "Report", "check", "normalized", "pair_keys"]
 
 _EXAMPLES = 3
 _PAIR = ("text1", "text2")
@@ -79,6 +81,12 @@ def normalized(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     return " ".join(text.casefold().split())
+
+
+def pair_keys(table: Table) -> npt.NDArray[np.int64]:
+    """A hash of each row's first two texts, `normalized` and regardless of their order; differs between processes."""
+    fields = table.text_names[: len(_PAIR)]
+    return _keys(np.stack([_hashes(table.texts(field)) for field in fields], axis=1))
 
 
 def check(table: Table, evaluations: Mapping[str, Pairs], fields: Sequence[str] = _PAIR) -> Report:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from .checks import pair_keys
 from .files import Rows, file_rows
 from .sampler import balanced_fraction
 from .texts import Selection, TextWriter
@@ -37,6 +38,7 @@ _KEYS = (
     "labels",
     "min_score",
     "max_score",
+    "exclude",
     "limit",
     "balanced_fraction",
     "weighted_fraction",
@@ -154,6 +156,8 @@ def read(
             ``where``: column -> value or list of values; rows with other values are skipped.
             ``labels``: names of the classes in the order of their ids, for the field ``label``; without it
             ``label`` and ``score`` are numbers between ``min_score`` and ``max_score``.
+            ``exclude``: another source; rows whose texts (the first two columns of texts, in any order) are those of
+            one of its rows are skipped, as test pairs must be.
             ``limit``: maximum number of rows, drawn with ``seed`` (0), except of a source with ``streaming``.
             ``balanced_fraction``: of these, a fraction with equally many rows of each of the ``labels``, drawn with
             ``seed``, see `embedkit.training.data.sampler.balanced_fraction`.
@@ -188,6 +192,8 @@ def read(
         where = dict(spec.get("where") or {})
         remedy = f"loosen `where`: {where}" if where else "it has a header and no rows; give data"
         raise ValueError(f"{source}: no row is left; {remedy}")
+    if "exclude" in spec:
+        table = _without(table, read(spec["exclude"], root=root, folder=folder))
     limit = spec.get("limit")
     if limit is not None and limit < len(table):
         table = table.select(np.random.default_rng(spec.get("seed", 0)).permutation(len(table))[:limit])
@@ -195,6 +201,19 @@ def read(
     if fraction is not None:
         table = table.select(balanced_fraction(table["label"], fraction, seed=spec.get("seed", 0)))
     return table
+
+
+def _without(table: Table, excluded: Table) -> Table:
+    """The rows whose texts are not those of a row of ``excluded``."""
+    sizes = [min(len(one.text_names), 2) for one in (table, excluded)]
+    if sizes[0] != sizes[1] or not sizes[0]:
+        raise ValueError(
+            f"exclude: its rows have {sizes[1]} texts to compare, those of the source {sizes[0]}"
+        )
+    left = np.flatnonzero(~np.isin(pair_keys(table), pair_keys(excluded)))
+    if not len(left):
+        raise ValueError("exclude: every row of the source is excluded; give other data")
+    return table.select(left)
 
 
 def root_folder(given: str | os.PathLike[str] | None = None) -> Path:
@@ -228,6 +247,13 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{key} is {fraction!r}; give a number above 0 and up to 1, and the classes in `labels`"
             )
+    if "exclude" in spec:
+        if not isinstance(spec["exclude"], Mapping):
+            raise ValueError(f"exclude is {spec['exclude']!r}; give a source: {{path: FILE}}")
+        try:
+            check_source(spec["exclude"])
+        except ValueError as error:
+            raise ValueError(f"exclude: {error}") from None
     if type(spec.get("streaming", False)) is not bool:
         raise ValueError(f"streaming is {spec['streaming']!r}; give true or false")
     if spec.get("streaming") and "dataset" not in spec:

@@ -11,24 +11,64 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("yaml")
 
-from embedkit.training.table import Claim, list_tables, load_table
+from embedkit.training.table import Claim, collect, list_tables, load_table
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "training"
 
 
+CLAIMS = [
+    pytest.param(name, claim, id=f"{name}-{number}")
+    for name, path in sorted(list_tables().items())
+    for number, claim in enumerate(load_table(path).claims)
+]
+
+
 def rows_of(name: str) -> dict[str, Any]:
-    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return {row["run"]: row for row in content["rows"]}
+    """The rows of which every seed is measured."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {row["run"]: row for row in rows if row["seeds"] == row["of"]}
+
+
+@pytest.mark.parametrize(("name", "claim"), CLAIMS)
+def test_a_claim_holds(name: str, claim: Claim) -> None:
+    holds = claim.holds(rows_of(name))
+    if holds is None:
+        pytest.skip("not run yet")
+    assert holds, f"{name}: {claim.text} ({claim.column}: {', '.join(claim.order)})"
 
 
 @pytest.mark.parametrize("name", sorted(list_tables()))
-def test_claims_hold(name: str) -> None:
-    table = load_table(list_tables()[name])
-    if not (RESULTS / f"{name}.json").is_file():
-        assert not table.claims, f"{name} claims something and has no results"
-        return
-    for claim in table.claims:
-        assert claim.holds(rows_of(name)), f"{name}: {claim.text}"
+def test_results_are_what_the_table_makes_of_its_runs(name: str, tmp_path: Path) -> None:
+    """A table that was edited is collected again: ``python benchmarks/training.py TABLE --collect``."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        pytest.skip("not run yet")
+    held = json.loads(path.read_text(encoding="utf-8"))
+    again = collect(load_table(list_tables()[name]), tmp_path, held["runs"])
+    assert {key: held[key] for key in ("title", "note", "rows")} == {
+        key: again[key] for key in ("title", "note", "rows")
+    }
+
+
+@pytest.mark.parametrize("run", ["simcse", "projection", "bert-simcse", "bert-projection"])
+def test_baselines_of_hpd_learn_at_their_best_rate(run: str) -> None:
+    """By the dev scores of hpd-rates."""
+    prefix = "training.learning_rate="
+    (used,) = (
+        text.removeprefix(prefix)
+        for text in load_table(list_tables()["hpd-main"]).runs[run].set
+        if text.startswith(prefix)
+    )
+    rates = [key for key in load_table(list_tables()["hpd-rates"]).runs if key.startswith(f"{run}-")]
+    assert f"{run}-{used}" in rates
+    rows = rows_of("hpd-rates")
+    if not rows.keys() >= set(rates):
+        pytest.skip("not run yet")
+    scores = {key: rows[key]["scores"]["STS-B dev"]["mean"] for key in rates}
+    assert max(scores, key=scores.__getitem__) == f"{run}-{used}", scores
 
 
 def test_a_claim_is_held_to_the_means() -> None:
@@ -40,5 +80,7 @@ def test_a_claim_is_held_to_the_means() -> None:
     assert Claim("", "x", ["a", "b"]).holds(rows) is True
     assert Claim("", "x", ["b", "a"]).holds(rows) is False
     assert Claim("", "x", ["a", "b", "c"]).holds(rows) is False  # equal is not above
+    assert Claim("", "x", ["a", "b"], by=1.0).holds(rows) is True
+    assert Claim("", "x", ["a", "b"], by=1.1).holds(rows) is False
     assert Claim("", "x", ["a", "d"]).holds(rows) is None
     assert Claim("", "x", ["a", "away"]).holds(rows) is None

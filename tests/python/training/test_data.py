@@ -154,6 +154,28 @@ def test_other_errors(tmp_path: Path) -> None:
         read({"path": "t.tsv.gz"}, root=tmp_path)
 
 
+def test_excluded_pairs(tmp_path: Path) -> None:
+    """Left out in either order and whatever the case, before the limit is drawn."""
+    columns = {"text1": "a", "text2": "b"}
+    (tmp_path / "train.tsv").write_text("a\tb\tpart\none\ttwo\tx\nTwo\tone\tx\none\tthree\tx\ntwo\tfour\tx\n")
+    (tmp_path / "test.tsv").write_text("a\tb\tpart\ntwo\tONE\ttest\none\tthree\tdev\n")
+    tested = {"path": "test.tsv", "columns": columns, "where": {"part": "test"}}
+    spec = {"path": "train.tsv", "columns": columns, "exclude": tested, "limit": 2}
+    table = read(spec, root=tmp_path)
+    assert sorted(zip(table.texts("text1"), table.texts("text2"), strict=True)) == [
+        ("one", "three"),
+        ("two", "four"),
+    ]
+    for exclude, message in (
+        ({"path": "train.tsv", "columns": columns}, "every row of the source is excluded"),
+        ({"path": "test.tsv", "columns": {"text": "a"}}, "have 1 texts to compare, those of the source 2"),
+        ({"pth": "test.tsv"}, "exclude: a source has no key 'pth'"),
+        (True, "exclude is True; give a source"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(spec | {"exclude": exclude}, root=tmp_path)
+
+
 def test_table() -> None:
     table = Table({"text": ["a", "b", "c"], "score": np.array([1.0, 2.0, 3.0])})
     assert list(table.select([2, 0])["text"]) == ["c", "a"]

@@ -171,8 +171,8 @@ def test_chinese_sets_and_their_splits(tmp_path: Path, monkeypatch: pytest.Monke
     write(tmp_path / "zh" / "zh_sts.tsv.gz", [STS_HEADER, *rows])
     monkeypatch.setenv(evaluate.DATA_VARIABLE, str(tmp_path))
     result = evaluate.chinese(Angles())
-    assert list(result.sets) == ["ATEC", "BQ", "LCQMC", "PAWS-X", "STS-B"]
-    assert result.sets["ATEC"].source.endswith("AFQMC dev")
+    assert list(result.sets) == ["AFQMC dev", "BQ", "LCQMC", "PAWS-X", "STS-B"]
+    assert result.sets["AFQMC dev"].source.endswith("AFQMC dev")
     assert result.sets["STS-B"].spearman == pytest.approx(100)
     expected = spearman_by_hand([-(i % 90) for i in range(2000)], [float(i % 90 < 45) for i in range(2000)])
     assert result.sets["PAWS-X"].spearman == pytest.approx(100 * expected, abs=1e-6)

@@ -100,7 +100,11 @@ def write_data(root: Path) -> None:
             "source sent0 sent1 hard_neg",
             [(source, en(), en(), en()) for source in sources for _ in range(8)],
         )
-    _write(root / "corpus_en/sentences_en.tsv.gz", "source text", [("nli_snli", en()) for _ in range(400)])
+    _write(
+        root / "corpus_en/sentences_en.tsv.gz",
+        "source text",
+        [(source, en()) for source in ("nli_snli", "multi30k") for _ in range(200)],
+    )
     tasks = [("STSB", split) for split in ("train", "dev", "test")]
     tasks += [(name, "test") for name in ("STS12", "STS13", "STS14", "STS15", "STS16", "SICKR")]
     _write(
@@ -140,7 +144,13 @@ def write_data(root: Path) -> None:
         "source split text1 text2 label",
         [(*pair, zh(), zh(), label) for pair in pairs for label in (0, 1) for _ in range(10)],
     )
-    zh_nli = [("OCNLI", "train"), ("OCNLI", "dev"), ("CMNLI", "dev"), ("CNSD_SNLI", "dev")]
+    zh_nli = [
+        ("OCNLI", "train"),
+        ("OCNLI", "dev"),
+        ("CMNLI", "dev"),
+        ("CNSD_SNLI", "dev"),
+        ("xnli_zh", "dev"),
+    ]
     _write(
         root / "zh/zh_nli.tsv.gz",
         "source split premise hypothesis label",
@@ -216,6 +226,8 @@ class Workshop:
                 overrides += ["model.dropout=0.0", "training.precision=fp32"]
         if "mini_batch_size" in content.get("training", {}):
             overrides.append("training.mini_batch_size=4")
+        if "holdout" in content["evaluation"]:
+            overrides.append("evaluation.holdout=20")
         command = [str(file), *overrides, "--data", str(self._root / "data"), "--output", str(output)]
         assert cli.main([*command, "--cache", str(self._root / "cache"), "--quiet"]) == 0
         self._done.add(recipe)

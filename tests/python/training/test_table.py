@@ -54,8 +54,9 @@ def finish(work: Path, spec: module.Spec, dev: float) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(list_tables()))
-def test_every_built_in_table_loads(name: str) -> None:
+def test_every_built_in_table_loads(name: str, tmp_path: Path) -> None:
     table = load_table(list_tables()[name])
+    assert "{" not in collect(table, tmp_path, {})["note"]  # its counts name runs of the table
     assert table.title
     assert all(run.seeds for run in table.runs.values())
 
@@ -71,7 +72,7 @@ def test_counts_in_a_note_are_those_of_the_results(tmp_path: Path) -> None:
     assert module.collect(table, tmp_path, known)["note"] == "12,345 pairs, (not measured) more"
     for unknown in ("{plain.examples.sts}", "{other.examples.nli}"):
         wrong = load_table(write(tmp_path / "table.yaml", note=unknown))
-        with pytest.raises(ValueError, match="the note names the"):
+        with pytest.raises(ValueError, match="the note names"):
             module.collect(wrong, tmp_path, known)
 
 
@@ -94,6 +95,7 @@ def test_the_trainings_of_a_table(tmp_path: Path) -> None:
         ({"runs": {"a": {"recipe": "sbret"}}}, "unknown recipe 'sbret'; did you mean 'sbert'"),
         ({"runs": {"a": {"recipe": "sbert", "set": ["model.path={b}"]}}}, r"there is no run 'b' for \{b\}"),
         ({"runs": {"a": {"recipe": "sbert", "seeds": []}}}, "a: give at least one seed"),
+        ({"runs": {"a": {"recipe": "sbert", "paper": {"x": 1}}}}, "a: paper names 'x', which is no column"),
         (
             {
                 "runs": {
@@ -128,7 +130,7 @@ def test_results_become_rows(tmp_path: Path) -> None:
     assert list(rows) == ["majority", "plain", "taught"]  # the teacher has no name, so no row
     assert rows["plain"]["scores"]["dev"] == {"mean": 62.0, "sd": pytest.approx(8**0.5)}
     assert rows["plain"]["scores"]["STS-B"] is None
-    text = markdown(results, table.columns)
+    text = markdown(results)
     assert text.splitlines() == [
         "**A table**",
         "",
@@ -153,6 +155,49 @@ def test_results_become_rows(tmp_path: Path) -> None:
     assert collect(table, tmp_path, elsewhere)["rows"][-1]["seeds"] == [1, 5]
     elsewhere["taught-1"]["set"] = ["others"]
     assert collect(table, tmp_path, elsewhere)["rows"][-1]["seeds"] == [5]
+
+
+def test_a_paper_stands_beside_ours_and_a_claim_has_its_significance(tmp_path: Path) -> None:
+    runs = {
+        "taught": {"name": "taught", "recipe": "sbert", "seeds": [1, 2, 3], "paper": {"dev": 72.5}},
+        "plain": {"name": "plain", "recipe": "sbert", "seeds": [1, 2, 3, 4]},
+        "start": {"name": "start", "recipe": "sbert"},
+        "later": {"name": "later", "recipe": "sbert"},
+    }
+    claim = {"text": "teachers help", "column": "dev", "order": ["taught", "plain", "start", "later"]}
+    table = load_table(write(tmp_path / "table.yaml", runs=runs, claims=[claim]))
+    scores = {"taught": (61.0, 62.0, 64.0), "plain": (60.0, 60.5, 62.0, 65.5), "start": (50.0,)}
+    known = {
+        spec.folder: {"set": spec.told, "dev": {"nli_accuracy": scores[spec.key][spec.seed - 1]}}
+        for spec in specs(table, tmp_path)
+        if spec.key in scores
+    }
+    results = collect(table, tmp_path, known)
+    first, second = results["claims"][0]["differences"]  # `later` is not measured
+    # over the seeds 1 to 3: t = mean / (sd / sqrt(3)) = 1.5 / (0.5 / sqrt(3)), two degrees of freedom
+    t = 1.5 / (0.5 / 3**0.5)
+    assert first == {
+        "above": "taught",
+        "below": "plain",
+        "difference": pytest.approx(62.3333333 - 62.0),
+        "seeds": 3,
+        "p": pytest.approx(1 - t / (t**2 + 2) ** 0.5),
+    }
+    assert (second["difference"], second["seeds"], second["p"]) == (12.0, 1, None)
+    text = markdown(results).splitlines()
+    assert text[2:7] == [
+        "|  | seeds | dev | dev, paper |",
+        "|---|---|---|---|",
+        "| taught | 3 | 62.33 ± 1.53 | 72.50 |",
+        "| plain | 4 | 62.00 ± 2.48 |  |",
+        "| start | 1 | 50.00 |  |",
+    ]
+    assert text[8:11] == [
+        "What it shows, as differences of the means:",
+        "",
+        "- teachers help (dev): taught against plain +0.33 (p = 0.035, paired t-test over 3 seeds); "
+        "plain against start +12.00",
+    ]
 
 
 def test_a_finished_run_with_other_settings_is_not_used(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""A table's results as Markdown, for the command line and the documentation; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["claim_lines", "table_lines"]
+
+
+def table_lines(results: Mapping[str, Any]) -> list[str]:
+    """The rows, part by part: mean ± standard deviation over the seeds, beside them what the paper has."""
+    lines: list[str] = []
+    for part in dict.fromkeys(row["part"] for row in results["rows"]):
+        rows = [row for row in results["rows"] if row["part"] == part]
+        shown = [column for column in rows[0]["scores"] if any(row["scores"].get(column) for row in rows)]
+        published = [column for column in shown if any(column in row.get("paper", {}) for row in rows)]
+        headers = [part, "seeds", *shown, *(f"{column}, paper" for column in published)]
+        lines += ["", f"| {' | '.join(headers)} |", "|---" * len(headers) + "|"]
+        for row in rows:
+            missing = len(row["of"]) - len(row["seeds"])
+            cells = [
+                row["name"].replace("|", r"\|"),  # of (u, v, |u-v|)
+                f"{len(row['seeds'])}" + (f" of {len(row['of'])}" if missing else ""),
+                *(_score(row["scores"].get(column), len(row["seeds"])) for column in shown),
+                *(
+                    f"{row['paper'][column]:.2f}" if column in row.get("paper", {}) else ""
+                    for column in published
+                ),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def claim_lines(results: Mapping[str, Any]) -> list[str]:
+    """What the table claims, as a list: the differences of the means, with their significance."""
+    names = {row["run"]: row["name"] for row in results["rows"]}
+    lines = []
+    for claim in results.get("claims", []):
+        steps = [
+            f"{names[one['above']]} against {names[one['below']]} {one['difference']:+.2f}{_significance(one)}"
+            for one in claim["differences"]
+        ]
+        if steps:
+            lines.append(f"- {claim['text']} ({claim['column']}): {'; '.join(steps)}")
+    return ["What it shows, as differences of the means:", "", *lines] if lines else []
+
+
+def _significance(difference: Mapping[str, Any]) -> str:
+    if difference["p"] is None:
+        return ""
+    return f" (p = {difference['p']:.2g}, paired t-test over {difference['seeds']} seeds)"
+
+
+def _score(score: Mapping[str, float] | None, seeds: int) -> str:
+    if score is None:
+        return ""
+    return f"{score['mean']:.2f} ± {score['sd']:.2f}" if seeds > 1 else f"{score['mean']:.2f}"
