@@ -88,13 +88,24 @@ void pack_tiles_bf16(const float* weights, size_t out, size_t in, void* packed) 
   pack_tiles<TileBf16>(weights, out, in, packed, [](float w) { return to_bf16(w); });
 }
 
-/// The sums of one or two tiles of rows, `a[r]`, with both halves of a panel, from `start` on, a value a
-/// column, or from zero. `lines` lines of memory at `ahead` are fetched for each step along K. Never inlined:
-/// the test of the machine code looks at these loops.
+/// One or two tiles of rows `a0` and `a1` times both halves of a panel.
+struct TileRun {
+  const uint8_t* a0;
+  const uint8_t* a1;
+  size_t stride;         ///< from row to row
+  const uint8_t* b;      ///< a packed panel
+  size_t groups;         ///< steps along K
+  const float* start;    ///< what the sums begin with, a value a column; or null for zero
+  const uint8_t* ahead;  ///< memory that is fetched meanwhile,
+  size_t lines;          ///< as many cache lines in each step
+};
+
+/// The sums of a run. Never inlined: the test of the machine code looks at these loops.
 template <class Product, int kRowTiles, class Tiles>
-__attribute__((noinline)) void tile_sums(Tiles& tiles, const uint8_t* a0, const uint8_t* a1, size_t stride,
-                                         const uint8_t* b, size_t groups, const float* start = nullptr,
-                                         const uint8_t* ahead = nullptr, size_t lines = 0) {
+__attribute__((noinline)) void tile_sums(Tiles& tiles, const TileRun& run) {
+  const uint8_t *a0 = run.a0, *a1 = run.a1, *b = run.b, *ahead = run.ahead;
+  const size_t stride = run.stride, groups = run.groups, lines = run.lines;
+  const float* start = run.start;
   if (start == nullptr) {
     tiles.template zero<0, 0>();
     tiles.template zero<0, 1>();
@@ -175,12 +186,18 @@ inline __attribute__((always_inline)) void over_tile_blocks(const QuantizedRows&
     for (size_t t = 0; t < row_tiles; t += 2, ahead += groups * lines * kCacheLine) {
       const TileBlock block{
           std::min<size_t>(row_tiles - t, 2), {first_row(t), first_row(t + 1)}, height, p * kTilePanel};
-      const uint8_t* a0 = x.data + block.rows[0] * x.stride;
-      const uint8_t* a1 = x.data + block.rows[1] * x.stride;
+      const TileRun run{x.data + block.rows[0] * x.stride,
+                        x.data + block.rows[1] * x.stride,
+                        x.stride,
+                        weights,
+                        groups,
+                        from,
+                        ahead,
+                        lines};
       if (block.tiles == 2)
-        tile_sums<Product, 2>(tiles, a0, a1, x.stride, weights, groups, from, ahead, lines);
+        tile_sums<Product, 2>(tiles, run);
       else
-        tile_sums<Product, 1>(tiles, a0, a1, x.stride, weights, groups, from, ahead, lines);
+        tile_sums<Product, 1>(tiles, run);
       take(tiles, block);
     }
   }
