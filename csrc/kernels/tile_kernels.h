@@ -175,9 +175,10 @@ inline __attribute__((always_inline)) void over_tile_blocks(const QuantizedRows&
   const auto first_row = [&](size_t tile) { return std::min(tile * kTileRows, rows - height); };
   const size_t groups = tile_groups<Product>(linear.in_features);
   const size_t panel_bytes = groups * 2 * kTileBytes;
-  // While a panel multiplies the next one comes from the third-level cache, a part with each block.
+  // While a panel multiplies the next one comes from the third-level cache, a part with each block; a lone
+  // block would only wait for it.
   const size_t blocks = (row_tiles + 1) / 2;
-  const size_t lines = (2 * kTileRows + blocks - 1) / blocks;
+  const size_t lines = blocks == 1 ? 0 : (2 * kTileRows + blocks - 1) / blocks;
   Tiles tiles(height);
   for (size_t p = panel_begin; p < panel_end; ++p) {
     const uint8_t* weights = static_cast<const uint8_t*>(linear.weights) + p * panel_bytes;
