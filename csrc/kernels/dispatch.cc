@@ -17,9 +17,9 @@ const Kernels& avx512_kernels() {
 }
 
 /// A pass over the weights streams them from the third-level cache, and tiles multiply faster than they come:
-/// batches are larger than elsewhere. On a Sapphire Rapids with 2 MiB of second-level cache a core, products
-/// of all-MiniLM-L6-v2 took 466 ms with batches of 384 tokens and 736 ms with 128; with these, 660 ms with
-/// 128 rows of the feed-forward layer instead of 64. Other sizes are scaled from that, not measured.
+/// batches are larger than elsewhere, where that cache is slow. On a Sapphire Rapids with 2 MiB of
+/// second-level cache a core, products of all-MiniLM-L6-v2 took 466 ms with batches of 384 tokens and 736 ms
+/// with 128; on a later Xeon 128 to 384 tokens are alike. Other sizes are scaled from that, not measured.
 Kernels sized_for_tiles(Kernels table) {
   constexpr size_t kMeasuredCache = size_t{2} << 20;
   table.feed_forward_rows = 32 * std::clamp<size_t>(4 * second_level_cache() / kMeasuredCache, 2, 8);
