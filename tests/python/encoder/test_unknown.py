@@ -55,5 +55,5 @@ def test_a_build_counts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "x.txt").write_text("an apple\n苹果\nแอปเปิ้ล\n", encoding="utf-8")
     assert main(["build", str(tmp_path / "x.txt"), "-o", str(tmp_path / "index")]) == 0
     out, err = capsys.readouterr()
-    assert ", 2 texts in a script that the model does not know; Flat" in out
+    assert ", 2 texts in a script that the model does not know; SQ8" in out
     assert err.count("warning:") == 1
