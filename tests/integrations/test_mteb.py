@@ -187,7 +187,7 @@ def test_results_are_kept_apart_by_fingerprint_and_precision(folder: str) -> Non
     metas = [MTEBEncoder(folder, precision=p).mteb_model_meta for p in ("fp32", "int8")]
     assert [meta.name for meta in metas] == ["embedkit/minilm"] * 2
     assert metas[0].revision != metas[1].revision
-    assert metas[0].embed_dim == 128
+    assert metas[0].embed_dim == 256
     with pytest.raises(ValueError, match="device cannot be set here"):
         MTEBEncoder(Encoder(), device="cpu")
 

@@ -156,7 +156,7 @@ def test_batches_that_cannot_be_encoded() -> None:
     with pytest.raises(TypeError, match=r"texts\[1\] is NoneType"):
         encode({"body": np.array(["x", None], object)})
     empty = encode({"body": np.array([], object)})
-    assert empty["vector"].shape == (0, 128)
+    assert empty["vector"].shape == (0, 256)
     assert empty["vector"].dtype == np.float32
     with pytest.raises(ValueError, match="kind must be"):
         EncodeBatches(kind="passage")  # type: ignore[arg-type]
