@@ -96,7 +96,8 @@ def test_scores_are_cosines_and_the_store_lasts(store: EmbedkitVectorStore, tmp_
     for opened in (store, EmbedkitVectorStore(tmp_path / "index")):
         found = opened.similarity_search_with_score("cooking lentils", k=4)
         assert [document.id for document, _ in found] == ["abcd"[i] for i in (-expected).argsort()]
-        np.testing.assert_allclose([score for _, score in found], sorted(expected, reverse=True), atol=1e-5)
+        scores = [score for _, score in found]  # of vectors that the index holds in bytes
+        np.testing.assert_allclose(scores, sorted(expected, reverse=True), atol=2e-3)
         assert opened.embeddings.embed_query("a") == encoder.encode("a").tolist()
     vector = encoder.encode("cooking lentils").tolist()
     assert store.similarity_search_by_vector(vector, k=1)[0].id == found[0][0].id
