@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,7 +42,10 @@ def texts_of_lengths(folder: Path, texts: list[str], lengths: list[int]) -> list
     """
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        sys.exit(f"{folder} has no tokenizer.json, by which texts are cut; save one with transformers")
+    tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     special = len(tokenizer.encode("").ids)

@@ -411,16 +411,17 @@ def plot(result: dict[str, Any], path: Path) -> None:
         [r["sentences_per_s"].high - r["sentences_per_s"].median for r in rows],
     ]
     colors = ["#c1440e" if r["peer"].startswith("embedkit") else "#8a9ba8" for r in rows]
-    figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(rows) + 1.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8, 0.36 * len(rows) + 1.5), layout="constrained")
     axes.barh([r["name"] for r in rows], medians, xerr=error, color=colors, error_kw={"capsize": 3, "lw": 1})
     for i, row in enumerate(rows):
-        label = f" {medians[i]:,.0f}  (cosine {row['cosine']:.4f})"
+        label = f" {medians[i]:,.0f}  (cosine {row['cosine']:.5f})"
         axes.text(row["sentences_per_s"].high, i, label, va="center", fontsize=9)
+    axes.margins(y=0.02)
     axes.set_xlim(0, max(r["sentences_per_s"].high for r in rows) * 1.4)
     axes.set_xlabel("sentences per second (median and range), tokenization included")
     axes.set_title(
-        f"Throughput of {result['model']} on {result['texts']['texts']:,} texts of {result['texts']['mean']} tokens, "
-        f"{result['threads']} threads of {result['machine']['cpu']}",
+        f"Throughput of {result['model']} on {result['texts']['texts']:,} texts of {result['texts']['mean']} tokens\n"
+        f"{result['threads']} threads of {result['machine']['cpu']} ({result['isa']})",
         fontsize=10,
     )
     axes.spines[["top", "right"]].set_visible(False)
