@@ -23,6 +23,7 @@ class Description:
     Attributes:
         model, fingerprint, precision, prompts: of the encoder.
         dimension: columns of a vector.
+        index_precision: in which an index keeps the vectors by default, if the model's folder says so.
     """
 
     model: str
@@ -30,13 +31,21 @@ class Description:
     precision: str
     prompts: Mapping[str, str]
     dimension: int
+    index_precision: str | None
 
     @classmethod
     def of(cls, encoder: Encoder) -> Description:
         """Of an open encoder."""
         entry = describe_encoder(encoder)
         dimension = encoder.get_embedding_dimension()
-        return cls(entry.model, entry.fingerprint, entry.precision, dict(encoder.prompts), dimension)
+        return cls(
+            entry.model,
+            entry.fingerprint,
+            entry.precision,
+            dict(encoder.prompts),
+            dimension,
+            encoder.describe()["index_precision"],
+        )
 
     def get_embedding_dimension(self) -> int:
         """The number of columns of a vector."""
