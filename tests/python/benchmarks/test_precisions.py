@@ -11,7 +11,7 @@ import pytest
 #: Points of the average of seven sets (Spearman x 100).
 BOUNDS = {"bf16": 0.02, "int8": 0.10}
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
-RESULTS = ("sts-precision.json", "sts-precision-avx2.json")
+RESULTS = ("sts-precision.json", "sts-precision-amx.json", "sts-precision-avx2.json")
 
 
 def averages(name: str) -> dict[tuple[str, str], float]:
