@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import tempfile
+from abc import abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,8 +57,9 @@ class _Column(Sequence[str]):
             raise IndexError(f"text {index} of {count}")
         return self._text(index % count)
 
+    @abstractmethod
     def _text(self, index: int) -> str:
-        raise NotImplementedError
+        """Text ``index``, from 0 on."""
 
 
 class TextFile(_Column):
