@@ -87,6 +87,27 @@ def test_blocks_hold_each_token_once_and_texts_of_like_length() -> None:
     assert len(packed.grid_of(cu_seqlens).blocks) == 1
 
 
+@pytest.mark.parametrize("longest", [3, 40, 300])
+def test_attention_in_bfloat16_is_that_of_fp32_on_the_same_values(longest: int) -> None:
+    lengths = torch.tensor([longest, max(1, longest // 2), 2])
+    mask = (torch.arange(longest) < lengths[:, None])[:, None, None, :]
+    found, expected = [], []
+    for dtype, values in ((torch.bfloat16, found), (torch.float32, expected)):
+        torch.manual_seed(0)
+        parts = [torch.randn(3, 4, longest, 32).bfloat16().to(dtype).requires_grad_() for _ in range(3)]
+        weights = torch.randn(3, 4, longest, 32).bfloat16().to(dtype)
+        attend = packed._attend if dtype == torch.bfloat16 else _reference
+        mixed = attend(*parts, mask, 0.0, None)
+        (mixed * weights).sum().backward()
+        values += [mixed.float(), *(part.grad.float() for part in parts)]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.linalg.vector_norm(ours - theirs) < 0.01 * torch.linalg.vector_norm(theirs)
+
+
+def _reference(query: Any, key: Any, value: Any, mask: Any, dropout: float, scaling: None) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
 def test_what_is_packed() -> None:
     """transformers 5 packs these; 4.48 has no attention interface, so all are padded."""
     configs = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
