@@ -137,7 +137,13 @@ def collect(blocks: Sequence[Tensor], grid: Grid) -> Tensor:
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
 ) -> Tensor:
     """softmax(query keyᵀ scaling) value of ``(n, heads, longest, head_size)``."""
     if query.device.type != "cpu" or query.dtype != torch.bfloat16 or query.shape[2] > _PLAIN:
@@ -175,7 +181,7 @@ def _attention(
         return [part.unflatten(2, (heads, size)).transpose(1, 2) for part in spread(rows, grid)]
 
     mixed = [
-        _attend(q, k, v, block.mask, dropout, scaling).transpose(1, 2).flatten(2)
+        _attend(q, k, v, mask=block.mask, dropout=dropout, scaling=scaling).transpose(1, 2).flatten(2)
         for q, k, v, block in zip(*map(block_form, (query, key, value)), grid.blocks, strict=True)
     ]
     found = collect(mixed, grid)

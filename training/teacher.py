@@ -37,7 +37,7 @@ from .linear_map import LinearMap, fit, sample_distinct
 from .mine import mine
 from .whole_file import write_array, write_whole
 
-__all__ = ["STORAGES", "TeacherOptions", "Teachers", "VectorStore"]
+__all__ = ["STORAGES", "TeacherOptions", "Teachers", "VectorStore", "encode_prompted"]
 
 STORAGES = ("float16", "float32")
 _LOG = logging.getLogger("embedkit")
@@ -55,6 +55,7 @@ class TeacherOptions:
         precision: ``fp32``, ``int8``, or ``auto`` for that of the folder.
         max_length: maximum number of tokens in a text, special tokens included; None for the folder's own.
         prompt: prefix of each text, as in the model's card (``"query: "``).
+        prompt_words: the prompt precedes only texts of at most this many words, which read like queries; None for all.
         weight: relative weight of the teacher; its vectors are normalized and all teachers scaled to the same
             variance first. None uses the vectors as they are.
     """
@@ -63,12 +64,32 @@ class TeacherOptions:
     precision: str = "auto"
     max_length: int | None = None
     prompt: str = ""
+    prompt_words: int | None = None
     weight: float | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
+        if self.prompt_words is not None and self.prompt_words < 1:
+            raise ValueError(f"a teacher's prompt_words must be positive, not {self.prompt_words}")
         if self.weight is not None and not 0 < self.weight < math.inf:
             raise ValueError(f"a teacher's weight must be positive, not {self.weight}")
+
+
+def _by_prompt(texts: Sequence[str], prompt: str, words: int | None) -> list[tuple[str, Rows]]:
+    """The prompts that occur, each with the rows of its texts."""
+    rows = np.arange(len(texts))
+    if not prompt or words is None:
+        return [(prompt, rows)]
+    short = np.fromiter((len(text.split(None, words)) <= words for text in texts), bool, len(texts))
+    return [(one, part) for one, part in (("", rows[~short]), (prompt, rows[short])) if len(part)]
+
+
+def encode_prompted(encoder: Encoder, texts: Sequence[str], teacher: TeacherOptions) -> npt.NDArray[Any]:
+    """A teacher's vectors (n, dimension) of texts, with its prompt before those that it precedes."""
+    vectors = np.empty((len(texts), encoder.get_embedding_dimension()), np.float32)
+    for prompt, rows in _by_prompt(texts, teacher.prompt, teacher.prompt_words):
+        vectors[rows] = encoder.encode([texts[row] for row in rows.tolist()], prompt=prompt)
+    return vectors
 
 
 class VectorStore:
@@ -78,11 +99,11 @@ class VectorStore:
     its texts. The hashes are written last and by renaming: a block without them does not count.
     """
 
-    def __init__(self, folder: Path, storage: str, prompt: str = "") -> None:
-        """Open or create the store; ``storage`` is the vectors' type on disk, ``prompt`` is put before texts."""
+    def __init__(self, folder: Path, storage: str, prompt: str = "", prompt_words: int | None = None) -> None:
+        """Open or create the store; ``storage`` is the vectors' type on disk, for prompts see `TeacherOptions`."""
         self.folder = folder
         self._storage = storage
-        self._prompt = prompt
+        self._prompt, self._prompt_words = prompt, prompt_words
         folder.mkdir(parents=True, exist_ok=True)
         self._keys: list[Keys] = []
         self._index: KeyIndex | None = None  # of all keys; made when it is asked
@@ -91,11 +112,15 @@ class VectorStore:
         self._load()
 
     @classmethod
-    def of(cls, encoder: Encoder, cache: Path, storage: str, prompt: str = "") -> VectorStore:
+    def of(
+        cls, encoder: Encoder, cache: Path, storage: str, prompt: str = "", prompt_words: int | None = None
+    ) -> VectorStore:
         """The store of an encoder's vectors in a cache folder; its name contains all that affects a vector."""
         about = encoder.describe()
-        key = _digest(about["fingerprint"], about["precision"], about["max_length"], prompt)
-        return cls(cache / f"vectors-{key}-{storage}", storage, prompt)
+        parts = [about["fingerprint"], about["precision"], about["max_length"], prompt]
+        if prompt_words is not None:
+            parts.append(prompt_words)
+        return cls(cache / f"vectors-{_digest(*parts)}-{storage}", storage, prompt, prompt_words)
 
     def __len__(self) -> int:
         """The number of texts."""
@@ -123,14 +148,15 @@ class VectorStore:
             if not missing:
                 return
             _LOG.info("%s: encoding %d of %d texts", self.folder.name, len(missing), len(texts))
-            first = 0
             with progress(len(missing), None) as advance:
-                for vectors in encoder.encode_iter(missing, prompt=self._prompt, block_size=_BLOCK):
-                    keys = text_keys(missing[first : first + len(vectors)])
-                    self._write(vectors, keys)
-                    first += len(vectors)
-                    if advance is not None:
-                        advance(len(vectors))
+                for prompt, rows in _by_prompt(missing, self._prompt, self._prompt_words):
+                    part, first = Selection(missing, rows), 0
+                    for vectors in encoder.encode_iter(part, prompt=prompt, block_size=_BLOCK):
+                        keys = text_keys(part[first : first + len(vectors)])
+                        self._write(vectors, keys)
+                        first += len(vectors)
+                        if advance is not None:
+                            advance(len(vectors))
 
     def rows(self, texts: Sequence[str]) -> Rows:
         """The rows (n,) of texts.
@@ -200,7 +226,7 @@ class Teachers:
             for teacher in teachers
         ]
         self._stores = [
-            VectorStore.of(encoder, cache, storage, teacher.prompt)
+            VectorStore.of(encoder, cache, storage, teacher.prompt, teacher.prompt_words)
             for encoder, teacher in zip(self._encoders, teachers, strict=True)
         ]
         self._weights = [teacher.weight for teacher in teachers]

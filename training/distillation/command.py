@@ -66,7 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     student.add_argument("--license", default="other", metavar="NAME", help="of the student (default: other)")
     training = parser.add_argument_group("the training")
     training.add_argument(
-        "--prompt", default="", help="that the teachers read each text with (default: none)"
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="that the teachers read each text with (default: none); or once for each teacher, '' for none",
+    )
+    training.add_argument(
+        "--prompt-words",
+        type=int,
+        metavar="N",
+        help="put the prompt only before texts of at most N words, which read like queries (default: all)",
     )
     training.add_argument(
         "--teacher-precision", default="auto", metavar="NAME", help="fp32, int8 or auto (default)"
@@ -124,7 +133,12 @@ def run(options: argparse.Namespace) -> int:
     fields = {field.name for field in dataclasses.fields(DistillOptions)}
     chosen = {name: value for name, value in vars(options).items() if name in fields}
     chosen["index_precision"] = _index_precision(options.dim, options.bytes)
-    chosen |= {"dimension": options.dim, "evaluation": _evaluation(options)}
+    prompts = options.prompt or [""]
+    chosen |= {
+        "dimension": options.dim,
+        "evaluation": _evaluation(options),
+        "prompt": prompts[0] if len(prompts) == 1 else prompts,
+    }
     report = distill(
         options.teacher,
         options.texts,

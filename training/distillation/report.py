@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ...encoder import Encoder
 from ..recipe import Recipe
+from ..teacher import encode_prompted
 from ..whole_file import write_text
 
 if TYPE_CHECKING:
@@ -60,28 +61,28 @@ def compare(
     texts = list(held)
     rows: dict[str, dict[str, Any]] = {}
     joined = []
-    for name in teachers:
+    for name, teacher in zip(teachers, options.teachers(teachers), strict=True):
         with Encoder(name, precision=options.teacher_precision) as encoder:
-            vectors = encoder.encode([options.prompt + text for text in texts], prompt="")
+            vectors = encode_prompted(encoder, texts, teacher)
             joined.append(_unit(vectors))
             rows[Path(name).name] = {**_cost(encoder, name, texts), "dimension": vectors.shape[1]}
-    teacher = _unit(np.concatenate(joined, axis=1))
+    both = _unit(np.concatenate(joined, axis=1))
     for label, folder in (("student, fp32", output / "float"), ("student, int8", output / "model")):
         with Encoder(folder) as encoder:
             vectors = encoder.encode(texts)
             rows[label] = {
                 **_cost(encoder, str(folder), texts),
                 "dimension": vectors.shape[1],
-                **agreement(teacher, _unit(vectors)),
+                **agreement(both, _unit(vectors)),
             }
     rows["student, int8, stored in int8"] = {
         "dimension": vectors.shape[1],
-        **agreement(teacher, _unit(_in_bytes(vectors))),
+        **agreement(both, _unit(_in_bytes(vectors))),
     }
     for width in options.nested():  # of the int8 student
         rows[f"student, int8, first {width}"] = {
             "dimension": width,
-            **agreement(teacher, _unit(vectors[:, :width])),
+            **agreement(both, _unit(vectors[:, :width])),
         }
     return {"rows": rows}
 

@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ...model_folder.json_file import read_json, write_json
 from ..data.readers import read
 from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..recipe import Recipe, recipe_of
+from ..teacher import TeacherOptions
 from ..trainer import train
 from ..whole_file import write_text, write_whole
 from .report import compare, write_report
@@ -53,7 +54,9 @@ class DistillOptions:
         student: folder or Hub name of a smaller encoder to start from instead.
         dimension: of the student's vectors, at most that of the teachers' together.
         prefixes: dimensions to which vectors may be truncated; None for the halves of ``dimension`` down to 64.
-        prompt: that the teachers read each text with, as in their cards. The student needs none.
+        prompt: that the teachers read each text with, as in their cards; a list has one for each teacher, "" for none.
+            The student needs none.
+        prompt_words: the prompt precedes only texts of at most this many words, which read like queries; None for all.
         max_length: maximum number of tokens in a text, special tokens included.
         epochs, max_steps: length of the training; ``max_steps`` takes precedence.
         batch_tokens: mean tokens of a step's batch, whose texts are of similar length.
@@ -76,7 +79,8 @@ class DistillOptions:
     student: str | None = None
     dimension: int = 256
     prefixes: list[int] | None = None
-    prompt: str = ""
+    prompt: str | list[str] = ""
+    prompt_words: int | None = None
     max_length: int = 256
     epochs: float = 1.0
     max_steps: int = -1
@@ -97,6 +101,22 @@ class DistillOptions:
         """Check what a recipe does not."""
         if self.index_precision not in ("int8", "fp32"):
             raise ValueError(f"index_precision must be int8 or fp32, not {self.index_precision!r}")
+
+    def teachers(self, paths: Sequence[str]) -> list[TeacherOptions]:
+        """The teachers, each with its prompt and weight.
+
+        Raises:
+            ValueError: there are fewer or more prompts or weights than teachers.
+        """
+        prompts = [self.prompt] * len(paths) if isinstance(self.prompt, str) else self.prompt
+        weights = self.teacher_weights or ([None] if len(paths) == 1 else [1.0] * len(paths))
+        for name, given in (("prompt", prompts), ("teacher_weights", weights)):
+            if len(given) != len(paths):
+                raise ValueError(f"{name}: {len(given)} for {len(paths)} teachers")
+        return [
+            TeacherOptions(path, self.teacher_precision, None, prompt, self.prompt_words, weight)
+            for path, prompt, weight in zip(paths, prompts, weights, strict=True)
+        ]
 
     def nested(self) -> list[int]:
         """The prefixes, the widest first."""
@@ -138,8 +158,7 @@ def distill(
     named = [teachers] if isinstance(teachers, str) else list(teachers)
     if not named:
         raise ValueError("give at least one teacher: the folder or Hub name of an encoder")
-    if options.teacher_weights is not None and len(options.teacher_weights) != len(named):
-        raise ValueError(f"teacher_weights: {len(options.teacher_weights)} for {len(named)} teachers")
+    options.teachers(named)  # checks them
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     train_file, held_file = _texts(texts, output, text_field)
@@ -239,9 +258,6 @@ def _recipe(
     name: str,
 ) -> Recipe:
     """The run as a recipe, which ``run/recipe.json`` keeps."""
-    weights: list[float | None] = [None] if len(teachers) == 1 else [1.0] * len(teachers)
-    if options.teacher_weights is not None:
-        weights = [*options.teacher_weights]
     sources: list[Mapping[str, Any]] = [
         {"path": str(path.resolve()), "columns": {"text": "text"}} for path in files
     ]
@@ -252,15 +268,7 @@ def _recipe(
             "license": options.license,
             "objective": {
                 "name": "hpd",
-                "teachers": [
-                    {
-                        "path": one,
-                        "precision": options.teacher_precision,
-                        "prompt": options.prompt,
-                        "weight": weight,
-                    }
-                    for one, weight in zip(teachers, weights, strict=True)
-                ],
+                "teachers": [asdict(one) for one in options.teachers(teachers)],
                 "center": False,
                 "reduction": "cosine",
                 "similarity": 2.0,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ...encoder import Encoder
 from ..linear_map import fit, regress, sample_distinct
 from ..model import ModelOptions, SentenceModel, load_backbone, transformer_folder
+from ..teacher import encode_prompted
 
 if TYPE_CHECKING:
     from .run import DistillOptions
@@ -54,7 +55,7 @@ def choose_layers(teacher: str, kept: int, options: DistillOptions, texts: Seque
     """Score each of `candidates`; returns ``layers``, the best, and ``explained``, the score of each."""
     sample = sample_distinct(texts, _SAMPLE)
     with Encoder(teacher, precision=options.teacher_precision) as encoder:
-        vectors = encoder.encode([options.prompt + text for text in sample], prompt="")
+        vectors = encode_prompted(encoder, sample, options.teachers([teacher])[0])
     width = min(options.dimension, vectors.shape[1], len(sample) // 2)
     wanted = fit(vectors, width, center=False)(vectors)
     whole = ModelOptions(teacher, max_length=options.max_length, dropout=0.0)

@@ -132,13 +132,16 @@ def test_a_student_of_two_teachers_from_the_command_line(
     command = ["distill", "-q", "--teacher", str(make_model(seed=1)), "--teacher", str(make_model(seed=2))]
     command += ["--texts", str(tmp_path / "texts.txt"), "--student", str(make_model(seed=3)), "--dim", "24"]
     command += ["--max-steps", "4", "--max-length", "32", "--bytes", "96", "-o", str(tmp_path / "out")]
-    command += ["--teacher-weights", "1,1.6"]
+    command += ["--teacher-weights", "1,1.6", "--prompt", "query: ", "--prompt", "", "--prompt-words", "5"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "student, int8" in printed
     assert not (tmp_path / "out" / "layers.json").exists()
     recipe = json.loads((tmp_path / "out" / "run" / "recipe.json").read_text(encoding="utf-8"))
-    assert [teacher["weight"] for teacher in recipe["objective"]["teachers"]] == [1.0, 1.6]
+    assert [
+        (teacher["weight"], teacher["prompt"], teacher["prompt_words"])
+        for teacher in recipe["objective"]["teachers"]
+    ] == [(1.0, "query: ", 5), (1.6, "", 5)]
     assert Encoder(tmp_path / "out" / "model").describe()["index_precision"] == "fp32"
 
 
@@ -160,3 +163,5 @@ def test_wrong_input_is_named(
         distill([], few, tmp_path / "out")
     assert main([*command, str(few), "--teacher-weights", "1,2"]) == 2
     assert "teacher_weights: 2 for 1 teachers" in capsys.readouterr().err
+    assert main([*command, str(few), "--prompt", "a: ", "--prompt", ""]) == 2
+    assert "prompt: 2 for 1 teachers" in capsys.readouterr().err

@@ -96,16 +96,14 @@ def test_attention_in_bfloat16_is_that_of_fp32_on_the_same_values(longest: int) 
         torch.manual_seed(0)
         parts = [torch.randn(3, 4, longest, 32).bfloat16().to(dtype).requires_grad_() for _ in range(3)]
         weights = torch.randn(3, 4, longest, 32).bfloat16().to(dtype)
-        attend = packed._attend if dtype == torch.bfloat16 else _reference
-        mixed = attend(*parts, mask, 0.0, None)
+        if dtype == torch.bfloat16:
+            mixed = packed._attend(*parts, mask=mask)
+        else:
+            mixed = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask)
         (mixed * weights).sum().backward()
         values += [mixed.float(), *(part.grad.float() for part in parts)]
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.linalg.vector_norm(ours - theirs) < 0.01 * torch.linalg.vector_norm(theirs)
-
-
-def _reference(query: Any, key: Any, value: Any, mask: Any, dropout: float, scaling: None) -> Any:
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def test_what_is_packed() -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("torch")
 
 from embedkit.training import teacher
-from embedkit.training.teacher import TeacherOptions, Teachers, VectorStore
+from embedkit.training.teacher import TeacherOptions, Teachers, VectorStore, encode_prompted
 
 from embedkit import Encoder
 
@@ -102,6 +102,24 @@ def test_prompt_precedes_each_text(make_model: MakeModel, texts: list[str], tmp_
         prompted = encoder.encode(["query: " + text for text in texts])
         np.testing.assert_array_equal(store.read(store.rows(texts)), prompted)
         assert store.folder != VectorStore.of(encoder, tmp_path, "float32").folder
+
+
+def test_prompt_precedes_short_texts_only(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    folder = make_model()
+    words = sorted(len(text.split()) for text in texts)[len(texts) // 2]
+    read = [("query: " if len(text.split()) <= words else "") + text for text in texts]
+    assert 0 < sum(text.startswith("query: ") for text in read) < len(texts)
+    with Encoder(folder, precision="fp32") as encoder:
+        store = VectorStore.of(encoder, tmp_path, "float32", "query: ", words)
+        store.add(texts, encoder)
+        want = encoder.encode(read)
+        np.testing.assert_array_equal(store.read(store.rows(texts)), want)
+        np.testing.assert_array_equal(
+            encode_prompted(encoder, texts, TeacherOptions(str(folder), "fp32", None, "query: ", words)), want
+        )
+        assert store.folder != VectorStore.of(encoder, tmp_path, "float32", "query: ").folder
+    with pytest.raises(ValueError, match="prompt_words must be positive, not 0"):
+        TeacherOptions("folder", prompt_words=0)
 
 
 def test_texts_are_encoded_once(
