@@ -13,6 +13,7 @@ from torch import nn
 
 from ..model_folder.architectures import counts_from_padding
 from ..model_folder.modules import module_entries
+from .dropout import replace_dropout
 
 if TYPE_CHECKING:
     from .model import ModelOptions
@@ -47,11 +48,13 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
             raise ValueError(
                 "model.layers selects layers of trained weights; with model.random, set config.num_hidden_layers"
             )
-        return auto.from_config(config, **arguments).float()
-    with quiet():
-        model = auto.from_pretrained(folder, config=config, **arguments).float()
-    if options.layers is not None:
-        _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
+        model = auto.from_config(config, **arguments).float()
+    else:
+        with quiet():
+            model = auto.from_pretrained(folder, config=config, **arguments).float()
+        if options.layers is not None:
+            _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
+    replace_dropout(model)
     return model
 
 

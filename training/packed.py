@@ -17,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .dropout import dropout as drop
+
 __all__ = ["NAME", "Block", "Grid", "blocks_of", "grid_of", "pad", "register", "supports"]
 
 NAME = "embedkit_packed"
@@ -154,7 +156,7 @@ def _attend(
     scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return torch.nn.functional.dropout(scores.softmax(3), dropout) @ value
+    return drop(scores.softmax(3), dropout) @ value
 
 
 def _attention(
