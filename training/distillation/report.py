@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ...encoder import Encoder
 from ..recipe import Recipe
-from ..teacher import encode_prompted
+from ..teacher import TeacherOptions, encode_prompted
 from ..whole_file import write_text
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def agreement(teacher: npt.NDArray[Any], student: npt.NDArray[Any]) -> dict[str,
 
 
 def compare(
-    teachers: Sequence[str], options: DistillOptions, output: Path, held: Sequence[str]
+    teachers: Sequence[TeacherOptions], options: DistillOptions, output: Path, held: Sequence[str]
 ) -> dict[str, Any]:
     """Quality, speed and size of the teachers, and of the student in fp32 and int8 and at each prefix.
 
@@ -61,11 +61,12 @@ def compare(
     texts = list(held)
     rows: dict[str, dict[str, Any]] = {}
     joined = []
-    for name, teacher in zip(teachers, options.teachers(teachers), strict=True):
-        with Encoder(name, precision=options.teacher_precision) as encoder:
+    for teacher in teachers:
+        with Encoder(teacher.path, precision=teacher.precision) as encoder:
             vectors = encode_prompted(encoder, texts, teacher)
             joined.append(_unit(vectors))
-            rows[Path(name).name] = {**_cost(encoder, name, texts), "dimension": vectors.shape[1]}
+            cost = _cost(encoder, teacher.path, texts)
+            rows[Path(teacher.path).name] = {**cost, "dimension": vectors.shape[1]}
     both = _unit(np.concatenate(joined, axis=1))
     for label, folder in (("student, fp32", output / "float"), ("student, int8", output / "model")):
         with Encoder(folder) as encoder:

@@ -109,7 +109,9 @@ class DistillOptions:
             ValueError: there are fewer or more prompts or weights than teachers.
         """
         prompts = [self.prompt] * len(paths) if isinstance(self.prompt, str) else self.prompt
-        weights = self.teacher_weights or ([None] if len(paths) == 1 else [1.0] * len(paths))
+        weights: Sequence[float | None] = [None] if len(paths) == 1 else [1.0] * len(paths)
+        if self.teacher_weights is not None:
+            weights = self.teacher_weights
         for name, given in (("prompt", prompts), ("teacher_weights", weights)):
             if len(given) != len(paths):
                 raise ValueError(f"{name}: {len(given)} for {len(paths)} teachers")
@@ -158,12 +160,12 @@ def distill(
     named = [teachers] if isinstance(teachers, str) else list(teachers)
     if not named:
         raise ValueError("give at least one teacher: the folder or Hub name of an encoder")
-    options.teachers(named)  # checks them
+    learned = options.teachers(named)
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     train_file, held_file = _texts(texts, output, text_field)
-    layers = None if options.student is not None else _layers(named[0], options, train_file, output)
-    recipe = _recipe(named, options, layers, (train_file, held_file), name=output.resolve().name)
+    layers = None if options.student is not None else _layers(learned[0], options, train_file, output)
+    recipe = _recipe(learned, options, layers, (train_file, held_file), name=output.resolve().name)
     result = train(recipe, output / "run")
     if not result:  # another process than the first of a data-parallel run
         return {}
@@ -182,7 +184,7 @@ def distill(
                 output / name / SETTINGS_FILE, {**settings, "index_precision": options.index_precision}
             )
     held = list(read({"path": str(held_file)}, root=Path()).texts("text"))
-    found = compare(named, options, output, held)
+    found = compare(learned, options, output, held)
     report = {
         "teachers": named,
         "layers": layers,
@@ -233,24 +235,25 @@ def _write(path: Path, texts: Sequence[str]) -> None:
     write_whole(path, lambda file: file.writelines(lines))
 
 
-def _layers(teacher: str, options: DistillOptions, train_file: Path, output: Path) -> list[int]:
+def _layers(teacher: TeacherOptions, options: DistillOptions, train_file: Path, output: Path) -> list[int]:
     """The layers to start from: those given, or those that `choose_layers` chose, once for a run."""
     if isinstance(options.layers, list):
         return options.layers
     kept = output / "layers.json"
     if kept.is_file():
         stored: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-        if stored["count"] == options.layers and stored["teacher"] == teacher:
+        if stored["count"] == options.layers and stored["teacher"] == teacher.path:
             layers: list[int] = stored["layers"]
             return layers
     texts = read({"path": str(train_file)}, root=Path(), folder=output).texts("text")
     choice = choose_layers(teacher, options.layers, options, texts)
-    write_text(kept, json.dumps({"teacher": teacher, "count": options.layers, **choice}, indent=2) + "\n")
+    about = {"teacher": teacher.path, "count": options.layers, **choice}
+    write_text(kept, json.dumps(about, indent=2) + "\n")
     return list(choice["layers"])
 
 
 def _recipe(
-    teachers: Sequence[str],
+    teachers: Sequence[TeacherOptions],
     options: DistillOptions,
     layers: list[int] | None,
     files: tuple[Path, Path],
@@ -264,11 +267,11 @@ def _recipe(
     evaluation = {"dev": {"held_out": sources[1]}, "select": "held_out_cosine", **options.evaluation}
     return recipe_of(
         {
-            "description": f"A student of {' and '.join(Path(one).name for one in teachers)}",
+            "description": f"A student of {' and '.join(Path(one.path).name for one in teachers)}",
             "license": options.license,
             "objective": {
                 "name": "hpd",
-                "teachers": [asdict(one) for one in options.teachers(teachers)],
+                "teachers": [asdict(one) for one in teachers],
                 "center": False,
                 "reduction": "cosine",
                 "similarity": 2.0,
@@ -276,7 +279,7 @@ def _recipe(
                 "start": "least_squares",
             },
             "model": {
-                "path": options.student or teachers[0],
+                "path": options.student or teachers[0].path,
                 "layers": layers,
                 "pooling": "mean",
                 "projection": {"dimension": options.dimension, "activation": "identity"},

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...encoder import Encoder
 from ..linear_map import fit, regress, sample_distinct
 from ..model import ModelOptions, SentenceModel, load_backbone, transformer_folder
-from ..teacher import encode_prompted
+from ..teacher import TeacherOptions, encode_prompted
 
 if TYPE_CHECKING:
     from .run import DistillOptions
@@ -51,19 +51,21 @@ def explained(known: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> float:
     return float(1 - left / total) if total else 0.0
 
 
-def choose_layers(teacher: str, kept: int, options: DistillOptions, texts: Sequence[str]) -> dict[str, Any]:
+def choose_layers(
+    teacher: TeacherOptions, kept: int, options: DistillOptions, texts: Sequence[str]
+) -> dict[str, Any]:
     """Score each of `candidates`; returns ``layers``, the best, and ``explained``, the score of each."""
     sample = sample_distinct(texts, _SAMPLE)
-    with Encoder(teacher, precision=options.teacher_precision) as encoder:
-        vectors = encode_prompted(encoder, sample, options.teachers([teacher])[0])
+    with Encoder(teacher.path, precision=teacher.precision) as encoder:
+        vectors = encode_prompted(encoder, sample, teacher)
     width = min(options.dimension, vectors.shape[1], len(sample) // 2)
     wanted = fit(vectors, width, center=False)(vectors)
-    whole = ModelOptions(teacher, max_length=options.max_length, dropout=0.0)
-    total = int(load_backbone(whole, transformer_folder(teacher)).config.num_hidden_layers)
+    whole = ModelOptions(teacher.path, max_length=options.max_length, dropout=0.0)
+    total = int(load_backbone(whole, transformer_folder(teacher.path)).config.num_hidden_layers)
     scores: dict[str, float] = {}
     best: tuple[float, list[int]] = (-np.inf, [])
     for layers in candidates(total, kept):
-        chosen = ModelOptions(teacher, layers=layers, max_length=options.max_length, dropout=0.0)
+        chosen = ModelOptions(teacher.path, layers=layers, max_length=options.max_length, dropout=0.0)
         score = explained(SentenceModel.load(chosen).bare().encode(sample), wanted)
         _LOG.info("layers %s explain %.1f %% of the teacher's variance", layers, 100 * score)
         scores[" ".join(map(str, layers))] = round(score, 4)

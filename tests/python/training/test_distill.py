@@ -19,6 +19,7 @@ from embedkit.training.cli import main
 from embedkit.training.distillation.report import agreement
 from embedkit.training.distillation.start import candidates, choose_layers, explained
 from embedkit.training.objectives.hpd import projective_loss
+from embedkit.training.teacher import TeacherOptions
 from objective_fixtures import _NOUNS, _VERBS
 
 from embedkit import Encoder
@@ -80,9 +81,9 @@ def test_agreement_against_loops() -> None:
 def test_the_best_layers_are_chosen(make_model: MakeModel, sentences: list[str]) -> None:
     teacher = str(make_model(layers=4))
     options = DistillOptions(dimension=8, max_length=32)
-    choice = choose_layers(teacher, 2, options, sentences)
+    choice = choose_layers(TeacherOptions(teacher), 2, options, sentences)
     assert choice["explained"][" ".join(map(str, choice["layers"]))] == max(choice["explained"].values())
-    everything = choose_layers(teacher, 4, options, sentences)
+    everything = choose_layers(TeacherOptions(teacher), 4, options, sentences)
     assert everything["layers"] == [0, 1, 2, 3]
     assert list(everything["explained"].values()) == pytest.approx([1.0], abs=0.02)
 
@@ -123,6 +124,19 @@ def test_a_student_learns_resumes_and_is_reported(
     assert distill(teacher, folder, tmp_path / "out", options) == report
     with pytest.raises(FileExistsError, match="another recipe"):
         distill(teacher, folder, tmp_path / "out", DistillOptions(layers=2, dimension=12, max_length=32))
+
+
+def test_a_student_starts_from_the_first_of_two_prompted_teachers(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(sentences[:200]), encoding="utf-8")
+    options = DistillOptions(
+        layers=1, dimension=8, max_length=32, max_steps=2, prompt=["query: ", ""], teacher_weights=[1.0, 2.0]
+    )
+    teachers = [str(make_model(seed=1)), str(make_model(seed=2))]
+    report = distill(teachers, tmp_path / "texts.txt", tmp_path / "out", options)
+    assert report["teachers"] == teachers
+    assert json.loads((tmp_path / "out" / "layers.json").read_text())["teacher"] == teachers[0]
 
 
 def test_a_student_of_two_teachers_from_the_command_line(
