@@ -69,8 +69,9 @@ class ModelOptions:
         max_length: maximum number of tokens in a text, special tokens included.
         dropout: of hidden states and attention; None for the backbone's own.
         freeze_embeddings: do not train the word, position and type embeddings.
-        prompts: name -> text, written into the model folder beside the backbone's own. The prompt of training data is
-            ``data.TASK.prompts``; dev sets of queries and documents use ``query`` and ``document``.
+        prompts: name -> text, written into the model folder beside the backbone's own; None for none, nor the
+            backbone's. The prompt of training data is ``data.TASK.prompts``; dev sets of queries and documents use
+            ``query`` and ``document``.
         default_prompt: the name of the prompt that the trained model uses when none is given; None for the backbone's.
         lora: train low-rank additions to the backbone instead of its weights; they are merged when it is saved.
     """
@@ -85,7 +86,7 @@ class ModelOptions:
     max_length: int = 128
     dropout: float | None = None
     freeze_embeddings: bool = False
-    prompts: dict[str, str] = field(default_factory=dict)
+    prompts: dict[str, str] | None = field(default_factory=dict)
     default_prompt: str | None = None
     lora: LoraOptions | None = None
 
@@ -185,8 +186,11 @@ class SentenceModel(nn.Module):
 
     def _add_prompts(self) -> None:
         options = self.options
-        prompts = {**self.settings.prompts, **options.prompts}
-        default = options.default_prompt or self.settings.default_prompt_name
+        if options.prompts is None:
+            prompts, default = {}, options.default_prompt
+        else:
+            prompts = {**self.settings.prompts, **options.prompts}
+            default = options.default_prompt or self.settings.default_prompt_name
         if default is not None and default not in prompts:
             raise ValueError(
                 f"model.default_prompt {default!r} is none of the prompts {', '.join(prompts) or '(none)'}; "

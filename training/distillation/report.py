@@ -56,7 +56,8 @@ def compare(
 ) -> dict[str, Any]:
     """Quality, speed and size of the teachers, and of the student in fp32 and int8 and at each prefix.
 
-    The quality of the teachers is that of their joined vectors, to which the student is compared.
+    The quality of the teachers is that of their joined vectors, to which the student is compared; without their mean
+    if the student learns them so.
     """
     texts = list(held)
     rows: dict[str, dict[str, Any]] = {}
@@ -67,7 +68,8 @@ def compare(
             joined.append(_unit(vectors))
             cost = _cost(encoder, teacher.path, texts)
             rows[Path(teacher.path).name] = {**cost, "dimension": vectors.shape[1]}
-    both = _unit(np.concatenate(joined, axis=1))
+    both = np.concatenate(joined, axis=1)
+    both = _unit(both - both.mean(axis=0) if options.center else both)
     for label, folder in (("student, fp32", output / "float"), ("student, int8", output / "model")):
         with Encoder(folder) as encoder:
             vectors = encoder.encode(texts)

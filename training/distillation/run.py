@@ -67,6 +67,8 @@ class DistillOptions:
         teacher_precision: ``fp32``, ``int8``, or ``auto`` for that of a teacher's folder.
         teacher_weights: of each of several teachers, whose vectors are scaled to the same variance first; None for
             equal weights. A better teacher of higher weight keeps more of its components.
+        center: subtract the mean of the teachers' vectors, so that the student's cosines are no longer theirs: an
+            average pair of texts has cosine 0. Found more in 256 of bge-small's dimensions.
         early_stopping: stop after this number of dev scores without improvement.
         evaluation: further dev sets, as in a recipe's ``evaluation`` section; with ``select``, one of them selects the
             best checkpoint, rather than the loss on the texts that were held out.
@@ -91,6 +93,7 @@ class DistillOptions:
     precision: str = "fp32"
     teacher_precision: str = "auto"
     teacher_weights: list[float] | None = None
+    center: bool = False
     early_stopping: int | None = None
     evaluation: dict[str, Any] = field(default_factory=dict)
     index_precision: str = "int8"
@@ -272,7 +275,7 @@ def _recipe(
             "objective": {
                 "name": "hpd",
                 "teachers": [asdict(one) for one in teachers],
-                "center": False,
+                "center": options.center,
                 "reduction": "cosine",
                 "similarity": 2.0,
                 "matryoshka": options.nested(),
@@ -286,6 +289,7 @@ def _recipe(
                 "normalize": True,
                 "max_length": options.max_length,
                 "dropout": 0.0,
+                "prompts": None,  # a teacher's would come with its layers
                 "freeze_embeddings": True,
             },
             "data": {"texts": sources[0]},

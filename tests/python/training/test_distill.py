@@ -133,10 +133,11 @@ def test_a_student_starts_from_the_first_of_two_prompted_teachers(
     options = DistillOptions(
         layers=1, dimension=8, max_length=32, max_steps=2, prompt=["query: ", ""], teacher_weights=[1.0, 2.0]
     )
-    teachers = [str(make_model(seed=1)), str(make_model(seed=2))]
+    teachers = [str(make_model(seed=1, prompts={"query": "query: "})), str(make_model(seed=2))]
     report = distill(teachers, tmp_path / "texts.txt", tmp_path / "out", options)
     assert report["teachers"] == teachers
     assert json.loads((tmp_path / "out" / "layers.json").read_text())["teacher"] == teachers[0]
+    assert not any(Encoder(tmp_path / "out" / "model").prompts.values())  # not those of the layers
 
 
 def test_a_student_of_two_teachers_from_the_command_line(
@@ -147,6 +148,7 @@ def test_a_student_of_two_teachers_from_the_command_line(
     command += ["--texts", str(tmp_path / "texts.txt"), "--student", str(make_model(seed=3)), "--dim", "24"]
     command += ["--max-steps", "4", "--max-length", "32", "--bytes", "96", "-o", str(tmp_path / "out")]
     command += ["--teacher-weights", "1,1.6", "--prompt", "query: ", "--prompt", "", "--prompt-words", "5"]
+    command += ["--center"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "student, int8" in printed
@@ -156,6 +158,7 @@ def test_a_student_of_two_teachers_from_the_command_line(
         (teacher["weight"], teacher["prompt"], teacher["prompt_words"])
         for teacher in recipe["objective"]["teachers"]
     ] == [(1.0, "query: ", 5), (1.6, "", 5)]
+    assert recipe["objective"]["center"]
     assert Encoder(tmp_path / "out" / "model").describe()["index_precision"] == "fp32"
 
 

@@ -92,6 +92,8 @@ def test_the_backbones_prompts_are_kept(
         expected = reader.encode(texts[:20], prompt_name=name, show_progress_bar=False)
         np.testing.assert_allclose(encoder.encode(texts[:20], prompt_name=name), expected, atol=2e-6)
         assert not np.allclose(expected, model.encode(texts[:20]), atol=1e-3)
+    bare = Encoder(saved(load(source, prompts=None), tmp_path / "bare"))
+    assert not any(bare.prompts.values())
     random = load(source, random=True)
     assert Encoder(saved(random, tmp_path / "random")).similarity_fn_name == "cosine"
 
