@@ -21,6 +21,8 @@ REGISTRY = {
     "sentence-transformers-bf16": "sbert:SentenceTransformersBf16",
     "onnxruntime-fp32": "ort:OnnxRuntime",
     "onnxruntime-int8": "ort:OnnxRuntimeInt8",
+    "fastembed-fp32": "fe:FastEmbed",
+    "fastembed-int8": "fe:FastEmbedInt8",
     "openvino-fp32": "ov:OpenVino",
     "openvino-bf16": "ov:OpenVinoBf16",
     "openvino-int8": "ov:OpenVinoInt8",

@@ -1,5 +1,7 @@
 """ONNX Runtime, fp32 and int8, on a graph fused by its own transformer optimizer."""
 
+from pathlib import Path
+
 import numpy as np
 
 from peers import onnx_export
@@ -23,6 +25,11 @@ class OnnxRuntime(Batched):
         if self.precision == "int8" and not int8.exists():
             onnx_export.quantize(fused, int8)
 
+    @property
+    def graph(self) -> Path:
+        """The converted graph."""
+        return self.cache / ("int8.onnx" if self.precision == "int8" else "fused.onnx")
+
     def _load(self, streams: int) -> None:
         import onnxruntime as ort
 
@@ -36,8 +43,7 @@ class OnnxRuntime(Batched):
         # Work is cut into shrinking blocks, so that threads end together.
         options.add_session_config_entry("session.dynamic_block_base", "4")
         options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        file = self.cache / ("int8.onnx" if self.precision == "int8" else "fused.onnx")
-        self._session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self._session = ort.InferenceSession(str(self.graph), options, providers=["CPUExecutionProvider"])
 
     def _run(self, ids: list[list[int]]) -> np.ndarray:
         tokens, mask = padded(ids)

@@ -1,0 +1,62 @@
+"""fastembed, fp32 and int8, on the graphs of `ort.OnnxRuntime`: its own tokenization, batches and session options."""
+
+import shutil
+
+import numpy as np
+
+from peers.base import Setting
+from peers.ort import OnnxRuntime
+
+
+class FastEmbed(OnnxRuntime):
+    """fp32."""
+
+    name = "fastembed fp32"
+    precision = "fp32"
+    packages = ("fastembed", "onnxruntime", "onnx", "torch", "transformers", "tokenizers")
+
+    def convert(self) -> None:
+        """Lay out a folder as fastembed reads it."""
+        super().convert()
+        target = self.cache / f"fastembed-{self.precision}"
+        target.mkdir(exist_ok=True)
+        shutil.copy(self.graph, target / "model.onnx")
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(self.folder / name, target / name)
+
+    def load(self, streams: int = 1) -> None:
+        """Load the folder; the graph pools and normalizes."""
+        from fastembed import TextEmbedding
+        from fastembed.common.model_description import ModelSource, PoolingType
+
+        folder = self.cache / f"fastembed-{self.precision}"
+        name = f"benchmark/{folder.name}"
+        if name not in [model["model"] for model in TextEmbedding.list_supported_models()]:
+            TextEmbedding.add_custom_model(
+                model=name,
+                pooling=PoolingType.DISABLED,
+                normalization=False,
+                sources=ModelSource(hf=name),
+                dim=0,
+                model_file="model.onnx",
+            )
+        self._model = TextEmbedding(name, threads=self.threads, specific_model_path=str(folder))
+
+    def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
+        """In order of length, which fastembed leaves to its users."""
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        vectors = list(self._model.embed([texts[i] for i in order], batch_size=batch or 256))
+        out = np.empty((len(texts), len(vectors[0])), dtype=np.float32)
+        out[order] = vectors
+        return out
+
+    def settings(self) -> list[Setting]:
+        """One stream: `embed` runs a batch at a time, or starts processes for each call."""
+        return [Setting(b) for b in (8, 16, 32, 64, 256)]
+
+
+class FastEmbedInt8(FastEmbed):
+    """Dynamic int8, weights per channel."""
+
+    name = "fastembed int8"
+    precision = "int8"
