@@ -16,6 +16,8 @@ data) or its vectors in a byte a column (``NAME:int8``).
   (V-measure of image captions by image, and of the topics).
 * Speed: texts a second and the median of one query, on all threads, unless ``--no-speed``.
 
+``--dev`` has only what may choose a model: STS-B dev, Quora's pairs outside the test set, the development collections.
+
 The vectors are cached in --work.
 """
 
@@ -119,11 +121,12 @@ def sts(view: View, data: Path) -> dict[str, Any]:
     }
 
 
-def quora(view: View, data: Path) -> float:
-    """Average precision (x 100) of the cosine of the test pairs."""
+def quora(view: View, data: Path, *, test: bool) -> float:
+    """Average precision (x 100) of the cosine of the test pairs, or of all others."""
     from sklearn.metrics import average_precision_score
 
-    rows = [row for row in read_table(data / "quora" / "quora_pairs.tsv.gz") if row["split"] == "test"]
+    pairs = read_table(data / "quora" / "quora_pairs.tsv.gz")
+    rows = [row for row in pairs if (row["split"] == "test") == test]
     first, second = (view.encode([row[name] for row in rows]) for name in ("text1", "text2"))
     labels = [row["label"] == "1" for row in rows]
     return round(100 * float(average_precision_score(labels, (first * second).sum(1))), 2)
@@ -274,9 +277,22 @@ def measure(view: View, collections: Mapping[str, tuple[Judged, Keywords]], data
     """All figures of a view but its speed."""
     return {
         "sts": sts(view, data),
-        "quora_ap": quora(view, data),
+        "quora_ap": quora(view, data, test=True),
         "search": {name: search(view, *both) for name, both in collections.items()},
         "probes": probes(view, data),
+    }
+
+
+def measure_dev(view: View, collections: Mapping[str, tuple[Judged, Keywords]], data: Path) -> dict[str, Any]:
+    """The figures of development sets."""
+    from embedkit.training.evaluate.sts import sts_dev
+
+    found = {name: search(view, *both) for name, both in collections.items()}
+    mean = sum(one["vectors"] for one in found.values()) / len(found)
+    return {
+        "stsb_dev": round(sts_dev(view, data), 2),
+        "quora_ap": quora(view, data, test=False),
+        "search": {**found, "mean": round(mean, 4)},
     }
 
 
@@ -294,8 +310,11 @@ def main() -> None:
     parser.add_argument("--held-out", type=Path, help="folder of further collections")
     parser.add_argument("--work", type=Path, required=True, help="folder to cache vectors in")
     parser.add_argument("--no-speed", action="store_true")
+    parser.add_argument("--dev", action="store_true", help="only the development sets; no speed")
     parser.add_argument("--json", type=Path, help="write the result to this file; rows that it has are kept")
     options = parser.parse_args()
+    if options.dev and options.held_out:
+        parser.error("--dev looks at development sets only: leave out --held-out")
 
     import json
 
@@ -323,14 +342,14 @@ def main() -> None:
                     encoder, prompt, options.work, changed(kind, lambda v=plain: v.encode(sample))
                 )
         for label, view in views.items():
-            row = measure(view, collections, options.data)
+            row = (measure_dev if options.dev else measure)(view, collections, options.data)
             row["dimension"] = int(view.encode(["a"]).shape[1])
-            if label == name and not options.no_speed:
+            if label == name and not (options.no_speed or options.dev):
                 row["speed"] = speed(
                     encoder, sentences[:: len(sentences) // 2000], judged["cranfield"].queries
                 )
             result["rows"][label] = row
-            show(label, row)
+            print(f"{label}: {row}", flush=True) if options.dev else show(label, row)
             if options.json is not None:
                 common.write_json(options.json, result)
 
