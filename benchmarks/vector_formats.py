@@ -58,6 +58,10 @@ def product(fitted: Vectors, factory: str) -> Code:
     return lambda x: np.asarray(index.sa_decode(index.sa_encode(np.ascontiguousarray(x))), np.float32)
 
 
+def _components(found: Code) -> Code:
+    return lambda x: unit(found(x))
+
+
 def formats(fitted: Vectors) -> Iterator[tuple[str, float, Code, Code]]:
     """Name, bytes a vector, the rotation of both sides, and what codes say of a rotated vector."""
     from embedkit.training.linear_map import fit
@@ -70,8 +74,7 @@ def formats(fitted: Vectors) -> Iterator[tuple[str, float, Code, Code]]:
     turned: dict[int, Code] = {whole: same}
     for width in (64, 128, 256, 341):
         if width < whole:
-            components = fit(fitted, width, center=False)
-            turned[width] = lambda x, c=components: unit(np.asarray(c(x), np.float32))
+            turned[width] = _components(fit(fitted, width, center=False))
 
     def halves(x: Vectors) -> Vectors:
         return x.astype(np.float16).astype(np.float32)
@@ -81,6 +84,8 @@ def formats(fitted: Vectors) -> Iterator[tuple[str, float, Code, Code]]:
         name = "all" if width == whole else f"{width} components"
         yield f"float32, {name}", 4 * width, turn, same
         yield f"int8, {name}", width, turn, uniform(known, 256)
+        if width == 256 < whole:
+            yield f"float32, {name} without mean", 4 * width, _components(fit(fitted, width)), same
         if width in (128, 256):
             yield f"float8, {name}", width, turn, float8(known)
         if width == 128:

@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--center",
         action="store_true",
-        help="learn the teachers' vectors without their mean: finds more, but the cosines are not the teachers'",
+        help="learn the teachers' vectors without their mean: finds slightly more, but cosines are not the teachers'",
     )
     training.add_argument("--epochs", type=float, default=1.0, metavar="N", help="(default: 1)")
     training.add_argument("--max-steps", type=int, default=-1, metavar="N", help="instead of --epochs")
