@@ -1,6 +1,7 @@
 """fastembed, fp32 and int8, on the graphs of `ort.OnnxRuntime`: its own tokenization, batches and session options."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 
@@ -15,22 +16,27 @@ class FastEmbed(OnnxRuntime):
     precision = "fp32"
     packages = ("fastembed", "onnxruntime", "onnx", "torch", "transformers", "tokenizers")
 
+    @property
+    def laid_out(self) -> Path:
+        """The folder that fastembed reads."""
+        return self.cache / f"fastembed-{self.precision}"
+
     def convert(self) -> None:
-        """Lay out a folder as fastembed reads it."""
+        """Lay out the folder."""
         super().convert()
-        target = self.cache / f"fastembed-{self.precision}"
-        target.mkdir(exist_ok=True)
-        shutil.copy(self.graph, target / "model.onnx")
+        if (self.laid_out / "model.onnx").exists():
+            return
+        self.laid_out.mkdir(exist_ok=True)
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(self.folder / name, target / name)
+            shutil.copy(self.folder / name, self.laid_out / name)
+        shutil.copy(self.graph, self.laid_out / "model.onnx")  # last: it says that the folder is whole
 
     def load(self, streams: int = 1) -> None:
         """Load the folder; the graph pools and normalizes."""
         from fastembed import TextEmbedding
         from fastembed.common.model_description import ModelSource, PoolingType
 
-        folder = self.cache / f"fastembed-{self.precision}"
-        name = f"benchmark/{folder.name}"
+        name = f"benchmark/{self.laid_out.name}"
         if name not in [model["model"] for model in TextEmbedding.list_supported_models()]:
             TextEmbedding.add_custom_model(
                 model=name,
@@ -40,7 +46,7 @@ class FastEmbed(OnnxRuntime):
                 dim=0,
                 model_file="model.onnx",
             )
-        self._model = TextEmbedding(name, threads=self.threads, specific_model_path=str(folder))
+        self._model = TextEmbedding(name, threads=self.threads, specific_model_path=str(self.laid_out))
 
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
         """In order of length, which fastembed leaves to its users."""
