@@ -1,8 +1,8 @@
 """A balanced part of the texts of `builtin_texts.py`: ``python benchmarks/builtin_mix.py texts.jsonl -o mix.jsonl``.
 
 Three quarters of those texts' words are documentation of software, which users' texts are not. In the mix each kind has
-a quota; the sentences are all in. Of 200,000 texts that were not balanced a student learned to find less in abstracts
-than it did before.
+a quota; sentences and questions are all in. Of 200,000 texts that were not balanced a student learned to find less in
+abstracts than it did before.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from builtin_texts import is_question
+
 #: Texts of a kind, at most: None for all.
 QUOTAS = {
     "sentences": None,
+    "questions": None,
     "speeches": 24_000,
     "wordnet": 60_000,
     "dictionary": 30_000,
@@ -33,8 +36,10 @@ _KINDS = {
 }
 
 
-def kind_of(source: str) -> str | None:
-    """The kind of a source; None for one that is left out (acronyms, without a sentence)."""
+def kind_of(source: str, text: str) -> str | None:
+    """The kind of a text; None for one that is left out (of acronyms, without a sentence)."""
+    if is_question(text):
+        return "questions"
     if source.startswith("nli_"):
         return "sentences"
     if source.startswith("openstax/"):
@@ -52,7 +57,7 @@ def main() -> None:
     with options.texts.open(encoding="utf-8") as lines, options.output.open("w", encoding="utf-8") as output:
         for line in lines:
             row = json.loads(line)
-            kind = kind_of(row["source"])
+            kind = kind_of(row["source"], row["text"])
             quota = None if kind is None else QUOTAS[kind]
             if kind is None or (quota is not None and texts[kind] >= quota):
                 continue

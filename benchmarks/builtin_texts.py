@@ -108,7 +108,8 @@ def texts_of(blocks: list[Block], seed: str) -> Iterator[str]:
     """Texts of one document, in lengths from a heading's to 300 words.
 
     Paragraphs are joined, and cut between sentences, to lengths drawn anew for each text; every paragraph is in one
-    long and, in half of the documents, one short text. A heading stands alone, before its paragraph, or both.
+    long and, in half of the documents, one short text. A heading stands alone, before its paragraph, or both. A
+    question also stands alone.
     """
     rng = random.Random(seed)
     kept = [(heading, text) for heading, text in blocks if heading or _english(text)]
@@ -118,6 +119,14 @@ def texts_of(blocks: list[Block], seed: str) -> Iterator[str]:
     for heading, text in kept:
         if heading and 3 <= len(text.split()) <= 20 and rng.random() < 0.8:
             yield text
+        for sentence in () if heading else _SENTENCE.split(text):
+            if is_question(sentence):
+                yield sentence
+
+
+def is_question(text: str) -> bool:
+    """Whether it reads like a question that somebody asks."""
+    return text.endswith("?") and 4 <= len(text.split()) <= 30
 
 
 def _pieces(blocks: list[Block], low: int, high: int, rng: random.Random) -> Iterator[str]:
@@ -265,14 +274,38 @@ def sentences(data: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def glosses(data: Path) -> list[str]:
-    """WordNet's synsets: half of them as words and gloss, half as the gloss alone."""
+    """WordNet's synsets: a third of them as words and gloss, a third as the gloss alone, a third as a question."""
     found = []
     for number, row in enumerate(_rows(data / "wordnet/synsets.tsv.gz")):
-        gloss = row.get("gloss") or row.get("definition") or ""
-        words = row.get("words") or row.get("lemmas") or ""
-        words = re.sub(r"[|,;]", ", ", words.replace("_", " "))
-        found.append(f"{words}: {gloss}" if number % 2 else gloss)
+        words = row["lemmas"].replace("_", " ").split("|")
+        forms = (f"{', '.join(words)}: {row['gloss']}", row["gloss"], question(row["ss_type"], words, number))
+        found.append(forms[number % 3])
     return found
+
+
+#: By part of speech; {0} is the first word of a synset, {1} its last.
+QUESTIONS = {
+    "n": (
+        "What is {0}?",
+        "What does {0} mean?",
+        "{0} definition",
+        "What is the difference between {0} and {1}?",
+    ),
+    "v": (
+        "How do you {0}?",
+        "What does it mean to {0}?",
+        "How can I {0} better?",
+        "Is to {0} the same as to {1}?",
+    ),
+    "a": ("What does it mean to be {0}?", "How do I know if something is {0}?", "Is {0} the same as {1}?"),
+    "r": ("What does {0} mean?", "How do I use {0} in a sentence?", "Can I say {1} instead of {0}?"),
+}
+
+
+def question(part: str, words: list[str], number: int) -> str:
+    """A question about the words of a synset."""
+    forms = [form for form in QUESTIONS["a" if part == "s" else part] if len(words) > 1 or "{1}" not in form]
+    return forms[number // 3 % len(forms)].format(words[0], words[-1])
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -26,6 +26,7 @@ REGISTRY = {
     "openvino-fp32": "ov:OpenVino",
     "openvino-bf16": "ov:OpenVinoBf16",
     "openvino-int8": "ov:OpenVinoInt8",
+    "llama.cpp-int8": "lcpp:LlamaCpp",
     "ctranslate2-fp32": "ct2:CTranslate2",
     "ctranslate2-int8": "ct2:CTranslate2Int8",
 }

@@ -148,7 +148,7 @@ def _check(core: Encoder, folder: Path, precision: str) -> Fidelity:
         texts.append(joined)
         joined += " " + joined
     with Encoder(folder, backend="onnx") as exported, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* are (longer than max_length|in a script that)")
+        warnings.filterwarnings("ignore", message=".* (is|are) (longer than max_length|in a script that)")
         # A copy shares the model and has its own counts.
         vectors = [
             np.asarray(encoder.encode(texts, prompt=""), np.float64) for encoder in (deepcopy(core), exported)
