@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from ..model_folder.architectures import counts_from_padding
+from ..model_folder.folder import BUILTIN, open_folder
 from ..model_folder.modules import module_entries
+from ..model_folder.weights import WEIGHTS_FILES, converted_tensors
 from .dropout import replace_dropout
 
 if TYPE_CHECKING:
     from .model import ModelOptions
 
-__all__ = ["load_backbone", "position_offset", "quiet", "root_folder", "transformer_folder"]
+__all__ = ["BUILTIN_NAME", "load_backbone", "position_offset", "quiet", "root_folder", "transformer_folder"]
+
+BUILTIN_NAME = "built-in"
 
 
 def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", **extra: Any) -> Any:
@@ -51,11 +56,34 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
         model = auto.from_config(config, **arguments).float()
     else:
         with quiet():
-            model = auto.from_pretrained(folder, config=config, **arguments).float()
+            if saved_in_int8(folder):
+                model = _from_int8(auto.from_config(config, **arguments), root_folder(options.path))
+            else:
+                model = auto.from_pretrained(folder, config=config, **arguments).float()
         if options.layers is not None:
             _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
     replace_dropout(model)
     return model
+
+
+def saved_in_int8(folder: Path) -> bool:
+    """Whether a transformer's folder has int8 weights only, as the built-in model."""
+    return (folder / WEIGHTS_FILES["int8"]).is_file() and not (folder / WEIGHTS_FILES["fp32"]).is_file()
+
+
+def _from_int8(model: Any, root: Path) -> Any:
+    """The model with the weights of an int8 folder, as floats; a head that the folder lacks stays random."""
+    base = getattr(model, model.base_model_prefix, model)
+    tensors = converted_tensors(open_folder(root), "fp32")
+    state = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors}
+    missing, unknown = base.load_state_dict(state, strict=False)
+    lacking = sorted(set(missing) & {name for name, _ in base.named_parameters()})
+    if lacking or unknown:
+        raise ValueError(
+            f"{root}: its int8 weights do not fit transformers' {type(base).__name__}: {[*lacking, *unknown][0]}; "
+            "train the fp32 model that it was made from"
+        )
+    return model.float()
 
 
 def _has_pooling_layer(config: Any) -> bool:
@@ -112,7 +140,9 @@ def transformer_folder(path: str) -> Path:
 
 
 def root_folder(path: str) -> Path:
-    """The folder of a model, given by its path or its name on the Hub."""
+    """The folder of a model, given by its path or its name on the Hub; "built-in" is the package's own."""
+    if path == BUILTIN_NAME:
+        return BUILTIN
     from ..model_folder.hub import resolve
 
     return resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)

@@ -15,9 +15,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
-from embedkit.training.model import ModelOptions, Projection, SentenceModel
+from embedkit.training.model import ModelOptions, Projection, SentenceModel, options_of
 
 from embedkit import Encoder
+from embedkit.cli.model import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
 
@@ -71,6 +72,33 @@ def test_the_folder_loads_with_equal_vectors(
     assert vectors.shape == (120, 32 if activation is None else 12)
     again = load(folder, pooling=pooling, projection=projection, normalize=normalize)
     assert np.array_equal(again.encode(texts[:120], batch_tokens=500), vectors)  # the projection as well
+
+
+def test_an_int8_folder_is_a_start(make_model: Callable[..., Path], texts: list[str], tmp_path: Path) -> None:
+    with Encoder(make_model(), precision="fp32") as encoder:
+        encoder.save(tmp_path / "int8", "int8")
+    assert main(["convert", str(tmp_path / "int8"), str(tmp_path / "floats"), "--precision", "fp32"]) == 0
+    model = load(tmp_path / "int8")
+    expected = load(tmp_path / "floats").encode(texts[:50])
+    assert np.array_equal(model.encode(texts[:50]), expected)
+    check_everywhere(model, saved(model, tmp_path / "again"), texts[:50])
+
+
+def test_int8_weights_of_another_model_are_refused(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    with Encoder(make_model(), precision="fp32") as encoder:
+        encoder.save(tmp_path / "int8", "int8")
+    config = json.loads((tmp_path / "int8" / "config.json").read_text())
+    (tmp_path / "int8" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9}))
+    with pytest.raises(ValueError, match="layer"):
+        load(tmp_path / "int8")
+
+
+def test_the_built_in_model_is_a_start() -> None:
+    model = SentenceModel.load(options_of("built-in")).eval()
+    texts = ["A first text.", "Where is the second one?"]
+    with Encoder(threads=1) as encoder:
+        cosines = (model.encode(texts) * encoder.encode(texts)).sum(axis=1)
+    assert cosines.min() > 0.995  # that of int8 products
 
 
 @pytest.mark.parametrize("prompts", [{"query": "query: ", "passage": "passage: "}, {}])
