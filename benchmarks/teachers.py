@@ -32,7 +32,8 @@ class TeacherView:
     def encode(self, texts: Sequence[str]) -> Vectors:
         """(n, dimension)."""
         vectors = np.asarray(self._teachers.targets(texts), np.float32)
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        norms = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return np.asarray(vectors / norms, np.float32)
 
     queries = encode
 

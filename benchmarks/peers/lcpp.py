@@ -175,7 +175,7 @@ class LlamaCpp(Batched):
         finally:
             c.llama_batch_free(batch)
             self._contexts.put(context)
-        return out / np.linalg.norm(out, axis=1, keepdims=True)
+        return np.asarray(out / np.linalg.norm(out, axis=1, keepdims=True), np.float32)
 
     def settings(self) -> list[Setting]:
         """Scores are computed between all tokens of a batch and masked, so small batches may be best."""
