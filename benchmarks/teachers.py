@@ -17,7 +17,7 @@ import common
 import numpy as np
 from card import Keywords, measure_dev
 from hybrid import collections_of, read_table
-from retrieval_data import Vectors
+from retrieval_data import Vectors, truncated
 
 _FITTED_ON = 20_000
 
@@ -32,8 +32,7 @@ class TeacherView:
     def encode(self, texts: Sequence[str]) -> Vectors:
         """(n, dimension)."""
         vectors = np.asarray(self._teachers.targets(texts), np.float32)
-        norms = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return np.asarray(vectors / norms, np.float32)
+        return truncated(vectors, vectors.shape[1])
 
     queries = encode
 

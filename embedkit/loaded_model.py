@@ -63,9 +63,6 @@ class LoadedModel(ABC, Generic[_Engine]):
 
     def __init__(self, model: Model, hub: HubOptions, options: OpenOptions, max_length: int | None) -> None:
         """Open ``model``, None for the built-in one; ``max_length`` None for the folder's own."""
-        # as `describe` and `list_models` name it
-        if model == BUILTIN.name and not os.path.exists(BUILTIN.name):
-            model = None
         self._name = BUILTIN.name if model is None else os.fspath(model)
         self._options = options
         self._threads = options.threads

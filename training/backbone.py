@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..model_folder.architectures import counts_from_padding
-from ..model_folder.folder import BUILTIN, open_folder
+from ..model_folder.folder import open_folder
 from ..model_folder.modules import module_entries
 from ..model_folder.weights import WEIGHTS_FILES, converted_tensors
 from .dropout import replace_dropout
@@ -21,9 +21,7 @@ from .dropout import replace_dropout
 if TYPE_CHECKING:
     from .model import ModelOptions
 
-__all__ = ["BUILTIN_NAME", "load_backbone", "position_offset", "quiet", "root_folder", "transformer_folder"]
-
-BUILTIN_NAME = "built-in"
+__all__ = ["load_backbone", "position_offset", "quiet", "root_folder", "transformer_folder"]
 
 
 def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", **extra: Any) -> Any:
@@ -56,7 +54,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
         model = auto.from_config(config, **arguments).float()
     else:
         with quiet():
-            if saved_in_int8(folder):
+            if _saved_in_int8(folder):
                 model = _from_int8(auto.from_config(config, **arguments), root_folder(options.path))
             else:
                 model = auto.from_pretrained(folder, config=config, **arguments).float()
@@ -66,7 +64,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     return model
 
 
-def saved_in_int8(folder: Path) -> bool:
+def _saved_in_int8(folder: Path) -> bool:
     """Whether a transformer's folder has int8 weights only, as the built-in model."""
     return (folder / WEIGHTS_FILES["int8"]).is_file() and not (folder / WEIGHTS_FILES["fp32"]).is_file()
 
@@ -140,9 +138,7 @@ def transformer_folder(path: str) -> Path:
 
 
 def root_folder(path: str) -> Path:
-    """The folder of a model, given by its path or its name on the Hub; "built-in" is the package's own."""
-    if path == BUILTIN_NAME:
-        return BUILTIN
+    """The folder of a model, given by its path or its name on the Hub."""
     from ..model_folder.hub import resolve
 
     return resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)

@@ -59,8 +59,8 @@ class ModelOptions:
     """The ``model`` section of a recipe.
 
     Attributes:
-        path: folder or Hub name of the backbone, a transformers or sentence-transformers folder, or "built-in". The
-            weights of an int8 folder become floats.
+        path: folder or Hub name of the backbone, a transformers or sentence-transformers folder. The weights of an
+            int8 folder become floats.
         layers: the number of layers to keep, spread evenly from first to last, or their indices; None for all.
         config: overrides of keys in config.json; with ``random`` they define the new backbone.
         random: start from random weights of that configuration instead of the folder's weights.

@@ -7,6 +7,7 @@ import re
 from glob import escape
 from pathlib import Path
 
+from .folder import BUILTIN
 from .tokenizer_files import TOKENIZER_FILES
 
 __all__ = ["resolve"]
@@ -40,7 +41,7 @@ def resolve(
     local_files_only: bool,
     graph: str | None = None,
 ) -> Path:
-    """The folder of a model; a repository that is not cached is downloaded.
+    """The folder of a model; the built-in one has a name; a repository that is not cached is downloaded.
 
     Only JSON, vocabulary and safetensors files are fetched, never a pickle; with ``graph``, the name of an ONNX
     file, that file and its companions instead of the weights.
@@ -58,6 +59,8 @@ def resolve(
             f"the model folder {name!r} does not exist; give a folder, "
             "or a name on the Hugging Face Hub such as 'sentence-transformers/all-MiniLM-L6-v2'"
         )
+    if name == BUILTIN.name:  # as `describe` and `list_models` give it
+        return BUILTIN
     repository = name if "/" in name else f"sentence-transformers/{name}"
     try:
         from huggingface_hub import snapshot_download

@@ -19,6 +19,7 @@ from embedkit.training.model import ModelOptions, Projection, SentenceModel, opt
 
 from embedkit import Encoder
 from embedkit.cli.model import main
+from embedkit.model_folder.folder import BUILTIN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
 
@@ -94,7 +95,7 @@ def test_int8_weights_of_another_model_are_refused(make_model: Callable[..., Pat
 
 
 def test_the_built_in_model_is_a_start() -> None:
-    model = SentenceModel.load(options_of("built-in")).eval()
+    model = SentenceModel.load(options_of(BUILTIN.name)).eval()
     texts = ["A first text.", "Where is the second one?"]
     with Encoder(threads=1) as encoder:
         cosines = (model.encode(texts) * encoder.encode(texts)).sum(axis=1)
