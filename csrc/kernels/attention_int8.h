@@ -1,9 +1,9 @@
-// Attention of int8 models: scores of 8-bit queries and keys, probabilities of 15 bits times values of 10
-// bits, with exact sums in int32; softmax in fp32. Written once for every instruction set that multiplies
-// bytes.
+// Attention of int8 models: scores of 8-bit queries and keys, probabilities of 15 bits times values of 11
+// bits, with exact sums in int32; softmax in fixed point. Written once for every instruction set that
+// multiplies bytes.
 //
 //   q ≈ s_q (q8 - kHalf)   k ≈ s_k k8   v ≈ s_v v16         one scale each for the sequence and head
-//   softmax(q kᵀ / √d)_ij ≈ p_ij / Σ_j p_ij,  p_ij = round(32767 exp(s_q s_k (t_ij - max_j t_ij) / √d)),
+//   softmax(q kᵀ / √d)_ij ≈ p_ij / Σ_j p_ij,  p_ij = round(2^14 exp(s_q s_k (t_ij - max_j t_ij) / √d)),
 //   t_ij = Σ_d (q8_id - kHalf) k8_jd
 //
 // As in attention.h, blocks of query rows pass through two products and the softmax between them, so the
@@ -22,16 +22,17 @@
 
 #include "base/aligned.h"
 #include "kernels/attention.h"
+#include "kernels/fixed_power.h"
 #include "kernels/kernels.h"
 #include "kernels/tile.h"
 
 namespace embedkit {
 namespace {
 
-constexpr float kLargestProbability = 32767.0f;
-// Σ p v of a block fits an int32: 32767 * 511 * 128 < 2^31.
-constexpr float kLargestValue = 511.0f;
+// Σ p v of a block fits an int32: 2^14 * 1023 * 128 < 2^31.
+constexpr float kLargestValue = 1023.0f;
 constexpr size_t kBlockOfKeys = 128;
+constexpr float kLog2E = 1.44269504f;
 // Below every score, and far enough from the smallest int32 that a difference of scores fits one.
 constexpr int32_t kHidden = -(1 << 29);
 
@@ -139,12 +140,14 @@ struct Int8AttentionLayout {
   static constexpr size_t kRows = Dot::kAttentionRows;
 
   size_t keys;      ///< padded to whole vectors
+  size_t row_keys;  ///< of a row of scores: from a whole vector on, whole vectors of 16-bit lanes
   size_t features;  ///< likewise
   size_t row;       ///< bytes of a quantized row: whole vectors of four features a lane
   size_t k, start, v, scores, p, mixed, block, bytes;
 
   Int8AttentionLayout(size_t length, size_t head_size)
       : keys(round_up(length, V::kLanes)),
+        row_keys(round_up(length + V::kLanes, 2 * V::kLanes)),
         features(round_up(head_size, V::kLanes)),
         row(round_up(head_size, 4 * V::kLanes)) {
     const auto after = [](size_t begin, size_t size) { return begin + round_up(size, kCacheLine); };
@@ -152,8 +155,8 @@ struct Int8AttentionLayout {
     start = after(k, keys * row);
     v = after(start, keys * sizeof(int32_t));
     scores = after(v, keys / 2 * features * sizeof(int32_t));
-    p = after(scores, kRows * keys * sizeof(int32_t));
-    mixed = after(p, kRows * keys * sizeof(int16_t));
+    p = after(scores, kRows * row_keys * sizeof(int32_t));
+    mixed = after(p, kRows * row_keys * sizeof(int16_t));
     block = after(mixed, kRows * features * sizeof(float));
     bytes = after(block, V::kLanes * row);
   }
@@ -174,6 +177,7 @@ class Int8Attention {
 
   void run() {
     const float scores = pack_queries() * pack_keys() / std::sqrt(static_cast<float>(task_.head_size));
+    const FixedScale<V> scale(scores * kLog2E);
     const float values = pack_values();
     over_tiles(task_.length, kRows, [&](size_t row, size_t height) {
       // The keys that some row of the tile sees, from a whole vector on: all of them without limits.
@@ -183,7 +187,7 @@ class Int8Attention {
       float factor[kRows];
       for (size_t r = 0; r < height; ++r) {
         const Seen seen = seen_by(task_, row + r);
-        factor[r] = task_.bias == nullptr ? softmax(r, keys, seen, scores)
+        factor[r] = task_.bias == nullptr ? softmax(r, keys, seen, scale)
                                           : softmax_biased(r, row + r, keys, seen, scores);
       }
       for (size_t r = 0; r < height; ++r) factor[r] = values / factor[r];
@@ -269,10 +273,10 @@ class Int8Attention {
     size_t j = seen.begin;
     for (; j + 2 * V::kLanes <= end; j += 2 * V::kLanes)
       Int8Tiles<Dot, 2>::score.of[height - 1](q, at_.row, at<uint8_t>(at_.k + j * sizeof(int32_t)), ld_bytes,
-                                              steps(), start + j, out + j, at_.keys);
+                                              steps(), start + j, out + j, at_.row_keys);
     if (j < end)
       Int8Tiles<Dot, 1>::score.of[height - 1](q, at_.row, at<uint8_t>(at_.k + j * sizeof(int32_t)), ld_bytes,
-                                              steps(), start + j, out + j, at_.keys);
+                                              steps(), start + j, out + j, at_.row_keys);
   }
 
   /// Calls whole(j) for the vectors of `keys`, and last(j, n) for the n keys of one that is not full.
@@ -290,29 +294,27 @@ class Int8Attention {
     for (size_t j = seen.end; j < keys.end; ++j) hide(j);
   }
 
-  /// p = round(32767 exp(factor (t - max))) of row r of the block, zero outside `seen`; returns Σ p.
-  float softmax(size_t r, Seen keys, Seen seen, float factor) {
-    constexpr float kLog2E = 1.44269504f;
-    auto* t = at<int32_t>(at_.scores) + r * at_.keys;
+  /// p = round(2^14 exp(factor (t - max))) of row r of the block, zero outside `seen`; returns Σ p.
+  float softmax(size_t r, Seen keys, Seen seen, const FixedScale<V>& scale) {
+    auto* t = at<int32_t>(at_.scores) + r * at_.row_keys;
     over_hidden(keys, seen, [&](size_t j) { t[j] = kHidden; });
-    auto high = V::set1_int(std::numeric_limits<int32_t>::min());
+    auto high = V::set1_int(kHidden);
     over_keys(
         keys, [&](size_t j) { high = V::max_int(high, V::load_int(t + j)); },
         [&](size_t j, size_t n) {
-          high =
-              V::max_int(high, V::first_or_int(V::load_int(t + j), n, std::numeric_limits<int32_t>::min()));
+          high = V::max_int(high, V::first_or_int(V::load_int(t + j), n, kHidden));
         });
     const auto shift = V::set1_int(V::highest_int(high));
-    const auto scale = V::set1(factor * kLog2E);
     return powers(r, keys, seen, [&](size_t j) {
-      return V::mul(V::to_float(V::sub_int(V::load_int(t + j), shift)), scale);
+      return scale.of(V::sub_int(shift, V::load_int(t + j)),
+                      V::sub_int(shift, V::load_int(t + j + V::kLanes)));
     });
   }
 
+  /// Likewise of factor t + bias.
   float softmax_biased(size_t r, size_t query, Seen keys, Seen seen, float factor) {
-    constexpr float kLog2E = 1.44269504f;
-    const auto* t = at<int32_t>(at_.scores) + r * at_.keys;
-    auto* biased = at<float>(at_.scores) + r * at_.keys;
+    const auto* t = at<int32_t>(at_.scores) + r * at_.row_keys;
+    auto* biased = at<float>(at_.scores) + r * at_.row_keys;
     const auto scale = V::set1(factor);
     const float lowest = std::numeric_limits<float>::lowest();
     for (size_t j = keys.begin; j < keys.end; j += V::kLanes)
@@ -323,48 +325,34 @@ class Int8Attention {
         keys, [&](size_t j) { high = V::max(high, V::load(biased + j)); },
         [&](size_t j, size_t n) { high = V::max(high, V::first_or(V::load(biased + j), n, lowest)); });
     const auto shift = V::set1(V::highest(high));
-    const auto log2_e = V::set1(kLog2E);
-    return powers(r, keys, seen,
-                  [&](size_t j) { return V::mul(V::sub(V::load(biased + j), shift), log2_e); });
+    const auto units = V::set1(kLog2E * (1 << kFraction));
+    const auto largest = V::set1(kLargestWord);
+    const auto below = [&](size_t j) {
+      return V::to_int(V::min(V::mul(V::sub(shift, V::load(biased + j)), units), largest));
+    };
+    return powers(r, keys, seen, [&](size_t j) { return V::pack_words(below(j), below(j + V::kLanes)); });
   }
 
-  /// p_j = round(32767 2^x(j)) of x <= 0, zero outside `seen` and past the last key; returns Σ p.
-  template <class Exponent>
-  float powers(size_t r, Seen keys, Seen seen, Exponent&& x) {
-    auto* p = at<int16_t>(at_.p) + r * at_.keys;
+  /// p_j = round(2^14 2^-x), x(j) that of the keys from j on, two vectors of them; zero outside `seen` and
+  /// past the last key. Returns Σ p.
+  template <class Exponents>
+  float powers(size_t r, Seen keys, Seen seen, Exponents&& x) {
+    auto* p = at<int16_t>(at_.p) + r * at_.row_keys;
     auto sums = V::zero_int();
-    over_keys(
-        keys,
-        [&](size_t j) {
-          const auto e = power_of_two(x(j));
-          sums = V::add_int(sums, e);
-          V::store_words(p + j, e);
-        },
-        [&](size_t j, size_t n) {
-          const auto e = V::first_or_int(power_of_two(x(j)), n, 0);
-          sums = V::add_int(sums, e);
-          V::store_words(p + j, e);
-        });
+    const auto ones = V::set1_words(1);
+    const auto write = [&](size_t j, typename V::I power) {
+      sums = Dot::add_words(sums, power, ones);
+      V::store_words(p + j, power);
+    };
+    size_t j = keys.begin;
+    for (; j + 2 * V::kLanes <= keys.end; j += 2 * V::kLanes) write(j, fixed_power<V>(x(j)));
+    if (j < keys.end) write(j, V::first_words(fixed_power<V>(x(j)), keys.end - j));
     int32_t sum = V::sum_int(sums);
     over_hidden(keys, seen, [&](size_t j) {
       sum -= p[j];
       p[j] = 0;
     });
     return static_cast<float>(sum);
-  }
-
-  /// round(32767 2^x) for x <= 0: 2^n by the exponent's bits, 2^f of |f| <= 1/2 by a polynomial with a
-  /// relative error below 4e-6.
-  static typename V::I power_of_two(typename V::F x) {
-    x = V::max(x, V::set1(-30.0f));
-    // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
-    const auto magic = V::set1(12582912.0f);
-    const auto shifted = V::add(x, magic);
-    const auto f = V::sub(x, V::sub(shifted, magic));
-    const auto y = polynomial<V>(f, kLargestProbability * 9.67589e-3f, kLargestProbability * 5.592078e-2f,
-                                 kLargestProbability * 2.4022109e-1f, kLargestProbability * 6.9312114e-1f,
-                                 kLargestProbability);
-    return V::to_int(V::add_exponent(y, shifted));
   }
 
   void mix_values(size_t row, size_t height, Seen keys, const float* factor) {
@@ -378,10 +366,10 @@ class Int8Attention {
       const auto* v = at<int32_t>(at_.v) + j / 2 * at_.features;
       size_t d = 0;
       for (; d + 2 * V::kLanes <= at_.features; d += 2 * V::kLanes)
-        Int8Tiles<Dot, 2>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor,
+        Int8Tiles<Dot, 2>::mix.of[height - 1](p, at_.row_keys, v + d, at_.features, pairs, factor,
                                               j == keys.begin, out + d, ld_out);
       if (d < at_.features)
-        Int8Tiles<Dot, 1>::mix.of[height - 1](p, at_.keys, v + d, at_.features, pairs, factor,
+        Int8Tiles<Dot, 1>::mix.of[height - 1](p, at_.row_keys, v + d, at_.features, pairs, factor,
                                               j == keys.begin, out + d, ld_out);
     }
     if (whole) return;

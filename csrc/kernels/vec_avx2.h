@@ -126,17 +126,43 @@ struct Avx2 {
   }
   /// The nearest integers.
   static I to_int(F x) { return _mm256_cvtps_epi32(x); }
-  /// x * 2^n, n the integer in the low bits of the floats `shifted` (1.5 * 2^23 + n).
-  static F add_exponent(F x, F shifted) {
-    return _mm256_castsi256_ps(
-        _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
-  }
   /// int16 in the lower and the upper half of each lane.
   static I word_pairs(I low, I high) { return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa); }
-  static void store_words(int16_t* p, I x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+  static I min_int(I a, I b) { return _mm256_min_epi32(a, b); }
+  static I and_int(I a, I b) { return _mm256_and_si256(a, b); }
+  static I shift_right_int(I x, int n) { return _mm256_sra_epi32(x, _mm_cvtsi32_si128(n)); }
+  static I shift_left_int(I x, int n) { return _mm256_sll_epi32(x, _mm_cvtsi32_si128(n)); }
+  /// a and b as int16, saturated.
+  static I pack_words(I a, I b) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8); }
+  static I set1_words(int x) { return _mm256_set1_epi16(static_cast<int16_t>(x)); }
+  static I sub_words(I a, I b) { return _mm256_sub_epi16(a, b); }
+  /// round(a * b / 2^15).
+  static I mul_words(I a, I b) { return _mm256_mulhrs_epi16(a, b); }
+  template <int N>
+  static I shift_left_words(I x) {
+    return _mm256_slli_epi16(x, N);
   }
+  template <int N>
+  static I shift_right_words(I x) {
+    return _mm256_srli_epi16(x, N);
+  }
+  /// 2^(14 - n) of 16-bit lanes 0 <= n < 32, 0 for n > 14: its upper and its lower byte from a table each.
+  static I halved_words(I n) {
+    const I upper = _mm256_setr_epi8(64, 32, 16, 8, 4, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0,  //
+                                     64, 32, 16, 8, 4, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    const I lower = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, -128, 64, 32, 16, 8, 4, 2, 1, 0,  //
+                                     0, 0, 0, 0, 0, 0, 0, -128, 64, 32, 16, 8, 4, 2, 1, 0);
+    n = _mm256_min_epi16(n, _mm256_set1_epi16(15));
+    // The other byte of each lane, 0, looks up a zero in `lower`, and is shifted away in `upper`.
+    return _mm256_or_si256(_mm256_slli_epi16(_mm256_shuffle_epi8(upper, n), 8),
+                           _mm256_shuffle_epi8(lower, n));
+  }
+  /// The first n < 16 int16; the others are zero.
+  static I first_words(I x, size_t n) {
+    const I lanes = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm256_and_si256(x, _mm256_cmpgt_epi16(_mm256_set1_epi16(static_cast<int16_t>(n)), lanes));
+  }
+  static void store_words(int16_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
   /// The nearest integers to -127 <= x <= 127.
   static void store_bytes(int8_t* p, F x) {
     const __m256i q = _mm256_cvtps_epi32(x);

@@ -106,18 +106,36 @@ struct Avx512 {
   }
   /// The nearest integers.
   static I to_int(F x) { return _mm512_cvtps_epi32(x); }
-  /// x * 2^n, n the integer in the low bits of the floats `shifted` (1.5 * 2^23 + n).
-  static F add_exponent(F x, F shifted) {
-    return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
-  }
   /// int16 in the lower and the upper half of each lane.
   static I word_pairs(I low, I high) {
     return _mm512_or_si512(_mm512_slli_epi32(high, 16), _mm512_and_si512(low, _mm512_set1_epi32(0xffff)));
   }
-  static void store_words(int16_t* p, I x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+  static I min_int(I a, I b) { return _mm512_min_epi32(a, b); }
+  static I and_int(I a, I b) { return _mm512_and_si512(a, b); }
+  static I shift_right_int(I x, int n) { return _mm512_sra_epi32(x, _mm_cvtsi32_si128(n)); }
+  static I shift_left_int(I x, int n) { return _mm512_sll_epi32(x, _mm_cvtsi32_si128(n)); }
+  /// a and b as int16, saturated.
+  static I pack_words(I a, I b) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), _mm512_packs_epi32(a, b));
   }
+  static I set1_words(int x) { return _mm512_set1_epi16(static_cast<int16_t>(x)); }
+  static I sub_words(I a, I b) { return _mm512_sub_epi16(a, b); }
+  /// round(a * b / 2^15).
+  static I mul_words(I a, I b) { return _mm512_mulhrs_epi16(a, b); }
+  template <int N>
+  static I shift_left_words(I x) {
+    return _mm512_slli_epi16(x, N);
+  }
+  template <int N>
+  static I shift_right_words(I x) {
+    return _mm512_srli_epi16(x, N);
+  }
+  /// 2^(14 - n) of 16-bit lanes 0 <= n < 32, 0 for n > 14.
+  static I halved_words(I n) { return _mm512_srlv_epi16(set1_words(1 << 14), n); }
+  /// The first n < 32 int16; the others are zero.
+  static I first_words(I x, size_t n) { return _mm512_maskz_mov_epi16((1u << n) - 1, x); }
+  static void store_words(int16_t* p, I x) { _mm512_storeu_si512(p, x); }
+
   /// The nearest integers to -127 <= x <= 127.
   static void store_bytes(int8_t* p, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));

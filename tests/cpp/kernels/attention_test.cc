@@ -17,14 +17,13 @@ struct Limits {
   size_t after = AttentionTask::kUnlimited;
 };
 
-/// Of queries, keys and values up to `magnitude`; `error` is allowed in each element of the result.
-void check(const Attention& attention, size_t length, size_t head_size, float magnitude, bool biased,
-           double error, Limits limits = {}) {
-  Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length + head_size), -magnitude, magnitude);
+/// Of (length, 3 head_size) queries, keys and values, and the biases of (2 length - 1) distances and the
+/// slack that may be read, or none; `error` is allowed in each element of the result.
+void check(const Attention& attention, Matrix& qkv, size_t length, size_t head_size,
+           const std::vector<float>& bias, double error, Limits limits = {}) {
+  const bool biased = !bias.empty();
   Matrix out(length, 3 * head_size, 1, 7, 7);
   std::vector<float> scratch(attention.scratch(length, head_size) + Kernels::kSlack);
-  // (2 length - 1) distances and the slack that may be read.
-  const std::vector<float> bias = random_floats(2 * length - 1 + Kernels::kSlack, -3, 3, 9);
   const float* q = qkv.row(0);
   const AttentionTask task{q,
                            q + head_size,
@@ -57,6 +56,35 @@ void check(const Attention& attention, size_t length, size_t head_size, float ma
       CHECK_EQ(out.row(i)[d], 7.0f);
       CHECK_EQ(out.row(i)[2 * head_size + d], 7.0f);
     }
+  }
+}
+
+std::vector<float> biases(size_t length) { return random_floats(2 * length - 1 + Kernels::kSlack, -3, 3, 9); }
+
+/// Of queries, keys and values up to `magnitude`.
+void check(const Attention& attention, size_t length, size_t head_size, float magnitude, bool biased,
+           double error, Limits limits = {}) {
+  Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length + head_size), -magnitude, magnitude);
+  check(attention, qkv, length, head_size, biased ? biases(length) : std::vector<float>{}, error, limits);
+}
+
+/// Of queries and keys that 8 bits hold exactly, so that the softmax is what errs: scores of every size,
+/// biases that leave nothing of a key.
+void check_exact(const Attention& attention, size_t length, size_t head_size, double error) {
+  for (const double size : {0.0, 1e-9, 1e-5, 1e-3, 0.02, 0.3, 5.0, 80.0, 1e4}) {
+    Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length), -1, 1);
+    for (size_t i = 0; i < length; ++i)
+      for (size_t d = 0; d < head_size; ++d) {
+        float* row = qkv.row(i);
+        row[d] = static_cast<float>(size * std::round(row[d] * 1.4));
+        row[head_size + d] = static_cast<float>(std::round(row[head_size + d] * 127) / 127);
+      }
+    qkv.row(0)[0] = static_cast<float>(size);
+    qkv.row(0)[head_size] = 1;
+    check(attention, qkv, length, head_size, {}, error);
+    std::vector<float> bias = biases(length);
+    for (size_t i = 0; i < bias.size(); i += 3) bias[i] = -1e9f;
+    check(attention, qkv, length, head_size, bias, error);
   }
 }
 
@@ -114,6 +142,9 @@ int main() {
           const Attention& int8 = kernels.attention_int8;
           check(int8, length, head_size, 1, biased, 0.012);
           check(int8, length, head_size, 4, biased, 0.4);
+          // The tiles of AMX round a query times the factor of its scores to bfloat16.
+          if (!biased && isa != Isa::kAmx && isa != Isa::kAmxEmulated)
+            check_exact(int8, length, head_size, 0.003);
           // bfloat16 has 8 bits.
           check(bf16, length, head_size, 1, biased, 0.008);
           check(bf16, length, head_size, 4, biased, 0.3);
