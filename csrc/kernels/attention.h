@@ -26,15 +26,22 @@ inline void product(const float* a, size_t lda, size_t rows, const float* b, siz
   if (c < columns) tile_of_height<V, kRows, 1>(rows, a, lda, b + c, ldb, k, nullptr, out + c, ld_out);
 }
 
-/// scores = exp(factor * (scores - highest)) of `length` scores, zero up to `padded`; returns 1 / their sum.
+/// The largest of `length` scores, of which whole vectors can be read.
 template <class V>
-inline float softmax(float* scores, size_t length, size_t padded, float factor) {
+inline float highest(const float* scores, size_t length) {
   const float lowest = std::numeric_limits<float>::lowest();
   const size_t whole = length / V::kLanes * V::kLanes;
   auto high = V::set1(lowest);
   for (size_t i = 0; i < whole; i += V::kLanes) high = V::max(high, V::load(scores + i));
-  if (whole < padded) high = V::max(high, V::first_or(V::load(scores + whole), length - whole, lowest));
-  const auto shift = V::set1(V::highest(high));
+  if (whole < length) high = V::max(high, V::first_or(V::load(scores + whole), length - whole, lowest));
+  return V::highest(high);
+}
+
+/// scores = exp(factor * (scores - highest)) of `length` scores, zero up to `padded`; returns 1 / their sum.
+template <class V>
+inline float softmax(float* scores, size_t length, size_t padded, float factor) {
+  const size_t whole = length / V::kLanes * V::kLanes;
+  const auto shift = V::set1(highest<V>(scores, length));
   const auto scale = V::set1(factor);
   auto sum = V::zero();
   for (size_t i = 0; i < whole; i += V::kLanes) {

@@ -124,17 +124,34 @@ class Bf16Attention {
   /// exp(s - max s) of row r of the block in bfloat16, zero for keys that `query` does not see; returns 1 / Σ
   /// exp.
   float probabilities(size_t r, size_t query, size_t first, size_t visible, float factor) const {
+    constexpr float kLog2E = 1.44269504f;
     const size_t padded = round_up(visible, V::kLanes);
+    const size_t whole = visible / V::kLanes * V::kLanes;
+    const float lowest = std::numeric_limits<float>::lowest();
     float* scores = base_ + at_.scores + r * at_.keys;
-    if (task_.bias != nullptr) add_bias<V>(scores, task_.bias + first - query, padded, factor);
+    if (task_.bias != nullptr) {
+      add_bias<V>(scores, task_.bias + first - query, padded, factor);
+      factor = 1.0f;
+    }
     const auto [begin, end] = seen_by(task_, query);
     const Seen seen{begin - first, end - first};
-    hide(scores, visible, seen, std::numeric_limits<float>::lowest());
-    const float inverse = softmax<V>(scores, visible, padded, task_.bias != nullptr ? 1.0f : factor);
-    hide(scores, visible, seen, 0.0f);
+    hide(scores, visible, seen, lowest);
+    const float high = highest<V>(scores, visible);
+    const auto scale = V::set1(factor * kLog2E);
+    const auto shift = V::set1(-high * factor * kLog2E);
+    auto sums = V::zero();
     auto* p = reinterpret_cast<uint16_t*>(base_ + at_.p) + r * at_.keys;
-    for (size_t j = 0; j < padded; j += V::kLanes) V::store_bf16(p + j, V::load(scores + j));
-    return inverse;
+    // What is hidden, or past the last key, has 2^-150, which is 0.
+    const auto power = [&](typename V::F s) {
+      return power_of_two<V>(V::max(V::fma(s, scale, shift), V::set1(-150.0f)));
+    };
+    for (size_t j = 0; j < padded; j += V::kLanes) {
+      const auto s = V::load(scores + j);
+      const auto e = power(j < whole ? s : V::first_or(s, visible - j, lowest));
+      sums = V::add(sums, e);
+      V::store_bf16(p + j, e);
+    }
+    return 1.0f / V::sum(sums);
   }
 
   void mix_values(size_t row, size_t height, size_t first, size_t visible, const float* inverse) const {

@@ -320,16 +320,10 @@ class TileAttention {
 
   template <size_t kKeys>
   void powers_of_two(const float* scores, uint16_t* p) const {
-    const auto power = [&](size_t i) { return i < kKeys ? power_of_two(V::load(scores + i)) : V::zero(); };
+    const auto power = [&](size_t i) { return i < kKeys ? power_of_two<V>(V::load(scores + i)) : V::zero(); };
     for (size_t r = 0; r < height_; ++r, scores += kTilePanel, p += Layout::kGroup)
       for (size_t i = 0; i < Layout::kGroup; i += 2 * V::kLanes)
         V::store_bf16(p + i, power(i), power(i + V::kLanes));
-  }
-
-  /// Relative error below 8e-5, a fiftieth of the rounding that follows.
-  static F power_of_two(F x) {
-    return V::scale_by_floor(
-        polynomial<V>(V::fraction(x), 7.802454e-2f, 2.2606716e-1f, 6.9583354e-1f, 9.9992522e-1f), x);
   }
 
   /// Adds the bias to a panel of scores and subtracts `shifts`.
