@@ -3,7 +3,7 @@
     python benchmarks/latency.py TEXTS.txt --model FOLDER --threads 2 --json OUT.json
 
 * single texts: p50 and p99 of `encode([text])` for distinct texts of one length, in rounds that alternate between
-  embedkit and its peers (each is frozen while another one is measured);
+  embedkit and its peers (each is frozen while another one is measured, and warmed up again before its own turn);
 * cold start: seconds from the start of a process to its first vector, median of several processes;
 * `import embedkit`: seconds, and the heavy packages it imports;
 * memory: peak of a process that encodes many short texts through `encode_iter`.
@@ -126,6 +126,7 @@ def one_at_a_time(
         taken: dict[str, list[list[float]]] = {key: [] for key in workers}
         for turn in range(options.rounds):
             for key in list(workers) if turn % 2 == 0 else reversed(workers):
+                workers[key].one_by_one()  # what was frozen starts with cold caches and a low clock
                 taken[key].append([1000 * s for s in workers[key].one_by_one()])
     result = {}
     for key, rounds in taken.items():
