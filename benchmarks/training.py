@@ -50,13 +50,23 @@ def main() -> int:
         "--results", type=Path, help="folder for the results (default: benchmarks/results/training)"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="trainings to run at once")
-    parser.add_argument("--only", default="", help="run only trainings whose folder name contains this")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="RUN",
+        help="run only these and what they need: KEY, or KEY-SEED for one seed",
+    )
     parser.add_argument("--collect", action="store_true", help="run nothing, only write the results so far")
     options = parser.parse_args()
     if options.workers < 1:
         parser.error(f"--workers must be 1 or more, not {options.workers}")
-    for name in options.table:
-        table, work = tables.load_table(known[name]), options.work / name
+    chosen = {name: tables.load_table(known[name]) for name in options.table}
+    every = [spec for table in chosen.values() for spec in tables.specs(table, options.work)]
+    only = set(options.only or [])
+    if unknown := only - {spec.key for spec in every} - {spec.folder for spec in every}:
+        parser.error(f"--only: no such run: {', '.join(sorted(unknown))}")
+    for name, table in chosen.items():
+        work = options.work / name
         path = (options.results or TRAINING_RESULTS) / f"{name}.json"
         held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": {}}
         if not options.collect:
@@ -67,7 +77,7 @@ def main() -> int:
                 data_root=options.data,
                 workers=options.workers,
                 report=lambda line: print(line, file=sys.stderr, flush=True),
-                only=lambda spec: options.only in spec.folder,
+                only=lambda spec: not only or bool({spec.key, spec.folder} & only),
                 finished=partial(write, table, work, held, path),
             )
         print(tables.markdown(write(table, work, held, path)), end="\n\n")
