@@ -124,7 +124,6 @@ class Bf16Attention {
   /// exp(s - max s) of row r of the block in bfloat16, zero for keys that `query` does not see; returns 1 / Σ
   /// exp.
   float probabilities(size_t r, size_t query, size_t first, size_t visible, float factor) const {
-    constexpr float kLog2E = 1.44269504f;
     const size_t padded = round_up(visible, V::kLanes);
     const size_t whole = visible / V::kLanes * V::kLanes;
     const float lowest = std::numeric_limits<float>::lowest();

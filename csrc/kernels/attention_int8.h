@@ -32,7 +32,6 @@ namespace {
 // Σ p v of a block fits an int32: 2^14 * 1023 * 128 < 2^31.
 constexpr float kLargestValue = 1023.0f;
 constexpr size_t kBlockOfKeys = 128;
-constexpr float kLog2E = 1.44269504f;
 // Below every score, and far enough from the smallest int32 that a difference of scores fits one.
 constexpr int32_t kHidden = -(1 << 29);
 
@@ -348,9 +347,9 @@ class Int8Attention {
     for (; j + 2 * V::kLanes <= keys.end; j += 2 * V::kLanes) write(j, fixed_power<V>(x(j)));
     if (j < keys.end) write(j, V::first_words(fixed_power<V>(x(j)), keys.end - j));
     int32_t sum = V::sum_int(sums);
-    over_hidden(keys, seen, [&](size_t j) {
-      sum -= p[j];
-      p[j] = 0;
+    over_hidden(keys, seen, [&](size_t hidden) {
+      sum -= p[hidden];
+      p[hidden] = 0;
     });
     return static_cast<float>(sum);
   }

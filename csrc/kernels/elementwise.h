@@ -6,6 +6,8 @@
 namespace embedkit {
 namespace {
 
+constexpr float kLog2E = 1.44269504f;
+
 /// Horner's scheme: coefficients from that of the highest power of x down to the constant.
 template <class V, class... Coefficients>
 inline typename V::F polynomial(typename V::F x, float highest, Coefficients... others) {
@@ -20,7 +22,7 @@ template <class V>
 inline typename V::F exponential(typename V::F x) {
   using F = typename V::F;
   x = V::max(x, V::set1(-87.33654f));
-  const F n = V::round(V::mul(x, V::set1(1.44269504f)));
+  const F n = V::round(V::mul(x, V::set1(kLog2E)));
   // ln 2 in two parts: the first has few enough bits for an exact product.
   F r = V::fma(n, V::set1(-0.693359375f), x);
   r = V::fma(n, V::set1(2.12194440e-4f), r);

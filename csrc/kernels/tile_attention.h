@@ -122,7 +122,6 @@ class TileAttention {
   }
 
  private:
-  static constexpr float kLog2E = 1.44269504f;
   static constexpr size_t kPairs = Layout::kGroup / 2;  // of keys in a tile of values
 
   /// Rows of a head.
