@@ -3,7 +3,8 @@ VENV ?= .venv
 PYTHON ?= python3
 DEMO_INDEX ?= demo-index
 PRESET ?= release
-PYTEST_ARGS ?=
+# Two processes take 10 minutes where one takes 16.
+PYTEST_ARGS ?= -n 2
 PACKAGE ?= .
 
 SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')
