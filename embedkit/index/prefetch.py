@@ -27,6 +27,7 @@ def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
     """
     ready: queue.Queue[T | _End[T]] = queue.Queue(depth)
     stop = threading.Event()
+    ended = threading.Event()
 
     def offer(item: T | _End[T]) -> bool:
         while not stop.is_set():
@@ -46,10 +47,12 @@ def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
             offer(_End(error))
         else:
             offer(_End(None))
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=work, name="embedkit-prefetch", daemon=True)
-    thread.start()
     try:
+        thread.start()  # within the try: Ctrl-C may come here, when the thread already runs
         while True:
             item = ready.get()
             if isinstance(item, _End):
@@ -59,4 +62,5 @@ def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
             yield item
     finally:
         stop.set()
-        thread.join(timeout=1.0)
+        if ended.wait(1.0):  # not join() alone: it refuses a thread whose start() was interrupted
+            thread.join()

@@ -66,8 +66,8 @@ class StoredDocument:
 class DocumentWriter:
     """Writes the documents of one segment, one at a time, in bounded memory.
 
-    Not thread-safe, but may be handed from one thread to another. What `commit` has committed survives a crash:
-    opened again, the writer holds it.
+    Not thread-safe, but may be handed from one thread to another; `commit` and `close` may be called during an `add`,
+    and wait for its end. What `commit` has committed survives a crash: opened again, the writer holds it.
     """
 
     def __init__(self, folder: Path, *, replace: bool = False, passages: bool = False) -> None:
@@ -84,6 +84,9 @@ class DocumentWriter:
         self._replay: Iterator[tuple[int, str, str, str | None]] | None = None
         self._replay_rows = 0
         self._stored: tuple[int, str, str, str | None] | None = None
+        # A build that is interrupted closes this while its reading thread may be in `add`, and sqlite3 crashes if a
+        # connection is closed under a running statement.
+        self._lock = threading.Lock()
         uri = (folder / DOCUMENTS_FILE).absolute().as_uri()
         self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         for pragma in (
@@ -132,9 +135,13 @@ class DocumentWriter:
         """
         document_id = check_document(document)
         metadata = _dump_metadata(document)
-        if self._replay is not None:
-            self._compare(document, document_id, metadata)
-            return
+        with self._lock:
+            if self._replay is None:
+                self._insert(document, document_id, metadata)
+            else:
+                self._compare(document, document_id, metadata)
+
+    def _insert(self, document: Document, document_id: str, metadata: str | None) -> None:
         if self._replace and self._passages and document_id.endswith("#1"):
             before = [row for _, row in _passages_of(self._db, [document_of(document_id)])]
             self._db.executemany("DELETE FROM documents WHERE row = ?", ((row,) for row in before))
@@ -166,8 +173,9 @@ class DocumentWriter:
 
     def commit(self) -> None:
         """Make the documents added so far survive a crash."""
-        self._db.execute("COMMIT")
-        self._db.execute("BEGIN")
+        with self._lock:
+            self._db.execute("COMMIT")
+            self._db.execute("BEGIN")
 
     def finish(self, language: str = AUTO) -> WordsEntry | None:
         """Write the words and ``keys``, and close the files (not yet fsynced).
@@ -223,7 +231,8 @@ class DocumentWriter:
 
     def close(self) -> None:
         """Close the files, finished or not; uncommitted documents are lost."""
-        self._db.close()
+        with self._lock:
+            self._db.close()
 
 
 def _passages_of(db: sqlite3.Connection, documents: Iterable[str]) -> list[tuple[str, int]]:
