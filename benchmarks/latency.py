@@ -256,7 +256,7 @@ def main() -> None:
     for key, reason in left_out.items():
         print(f"left out: {key}: {reason}")
     with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:
-        cache = (options.cache or Path(scratch)) / f"converted-{options.model.name}"
+        cache = (options.cache or Path(scratch)).resolve() / f"converted-{options.model.name}"
         cache.mkdir(parents=True, exist_ok=True)
         chosen = queries(texts, options)
         singles = one_at_a_time(options, keys, chosen, cache)
