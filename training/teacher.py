@@ -24,6 +24,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from .linear_map import LinearMap, fit, sample_distinct
 from .mine import mine
 from .whole_file import write_array, write_whole
 
-__all__ = ["STORAGES", "TeacherOptions", "Teachers", "VectorStore", "encode_prompted"]
+__all__ = ["STORAGES", "Reading", "TeacherOptions", "Teachers", "VectorStore", "encode_prompted"]
 
 STORAGES = ("float16", "float32")
 _LOG = logging.getLogger("embedkit")
@@ -56,6 +57,8 @@ class TeacherOptions:
         max_length: maximum number of tokens in a text, special tokens included; None for the folder's own.
         prompt: prefix of each text, as in the model's card (``"query: "``).
         prompt_words: the prompt precedes only texts of at most this many words, which read like queries; None for all.
+        query_prompt: what the student reads queries with. The teacher reads texts that begin with it with ``prompt``
+            in its place, and all others without; ``prompt_words`` does not count. None if there are no such texts.
         weight: relative weight of the teacher; its vectors are normalized and all teachers scaled to the same
             variance first. None uses the vectors as they are.
     """
@@ -65,30 +68,59 @@ class TeacherOptions:
     max_length: int | None = None
     prompt: str = ""
     prompt_words: int | None = None
+    query_prompt: str | None = None
     weight: float | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
+        if self.query_prompt == "":
+            raise ValueError("a teacher's query_prompt must not be empty; leave it out if there is none")
         if self.prompt_words is not None and self.prompt_words < 1:
             raise ValueError(f"a teacher's prompt_words must be positive, not {self.prompt_words}")
         if self.weight is not None and not 0 < self.weight < math.inf:
             raise ValueError(f"a teacher's weight must be positive, not {self.weight}")
 
+    @property
+    def reading(self) -> Reading:
+        """Which prompt precedes which text."""
+        return Reading(self.prompt, self.prompt_words, self.query_prompt)
 
-def _by_prompt(texts: Sequence[str], prompt: str, words: int | None) -> list[tuple[str, Rows]]:
-    """The prompts that occur, each with the rows of its texts."""
-    rows = np.arange(len(texts))
-    if not prompt or words is None:
-        return [(prompt, rows)]
-    short = np.fromiter((len(text.split(None, words)) <= words for text in texts), bool, len(texts))
-    return [(one, part) for one, part in (("", rows[~short]), (prompt, rows[short])) if len(part)]
+
+@dataclass(frozen=True)
+class Reading:
+    """How a teacher reads texts; the fields are those of `TeacherOptions`."""
+
+    prompt: str = ""
+    prompt_words: int | None = None
+    query_prompt: str | None = None
+
+    def groups(self, texts: Sequence[str]) -> list[tuple[str, Rows, int]]:
+        """The prompts that occur, each with the rows of its texts and the characters that it takes the place of."""
+        rows = np.arange(len(texts))
+        if self.query_prompt is not None:
+            query = np.fromiter((text.startswith(self.query_prompt) for text in texts), bool, len(texts))
+            parts = [("", rows[~query], 0), (self.prompt, rows[query], len(self.query_prompt))]
+        elif self.prompt and self.prompt_words is not None:
+            words = self.prompt_words
+            short = np.fromiter((len(text.split(None, words)) <= words for text in texts), bool, len(texts))
+            parts = [("", rows[~short], 0), (self.prompt, rows[short], 0)]
+        else:
+            parts = [(self.prompt, rows, 0)]
+        return [part for part in parts if len(part[1])]
+
+    def names(self) -> list[Any]:
+        """What tells these vectors of a model from others."""
+        names: list[Any] = [self.prompt]
+        if self.query_prompt is not None:
+            return [*names, "query", self.query_prompt]
+        return names if self.prompt_words is None else [*names, self.prompt_words]
 
 
 def encode_prompted(encoder: Encoder, texts: Sequence[str], teacher: TeacherOptions) -> npt.NDArray[Any]:
     """A teacher's vectors (n, dimension) of texts, with its prompt before those that it precedes."""
     vectors = np.empty((len(texts), encoder.get_embedding_dimension()), np.float32)
-    for prompt, rows in _by_prompt(texts, teacher.prompt, teacher.prompt_words):
-        vectors[rows] = encoder.encode([texts[row] for row in rows.tolist()], prompt=prompt)
+    for prompt, rows, cut in teacher.reading.groups(texts):
+        vectors[rows] = encoder.encode([texts[row][cut:] for row in rows.tolist()], prompt=prompt)
     return vectors
 
 
@@ -99,11 +131,11 @@ class VectorStore:
     its texts. The hashes are written last and by renaming: a block without them does not count.
     """
 
-    def __init__(self, folder: Path, storage: str, prompt: str = "", prompt_words: int | None = None) -> None:
-        """Open or create the store; ``storage`` is the vectors' type on disk, for prompts see `TeacherOptions`."""
+    def __init__(self, folder: Path, storage: str, reading: Reading = Reading()) -> None:
+        """Open or create the store; ``storage`` is the vectors' type on disk."""
         self.folder = folder
         self._storage = storage
-        self._prompt, self._prompt_words = prompt, prompt_words
+        self._reading = reading
         folder.mkdir(parents=True, exist_ok=True)
         self._keys: list[Keys] = []
         self._index: KeyIndex | None = None  # of all keys; made when it is asked
@@ -112,15 +144,11 @@ class VectorStore:
         self._load()
 
     @classmethod
-    def of(
-        cls, encoder: Encoder, cache: Path, storage: str, prompt: str = "", prompt_words: int | None = None
-    ) -> VectorStore:
+    def of(cls, encoder: Encoder, cache: Path, storage: str, reading: Reading = Reading()) -> VectorStore:
         """The store of an encoder's vectors in a cache folder; its name contains all that affects a vector."""
         about = encoder.describe()
-        parts = [about["fingerprint"], about["precision"], about["max_length"], prompt]
-        if prompt_words is not None:
-            parts.append(prompt_words)
-        return cls(cache / f"vectors-{_digest(*parts)}-{storage}", storage, prompt, prompt_words)
+        parts = [about["fingerprint"], about["precision"], about["max_length"], *reading.names()]
+        return cls(cache / f"vectors-{_digest(*parts)}-{storage}", storage, reading)
 
     def __len__(self) -> int:
         """The number of texts."""
@@ -149,9 +177,10 @@ class VectorStore:
                 return
             _LOG.info("%s: encoding %d of %d texts", self.folder.name, len(missing), len(texts))
             with progress(len(missing), None) as advance:
-                for prompt, rows in _by_prompt(missing, self._prompt, self._prompt_words):
+                for prompt, rows, cut in self._reading.groups(missing):
                     part, first = Selection(missing, rows), 0
-                    for vectors in encoder.encode_iter(part, prompt=prompt, block_size=_BLOCK):
+                    read = map(itemgetter(slice(cut, None)), part)
+                    for vectors in encoder.encode_iter(read, prompt=prompt, block_size=_BLOCK):
                         keys = text_keys(part[first : first + len(vectors)])
                         self._write(vectors, keys)
                         first += len(vectors)
@@ -226,7 +255,7 @@ class Teachers:
             for teacher in teachers
         ]
         self._stores = [
-            VectorStore.of(encoder, cache, storage, teacher.prompt, teacher.prompt_words)
+            VectorStore.of(encoder, cache, storage, teacher.reading)
             for encoder, teacher in zip(self._encoders, teachers, strict=True)
         ]
         self._weights = [teacher.weight for teacher in teachers]

@@ -78,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put the prompt only before texts of at most N words, which read like queries (default: all)",
     )
     training.add_argument(
+        "--query-prompt",
+        default="",
+        metavar="TEXT",
+        help="that the student reads queries with: it learns the texts of at most --prompt-words words twice, as they "
+        "are and as queries, which the teachers read with their --prompt",
+    )
+    training.add_argument(
         "--teacher-precision", default="auto", metavar="NAME", help="fp32, int8 or auto (default)"
     )
     training.add_argument(

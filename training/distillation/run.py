@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -55,8 +55,10 @@ class DistillOptions:
         dimension: of the student's vectors, at most that of the teachers' together.
         prefixes: dimensions to which vectors may be truncated; None for the halves of ``dimension`` down to 64.
         prompt: that the teachers read each text with, as in their cards; a list has one for each teacher, "" for none.
-            The student needs none.
         prompt_words: the prompt precedes only texts of at most this many words, which read like queries; None for all.
+        query_prompt: that the student reads queries with, saved in its folder for `Encoder.encode_query`. It learns the
+            texts of at most ``prompt_words`` words twice: with this prompt, what the teachers say of them with theirs,
+            and without any. "" for none: the student reads queries as other texts, and learns one vector of each text.
         max_length: maximum number of tokens in a text, special tokens included.
         epochs, max_steps: length of the training; ``max_steps`` takes precedence.
         batch_tokens: mean tokens of a step's batch, whose texts are of similar length.
@@ -83,6 +85,7 @@ class DistillOptions:
     prefixes: list[int] | None = None
     prompt: str | list[str] = ""
     prompt_words: int | None = None
+    query_prompt: str = ""
     max_length: int = 256
     epochs: float = 1.0
     max_steps: int = -1
@@ -119,9 +122,25 @@ class DistillOptions:
             if len(given) != len(paths):
                 raise ValueError(f"{name}: {len(given)} for {len(paths)} teachers")
         return [
-            TeacherOptions(path, self.teacher_precision, None, prompt, self.prompt_words, weight)
+            TeacherOptions(
+                path,
+                self.teacher_precision,
+                None,
+                prompt,
+                self.prompt_words,
+                self.query_prompt or None,
+                weight,
+            )
             for path, prompt, weight in zip(paths, prompts, weights, strict=True)
         ]
+
+    def readings(self, texts: Iterable[str]) -> Iterator[str]:
+        """The texts as the student reads them: each of them, and the short ones as queries as well."""
+        words = self.prompt_words
+        for text in texts:
+            yield text
+            if self.query_prompt and (words is None or len(text.split(None, words)) <= words):
+                yield self.query_prompt + text
 
     def nested(self) -> list[int]:
         """The prefixes, the widest first."""
@@ -166,7 +185,7 @@ def distill(
     learned = options.teachers(named)
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    train_file, held_file = _texts(texts, output, text_field)
+    train_file, held_file = _texts(texts, output, text_field, options)
     layers = None if options.student is not None else _layers(learned[0], options, train_file, output)
     recipe = _recipe(learned, options, layers, (train_file, held_file), name=output.resolve().name)
     result = train(recipe, output / "run")
@@ -211,9 +230,12 @@ def _ranges(student: Encoder, train_file: Path, count: int) -> np.ndarray[Any, A
 
 
 def _texts(
-    given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], output: Path, text_field: str
+    given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: Path,
+    text_field: str,
+    options: DistillOptions,
 ) -> tuple[Path, Path]:
-    """The distinct texts: those to train on, and those that are held out. Written once, then read."""
+    """The distinct texts as the student reads them: those to train on, and those that are held out. Written once."""
     train_file, held_file = output / "texts.jsonl", output / "held_out.jsonl"
     if train_file.is_file():
         return train_file, held_file
@@ -228,12 +250,12 @@ def _texts(
     every = max(10, -(-len(first) // _HELD_OUT))
     held, kept = first[::every], first[np.arange(len(first)) % every > 0]
     _LOG.info("%d distinct texts: %d to learn from, %d held out", len(first), len(kept), len(held))
-    _write(held_file, Selection(found, held))
-    _write(train_file, Selection(found, kept))  # last: it says that both are whole
+    _write(held_file, options.readings(Selection(found, held)))
+    _write(train_file, options.readings(Selection(found, kept)))  # last: it says that both are whole
     return train_file, held_file
 
 
-def _write(path: Path, texts: Sequence[str]) -> None:
+def _write(path: Path, texts: Iterable[str]) -> None:
     lines = (json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
     write_whole(path, lambda file: file.writelines(lines))
 
@@ -289,7 +311,8 @@ def _recipe(
                 "normalize": True,
                 "max_length": options.max_length,
                 "dropout": 0.0,
-                "prompts": None,  # a teacher's would come with its layers
+                # None: a teacher's would come with its layers
+                "prompts": {"query": options.query_prompt, "document": ""} if options.query_prompt else None,
                 "freeze_embeddings": True,
             },
             "data": {"texts": sources[0]},

@@ -116,7 +116,7 @@ class Gist(VectorLoss):
         guide = self.options.guide
         assert guide is not None
         with Encoder(guide.path, precision=guide.precision, max_length=guide.max_length) as encoder:
-            store = VectorStore.of(encoder, cache, "float32", guide.prompt, guide.prompt_words)
+            store = VectorStore.of(encoder, cache, "float32", guide.reading)
             columns = [table.texts(field) for field in self.fields_of(task, table)]
             store.add(Chain(columns), encoder)
             return {"guide": np.stack([store.read(store.rows(column)) for column in columns], axis=1)}

@@ -140,6 +140,41 @@ def test_a_student_starts_from_the_first_of_two_prompted_teachers(
     assert not any(Encoder(tmp_path / "out" / "model").prompts.values())  # not those of the layers
 
 
+def test_a_student_learns_a_query_prompt_of_its_own(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(sentences[:300]), encoding="utf-8")
+    teacher = str(make_model(layers=2))
+    options = DistillOptions(
+        layers=2,
+        dimension=8,
+        prefixes=[],
+        prompt=sentences[0] + " ",
+        prompt_words=6,
+        query_prompt="find ",
+        max_length=32,
+        max_steps=2,
+    )
+    report = distill(teacher, tmp_path / "texts.txt", tmp_path / "out", options)
+    lines = [
+        json.loads(line)["text"]
+        for name in ("texts.jsonl", "held_out.jsonl")
+        for line in (tmp_path / "out" / name).read_text(encoding="utf-8").splitlines()
+    ]
+    asked = [text for text in sentences[:300] if len(text.split()) <= 6]
+    assert sorted(lines) == sorted(sentences[:300] + ["find " + text for text in asked])
+    assert report["texts"] + report["held_out"] == len(lines)
+    with Encoder(tmp_path / "out" / "float") as student, Encoder(teacher, precision="fp32") as big:
+        assert student.prompts == {"query": "find ", "document": ""}
+        np.testing.assert_array_equal(
+            student.encode_query(sentences[:9]), student.encode(["find " + text for text in sentences[:9]])
+        )
+        # all layers are kept, so that the least-squares start alone shows which vectors it has learned
+        ours, theirs = student.encode_query(asked), big.encode([sentences[0] + " " + text for text in asked])
+        plain = big.encode(asked)
+    assert agreement(theirs, ours)["spearman"] > agreement(plain, ours)["spearman"]
+
+
 def test_a_student_of_two_teachers_from_the_command_line(
     make_model: MakeModel, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("torch")
 
 from embedkit.training import teacher
-from embedkit.training.teacher import TeacherOptions, Teachers, VectorStore, encode_prompted
+from embedkit.training.teacher import Reading, TeacherOptions, Teachers, VectorStore, encode_prompted
 
 from embedkit import Encoder
 
@@ -37,8 +37,9 @@ def encoded_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     encode_iter = Encoder.encode_iter
 
     def counted(self: Encoder, sentences: Any, *args: Any, **options: Any) -> Any:
-        seen.extend(sentences)
-        return encode_iter(self, sentences, *args, **options)
+        given = list(sentences)
+        seen.extend(given)
+        return encode_iter(self, given, *args, **options)
 
     monkeypatch.setattr(Encoder, "encode_iter", counted)
     return seen
@@ -97,7 +98,7 @@ def test_weighted_teachers_have_their_share_of_the_variance(
 
 def test_prompt_precedes_each_text(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
     with Encoder(make_model(), precision="fp32") as encoder:
-        store = VectorStore.of(encoder, tmp_path, "float32", "query: ")
+        store = VectorStore.of(encoder, tmp_path, "float32", Reading("query: "))
         store.add(texts, encoder)
         prompted = encoder.encode(["query: " + text for text in texts])
         np.testing.assert_array_equal(store.read(store.rows(texts)), prompted)
@@ -110,16 +111,33 @@ def test_prompt_precedes_short_texts_only(make_model: MakeModel, texts: list[str
     read = [("query: " if len(text.split()) <= words else "") + text for text in texts]
     assert 0 < sum(text.startswith("query: ") for text in read) < len(texts)
     with Encoder(folder, precision="fp32") as encoder:
-        store = VectorStore.of(encoder, tmp_path, "float32", "query: ", words)
+        store = VectorStore.of(encoder, tmp_path, "float32", Reading("query: ", words))
         store.add(texts, encoder)
         want = encoder.encode(read)
         np.testing.assert_array_equal(store.read(store.rows(texts)), want)
         np.testing.assert_array_equal(
             encode_prompted(encoder, texts, TeacherOptions(str(folder), "fp32", None, "query: ", words)), want
         )
-        assert store.folder != VectorStore.of(encoder, tmp_path, "float32", "query: ").folder
+        assert store.folder != VectorStore.of(encoder, tmp_path, "float32", Reading("query: ")).folder
     with pytest.raises(ValueError, match="prompt_words must be positive, not 0"):
         TeacherOptions("folder", prompt_words=0)
+
+
+def test_queries_of_the_student_are_read_with_the_teachers_prompt(
+    make_model: MakeModel, texts: list[str], tmp_path: Path
+) -> None:
+    folder = make_model()
+    given = texts + ["q: " + text for text in texts[::2]]
+    options = TeacherOptions(str(folder), "fp32", prompt="search for: ", prompt_words=1, query_prompt="q: ")
+    with Encoder(folder, precision="fp32") as encoder:
+        want = encoder.encode(texts + ["search for: " + text for text in texts[::2]])
+        store = VectorStore.of(encoder, tmp_path, "float32", options.reading)
+        store.add(given, encoder)
+        np.testing.assert_array_equal(store.read(store.rows(given)), want)
+        np.testing.assert_array_equal(encode_prompted(encoder, given, options), want)
+        assert store.folder != VectorStore.of(encoder, tmp_path, "float32", Reading("search for: ")).folder
+    with pytest.raises(ValueError, match="query_prompt must not be empty"):
+        TeacherOptions("folder", query_prompt="")
 
 
 def test_texts_are_encoded_once(
