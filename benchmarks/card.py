@@ -5,7 +5,7 @@
 
 A row is a model (``NAME=FOLDER``; ``NAME=FOLDER|PROMPT`` puts a prompt before queries) or a view of one: its first
 columns (``NAME:64``), its first principal components (``NAME:pca128``, fitted on documents and sentences of the
-data) or its vectors in a byte a column (``NAME:int8``).
+data), its vectors in 8 or fewer bits a column (``NAME:int8``), or one of the former so (``NAME:336+int6``).
 
 * STS: Spearman x 100 of the seven sets, also without pairs that are in a dev set too; STS-B dev.
 * Pairs: average precision of the cosine on Quora's test pairs.
@@ -78,14 +78,14 @@ class View:
 
 
 def changed(kind: str, sample: Callable[[], Vectors]) -> Callable[[Vectors], Vectors]:
-    """What ``64``, ``pca128``, ``pca128+int8`` or ``int8`` does to vectors."""
+    """What ``64``, ``pca128``, ``pca128+int8`` or ``int6`` does to vectors."""
     first, _, then = kind.partition("+")
     if then:
         one = changed(first, sample)
         two = changed(then, lambda: one(sample()))
         return lambda vectors: two(one(vectors))
-    if first == "int8":
-        return in_bytes(sample())
+    if first.startswith("int"):
+        return in_bits(sample(), int(first[3:]))
     if first.startswith("pca"):
         from embedkit.training.linear_map import fit
 
@@ -94,12 +94,13 @@ def changed(kind: str, sample: Callable[[], Vectors]) -> Callable[[Vectors], Vec
     return lambda vectors: truncated(vectors, int(first))
 
 
-def in_bytes(sample: Vectors) -> Callable[[Vectors], Vectors]:
-    """A byte a column between the least and greatest of ``sample``, as Faiss' SQ8."""
+def in_bits(sample: Vectors, bits: int) -> Callable[[Vectors], Vectors]:
+    """``bits`` a column between the least and greatest of ``sample``, as Faiss' SQ8 and SQ6."""
     low, high = sample.min(0), sample.max(0)
-    step = np.maximum(high - low, 1e-12) / 255
+    most = (1 << bits) - 1
+    step = np.maximum(high - low, 1e-12) / most
     return lambda vectors: np.asarray(
-        low + np.clip(np.rint((vectors - low) / step), 0, 255) * step, np.float32
+        low + np.clip(np.rint((vectors - low) / step), 0, most) * step, np.float32
     )
 
 

@@ -75,7 +75,7 @@ def add_commands(commands: Any) -> None:
         "--factory",
         default="auto",
         help="Faiss index: Flat, IVF1024,Flat, …; auto (default) is Flat below 20,000 documents, else IVF; "
-        "auto-int8 the same in a byte a column, which is the default of models made for that",
+        "auto-int8 the same in a byte a column, auto-int6 in six bits: the default of models made for that",
     )
     add_target(
         build,
@@ -90,7 +90,7 @@ def add_commands(commands: Any) -> None:
         choices=("fp32", "int8", "none"),
         default="fp32",
         help="how to keep the vectors of a quantized index for re-ranking, filters and compaction (default: fp32); "
-        "none: its codes alone, which must be SQ8 or SQfp16",
+        "none: its codes alone, which must be SQ6, SQ8 or SQfp16",
     )
     build.add_argument(
         "--passages",

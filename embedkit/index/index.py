@@ -139,11 +139,11 @@ class Index(Searcher):
             encoder: computes the vectors; a path or name: that model, ``None``: the built-in one.
             factory: a Faiss index factory string; ``auto`` is exact search (``Flat``) below 20,000 documents, and
                 from there an inverted file ``IVF{4·√n},Flat``, of which a search visits a sixteenth. ``auto-int8`` is
-                the same with a byte a column (SQ8) and nothing beside it, and what ``auto`` means for a model whose
-                folder says ``"index_precision": "int8"``.
+                the same with a byte a column (SQ8) and nothing beside it, ``auto-int6`` with six bits (SQ6); they are
+                what ``auto`` means for a model whose folder says ``"index_precision": "int8"`` or ``"int6"``.
             metric: "cosine" (vectors are normalized) or "dot".
             kept: if the Faiss index quantizes the vectors, how they are also kept for re-ranking, filters and
-                compaction: "fp32", "int8", or "none" where the codes (SQ8, SQfp16) do for that.
+                compaction: "fp32", "int8", or "none" where the codes (SQ6, SQ8, SQfp16) do for that.
             target_recall: for the factory ``auto``: several kinds of index are built from a sample and measured,
                 and the fastest whose recall@10 reaches this within ``max_memory`` is built
                 (`embedkit.index.auto`). The measurements are stored in the index: ``info()["tuning"]``.

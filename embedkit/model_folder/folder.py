@@ -103,8 +103,8 @@ class ModelFolder:
         max_seq_length_path: the file that sets it (``sentence_bert_config.json`` has older names), or None.
         do_lower_case: lower-case the text before the tokenizer's own normalization.
         truncate_dim: the number of dimensions to keep by default, or None for all.
-        index_precision: ``"int8"`` if the model's vectors lose nothing that matters in a byte a column, in which an
-            index then stores them by default; or None.
+        index_precision: ``"int8"`` or ``"int6"`` if the model's vectors lose nothing that matters in so many bits a
+            column, in which an index then stores them by default; or None.
         graph_dimension: dimensions of an ONNX graph's vectors if no module describes how they are computed.
         static: the weights of a static model; None for a transformer.
         routing: which route a text takes; None for a model with one.
@@ -415,8 +415,8 @@ class SentenceConfig:
     def index_precision(self) -> str | None:
         """``index_precision``, or None."""
         value = self.text("index_precision")
-        if value not in (None, "int8", "fp32"):
-            raise self._wrong("index_precision", "int8 or fp32")
+        if value not in (None, "int6", "int8", "fp32"):
+            raise self._wrong("index_precision", "int6, int8 or fp32")
         return value
 
     def truncate_dim(self) -> int | None:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bytes",
         type=int,
         metavar="N",
-        help="of a stored vector: --dim (default), a byte a column, or 4 times that, float32",
+        help="of a stored vector: --dim (default), a byte a column; three quarters of it, six bits; 4 times, float32",
     )
     student.add_argument(
         "--prefixes",
@@ -169,14 +169,16 @@ def _index_precision(dimension: int, size: int | None) -> str:
     """What ``--bytes`` means.
 
     Raises:
-        ValueError: it is neither a byte nor four a column.
+        ValueError: it is neither six bits a column nor a byte nor four.
     """
-    if size not in (None, dimension, 4 * dimension):
+    bits = -(-6 * dimension // 8)
+    precisions = {None: "int8", 4 * dimension: "fp32", bits: "int6", dimension: "int8"}
+    if size not in precisions:
         raise ValueError(
-            f"--bytes {size} with --dim {dimension}: give {dimension}, a byte a column, or {4 * dimension}, or another "
-            f"--dim, such as {size}"
+            f"--bytes {size} with --dim {dimension}: give {bits}, {dimension} or {4 * dimension} (six bits, a byte or "
+            f"four a column), or another --dim, such as {size}"
         )
-    return "fp32" if size == 4 * dimension else "int8"
+    return precisions[size]
 
 
 def _evaluation(options: argparse.Namespace) -> dict[str, Any]:

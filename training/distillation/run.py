@@ -74,7 +74,8 @@ class DistillOptions:
         early_stopping: stop after this number of dev scores without improvement.
         evaluation: further dev sets, as in a recipe's ``evaluation`` section; with ``select``, one of them selects the
             best checkpoint, rather than the loss on the texts that were held out.
-        index_precision: how an index stores the student's vectors by default: ``int8``, a byte a column, or ``fp32``.
+        index_precision: how an index stores the student's vectors by default: ``int6``, six bits a column, ``int8``, a
+            byte, or ``fp32``.
         license: of the student, an SPDX name or "other"; that of the teachers and texts limits it.
         seed: of order and dropout.
     """
@@ -105,8 +106,8 @@ class DistillOptions:
 
     def __post_init__(self) -> None:
         """Check what a recipe does not."""
-        if self.index_precision not in ("int8", "fp32"):
-            raise ValueError(f"index_precision must be int8 or fp32, not {self.index_precision!r}")
+        if self.index_precision not in ("int6", "int8", "fp32"):
+            raise ValueError(f"index_precision must be int6, int8 or fp32, not {self.index_precision!r}")
 
     def teachers(self, paths: Sequence[str]) -> list[TeacherOptions]:
         """The teachers, each with its prompt and weight.

@@ -126,7 +126,7 @@ def build(
             f"encoder must be an encoder such as embedkit.Encoder(...), not {type(encoder).__name__}"
         )
     # a bad string fails now, not after hours of encoding
-    if settings.factory not in (faiss_index.AUTO, faiss_index.AUTO_INT8):
+    if settings.factory not in faiss_index.AUTOMATIC:
         faiss_index.create_index(settings.factory, encoder.get_embedding_dimension())
     else:
         faiss_index.import_faiss()
@@ -387,7 +387,7 @@ def _index(job: _Job, staging: Staging) -> SegmentEntry:
 
 def _added_factory(factory: str, rows: int, dimension: int) -> str:
     """The factory of a segment of ``rows`` documents that were added: exact search while they are few."""
-    if factory in (faiss_index.AUTO, faiss_index.AUTO_INT8):
+    if factory in faiss_index.AUTOMATIC:
         return factory
     nlist = faiss_index.inverted_lists(faiss_index.create_index(factory, dimension)) or 0
     few = max(faiss_index.AUTO_IVF_ROWS, faiss_index.MIN_POINTS_PER_LIST * nlist)

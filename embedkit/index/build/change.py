@@ -107,7 +107,7 @@ def compact(
     """
     with _changing(root, "compacting") as (writer, base):
         manifest = base.manifest
-        if factory not in (None, faiss_index.AUTO, faiss_index.AUTO_INT8):
+        if factory is not None and factory not in faiss_index.AUTOMATIC:
             faiss_index.create_index(factory, manifest.dimension)
         whole = len(base.segments) == 1 and base.segments[0].entry.tombstones is None
         if language is not None:

@@ -15,7 +15,7 @@ from ..auto.stored import CHOICE_FILE, read_choice
 from ..encoder import TextEncoder, describe_encoder, own_max_length
 from ..errors import ResumeError
 from ..storage.faiss_index import AUTO as AUTO_FACTORY
-from ..storage.faiss_index import AUTO_INT8, Int64Array
+from ..storage.faiss_index import AUTOMATIC, Int64Array
 from ..storage.faiss_part import bits_of
 from ..storage.generation import Generation
 from ..storage.ids import Ids
@@ -31,10 +31,10 @@ _IDS_AT_ONCE = 4096
 
 
 def storage_of(encoder: TextEncoder, settings: BuildSettings) -> tuple[str, Raw]:
-    """The factory and what is kept beside its codes: as given, or a byte a column where the model asks for that."""
-    asked = encoder.describe().get("index_precision")
-    if settings.factory == AUTO_FACTORY and settings.target_recall is None and asked == "int8":
-        return AUTO_INT8, "none"
+    """The factory and what is kept beside its codes: as given, or 8 or 6 bits a column where the model says so."""
+    asked = f"auto-{encoder.describe().get('index_precision')}"
+    if settings.factory == AUTO_FACTORY and settings.target_recall is None and asked in AUTOMATIC:
+        return asked, "none"
     return settings.factory, settings.kept
 
 
@@ -61,7 +61,7 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
 
 def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> Manifest:
     """The manifest of the same index with vectors of another ``encoder``; what was measured is dropped."""
-    automatic = manifest.factory in (AUTO_FACTORY, AUTO_INT8)
+    automatic = manifest.factory in AUTOMATIC
     kept: Raw = "fp32" if manifest.kept == "none" else manifest.kept
     settings = replace(settings, factory=AUTO_FACTORY if automatic else manifest.factory, kept=kept)
     fresh = new_manifest(encoder, settings)

@@ -85,5 +85,5 @@ def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> 
 
 
 def _keeps_vectors(segment: Segment) -> bool:
-    codes = all(part.factory.endswith(("SQ8", "SQfp16")) for part in segment.entry.parts)
+    codes = all(part.factory.endswith(("SQ6", "SQ8", "SQfp16")) for part in segment.entry.parts)
     return segment.exact or segment.entry.raw != "none" or codes

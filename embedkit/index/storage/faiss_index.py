@@ -19,7 +19,7 @@ from .search_parameters import SearchParameters
 
 __all__ = [
     "AUTO",
-    "AUTO_INT8",
+    "AUTOMATIC",
     "AUTO_IVF_ROWS",
     "MIN_POINTS_PER_LIST",
     "Float32Array",
@@ -41,8 +41,9 @@ __all__ = [
 ]
 
 AUTO = "auto"
-AUTO_INT8 = "auto-int8"
-"""As ``auto``, in a byte a column: the default of models that say so (`embedkit.index.build.publish.storage_of`)."""
+AUTOMATIC = {AUTO: "Flat", "auto-int8": "SQ8", "auto-int6": "SQ6"}
+"""What may be asked for instead of a factory, and the codes of each; ``auto-int8`` and ``auto-int6`` are the default of
+models that say so (`embedkit.index.build.publish.storage_of`)."""
 AUTO_IVF_ROWS = 20_000
 """``auto`` is an exact (Flat) index below this number of vectors, and an inverted file from that number on."""
 
@@ -112,11 +113,12 @@ def resolve_factory(factory: str, rows: int) -> str:
     """The Faiss factory string for ``rows`` vectors: ``factory`` itself, or what ``auto`` means.
 
     From `AUTO_IVF_ROWS` on, ``auto`` is ``IVF{nlist},Flat`` with nlist ≈ 4·√rows, but at least 39 vectors per list
-    and at most 65,536 lists. ``auto-int8`` has SQ8, a byte a column, in place of Flat.
+    and at most 65,536 lists. ``auto-int8`` has SQ8, a byte a column, in place of Flat, and ``auto-int6``
+    SQ6, six bits a column.
     """
-    if factory not in (AUTO, AUTO_INT8):
+    codes = AUTOMATIC.get(factory)
+    if codes is None:
         return factory
-    codes = "Flat" if factory == AUTO else "SQ8"
     return codes if rows < AUTO_IVF_ROWS else f"IVF{auto_nlist(rows)},{codes}"
 
 

@@ -21,8 +21,16 @@ from embedkit.model_folder.folder import BUILTIN, FORMER_BUILTIN
 class InBytes(FakeEncoder):
     """An encoder of a model that says so."""
 
+    precision_of_index = "int8"
+
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "index_precision": "int8"}
+        return {**super().describe(), "index_precision": self.precision_of_index}
+
+
+class InSixBits(InBytes):
+    """Vectors of which six bits a column are enough."""
+
+    precision_of_index = "int6"
 
 
 def corpus(rows: int, dimension: int = 32) -> tuple[np.ndarray, list[Document]]:
@@ -36,6 +44,7 @@ def corpus(rows: int, dimension: int = 32) -> tuple[np.ndarray, list[Document]]:
 def test_auto_in_bytes() -> None:
     assert resolve_factory("auto-int8", 500) == "SQ8"
     assert resolve_factory("auto-int8", 30_000) == resolve_factory("auto", 30_000).replace("Flat", "SQ8")
+    assert resolve_factory("auto-int6", 500) == "SQ6"
 
 
 def test_a_byte_a_column_by_default_and_said_so(tmp_path: Path) -> None:
@@ -71,6 +80,33 @@ def test_a_byte_a_column_by_default_and_said_so(tmp_path: Path) -> None:
         assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "none")
         index.reembed(FakeEncoder("third"))
         assert index.info()["factory"] == "Flat"
+
+
+def test_six_bits_a_column(tmp_path: Path) -> None:
+    vectors, documents = corpus(2000)
+    exact = vectors[:50] @ vectors.T
+    best = np.argsort(-exact, axis=1)[:, :10]
+    with Index.build(tmp_path / "a", documents, InSixBits()) as index:
+        about = index.info()
+        assert (about["factory"], about["kept"]) == ("SQ6", "none")
+        assert 24 <= about["bytes_per_vector"] < 25
+        scores, rows = index.search_vectors(vectors[:50], 10)
+        np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, axis=1), atol=0.03)
+        assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, best, strict=True)]) > 0.9
+        assert index.verify()["documents"] == 2000
+
+
+@pytest.mark.parametrize("encoder", [InBytes(), InSixBits()])
+def test_codes_stay_as_they_are_however_often_they_are_compacted(tmp_path: Path, encoder: InBytes) -> None:
+    vectors, documents = corpus(1000)
+    with Index.build(tmp_path / "a", documents, encoder) as index:
+        first = index.search_vectors(vectors, 10)
+        for _ in range(4):
+            index.upsert(documents[-1:])  # the last again, so that all rows stay in their order
+            assert index.compact()
+            again = index.search_vectors(vectors, 10)
+            np.testing.assert_array_equal(again[1], first[1])
+            np.testing.assert_allclose(again[0], first[0], atol=1e-5)
 
 
 def test_many_documents_in_bytes(tmp_path: Path) -> None:
@@ -109,7 +145,7 @@ def test_a_folder_says_so(make_model: Callable[..., Path], tmp_path: Path) -> No
         assert index.info()["factory"] == "SQ8"
         assert [hit.id for hit in index.search(["one text"], 1)[0]] == ["0"]
     path.write_text(json.dumps({**settings, "index_precision": "int4"}), encoding="utf-8")
-    with pytest.raises(ValueError, match="index_precision must be int8 or fp32"):
+    with pytest.raises(ValueError, match="index_precision must be int6, int8 or fp32"):
         Encoder(tmp_path / "a")
 
 

@@ -208,7 +208,7 @@ def test_wrong_input_is_named(
     assert main([*command, str(tmp_path / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
     assert main([*command, str(few), "--bytes", "200"]) == 2
-    assert "--bytes 200 with --dim 256: give 256" in capsys.readouterr().err
+    assert "--bytes 200 with --dim 256: give 192, 256 or 1024" in capsys.readouterr().err
     assert main([*command, str(few), "--dev-queries", "q.tsv"]) == 2
     assert "--dev-documents and --dev-judgments" in capsys.readouterr().err
     with pytest.raises(ValueError, match="at least one teacher"):
