@@ -28,6 +28,7 @@ from ..storage.faiss_index import (
     import_faiss,
     inverted_lists,
     ivf_of,
+    train,
 )
 from ..storage.search_parameters import SearchParameters
 from .measure import FINAL_CALLS, K, Point, fastest_parameters, timed_search
@@ -203,7 +204,7 @@ class Trials:
             faiss.downcast_index(ivf.quantizer).add(centroids)
         elif ivf is not None:
             ivf.cp.min_points_per_centroid = 1  # no warning on stderr about a small sample
-        index.train(vectors)
+        train(index, vectors)
         if self._centroids is None and ivf is not None and not isinstance(base, faiss.IndexPreTransform):
             self._centroids = faiss.downcast_index(ivf.quantizer).reconstruct_n(0, ivf.nlist)
 

@@ -28,6 +28,7 @@ from ..storage.faiss_index import (
     ivf_of,
     resolve_factory,
     short,
+    train,
     write_index,
 )
 from ..storage.manifest import PartEntry
@@ -135,9 +136,7 @@ def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, repor
             quantizer.cp.min_points_per_centroid = 1  # a small sample is the caller's choice: no warning
         if ivf is not None:
             ivf.cp.niter = _LIST_ITERATIONS
-        index.train(sample)
-        for codes in _scalar_quantizers(index):
-            _round_to_nearest(codes)
+        train(index, sample)
     if ivf is not None:
         ivf.nprobe = default_nprobe(ivf.nlist)
     base = index
@@ -165,34 +164,6 @@ def _quantizers(index: Any) -> list[Any]:
     if isinstance(getattr(index, "pq", None), faiss.ProductQuantizer):
         found.append(index.pq)
     return found
-
-
-def _scalar_quantizers(index: Any) -> list[Any]:
-    """Those of ``index``, inside whatever else it is made of."""
-    faiss = import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        parts = (index.base_index, index.refine_index)
-        return [codes for part in parts for codes in _scalar_quantizers(faiss.downcast_index(part))]
-    if isinstance(index, faiss.IndexPreTransform):
-        return _scalar_quantizers(faiss.downcast_index(index.index))
-    if isinstance(index, faiss.IndexHNSW):
-        return _scalar_quantizers(faiss.downcast_index(index.storage))
-    return [index.sq] if hasattr(index, "sq") else []
-
-
-def _round_to_nearest(codes: Any) -> None:
-    """Make the least and greatest trained value of each column values that codes decode to.
-
-    Faiss rounds down and decodes to the middle of a step, half a step above the least value. Vectors that are decoded,
-    trained on and coded once more, as a compaction does without others beside the codes, move up by as much each time
-    (SQ6 of 336 columns: cosine .9995 the first time, .944 the eighth). Trained half a step lower, codes stay the same.
-    """
-    faiss = import_faiss()
-    if codes.qtype not in (codes.QT_8bit, codes.QT_6bit, codes.QT_4bit):
-        return
-    low, width = np.split(faiss.vector_to_array(codes.trained), 2)
-    half = 0.5 * width / ((1 << codes.bits) - 1)
-    faiss.copy_array_to_vector(np.concatenate([low - half, width]).astype(np.float32), codes.trained)
 
 
 def _sample_rows(rows: int, dimension: int, nlist: int | None, budget: int) -> int:

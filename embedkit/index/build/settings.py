@@ -18,8 +18,10 @@ from .memory import DEFAULT_MAX_MEMORY
 
 __all__ = ["READ_BACK", "BuildSettings", "Mode", "Progress", "Report", "Written", "near_similarity"]
 
+_CODES = ("SQ6", "SQ8", "SQfp16", "Flat")
+
 #: Ends of the factories whose codes do for filters and compaction.
-READ_BACK = ("SQ6", "SQ8", "SQfp16", "Flat", *(name for name in AUTOMATIC if name != AUTO))
+READ_BACK = (*_CODES, *(name for name in AUTOMATIC if name != AUTO))
 
 Mode = Literal["build", "add", "upsert", "reembed"]
 
@@ -60,7 +62,7 @@ class BuildSettings:
         if self.kept == "none" and not self.factory.endswith(READ_BACK):
             raise ValueError(
                 f"kept 'none' needs codes that vectors can be read back from, of a factory that ends with "
-                f"{', '.join(READ_BACK[:4])}, not {self.factory!r}; use kept 'int8'"
+                f"{', '.join(_CODES)}, not {self.factory!r}; use kept 'int8'"
             )
         if isinstance(self.on_error, str) and self.on_error not in ("stop", "skip"):
             raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {self.on_error!r}")
