@@ -17,14 +17,14 @@ from builtin_texts import is_question
 
 #: Texts of a kind, at most.
 QUOTAS = {
-    "questions": 150_000,
-    "sentences": 60_000,
-    "textbooks": 50_000,
-    "wordnet": 30_000,
-    "dictionary": 20_000,
-    "documentation": 20_000,
-    "speeches": 10_000,
-    "computing": 8_000,
+    "questions": 90_000,
+    "sentences": 35_000,
+    "textbooks": 32_000,
+    "wordnet": 18_000,
+    "dictionary": 12_000,
+    "documentation": 10_000,
+    "speeches": 6_000,
+    "computing": 5_000,
 }
 _KINDS = {
     "state_union": "speeches",
