@@ -19,7 +19,7 @@ from ..index.build.estimate import Estimate, estimate
 from ..index.build.resume import resumable_rows
 from ..index.storage.factory import check_rows
 from ..index.storage.faiss_index import import_faiss
-from ..index.storage.manifest import METRICS
+from ..index.storage.manifest import METRICS, ReadingEntry
 from . import ray_engine
 from .common import (
     EXIT_OK,
@@ -88,9 +88,8 @@ def add_commands(commands: Any) -> None:
     build.add_argument(
         "--keep",
         choices=("fp32", "int8", "none"),
-        default="fp32",
-        help="how to keep the vectors of a quantized index for re-ranking, filters and compaction (default: fp32); "
-        "none: its codes alone, which must be SQ6, SQ8 or SQfp16",
+        help="how to keep the vectors of a quantized index for re-ranking, filters and compaction (default: fp32, but "
+        "none for auto-int8 and auto-int6); none: its codes alone, which must be SQ6, SQ8 or SQfp16",
     )
     build.add_argument(
         "--passages",
@@ -299,7 +298,17 @@ def _build(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
 
     with explained(lambda: _what_is_left(path)):
-        settings = replace(build_settings(arguments, source.on_error), root=source.corpus.files.root)
+        settings = replace(
+            build_settings(arguments, source.on_error),
+            root=source.corpus.files.root,
+            reading=ReadingEntry(
+                tuple(arguments.include),
+                tuple(arguments.exclude),
+                arguments.txt,
+                arguments.text_field,
+                arguments.id_field,
+            ),
+        )
         _announce(source.estimate(encoder, settings), path)
         _say_resumed(resumed)
         unknown = _unknown(encoder)

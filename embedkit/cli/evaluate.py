@@ -16,9 +16,10 @@ from ..documents import InputError
 from ..documents.readers import FORMATS, Corpus
 from ..index import BuildError, BuildSettings, Index, ModelMismatchError
 from ..index.auto.plot import check_plot
+from ..index.build.publish import storage_of
 from ..index.evaluate import Judgments, Measured, Search, evaluate, read_judgments, read_pairs
 from ..index.evaluate.plot import plot_quality
-from ..index.storage.faiss_index import AUTO, create_index
+from ..index.storage.faiss_index import AUTO, AUTOMATIC, create_index
 from ..index.storage.layout import CURRENT_FILE
 from .common import (
     EXIT_OK,
@@ -74,7 +75,10 @@ def add_commands(commands: Any) -> None:
         help="model folder or Hub id; may be repeated (default: built-in)",
     )
     command.add_argument(
-        "--precision", action="append", metavar="P", help="fp32, int8 or auto (default); may be repeated"
+        "--precision",
+        action="append",
+        metavar="P",
+        help="fp32, bf16, int8 or auto (default); may be repeated",
     )
     command.add_argument(
         "--factory",
@@ -166,10 +170,11 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
         for precision in dict.fromkeys(arguments.precision or ["auto"]):
             encoder = load_encoder(model, precision, arguments.threads)
             for factory in factories:  # a misspelled one fails before anything is encoded
-                if factory != AUTO:
+                if factory not in AUTOMATIC:
                     create_index(factory, encoder.get_embedding_dimension())
             with tempfile.TemporaryDirectory(prefix="embedkit-eval-") as work:
-                yield from _built(arguments, encoder, factories, Path(work) / "index")
+                named = [storage_of(encoder, BuildSettings(factory))[0] for factory in factories]
+                yield from _built(arguments, encoder, list(dict.fromkeys(named)), Path(work) / "index")
 
 
 def _built(

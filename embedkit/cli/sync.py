@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..documents.errors import OnError
 from ..documents.folders import Files, Patterns
 from ..index import Index
 from ..index.build.resume import resumable_rows
+from ..index.storage.manifest import ReadingEntry
 from ..index.sync import FolderSettings, sync
 from .common import (
     EXIT_OK,
@@ -26,24 +28,26 @@ from .terminal import ProgressBar, printable
 
 __all__ = ["add_commands"]
 
-_SYNC = """Make an index hold what the folder holds that it was built of: new and changed files are read, texts that are
-new or changed are encoded, and what is gone is deleted. Files whose size and time have not changed are not
-read. If it is interrupted, the same command goes on."""
+_SYNC = """Make an index match the folder it was built from: new and changed files are read, texts that are new or
+changed are encoded, and what is gone is deleted. Files whose size and time have not changed are not read,
+but the first sync, and the first after another change of the index, reads them all. If it is interrupted,
+the same command goes on."""
 _REEMBED = """Encode all documents of an index again with another model. The old vectors answer until all is
 encoded; run the same command again to resume."""
 
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the parser."""
-    follow = commands.add_parser("sync", help="make an index hold what its folder holds", description=_SYNC)
+    follow = commands.add_parser("sync", help="make an index match its folder", description=_SYNC)
     follow.set_defaults(run=_sync)
-    follow.add_argument("folder", metavar="FOLDER", help="the folder that the index was built of")
+    follow.add_argument("folder", metavar="FOLDER", help="the folder that the index was built from")
     follow.add_argument("index", metavar="INDEX", help="index folder")
-    follow.add_argument("--include", action="append", default=[], metavar="PATTERN", help="as for build")
-    follow.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="as for build")
-    follow.add_argument("--txt", choices=("lines", "whole"), help="as for build")
-    follow.add_argument("--text-field", default="text", metavar="F", help="as for build")
-    follow.add_argument("--id-field", metavar="F", help="as for build")
+    same = "as for build (default: as the index was built)"
+    follow.add_argument("--include", action="append", metavar="PATTERN", help=same)
+    follow.add_argument("--exclude", action="append", metavar="PATTERN", help=same)
+    follow.add_argument("--txt", choices=("lines", "whole"), help=same)
+    follow.add_argument("--text-field", metavar="F", help=same)
+    follow.add_argument("--id-field", metavar="F", help=same)
     follow.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="as for build")
     follow.add_argument(
         "--checksum",
@@ -57,7 +61,9 @@ def add_commands(commands: Any) -> None:
     again.set_defaults(run=_reembed)
     again.add_argument("index", metavar="INDEX", help="index folder")
     again.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
-    again.add_argument("--precision", default="auto", help="fp32, int8 or auto, the model's own (default)")
+    again.add_argument(
+        "--precision", default="auto", help="fp32, bf16, int8 or auto, the model's own (default)"
+    )
     again.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")
     for command in (follow, again):
         command.add_argument(
@@ -74,16 +80,26 @@ def _left(path: str) -> str:
     return f"{plural(rows, 'document')} are encoded; run the same command again to resume"
 
 
+def _settings(arguments: argparse.Namespace, built: ReadingEntry, on_error: OnError) -> FolderSettings:
+    """As the options say, otherwise as the index was built."""
+
+    def option(name: str) -> Any:
+        given = getattr(arguments, name)
+        return getattr(built, name) if given is None else given
+
+    txt = option("txt")
+    return FolderSettings(
+        Patterns(tuple(option("include")), tuple(option("exclude"))),
+        None if txt is None else txt == "whole",
+        option("text_field"),
+        option("id_field"),
+        on_error,
+    )
+
+
 def _sync(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     skipped = Skipped(arguments.on_error)
-    settings = FolderSettings(
-        Patterns(tuple(arguments.include), tuple(arguments.exclude)),
-        None if arguments.txt is None else arguments.txt == "whole",
-        arguments.text_field,
-        arguments.id_field,
-        skipped.on_error,
-    )
     with (
         explained(lambda: _left(arguments.index)),
         Index.open(arguments.index, arguments.model, threads=arguments.threads) as index,
@@ -93,7 +109,7 @@ def _sync(arguments: argparse.Namespace) -> int:
         done = sync(
             index,
             arguments.folder,
-            settings,
+            _settings(arguments, index.generation.manifest.reading or ReadingEntry(), skipped.on_error),
             restart=arguments.restart,
             checksum=arguments.checksum,
             max_memory=arguments.max_memory,
@@ -102,7 +118,7 @@ def _sync(arguments: argparse.Namespace) -> int:
         what = "passage" if index.generation.manifest.passages else "document"
         files = Files(left_out=done.left_out).told()
         show(
-            f"{printable(arguments.index)}: {plural(done.files, 'file')}, {done.read:,} new or changed; "
+            f"{printable(arguments.index)}: {plural(done.files, 'file')}, {done.read:,} read; "
             f"{plural(done.written, what)} written, {done.replaced:,} replaced, {done.deleted:,} deleted "
             f"{in_time(time.perf_counter() - begin, 0)}{skipped.left_out(done.blank)}"
             f"{', ' + printable(files) if files else ''}; {len(index):,} in all"

@@ -112,7 +112,7 @@ class Index(Searcher):
         *,
         factory: str = AUTO,
         metric: Metric = "cosine",
-        kept: Raw = "fp32",
+        kept: Raw | None = None,
         target_recall: float | None = None,
         overwrite: bool = False,
         restart: bool = False,
@@ -143,7 +143,8 @@ class Index(Searcher):
                 what ``auto`` means for a model whose folder says ``"index_precision": "int8"`` or ``"int6"``.
             metric: "cosine" (vectors are normalized) or "dot".
             kept: if the Faiss index quantizes the vectors, how they are also kept for re-ranking, filters and
-                compaction: "fp32", "int8", or "none" where the codes (SQ6, SQ8, SQfp16) do for that.
+                compaction: "fp32", "int8", or "none" where the codes (SQ6, SQ8, SQfp16) do for that. ``None``: "none"
+                for ``auto-int8`` and ``auto-int6``, otherwise "fp32".
             target_recall: for the factory ``auto``: several kinds of index are built from a sample and measured,
                 and the fastest whose recall@10 reaches this within ``max_memory`` is built
                 (`embedkit.index.auto`). The measurements are stored in the index: ``info()["tuning"]``.
@@ -362,7 +363,7 @@ class Index(Searcher):
         """Fold all segments into one, without the deleted documents; nothing is encoded.
 
         Args:
-            factory: of the Faiss index; ``None``: as the index was built.
+            factory: of the Faiss index, as in `build`; ``None``: as the index was built.
             language: of the words, as in `build`; ``None``: as before. Words of an earlier version are renewed.
             max_memory: as for `build`.
             progress: called after each step.

@@ -104,7 +104,7 @@ class _Job:
         """What the journal records of a finished segment, except its input."""
         return Made(
             self.manifest.factory,
-            self.settings.kept,
+            self.manifest.kept,
             self.settings.target_recall,
             language=self.manifest.language if self.mode == "build" else AUTO_LANGUAGE,
         )

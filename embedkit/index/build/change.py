@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ..storage.manifest import Manifest, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from ..words.languages import check_language
-from .publish import dated, in_language_of, tombstone
+from .publish import dated, in_language_of, is_codes_alone, tombstone
 from .resume import change_errors
 from .segment import finish_segment, remove_all_but
 from .settings import READ_BACK, BuildSettings, Progress, Report
@@ -35,6 +35,7 @@ from .settings import READ_BACK, BuildSettings, Progress, Report
 __all__ = ["compact", "delete", "merge", "set_search_defaults"]
 
 _AT_ONCE = 4096
+_T = TypeVar("_T")
 
 
 @contextlib.contextmanager
@@ -107,6 +108,8 @@ def compact(
     """
     with _changing(root, "compacting") as (writer, base):
         manifest = base.manifest
+        if factory == faiss_index.AUTO and manifest.factory in faiss_index.AUTOMATIC:
+            factory = manifest.factory  # what `auto` meant for its model
         if factory is not None and factory not in faiss_index.AUTOMATIC:
             faiss_index.create_index(factory, manifest.dimension)
         whole = len(base.segments) == 1 and base.segments[0].entry.tombstones is None
@@ -116,6 +119,8 @@ def compact(
         if not base.segments or (whole and current and factory in (None, manifest.factory)):
             return False
         manifest = replace(manifest, factory=manifest.factory if factory is None else factory)
+        if factory is not None and is_codes_alone(factory):
+            manifest = replace(manifest, kept="none")
         if manifest.kept == "none" and not manifest.factory.endswith(READ_BACK):
             manifest = replace(manifest, kept="int8")
         if factory is not None:  # they were measured on a different kind of index
@@ -189,15 +194,16 @@ def merge(target: Path, sources: Sequence[Path]) -> int:
             ef=None,
             rescore=None,
             tuning=None,
-            root=_only_root(generations),
+            root=_only(one.manifest.root for one in generations),
+            reading=_only(one.manifest.reading for one in generations),
         )
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents
 
 
-def _only_root(generations: Sequence[Generation]) -> str | None:
-    roots = {generation.manifest.root for generation in generations}
-    return roots.pop() if len(roots) == 1 else None
+def _only(values: Iterable[_T]) -> _T | None:
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manifest) -> None:

@@ -25,17 +25,34 @@ from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
 from .settings import BuildSettings, Mode
 
-__all__ = ["again", "dated", "in_language_of", "new_manifest", "publish", "storage_of", "tombstone"]
+__all__ = [
+    "again",
+    "dated",
+    "in_language_of",
+    "is_codes_alone",
+    "new_manifest",
+    "publish",
+    "storage_of",
+    "tombstone",
+]
 
 _IDS_AT_ONCE = 4096
 
 
 def storage_of(encoder: TextEncoder, settings: BuildSettings) -> tuple[str, Raw]:
-    """The factory and what is kept beside its codes: as given, or 8 or 6 bits a column where the model says so."""
-    asked = f"auto-{encoder.describe().get('index_precision')}"
-    if settings.factory == AUTO_FACTORY and settings.target_recall is None and asked in AUTOMATIC:
-        return asked, "none"
-    return settings.factory, settings.kept
+    """The factory and what is kept beside its codes.
+
+    As given; otherwise ``auto`` means 8 or 6 bits a column where the model says so, and nothing is kept beside those.
+    """
+    factory, asked = settings.factory, f"auto-{encoder.describe().get('index_precision')}"
+    if factory == AUTO_FACTORY and settings.target_recall is None and asked in AUTOMATIC:
+        factory = asked
+    return factory, settings.kept or ("none" if is_codes_alone(factory) else "fp32")
+
+
+def is_codes_alone(factory: str) -> bool:
+    """Whether an index of this factory keeps nothing beside its codes, unless told so."""
+    return factory in AUTOMATIC and factory != AUTO_FACTORY
 
 
 def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
@@ -54,6 +71,7 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         segments=(),
         language=settings.language,
         root=settings.root,
+        reading=settings.reading,
         passages=None if settings.passages is None else str(settings.passages),
         max_length=own_max_length(encoder),
     )
@@ -62,14 +80,14 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
 def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> Manifest:
     """The manifest of the same index with vectors of another ``encoder``; what was measured is dropped."""
     automatic = manifest.factory in AUTOMATIC
-    kept: Raw = "fp32" if manifest.kept == "none" else manifest.kept
-    settings = replace(settings, factory=AUTO_FACTORY if automatic else manifest.factory, kept=kept)
+    settings = replace(settings, factory=AUTO_FACTORY if automatic else manifest.factory, kept=None)
     fresh = new_manifest(encoder, settings)
     return replace(
         fresh,
         metric=manifest.metric,
         kept=fresh.kept if automatic else manifest.kept,
         root=manifest.root,
+        reading=manifest.reading,
         passages=manifest.passages,
         language=manifest.language,
     )

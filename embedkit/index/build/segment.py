@@ -41,6 +41,7 @@ def finish_segment(
     lossless = all(
         is_exact(read_index(folder / part.file, rows=part.rows, dimension=spool.dimension)) for part in parts
     )
+    assert settings.kept is not None  # the manifest's
     raw: Raw = "none" if lossless else settings.kept
     if raw != "none":
         write_raw(spool, folder / RAW_FILE, raw)

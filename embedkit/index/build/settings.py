@@ -11,7 +11,7 @@ from ...documents.errors import OnError
 from ...documents.passages import Passages
 from ..auto.stored import check_target
 from ..storage.faiss_index import AUTO, AUTOMATIC
-from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw
+from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw, ReadingEntry
 from ..words.languages import AUTO as AUTO_LANGUAGE
 from ..words.languages import check_language
 from .memory import DEFAULT_MAX_MEMORY
@@ -31,8 +31,8 @@ class BuildSettings:
     """How an index is built or changed; see `embedkit.index.Index.build` for each.
 
     ``factory``, ``metric``, ``kept``, ``target_recall``, ``overwrite``, ``language``, ``passages``, ``dedup`` and
-    ``root`` (the folder that ids of files are relative to) concern a new index only: a command that changes one takes
-    them from its manifest.
+    ``root`` (the folder that ids of files are relative to) and ``reading`` (how files were read) concern a new index
+    only: a command that changes one takes them from its manifest.
 
     Raises:
         ValueError: a setting is out of range.
@@ -40,7 +40,7 @@ class BuildSettings:
 
     factory: str = AUTO
     metric: Metric = "cosine"
-    kept: Raw = "fp32"
+    kept: Raw | None = None
     target_recall: float | None = None
     overwrite: bool = False
     restart: bool = False
@@ -49,6 +49,7 @@ class BuildSettings:
     on_error: OnError = "stop"
     language: str = AUTO_LANGUAGE
     root: str | None = None
+    reading: ReadingEntry | None = None
     passages: Passages | None = None
     dedup: str | None = None
 
@@ -57,9 +58,10 @@ class BuildSettings:
         object.__setattr__(self, "language", check_language(self.language))
         if self.metric not in METRICS:
             raise ValueError(f"metric must be 'cosine' or 'dot', not {self.metric!r}")
-        if self.kept not in RAW_KINDS:
+        if self.kept is not None and self.kept not in RAW_KINDS:
             raise ValueError(f"kept must be 'fp32', 'int8' or 'none', not {self.kept!r}")
-        if self.kept == "none" and not self.factory.endswith(READ_BACK):
+        measured = self.target_recall is not None  # `auto` itself has codes that can be read back
+        if self.kept == "none" and not self.factory.endswith(READ_BACK if measured else (*READ_BACK, AUTO)):
             raise ValueError(
                 f"kept 'none' needs codes that vectors can be read back from, of a factory that ends with "
                 f"{', '.join(_CODES)}, not {self.factory!r}; use kept 'int8'"

@@ -122,6 +122,11 @@ def check_search_parameters(generation: Generation, parameters: SearchParameters
     nprobe, ef, rescore = parameters.nprobe, parameters.ef, parameters.rescore
     if rescore is not None and rescore < 0:
         raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
+    if rescore and generation.manifest.kept == "none":
+        raise ValueError(
+            f"rescore does not apply: the index is {generation.factory} and keeps no vectors beside its codes; "
+            "build it with --keep fp32 or int8"
+        )
     if nprobe is not None and not generation.nlist:
         raise ValueError(f"nprobe does not apply: the index is {generation.factory}, without inverted lists")
     if nprobe is not None and not 1 <= nprobe <= generation.nlist:

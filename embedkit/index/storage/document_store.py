@@ -437,7 +437,9 @@ class DocumentReader:
                     raise ValueError(
                         f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
                     ) from None
-                raise ValueError(f"invalid condition {where[:200]!r}: {error}") from None
+                # SQLite speaks of the parenthesis that closes its statement
+                problem = str(error).replace('near ")": syntax error', "it is incomplete")
+                raise ValueError(f"invalid condition {where[:200]!r}: {problem}") from None
             finally:
                 self._db.set_progress_handler(None, 0)
                 self._restricted = False

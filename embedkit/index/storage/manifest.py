@@ -25,6 +25,7 @@ __all__ = [
     "Metric",
     "PartEntry",
     "Raw",
+    "ReadingEntry",
     "SegmentEntry",
     "TombstonesEntry",
     "WordsEntry",
@@ -138,6 +139,17 @@ class EncoderEntry:
 
 
 @dataclass(frozen=True)
+class ReadingEntry:
+    """How ``embedkit-index build`` read its files, which ``sync`` does too; named as its options."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    txt: str | None = None
+    text_field: str = "text"
+    id_field: str | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """One generation of an index, as in ``manifests/000001.json``.
 
@@ -149,6 +161,7 @@ class Manifest:
         nprobe, ef, rescore: the default search parameters; ``None``: those of the Faiss index.
         tuning: the measurements of an automatic choice of parameters, if there was one.
         root: the absolute folder that the names of files in ids are relative to; ``None``: they are not.
+        reading: how its files were read; ``None``: not by ``embedkit-index build``.
         passages: how documents are cut ("TOKENS:OVERLAP"); ``None``: they are whole.
         max_length: of the encoder, if it is not the model's own.
         language: of the words; "auto": not known yet.
@@ -169,6 +182,7 @@ class Manifest:
     rescore: int | None = None
     tuning: dict[str, Any] | None = None
     root: str | None = None
+    reading: ReadingEntry | None = None
     passages: str | None = None
     max_length: int | None = None
     language: str = AUTO
@@ -329,6 +343,7 @@ class _Parser:
             rescore=self.optional_count(data, "rescore"),
             tuning=None if data.get("tuning") is None else self.field(data, "tuning", dict),
             root=None if data.get("root") is None else self.field(data, "root", str),
+            reading=None if data.get("reading") is None else self.reading(self.field(data, "reading", dict)),
             passages=None if data.get("passages") is None else self.field(data, "passages", str),
             max_length=self.optional_count(data, "max_length"),
             language=AUTO if data.get("language") is None else self.language(data),
@@ -336,6 +351,18 @@ class _Parser:
         if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")
         return manifest
+
+    def reading(self, data: dict[str, Any]) -> ReadingEntry:
+        patterns = {}
+        for name in ("include", "exclude"):
+            patterns[name] = tuple(self.field(data, name, list))
+            if not all(isinstance(pattern, str) for pattern in patterns[name]):
+                raise _damaged(self.path, f"field {name!r} is not a list of strings")
+        texts = {
+            name: None if data.get(name) is None else self.field(data, name, str)
+            for name in ("txt", "id_field")
+        }
+        return ReadingEntry(**patterns, text_field=self.field(data, "text_field", str), **texts)
 
     def segment(self, data: object) -> SegmentEntry:
         if not isinstance(data, dict):

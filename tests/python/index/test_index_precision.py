@@ -94,6 +94,8 @@ def test_six_bits_a_column(tmp_path: Path) -> None:
         np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, axis=1), atol=0.03)
         assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, best, strict=True)]) > 0.9
         assert index.verify()["documents"] == 2000
+        with pytest.raises(ValueError, match="rescore does not apply: the index is SQ6 and keeps no vectors"):
+            index.search_vectors(vectors[:2], 10, rescore=4)
 
 
 @pytest.mark.parametrize("encoder", [InBytes(), InSixBits()])
@@ -128,6 +130,34 @@ def test_codes_alone_must_be_readable(tmp_path: Path) -> None:
         assert index.info()["kept"] == "int8"
     with pytest.raises(ValueError, match="kept 'none' needs codes that vectors can be read back from"):
         Index.build(tmp_path / "b", documents, FakeEncoder(), factory="PQ8", kept="none")
+
+
+def test_what_is_asked_for_is_kept_beside_the_codes(tmp_path: Path) -> None:
+    _, documents = corpus(300)
+    with Index.build(tmp_path / "a", documents, InBytes(), kept="fp32") as index:
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "fp32")
+        index.reembed(InBytes("other"))
+        assert index.info()["kept"] == "none"  # what is automatic is chosen anew
+    with Index.build(tmp_path / "b", documents, FakeEncoder(), factory="auto-int8") as index:
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "none")
+        assert index.compact(factory="Flat")
+        assert index.compact(factory="auto-int6")
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ6", "none")
+        index.delete(["k0"])
+        assert index.compact(factory="auto")  # as its build chose, not Flat
+        assert index.info()["factory"] == "SQ6"
+    with Index.build(tmp_path / "c", documents, InBytes(), kept="none") as index:
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "none")
+
+
+def test_eval_measures_what_build_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "docs.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n', "utf-8")
+    (tmp_path / "pairs.tsv").write_text("one\ta\n", "utf-8")
+    command = ["eval", str(tmp_path / "docs.jsonl"), "--pairs", str(tmp_path / "pairs.tsv"), "--json"]
+    assert main([*command, "--factory", "auto", "--factory", "auto-int8"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    codes = {"int8": "SQ8", "int6": "SQ6"}[Encoder().describe()["index_precision"]]
+    assert {row["factory"] for row in rows} == {codes, "SQ8"}
 
 
 def test_a_folder_says_so(make_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_encoder import FakeEncoder
 
+from embedkit.cli.main import main
 from embedkit.documents import InputError
 from embedkit.documents.readers import Corpus, Names
 from embedkit.index import BuildSettings, Document, Index
@@ -198,3 +199,27 @@ def test_a_text_that_moves_to_another_file_stays(folder: Path, tmp_path: Path) -
         write(folder, {"a.jsonl": '{"id": "y", "text": "stays"}\n'})
         assert sync(index, folder, WHOLE).deleted == 0
         assert {"x", "y"} <= held(index).keys()
+
+
+def test_the_command_reads_as_build_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(
+        tmp_path,
+        {"f/a.jsonl": '{"body": "one", "key": "x"}\n', "f/drafts/b.jsonl": '{"body": "two", "key": "y"}\n'},
+    )
+    options = ["--exclude", "drafts", "--text-field", "body", "--id-field", "key"]
+    assert main(["build", "f", "-o", "index", *options]) == 0
+    assert main(["sync", "f", "index"]) == 0
+    with Index.open("index") as index:
+        assert held(index) == {"x": "one"}
+        index.compact()
+    assert main(["sync", "f", "index", "--exclude", "nothing"]) == 0
+    with Index.open("index") as index:
+        assert held(index) == {"x": "one", "y": "two"}
+    capsys.readouterr()
+    assert main(["sync", "f", "index"]) == 0  # as it was built: the draft goes
+    assert "1 file, 0 read; 0 documents written, 0 replaced, 1 deleted" in capsys.readouterr().out
+    with Index.open("index") as index:
+        assert held(index) == {"x": "one"}
