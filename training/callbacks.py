@@ -50,12 +50,17 @@ class EarlyStopping(TrainerCallback):
         self._patience = patience
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ignores scores before the first step, whose weights are not kept."""
+        """Stop if the patience is used up."""
+        control.should_training_stop |= self.is_over(args, state)
+
+    def is_over(self, args: Any, state: Any) -> bool:
+        """Whether the patience is used up; scores before the first step, whose weights are not kept, do not count."""
         name = args.metric_for_best_model
         scores = [entry[name] for entry in state.log_history if name in entry and entry["step"] > 0]
+        worst = -math.inf if args.greater_is_better else math.inf
+        known = [worst if math.isnan(score) else score for score in scores]
         best = np.argmax if args.greater_is_better else np.argmin
-        if scores and len(scores) - 1 - int(best(scores)) >= self._patience:
-            control.should_training_stop = True
+        return bool(scores) and len(scores) - 1 - int(best(known)) >= self._patience
 
 
 class Clock(TrainerCallback):
@@ -68,10 +73,14 @@ class Clock(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Add the seconds before the resume."""
+        self.restore(state)
+        self._last = time.monotonic()
+
+    def restore(self, state: Any) -> None:
+        """Take the seconds that the log of an earlier call has."""
         self.seconds = next(
             (e["train_seconds"] for e in reversed(state.log_history) if "train_seconds" in e), 0.0
         )
-        self._last = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Write the seconds to the log, which checkpoints contain."""

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.output.suffix not in _FORMATS:
         raise ValueError(f"{options.output}: unknown kind of file; mine writes {' and '.join(_FORMATS)}")
+    if not options.output.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{options.output}: its folder does not exist; create it first")
     chosen = MineOptions(
         negatives=options.negatives,
         range_min=options.range_min,
@@ -69,9 +72,15 @@ def run(options: argparse.Namespace) -> int:
     if options.corpus is not None:
         source = {"path": str(options.corpus), "columns": {"text": options.corpus_column}}
         corpus = read(source, root=Path()).texts("text")
+    pairs = list(zip(table.texts("anchor"), table.texts("positive"), strict=True))
+    if options.output.suffix == ".tsv":
+        for text in chain(*pairs, corpus):
+            if set(text) & set("\t\r\n"):
+                raise ValueError(
+                    f"{options.output}: a tab or line break in {text!r:.80}, which .tsv cannot hold; write .jsonl"
+                )
     judge = None if options.cross_encoder is None else CrossEncoder(options.cross_encoder)
     encoder = Encoder() if options.model is None else Encoder(options.model)
-    pairs = list(zip(table.texts("anchor"), table.texts("positive"), strict=True))
     mined = mine_negatives(pairs, encoder, chosen, corpus=corpus, cross_encoder=judge)
     written = mined.triplets() if options.triplets else mined.columns()
     count = _write(options.output, written)
@@ -90,10 +99,6 @@ def _write(path: Path, columns: Mapping[str, Sequence[Any]]) -> int:
     if path.suffix == ".jsonl":
         lines = [json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows]
     else:
-        if broken := next((text for row in rows for text in row if set(text) & set("\t\r\n")), None):
-            raise ValueError(
-                f"{path}: a tab or line break in {broken!r:.80}, which .tsv cannot hold; write .jsonl"
-            )
         lines = ["\t".join(row) for row in [tuple(columns), *rows]]
     write_text(path, "".join(f"{line}\n" for line in lines))
     return len(rows)

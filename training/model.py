@@ -70,9 +70,9 @@ class ModelOptions:
         max_length: maximum number of tokens in a text, special tokens included.
         dropout: of hidden states and attention; None for the backbone's own.
         freeze_embeddings: do not train the word, position and type embeddings.
-        prompts: name -> text, written into the model folder beside the backbone's own; None for none, nor the
-            backbone's. The prompt of training data is ``data.TASK.prompts``; dev sets of queries and documents use
-            ``query`` and ``document``.
+        prompts: name -> text, written into the model folder. The prompt of training data is ``data.TASK.prompts``; dev
+            sets of queries and documents use ``query`` and ``document``.
+        keep_prompts: whether the backbone's own prompts and its default stay beside them.
         default_prompt: the name of the prompt that the trained model uses when none is given; None for the backbone's.
         lora: train low-rank additions to the backbone instead of its weights; they are merged when it is saved.
     """
@@ -87,7 +87,8 @@ class ModelOptions:
     max_length: int = 128
     dropout: float | None = None
     freeze_embeddings: bool = False
-    prompts: dict[str, str] | None = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+    keep_prompts: bool = True
     default_prompt: str | None = None
     lora: LoraOptions | None = None
 
@@ -187,11 +188,12 @@ class SentenceModel(nn.Module):
 
     def _add_prompts(self) -> None:
         options = self.options
-        if options.prompts is None:
-            prompts, default = {}, options.default_prompt
+        prompts, default = options.prompts, options.default_prompt
+        if options.keep_prompts:
+            prompts = {**self.settings.prompts, **prompts}
+            default = default or self.settings.default_prompt_name
         else:
-            prompts = {**self.settings.prompts, **options.prompts}
-            default = options.default_prompt or self.settings.default_prompt_name
+            self.include_prompt = True
         if default is not None and default not in prompts:
             raise ValueError(
                 f"model.default_prompt {default!r} is none of the prompts {', '.join(prompts) or '(none)'}; "

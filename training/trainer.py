@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from .callbacks import Clock, EarlyStopping, Milestones, Progress
 from .data.checks import check
@@ -195,7 +195,9 @@ class _Run:
         options, length = recipe.training, recipe.model.max_length
         folder = objective.encoder.tokenizer_folder
         prompts = {task: source.get("prompts", {}) for task, source in recipe.data.items()}
-        dev_prompts = {task: source.get("prompts", {}) for task, source in recipe.evaluation.dev.items()}
+        dev_prompts = {  # a dev set without prompts of its own has those of the data of its name
+            task: source["prompts"] for task, source in recipe.evaluation.dev.items() if "prompts" in source
+        }
         if any(prompts.values()) and not getattr(objective.encoder, "include_prompt", True):
             raise ValueError(
                 f"{recipe.model.path} leaves prompts out of its pooling, which training does not; remove the prompts"
@@ -225,8 +227,10 @@ class _Run:
         )
         self.clock = Clock()
         callbacks = [self.clock, Progress(objective), Milestones(self._evaluated)]
+        self.stopping = None
         if options.early_stopping is not None:
-            callbacks.append(EarlyStopping(options.early_stopping))
+            self.stopping = EarlyStopping(options.early_stopping)
+            callbacks.append(self.stopping)
         self.trainer = Loop(
             objective,
             arguments,
@@ -318,6 +322,8 @@ class _Run:
         if not self.trained:
             return []
         last = last_checkpoint(self.output / "checkpoints")
+        if last is not None and self._restored(last):
+            return list(self.trainer.state.log_history)
         # scores the untrained model and checks that evaluation.select is a dev score
         self.trainer.args.eval_on_start = last is None and self._evaluated
         if last is not None:
@@ -326,6 +332,18 @@ class _Run:
             self.trainer.train(resume_from_checkpoint=None if last is None else str(last))
         history: list[dict[str, Any]] = self.trainer.state.log_history
         return history
+
+    def _restored(self, last: Path) -> bool:
+        """Whether the training was over at this checkpoint; then its state and the weights to keep are loaded."""
+        state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        stopped = self.stopping is not None and self.stopping.is_over(self.trainer.args, state)
+        if state.global_step < self.trainer.args.max_steps and not stopped:
+            return False
+        self.trainer.state = state
+        self.clock.restore(state)
+        best = state.best_model_checkpoint
+        self.trainer._load_from_checkpoint(str(last if best is None else last.with_name(Path(best).name)))
+        return True
 
     def dev_scores(self) -> dict[str, float]:
         """Scores of the objective's tasks, and those that do not depend on it."""

@@ -75,6 +75,8 @@ class UnilmModel(SentenceModel):
         A published checkpoint's linear layer on [CLS] (``pooler.dense``) becomes the projection if that has its
         size.
         """
+        if options.lora is not None:
+            raise ValueError("model.lora: RoFormer-Sim trains all its weights; remove it")
         folder = transformer_folder(options.path)
         if options.random or (folder / GENERATOR_FILE).is_file():
             model = cls(options, folder, load_backbone(options, folder))

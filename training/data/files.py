@@ -41,7 +41,8 @@ def file_rows(path: Path) -> Rows:
         )
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path}: no such file. Relative paths start at the data root: set EMBEDKIT_DATA to its folder"
+            f"{path}: no such file. Relative paths start at the folder of --data (or EMBEDKIT_DATA); "
+            "`embedkit-train RECIPE --show` lists the files that a recipe reads"
         )
     origin = str(path)
     if kind == [".parquet"]:

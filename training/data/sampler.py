@@ -323,8 +323,9 @@ class _Plan:
         units, world = len(drawn) // self._world_size, self._world_size
         parts = -(-count // _MEGABATCH)
         for part in range(parts):
-            own = (part + 1) * count // parts - part * count // parts
-            block = drawn[part * units // parts * world : (part + 1) * units // parts * world]
+            first, last = part * count // parts, (part + 1) * count // parts
+            own = last - first
+            block = drawn[first * units // count * world : last * units // count * world]
             block = block[np.argsort(-self.lengths[block], kind="stable")]
             tokens = self.lengths[block].reshape(-1, world).sum(1).cumsum()
             cuts = np.searchsorted(tokens, tokens[-1] * np.arange(1, own) / own) + 1

@@ -30,6 +30,7 @@ from ...model_folder.json_file import read_json, write_json
 from ..data.readers import read
 from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..recipe import Recipe, recipe_of
+from ..run_folder import last_checkpoint
 from ..teacher import TeacherOptions
 from ..trainer import train
 from ..whole_file import write_text, write_whole
@@ -195,6 +196,11 @@ def distill(
     done = output / "report.json"
     if done.is_file():
         report: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        if report["index_precision"] != options.index_precision:
+            raise FileExistsError(
+                f"{output} holds a student whose vectors are stored in {report['index_precision']}, not "
+                f"{options.index_precision}; choose another output, or remove it"
+            )
         return report
     trained = output / "run" / "model"
     with Encoder(trained, precision="fp32") as student:
@@ -216,6 +222,7 @@ def distill(
         "machine": result["machine"],
         "texts": result["examples"]["texts"],
         "held_out": len(held),
+        "index_precision": options.index_precision,
         "dev": result["dev"],
         **found,
     }
@@ -237,9 +244,23 @@ def _texts(
     options: DistillOptions,
 ) -> tuple[Path, Path]:
     """The distinct texts as the student reads them: those to train on, and those that are held out. Written once."""
-    train_file, held_file = output / "texts.jsonl", output / "held_out.jsonl"
+    train_file, held_file, about_file = (
+        output / name for name in ("texts.jsonl", "held_out.jsonl", "texts.json")
+    )
+    paths = [given] if isinstance(given, str | os.PathLike) else given
+    about: dict[str, Any] = {"texts": [os.path.abspath(path) for path in paths], "text_field": text_field}
+    if options.query_prompt:
+        about |= {"query_prompt": options.query_prompt, "prompt_words": options.prompt_words}
     if train_file.is_file():
-        return train_file, held_file
+        if about_file.is_file() and json.loads(about_file.read_text(encoding="utf-8")) == about:
+            return train_file, held_file
+        if (output / "report.json").is_file() or last_checkpoint(output / "run" / "checkpoints") is not None:
+            raise FileExistsError(
+                f"{output} holds a run of other texts or another query prompt (see its texts.json); choose another "
+                "output, or remove it"
+            )
+        train_file.unlink()
+    write_text(about_file, json.dumps(about, indent=2) + "\n")
     written = TextWriter(output)
     for document in Corpus(given, text_field=text_field):
         check_unicode(document.origin or f"document {document.id}", document.text)
@@ -312,8 +333,8 @@ def _recipe(
                 "normalize": True,
                 "max_length": options.max_length,
                 "dropout": 0.0,
-                # None: a teacher's would come with its layers
-                "prompts": {"query": options.query_prompt, "document": ""} if options.query_prompt else None,
+                "prompts": {"query": options.query_prompt, "document": ""} if options.query_prompt else {},
+                "keep_prompts": False,  # a teacher's would come with its layers
                 "freeze_embeddings": True,
             },
             "data": {"texts": sources[0]},

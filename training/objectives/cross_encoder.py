@@ -86,6 +86,8 @@ class PairClassifier(nn.Module):
             FileNotFoundError: the folder does not exist.
             ValueError: the options do not fit a cross-encoder, or ``labels`` is None and the folder contains none.
         """
+        if options.lora is not None:
+            raise ValueError("model.lora: a cross-encoder trains all its weights; remove it")
         folder = transformer_folder(options.path)
         if labels is None:
             architectures = read_json(folder / "config.json").get("architectures")

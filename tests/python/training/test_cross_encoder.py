@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from embedkit.training import loop
 from embedkit.training.data.readers import Table, read
+from embedkit.training.lora import LoraOptions
 from embedkit.training.model import ModelOptions
 from embedkit.training.objectives.cross_encoder import CrossEncoder, CrossEncoderOptions, PairClassifier
 from embedkit.training.recipe import TrainingOptions
@@ -136,6 +137,8 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
         PairClassifier.load(ModelOptions(str(folder), max_length=64))
     with pytest.raises(ValueError, match=r"model\.normalize"):
         PairClassifier.load(ModelOptions(str(folder), max_length=64, normalize=True), NLI)
+    with pytest.raises(ValueError, match=r"model\.lora"):
+        PairClassifier.load(ModelOptions(str(folder), max_length=64, lora=LoraOptions()), NLI)
     with pytest.raises(ValueError, match=r"objective\.loss"):
         CrossEncoderOptions(loss="triplet")
     source = nli_source(write_nli(tmp_path / "train.tsv", 32, 1))

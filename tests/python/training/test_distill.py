@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,32 @@ def test_a_student_learns_a_query_prompt_of_its_own(
         ours, theirs = student.encode_query(asked), big.encode([sentences[0] + " " + text for text in asked])
         plain = big.encode(asked)
     assert agreement(theirs, ours)["spearman"] > agreement(plain, ours)["spearman"]
+
+
+def test_a_run_keeps_to_its_texts(make_model: MakeModel, sentences: list[str], tmp_path: Path) -> None:
+    teacher, first, second = str(make_model()), tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text("\n".join(sentences[:150]), encoding="utf-8")
+    second.write_text("\n".join(sentences[150:300]), encoding="utf-8")
+    options = DistillOptions(layers=[0], dimension=8, max_length=32, max_steps=2, query_prompt="find ")
+    output = tmp_path / "out"
+    with pytest.raises(
+        ValueError, match="fewer than the 10000 to learn"
+    ):  # it stops before its first checkpoint
+        distill(teacher, first, output, replace(options, dimension=10_000))
+    distill(teacher, second, output, options)  # so that other texts may still be given
+    learned = (output / "texts.jsonl").read_text(encoding="utf-8")
+    assert json.dumps(sentences[150], ensure_ascii=False) in learned + (output / "held_out.jsonl").read_text(
+        "utf-8"
+    )
+    assert sentences[0] not in learned
+    for texts, changed in (
+        (first, options),
+        (second, replace(options, query_prompt="search for ")),
+        (second, replace(options, index_precision="int6")),
+    ):
+        with pytest.raises(FileExistsError, match="choose another output"):
+            distill(teacher, texts, output, changed)
+    assert Encoder(output / "model").prompts["query"] == "find "
 
 
 def test_a_student_of_two_teachers_from_the_command_line(

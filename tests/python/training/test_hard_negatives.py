@@ -193,6 +193,16 @@ def test_the_command(
     assert cli.main([*command, "--negatives", "2", "--triplets"]) == 0
     triplets = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [list(row) for row in triplets] == [["anchor", "positive", "negative"]] * 6
-    command[2] = str(tmp_path / "out.csv")
-    assert cli.main(command) == 2
-    assert "mine writes .tsv and .jsonl" in capsys.readouterr().err
+    for name, problem in (("out.csv", "mine writes .tsv and .jsonl"), ("no/out.tsv", "create it first")):
+        command[2] = str(tmp_path / name)
+        assert cli.main(command) == 2
+        assert problem in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_said_before_mining(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"anchor": "a", "positive": "two\\nlines"}\n', encoding="utf-8")
+    monkeypatch.setattr("embedkit.Encoder", None)  # no model is opened
+    assert cli.main(["mine", str(tmp_path / "pairs.jsonl"), str(tmp_path / "out.tsv")]) == 2
+    assert "a tab or line break in 'two\\nlines'" in capsys.readouterr().err

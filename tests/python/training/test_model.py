@@ -121,8 +121,12 @@ def test_the_backbones_prompts_are_kept(
         expected = reader.encode(texts[:20], prompt_name=name, show_progress_bar=False)
         np.testing.assert_allclose(encoder.encode(texts[:20], prompt_name=name), expected, atol=2e-6)
         assert not np.allclose(expected, model.encode(texts[:20]), atol=1e-3)
-    bare = Encoder(saved(load(source, prompts=None), tmp_path / "bare"))
-    assert not any(bare.prompts.values())
+    own = load(source, prompts={"query": "find "}, keep_prompts=False)
+    bare = Encoder(saved(own, tmp_path / "bare"))
+    assert {name: text for name, text in bare.prompts.items() if text} == {"query": "find "}
+    assert bare.default_prompt_name is None
+    prompted = bare.encode(texts[:5], prompt_name="query")  # whose tokens are pooled, as in training
+    np.testing.assert_allclose(prompted, own.encode([f"find {text}" for text in texts[:5]]), atol=2e-6)
     random = load(source, random=True)
     assert Encoder(saved(random, tmp_path / "random")).similarity_fn_name == "cosine"
 

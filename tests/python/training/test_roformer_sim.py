@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 from embedkit.training.data.readers import Table
 from embedkit.training.data.store import TextStore
 from embedkit.training.generate import SimilarSentences, generate_similar, nucleus
+from embedkit.training.lora import LoraOptions
 from embedkit.training.model import ModelOptions, Projection, SentenceModel
 from embedkit.training.objectives.roformer_sim import (
     RoformerSim,
@@ -456,6 +457,8 @@ def test_wrong_input_is_named(data: Path, make_model: Callable[..., Path]) -> No
         UnilmModel.load(_options(data, path=str(make_model()), random=True))
     with pytest.raises(ValueError, match=r"pooling=cls"):
         UnilmModel.load(_options(data, pooling="mean"))
+    with pytest.raises(ValueError, match=r"model\.lora"):
+        UnilmModel.load(_options(data, lora=LoraOptions()))
     tasks = {"pairs": {"path": "pairs.tsv"}}
     for labels in ({}, {"labels": ["1", "0"]}):
         tasks["pairs"] |= labels

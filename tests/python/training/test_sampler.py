@@ -75,6 +75,15 @@ def test_batches_of_as_many_tokens(
     assert budget > 256 or seen[0] != seen[1]
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_nearly_as_many_batches_as_texts(world: int) -> None:
+    for rank in range(world):
+        sampler = one_task(
+            np.full(203 * world, 1000), 1, batch_tokens=1005 * world, world_size=world, rank=rank
+        )
+        assert min(len(batch) for batch in sampler) >= 1
+
+
 def test_batches_of_tokens_may_repeat_texts() -> None:
     rows = TaskRows(range(8), texts=np.zeros((8, 1), np.int64))
     with pytest.raises(ValueError, match="may hold a text twice"):

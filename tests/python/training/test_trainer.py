@@ -266,6 +266,56 @@ def test_a_run_stopped_after_its_last_step_is_finished(content: dict[str, Any], 
             assert torch.equal(weights(output)[name], tensor), name
 
 
+@pytest.mark.parametrize(
+    ("options", "course"),
+    [
+        ({"eval_steps": 3}, ({0: 1, 3: 90, 6: 30, 9: 20, 12: 10}, 12)),  # the best is early
+        ({"eval_steps": 3, "max_steps": 7, "scheduler": "constant"}, ({0: 1, 3: 5, 6: 9, 7: 7}, 7)),
+        ({"eval_steps": 2, "early_stopping": 2}, ({0: 99, 2: 40, 4: math.nan, 6: 20, 8: 80}, 6)),
+    ],
+)
+def test_a_run_that_is_over_is_trained_no_further(
+    options: dict[str, Any],
+    course: tuple[dict[int, float], int],
+    content: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed after its last checkpoint: the best one may be an earlier, and early stopping had decided."""
+    scores, steps = course
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a step was trained again")
+
+    monkeypatch.setattr(
+        trainer._Run, "dev_scores", lambda run: {"nli_accuracy": scores[run.trainer.state.global_step]}
+    )
+    content["evaluation"]["select"] = "nli_accuracy"
+    recipe = make(content, **options)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_folder, "write_card", stop)
+        train(recipe, tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Loop, "training_step", refuse)
+        result = train(recipe, tmp_path / "run")
+    expected = train(recipe, tmp_path / "whole")
+    assert result["steps"] == expected["steps"] == steps
+    assert (
+        result["best_step"]
+        == expected["best_step"]
+        == max(
+            (step for step in scores if 0 < step <= steps and not math.isnan(scores[step])),
+            key=lambda s: scores[s],
+        )
+    )
+    assert result["train_seconds"] > 0
+    for name, tensor in weights(tmp_path / "whole").items():
+        assert torch.equal(weights(tmp_path / "run")[name], tensor), name
+
+
 def test_two_processes_train_like_one(
     content: dict[str, Any], tmp_path: Path, make_model: Callable[..., Path]
 ) -> None:
