@@ -211,15 +211,15 @@ def _help(*command: str) -> str:
 
 
 def _models() -> str:
-    """The tested models."""
+    """The known models."""
     from embedkit import list_models
 
-    rows = ["| model | dimension | MB | tokens | language | license | scores |", "|---" * 7 + "|"]
+    rows = ["| model | dimension | MB | tokens | language | license | compared | scores |", "|---" * 8 + "|"]
     for one in list_models():
         scores = ", ".join(f"{score:g} ({name})" for name, score in one.scores.items())
         rows.append(
             f"| `{one.name}` | {one.dimension} | {one.megabytes} | {one.max_length} | {one.language} | "
-            f"{one.license} | {scores} |"
+            f"{one.license} | {one.checked} | {scores} |"
         )
     return "\n".join(rows)
 

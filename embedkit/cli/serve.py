@@ -252,7 +252,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _keys(arguments: argparse.Namespace) -> tuple[str, ...]:
     keys = [*arguments.api_key, *os.environ.get("EMBEDKIT_API_KEY", "").split(",")]
     if arguments.api_key_file is not None:
-        keys += arguments.api_key_file.read_text(encoding="utf-8").splitlines()
+        try:
+            keys += arguments.api_key_file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ValueError(f"--api-key-file {arguments.api_key_file}: {error.strerror}") from None
     keys = [key.strip() for key in keys if key.strip()]
     if (arguments.api_key or arguments.api_key_file) and not keys:
         raise ValueError("no API key was given: --api-key or the file of --api-key-file is empty")

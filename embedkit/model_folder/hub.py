@@ -96,7 +96,7 @@ def resolve(
         )
         raise FileNotFoundError(
             f"no folder {name!r} exists, {repository!r} is not in the cache, and {reason}; connect once, "
-            "or copy the model folder here and give its path. Encoder() without a model needs no network."
+            "or copy the model folder here and give its path"
         ) from error
 
 

@@ -247,8 +247,8 @@ class Memory:
 class Pool(Generic[_M]):
     """Models of one kind. Those that do not fit the memory are loaded when they are asked for."""
 
-    def __init__(self, models: Iterable[Served[_M]], memory: Memory) -> None:
-        """The first model is the one of requests that name none.
+    def __init__(self, models: Iterable[Served[_M]], memory: Memory, option: str = "--model") -> None:
+        """The first model is the one of requests that name none; ``option`` of the server names such models.
 
         Raises:
             ValueError: two models have one name.
@@ -260,6 +260,7 @@ class Pool(Generic[_M]):
                     raise ValueError(f"two models are named {name!r}; name one with --model NAME=FOLDER")
                 self.models[name] = one
         self._memory = memory
+        self._option = option
         memory.watch(self.distinct)
 
     @property
@@ -272,13 +273,13 @@ class Pool(Generic[_M]):
         if name is None and self.models:
             return next(iter(self.models.values()))
         if name not in self.models:
-            known = ", ".join(map(repr, self.models))
-            raise ApiError(
-                404,
-                f"model {name!r} is not served here; {f'known are {known}' if known else 'there is none of this kind'}",
-                param="model",
-                code="model_not_found",
+            known = f"known are {', '.join(map(repr, self.models))}"
+            problem = (
+                f"model {name!r} is not served here; {known}"
+                if self.models
+                else f"no model for this is served; start the server with {self._option} MODEL"
             )
+            raise ApiError(404, problem, param="model", code="model_not_found")
         return self.models[name]
 
     def load_what_fits(self) -> None:

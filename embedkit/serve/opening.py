@@ -94,6 +94,7 @@ def open_state(options: Options) -> State:
             for name, loads in _by_model(options.rerankers)
         ],
         memory,
+        "--rerank",
     )
     embedders.load_what_fits()
     rerankers.load_what_fits()

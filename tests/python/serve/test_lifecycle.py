@@ -115,6 +115,7 @@ def test_wrong_options_end_it_before_it_listens(tmp_path: Path) -> None:
         (["--model", str(tmp_path / "x/m"), "--model", str(tmp_path / "y/m")], "two models are named 'm'"),
         (["--max-memory", "1MB"], "--max-memory allows 1,000,000"),
         (["--api-key-file", str(tmp_path / "empty")], "no API key"),
+        (["--api-key-file", str(tmp_path / "none")], "none: No such file"),
         (["--timeout", "-1"], "invalid number of seconds"),
         (["--index", str(tmp_path)], "index"),
     ):

@@ -70,7 +70,8 @@ def test_errors_of_rerank_suit_both_clients(searching: RunningServer, body: Any,
 
 
 def test_a_server_without_a_reranker_says_so(server: RunningServer) -> None:
-    assert server.post("/rerank", {"query": "a", "documents": ["b"]}).status_code == 404
+    answer = server.post("/rerank", {"query": "a", "documents": ["b"]})
+    assert answer.status_code == 404 and "start the server with --rerank MODEL" in answer.text
 
 
 def test_embed_as_tei(server: RunningServer) -> None:
