@@ -40,7 +40,7 @@ except ImportError:  # the pages are written without it
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPES = ROOT / "training" / "recipes"
-PAGES = ("changes", "commands", "models", "reference")
+PAGES = ("changes", "commands", "models", "reference", "scope", "speed", "train")
 PYTHON = (3, 11)
 _MARKER = re.compile(
     r"^<!-- generated: (?P<name>\S+)(?P<arguments>.*?) -->$"
@@ -124,6 +124,11 @@ def _figure(name: str, *caption: str) -> str:
     if not (RESULTS / name).is_file():
         return "*Not measured yet.*"
     return f"![{' '.join(caption)}](figures/{name})"
+
+
+def _figure_in_repository(name: str, *caption: str) -> str:
+    """The same plot, as the page in the repository reaches it."""
+    return _figure(name, *caption).replace("(figures/", "(../benchmarks/results/")
 
 
 def _recipes() -> str:
@@ -334,7 +339,7 @@ def _parameters(found: Any) -> str:
 
 GENERATE["reference"] = _reference
 
-IN_PAGES: dict[str, Callable[..., str]] = {"reference": _summary}
+IN_PAGES: dict[str, Callable[..., str]] = {"figure": _figure_in_repository, "reference": _summary}
 """What stands in the pages themselves, where the site has something else."""
 
 
