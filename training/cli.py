@@ -108,11 +108,17 @@ def _command_options(name: str, arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _commands() -> str:
+    """A line for each subcommand."""
+    lines = (f"  {name:<15} {about}" for name, (_, about) in _COMMANDS.items())
+    return "commands (embedkit-train COMMAND --help):\n" + "\n".join(lines) + "\n\n"
+
+
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(
         prog="embedkit-train",
         description="Train a sentence encoder from a recipe.",
-        epilog=_EPILOG,
+        epilog=_commands() + _EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("recipe", nargs="?", help="a YAML file, or the name of a built-in recipe")
