@@ -118,9 +118,9 @@ def compact(
         current = base.has_words and language in (None, base.manifest.language)
         if not base.segments or (whole and current and factory in (None, manifest.factory)):
             return False
-        manifest = replace(manifest, factory=manifest.factory if factory is None else factory)
-        if factory is not None and is_codes_alone(factory):
-            manifest = replace(manifest, kept="none")
+        if factory is not None and factory != manifest.factory:
+            kept = "none" if is_codes_alone(factory) else manifest.kept
+            manifest = replace(manifest, factory=factory, kept=kept)
         if manifest.kept == "none" and not manifest.factory.endswith(READ_BACK):
             manifest = replace(manifest, kept="int8")
         if factory is not None:  # they were measured on a different kind of index

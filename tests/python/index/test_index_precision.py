@@ -136,6 +136,9 @@ def test_what_is_asked_for_is_kept_beside_the_codes(tmp_path: Path) -> None:
     _, documents = corpus(300)
     with Index.build(tmp_path / "a", documents, InBytes(), kept="fp32") as index:
         assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "fp32")
+        index.delete(["k0"])
+        assert index.compact(factory="auto")
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "fp32")
         index.reembed(InBytes("other"))
         assert index.info()["kept"] == "none"  # what is automatic is chosen anew
     with Index.build(tmp_path / "b", documents, FakeEncoder(), factory="auto-int8") as index:
