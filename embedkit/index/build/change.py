@@ -23,7 +23,7 @@ from ..storage.document_store import DocumentWriter
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
-from ..storage.manifest import Manifest, SegmentEntry
+from ..storage.manifest import Manifest, Raw, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from ..words.languages import check_language
@@ -119,7 +119,7 @@ def compact(
         if not base.segments or (whole and current and factory in (None, manifest.factory)):
             return False
         if factory is not None and factory != manifest.factory:
-            kept = "none" if is_codes_alone(factory) else manifest.kept
+            kept: Raw = "none" if is_codes_alone(factory) else manifest.kept
             manifest = replace(manifest, factory=factory, kept=kept)
         if manifest.kept == "none" and not manifest.factory.endswith(READ_BACK):
             manifest = replace(manifest, kept="int8")
