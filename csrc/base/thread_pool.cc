@@ -1,7 +1,7 @@
 #include "base/thread_pool.h"
 
 #include <algorithm>
-#include <system_error>
+#include <exception>
 
 #include "base/platform.h"
 
@@ -96,7 +96,7 @@ bool ThreadPool::start_helper() {
   try {
     std::thread(loop, this, helpers_.back().get()).detach();
     return true;
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // too many threads, or no memory for one
     helpers_.pop_back();
     return false;
   }

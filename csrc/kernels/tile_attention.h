@@ -459,6 +459,7 @@ size_t tile_attention_scratch(size_t length, size_t head_size) {
 
 template <class V, class Tiles>
 void tile_attention(const AttentionTask* tasks, size_t heads) {
+  if (tasks->length == 0) return;  // a text without tokens: no tile has 0 rows
   TileAttention<V, Tiles>(tasks, heads).run();
 }
 

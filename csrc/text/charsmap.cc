@@ -116,11 +116,13 @@ Charsmap::Charsmap(std::string_view bytes) {
           "the strings of the precompiled character map are not valid UTF-8");
   strings_.push_back('\0');
   // Every path from the root must stay in the array and lead to the start of a character.
-  std::vector<bool> seen(units_.size());
+  // The children of a base are in its block of 256 units.
+  std::vector<bool> seen((units_.size() + 255) / 256 * 256);
   std::vector<uint32_t> stack;
   const auto visit = [&](uint32_t base) {
-    if (base >= units_.size() || !seen[base]) stack.push_back(base);
-    if (base < units_.size()) seen[base] = true;
+    if (base >= seen.size() || seen[base]) return;
+    seen[base] = true;
+    stack.push_back(base);
   };
   visit(offset(units_[0]));
   while (!stack.empty()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -15,6 +16,7 @@ namespace {
 
 constexpr size_t kWindow = size_t{1} << 16;  // of text that may be worked on in parts
 constexpr size_t kKept = size_t{1} << 18;    // buffers that held a longer piece of text are not kept
+constexpr size_t kMostSteps = 64;            // of a pre-tokenizer; published ones have up to four
 
 // Before a space between ASCII letters or digits, behind the size of a window; else the end of the text.
 size_t window_end(std::string_view text, size_t begin) {
@@ -56,6 +58,9 @@ struct Subword::Tables {
         raw(matcher(options.added_tokens, nullptr)),
         normalized(matcher(options.added_tokens, &normalizer)),
         vocab_size(options.vocab_size) {
+    // Each step is a call within the one before it.
+    require(splits.size() <= kMostSteps, "a pre-tokenizer of ", splits.size(), " steps; at most ", kMostSteps,
+            " are run");
     for (size_t i = 0; i < splits.size(); ++i) {
       const SplitStep& step = splits[i];
       const bool texts = step.kind == SplitStep::Kind::kString || step.kind == SplitStep::Kind::kMetaspace;
@@ -258,8 +263,9 @@ size_t Subword::vocab_size() const { return tables_->vocab_size; }
 std::shared_ptr<Tokenizer::Buffers> Subword::make_buffers() const {
   std::unique_ptr<Work> work;
   {
-    const std::lock_guard lock(pool_->mutex);
-    if (!pool_->idle.empty()) {
+    // Not waited for: in a forked child it may be locked for ever.
+    const std::unique_lock lock(pool_->mutex, std::try_to_lock);
+    if (lock && !pool_->idle.empty()) {
       work = std::move(pool_->idle.back());
       pool_->idle.pop_back();
     }
@@ -272,8 +278,12 @@ std::shared_ptr<Tokenizer::Buffers> Subword::make_buffers() const {
   const auto give_back = [pool = pool_](Work* used) {
     std::unique_ptr<Work> mine(used);
     if (mine->longest > kKept) return;
-    const std::lock_guard lock(pool->mutex);
-    pool->idle.push_back(std::move(mine));
+    const std::unique_lock lock(pool->mutex, std::try_to_lock);
+    if (!lock) return;
+    try {
+      pool->idle.push_back(std::move(mine));
+    } catch (const std::bad_alloc&) {  // a deleter must not throw
+    }
   };
   return std::shared_ptr<Work>(work.release(), give_back);
 }

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--on-overflow",
         choices=("truncate", "error"),
         default="truncate",
-        help="what happens to texts longer than the model reads (default: truncate)",
+        help="what happens to texts longer than the model reads (default: truncate); a reranker cuts them always",
     )
     where = parser.add_argument_group("who may use it")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")

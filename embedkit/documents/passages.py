@@ -14,16 +14,17 @@ from typing import Any
 
 from .document import Document
 from .errors import InputError
+from .whole import heading_text
 
 __all__ = ["FIELD", "PassageCutter", "Passages", "document_of"]
 
 FIELD = "passage"
 """The field of a passage's metadata that holds its place."""
 
-_HEADING = re.compile(r"(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$")
+_HEADING = re.compile(r"(#{1,6})[ \t]+(\S.*)$")
 # a sentence's end, with the quotes and brackets behind it; or the end of a line
 _END = re.compile(
-    r"[.!?\u2026]+[\"'\u201d\u2019)\]]*(?=\s)|[\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\uff09]*|\n"
+    r"(?<![.!?\u2026])[.!?\u2026]+[\"'\u201d\u2019)\]]*(?=\s)|[\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\uff09]*|\n"
 )
 _WORD = re.compile(r"\S+")
 
@@ -204,7 +205,7 @@ class PassageCutter:
             if heading is not None:
                 begin = end = max(end, _line_end(text, start))
                 stop = start + len(text[start:end].rstrip())
-                units.append(_Unit(start, stop, 0, len(heading[1]), heading[2]))
+                units.append(_Unit(start, stop, 0, len(heading[1]), heading_text(heading[2])))
             elif not units or start >= units[-1].end:
                 units.append(_Unit(start, stop, 0))
         for unit, tokens in zip(units, self._lengths([text[u.begin : u.end] for u in units]), strict=True):

@@ -11,7 +11,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-__all__ = ["WHOLE", "UnreadableError", "import_reader", "not_utf8", "read_whole"]
+__all__ = ["WHOLE", "UnreadableError", "heading_text", "import_reader", "not_utf8", "read_whole"]
 
 WHOLE = ("text", "md", "html", "pdf", "docx")
 """Formats of one document per file; "text" is a ``.txt`` file read whole."""
@@ -19,7 +19,7 @@ WHOLE = ("text", "md", "html", "pdf", "docx")
 _MODULES = {"pdf": ("pypdf", "pypdf"), "docx": ("docx", "python-docx")}
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-_HEADING = re.compile(r"^#{1,2}[ \t]+(.+?)[ \t]*#*[ \t]*$", re.MULTILINE)
+_HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 
 
 def not_utf8(content: bytes, error: UnicodeDecodeError, *, first: bool = True) -> str:
@@ -82,8 +82,13 @@ def _markdown(text: str) -> tuple[str, dict[str, Any]]:
         text = text[match.end() :].lstrip("\r\n")
     heading = _HEADING.search(text)
     if heading is not None:
-        metadata.setdefault("title", heading[1])
+        metadata.setdefault("title", heading_text(heading[1]))
     return text, metadata
+
+
+def heading_text(line: str) -> str:
+    """A heading of Markdown behind its marks: without blanks and the marks that may close it."""
+    return line.rstrip(" \t\r").rstrip("#").rstrip(" \t") or line.strip()
 
 
 def _front_matter(content: str) -> dict[str, Any]:
@@ -95,14 +100,14 @@ def _front_matter(content: str) -> dict[str, Any]:
         ) from error
     try:
         fields = yaml.safe_load(content)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(fields, dict):
+            return {str(name): _as_json(value) for name, value in fields.items()}
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last: a list may hold itself
         reason = " ".join(str(error).split())
         raise UnreadableError(f"the front matter is not valid YAML: {reason[:200]}") from None
     if fields is None:
         return {}
-    if not isinstance(fields, dict):
-        raise UnreadableError("the front matter is not a list of fields (name: value)")
-    return {str(name): _as_json(value) for name, value in fields.items()}
+    raise UnreadableError("the front matter is not a list of fields (name: value)")
 
 
 def _as_json(value: Any) -> Any:
@@ -136,12 +141,13 @@ class _Text(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "title":
-            self._in_title = True
-        elif tag == "body":
+            self._in_title = "svg" not in self._hidden and not self.title
+            return
+        if tag == "body" or (tag in self._BLOCKS and self._hidden == ["head"]):
             self._hidden.clear()  # a head that was not closed
-        elif tag in self._HIDDEN:
+        if tag in self._HIDDEN:
             self._hidden.append(tag)
-        elif tag in self._BLOCKS:
+        elif tag in self._BLOCKS and not self._hidden:
             heading = len(tag) == 2 and tag[0] == "h" and tag[1].isdigit()
             self.parts.append(f"\n\n{'#' * int(tag[1])} " if heading else "\n")
 
@@ -151,8 +157,12 @@ class _Text(HTMLParser):
         elif tag in self._hidden:
             while self._hidden.pop() != tag:
                 pass
-        elif tag in self._BLOCKS:
+        elif tag in self._BLOCKS and not self._hidden:
             self.parts.append("\n")
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """``<![ endif]>`` and the like of Office: no text, where html.parser of Python 3.11 raises AssertionError."""
+        return self.parse_bogus_comment(i)
 
     def handle_data(self, data: str) -> None:
         if self._in_title:

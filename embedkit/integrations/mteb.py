@@ -99,6 +99,7 @@ class MTEBEncoder(AbsEncoder):
         vectors: npt.NDArray[Any] = self.model.encode(
             texts,
             prompt=None if name is None else self.model_prompts[name],
+            task=None if prompt_type is None else prompt_type.value,
             show_progress_bar=kwargs.get("show_progress_bar", False),
             output_dtype=kwargs.get("precision"),
         )

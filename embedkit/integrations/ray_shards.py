@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import posixpath
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,8 @@ JOB_FILE = "job.json"
 SHARDS_FOLDER = "shards"
 
 _VERSION = 1
+_FINISHED = re.compile(r"\d{6,}\.parquet")
+_UNFINISHED = re.compile(r"\.\d{6,}\.parquet\.[0-9a-f]+")
 _OURS = b"embedkit"
 _READERS = 16  # a footer on an object store is a round trip
 _NAMES = {"fingerprint": "model", "document_prompt": "document prompt", "fields": "text or id field"}
@@ -199,18 +202,37 @@ class ShardStore:
         folder = self._path(SHARDS_FOLDER)
         self._fs.invalidate_cache(folder)
         for name in self._fs.ls(folder, detail=False):
-            if posixpath.basename(name).startswith("."):
+            if _UNFINISHED.fullmatch(posixpath.basename(name)):
                 with contextlib.suppress(OSError):
                     self._fs.rm_file(name)
 
     def remove(self) -> None:
-        """Remove the job and all its shards."""
-        for name in (JOB_FILE, SHARDS_FOLDER):
-            path = self._path(name)
-            if self._fs.exists(path):
-                self._fs.rm(path, recursive=True)
-        with contextlib.suppress(OSError):
-            self._fs.rmdir(self._root)  # unless it contains other things
+        """Remove the job and all its shards, and nothing else that is there.
+
+        Raises:
+            ResumeError: a file of the job's name is something else.
+        """
+        job, folder = self._path(JOB_FILE), self._path(SHARDS_FOLDER)
+        if self._fs.exists(job):
+            try:
+                content = json.loads(self._fs.cat_file(job))
+                ours = isinstance(content, dict) and "job" in content
+            except ValueError:
+                ours = True  # cut short, as a machine died
+            if not ours:
+                raise ResumeError(
+                    f"{self.url}: its {JOB_FILE} is not embedkit's; name another place (--shards)"
+                )
+        if self._fs.exists(folder):
+            for name in self._fs.ls(folder, detail=False):
+                base = posixpath.basename(name)
+                if _FINISHED.fullmatch(base) or _UNFINISHED.fullmatch(base):
+                    self._fs.rm_file(name)
+        if self._fs.exists(job):
+            self._fs.rm_file(job)
+        for path in (folder, self._root):
+            with contextlib.suppress(OSError):
+                self._fs.rmdir(path)  # unless it contains other things
 
     def _open(self, piece: int) -> Any:
         return self._fs.open(self._path(SHARDS_FOLDER, _name(piece)), "rb")

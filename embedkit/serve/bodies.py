@@ -144,7 +144,7 @@ class EmbedRequest(_Body):
     normalize: bool = True
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
-        None, description="Only the model's own direction."
+        None, description="The end of a text is cut: Left is refused."
     )
     prompt_name: Name | None = None
     dimensions: int | None = Field(None, ge=1)
@@ -165,7 +165,7 @@ class RerankRequest(_Body):
     return_documents: bool = False
     return_text: bool = False
     raw_scores: bool = Field(False, description="The model's logits.")
-    truncate: bool | None = None
+    truncate: bool | None = Field(None, description="Pairs that are too long are cut: false is refused.")
 
 
 class SearchRequest(_Body):

@@ -36,6 +36,7 @@ class Form:
     prompt: str
     dimensions: int | None
     normalize: bool
+    task: str | None = None  # of a model with a Router
 
 
 class EmbeddingModel:
@@ -49,6 +50,7 @@ class EmbeddingModel:
         self.about = about = encoder.describe()
         self.dimension = int(about["dimension"])
         self.normalizes = bool(about["normalizes"])
+        self.routed = "routes" in about
         self.max_length = encoder.max_seq_length
         self.bytes = weights_bytes(Path(str(about["path"])), str(about["precision"]))
         self.decoder = TokenDecoder(encoder)
@@ -66,10 +68,17 @@ class EmbeddingModel:
             truncate_dim=form.dimensions,
             normalize_embeddings=form.normalize,
             show_progress_bar=False,
+            **({} if form.task is None else {"task": form.task}),
         )
         return vectors
 
-    def form(self, prompt_name: str | None, dimensions: int | None, normalize: bool | None) -> Form:
+    def form(
+        self,
+        prompt_name: str | None,
+        dimensions: int | None,
+        normalize: bool | None,
+        task: str | None = None,
+    ) -> Form:
         """Check what is asked for.
 
         Without ``normalize`` the vectors are those of `Encoder.encode`; truncated ones have length 1 again where
@@ -97,7 +106,21 @@ class EmbeddingModel:
             normalize = dimensions is not None and self.normalizes
         elif normalize and self.normalizes and dimensions is None:
             normalize = False  # they have length 1 as they are
-        return Form("" if name is None else prompts[name], dimensions, normalize)
+        return Form("" if name is None else prompts[name], dimensions, normalize, self.route(task))
+
+    def route(self, task: str | None) -> str | None:
+        """The task of a model with a Router; None for others, whose texts share batches whatever they are.
+
+        Raises:
+            ApiError: 400, the model has no route for it.
+        """
+        if not self.routed:
+            return None
+        try:
+            self.encoder._engine.of(task)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="input_type") from None
+        return task
 
     async def count(self, texts: list[str], form: Form) -> list[int]:
         """Tokens of each text behind its prompt, special tokens included, after truncation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,12 @@ _VALUES_AT_ONCE = 65_536  # about 2 ms: between two pieces the event loop serves
 
 def dumps(value: Any) -> bytes:
     """``value`` as JSON; numpy arrays as lists."""
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except (
+        orjson.JSONEncodeError
+    ):  # metadata with an integer of more than 64 bits, or deeper than orjson goes
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def float_rows(vectors: Vectors) -> list[bytes]:

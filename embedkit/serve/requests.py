@@ -14,7 +14,7 @@ from .errors import ApiError
 from .models import EmbeddingModel, Form
 from .settings import Limits, Settings
 
-__all__ = ["check_count", "check_lengths", "hang_up_of", "prompt_of", "read"]
+__all__ = ["check_count", "check_lengths", "hang_up_of", "prompt_of", "read", "task_of"]
 
 _B = TypeVar("_B", bound=BaseModel)
 
@@ -117,6 +117,11 @@ async def check_lengths(
                 param=f"{param}[{index}]",
                 code="text_too_long",
             )
+
+
+def task_of(input_type: str | None) -> str | None:
+    """The task of a model with a Router that an input type means: query, document, or its own name."""
+    return None if input_type is None else _INPUT_TYPES.get(input_type, input_type)
 
 
 def prompt_of(model: EmbeddingModel, prompt_name: str | None, input_type: str | None) -> str | None:

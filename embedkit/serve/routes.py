@@ -16,7 +16,7 @@ from .bodies import EmbeddingsRequest, EmbedRequest, RerankRequest
 from .errors import ApiError
 from .models import EmbeddingModel
 from .rendering import dumps, float_rows, join_rows, rows_as_base64
-from .requests import check_count, check_lengths, hang_up_of, prompt_of, read
+from .requests import check_count, check_lengths, hang_up_of, prompt_of, read, task_of
 from .state import State
 
 __all__ = ["embed", "embeddings", "health", "info", "live", "metrics", "models", "rerank"]
@@ -34,7 +34,7 @@ async def embeddings(request: Request) -> Response:
             check_count(len(body.input), settings.limits, "input")
         texts = await _texts_of(model, body.input)
         prompt = prompt_of(model, body.prompt_name, body.input_type)
-        form = model.form(prompt, body.dimensions, body.normalize)
+        form = model.form(prompt, body.dimensions, body.normalize, task_of(body.input_type))
         tokens = await model.count(texts, form)
         await check_lengths(
             model, texts, form, tokens, param="input", truncate=body.truncate, settings=settings
@@ -69,6 +69,10 @@ async def embed(request: Request) -> Response:
     body = await read(request, EmbedRequest, settings.limits)
     texts = [body.inputs] if isinstance(body.inputs, str) else list(body.inputs)
     check_count(len(texts), settings.limits, "inputs")
+    if body.truncation_direction in ("Left", "left"):
+        raise ApiError(
+            400, "texts are cut at their end; leave truncation_direction out", param="truncation_direction"
+        )
     async with state.embedders.use(body.model) as (_, model):
         form = model.form(body.prompt_name, body.dimensions, body.normalize)
         tokens = await model.count(texts, form)
@@ -85,6 +89,8 @@ async def rerank(request: Request) -> Response:
     body = await read(request, RerankRequest, state.settings.limits)
     if (body.documents is None) == (body.texts is None):
         raise ApiError(400, "give documents (Cohere) or texts (TEI), one of them", param="documents")
+    if body.truncate is False:
+        raise ApiError(400, "pairs that are too long are always cut; leave truncate out", param="truncate")
     param = "texts" if body.documents is None else "documents"
     texts: list[str] = body.texts if body.documents is None else body.documents
     check_count(len(texts), state.settings.limits, param)

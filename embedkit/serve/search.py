@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import re
 import time
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..index import Hit, Index
+from ..index import Hit, Index, IndexDamagedError
 from ..index.search.hits import passage_fields
 from .bodies import SearchRequest
 from .errors import ApiError, busy
@@ -28,6 +28,8 @@ from .settings import Limits
 from .state import State
 
 __all__ = ["BatchedEncoder", "SearchService", "search", "words_found"]
+
+logger = logging.getLogger("embedkit.serve")
 
 _THREADS = 4
 _WAITING = 256  # searches at once, running ones included
@@ -70,7 +72,7 @@ class BatchedEncoder:
         return self._encode("query", sentences, normalize_embeddings)
 
     def _encode(self, prompt: str, sentences: list[str], normalize: bool) -> Any:
-        form = Form(self.prompts.get(prompt, ""), None, normalize)
+        form = Form(self.prompts.get(prompt, ""), None, normalize, self._model.route(prompt))
         return self._model.embed_here(sentences, form)
 
 
@@ -87,25 +89,43 @@ class SearchService:
 
     def about(self) -> dict[str, Any]:
         """What the index is, without its place on this machine."""
-        info = self.index.info()
-        names = ("documents", "dimension", "metric", "factory", "fingerprint", "generation", "created")
-        return {name: info[name] for name in names}
+        generation = self.index.generation
+        manifest = generation.manifest
+        names = ("documents", "dimension", "metric", "generation", "created")
+        return {
+            **{name: getattr(manifest, name) for name in names},
+            "factory": generation.factory,
+            "fingerprint": manifest.encoder.fingerprint,
+        }
 
-    async def search(self, body: SearchRequest, k: int) -> list[list[Hit]]:
-        """Hits of each query.
+    async def search(
+        self, body: SearchRequest, k: int, hang_up: Callable[[], Awaitable[None]]
+    ) -> list[list[Hit]]:
+        """Hits of each query. A search that nobody waits for any more is not begun.
 
         Raises:
-            ApiError: 429, too many searches wait; 504, the deadline has passed; 400, 404: of the request.
+            ApiError: 429, too many searches wait; 504, the deadline has passed; 499, ``hang_up`` has returned; 400,
+                404: of the request.
         """
         if self._running >= _WAITING:
             raise busy("too many searches are waiting; try again later", 1)
         self._running += 1
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._search, body, k)
+        waiting = self._pool.submit(self._search, body, k)
+        work = asyncio.wrap_future(waiting)
         work.add_done_callback(self._ended)
+        gone = asyncio.ensure_future(hang_up())
         try:
-            return await asyncio.wait_for(asyncio.shield(work), self._limits.timeout)
-        except asyncio.TimeoutError:
-            raise ApiError(504, "the search was not done in time", code="timeout") from None
+            done, _ = await asyncio.wait(
+                {work, gone}, timeout=self._limits.timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            gone.cancel()
+            waiting.cancel()  # no effect on a search that runs or is done
+        if work in done:
+            return work.result()
+        if gone in done:
+            raise ApiError(499, "the client closed the connection", code="client_closed")
+        raise _late()
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._running -= 1
@@ -138,11 +158,16 @@ class SearchService:
         found = self.index.get([document_id])
         if not found:
             raise ApiError(404, f"there is no document {document_id!r}", param="like", code="not_found")
+        if not found[0].text.strip():
+            raise ApiError(400, f"document {document_id!r} has no text; give its vector", param="like")
         vector: npt.NDArray[Any] = self.index.encoder.encode_document(
             [found[0].text], normalize_embeddings=False
         )
-        (hits,) = self.index.search(vector, k + 1, **options)
-        others = [hit for hit in hits if hit.id != document_id][:k]
+        (hits,) = self.index.search(
+            vector, k + len(found), **options
+        )  # a document of passages is all of them
+        own = {document.id for document in found}
+        others = [hit for hit in hits if hit.id not in own][:k]
         return [replace(hit, rank=rank) for rank, hit in enumerate(others, 1)]
 
     def _refresh(self) -> None:
@@ -150,12 +175,18 @@ class SearchService:
         now = time.monotonic()
         if now - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = now
-            with contextlib.suppress(OSError, ValueError):  # the generation that is open stays searchable
+            try:
                 self.index.refresh()
+            except (
+                OSError,
+                ValueError,
+                IndexDamagedError,
+            ) as error:  # the generation that is open stays searchable
+                logger.warning("the index is searched as it was: %s", error)
 
     def close(self) -> None:
         """Finish running searches and close the index."""
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=True)
         self.index.close()
 
 
@@ -168,11 +199,13 @@ async def search(request: Request) -> Response:
     body = await read(request, SearchRequest, state.settings.limits)
     queries = _check(body, state.settings.limits)
     k = body.k
-    found = await state.search.search(body, max(k, _CANDIDATES) if body.rerank else k)
+    found = await state.search.search(body, _fetched(body), hang_up_of(request))
     if body.rerank:
         name = body.rerank if isinstance(body.rerank, str) else None
         async with state.rerankers.use(name) as (_, model):
             for at, hits in enumerate(found):
+                if time.monotonic() - begin > state.settings.limits.timeout:
+                    raise _late()
                 texts = [hit.text for hit in hits]
                 scores = await model.score(queries[at], texts, False, hang_up_of(request))
                 order = np.argsort(-scores, kind="stable")[:k].tolist()
@@ -221,9 +254,18 @@ def _check(body: SearchRequest, limits: Limits) -> list[str]:
         return []
     queries = [body.query] if isinstance(body.query, str) else list(body.query)
     check_count(len(queries), limits, "query")
-    if len(queries) * body.k > 100 * limits.hits:
-        raise ApiError(413, f"{len(queries)} queries with k={body.k} are too many hits", param="k")
+    if len(queries) * _fetched(body) > 100 * limits.hits:
+        raise ApiError(413, f"{len(queries)} queries with {_fetched(body)} hits each are too many", param="k")
     return queries
+
+
+def _fetched(body: SearchRequest) -> int:
+    """Hits of a query that are looked for: a reranker orders more than are answered."""
+    return max(body.k, _CANDIDATES) if body.rerank else body.k
+
+
+def _late() -> ApiError:
+    return ApiError(504, "the search was not done in time", code="timeout")
 
 
 def _condition(body: SearchRequest) -> str | None:

@@ -64,10 +64,17 @@ class Searcher:
         self._to_device(generation, [])
 
     def refresh(self) -> bool:
-        """Switch to the live generation; returns whether it is a newer one."""
+        """Switch to the live generation; returns whether it is a newer one.
+
+        Raises:
+            ModelMismatchError: it has vectors of another model than the encoder in use: the index was encoded again.
+            IndexDamagedError: it cannot be read. In both cases the generation that is open stays.
+        """
         with self._generation_lock:  # otherwise a slow call would restore an older generation
             before = self._open_generation()
-            generation = open_generation(self.path, lambda _: None, searches=True)
+            generation = open_generation(
+                self.path, lambda manifest: self._accept(before.manifest, manifest), searches=True
+            )
             if generation.manifest.generation == before.manifest.generation:
                 generation.close()
                 return False
@@ -75,6 +82,17 @@ class Searcher:
             # the old one is closed when the last search that uses it has ended
             self._generation = generation
             return True
+
+    def _accept(self, before: Manifest, manifest: Manifest) -> None:
+        """Refuse vectors of another model than those before, if the encoder is loaded."""
+        encoder = self._encoder
+        if encoder is None or isinstance(encoder, (str, os.PathLike)):
+            return
+        if (manifest.encoder.fingerprint, manifest.dimension) != (
+            before.encoder.fingerprint,
+            before.dimension,
+        ):
+            check_encoder(self.path, manifest, encoder, force=self._force)
 
     def __len__(self) -> int:
         """The number of documents."""

@@ -3,6 +3,7 @@
 // windows and causal masks,
 // and nothing written outside the head's own columns. Those of int8 and bf16 models likewise, within the
 // error of their rounded operands.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels_fixture.h"
@@ -124,6 +125,16 @@ int main() {
         for (const Attention* attention :
              {&kernels.attention, &kernels.bf16.attention, &kernels.attention_int8})
           check_heads(*attention, length, head_size);
+    // A text without tokens has nothing to attend to.
+    for (const Attention* attention :
+         {&kernels.attention, &kernels.bf16.attention, &kernels.attention_int8}) {
+      std::vector<float> row(96), scratch(attention->scratch(0, 32) + Kernels::kSlack);
+      AttentionTask task{row.data(), row.data() + 32, row.data() + 64, 96, 0, 32, nullptr,
+                         32,         scratch.data()};
+      task.out = row.data();
+      attention->run(&task, 1);
+      CHECK_EQ(std::count(row.begin(), row.end(), 0.0f), 96);
+    }
     // Sequences of a batch share the memory of the longest.
     for (const size_t head_size : {26ul, 32ul, 64ul})
       for (size_t length = 1; length < 600; ++length)

@@ -314,6 +314,7 @@ void check_charsmaps(Random& random) {
 
 int run(size_t iterations, uint64_t seed) {
   Random random(seed);
+  const Charsmap circle(std::string("\x08\0\0\0\0\0\x02\0\x81\x04\x02\0", 12));  // a path that leads back
   for (size_t done = 0; done < iterations; done += 40) {
     check_models(random);
     check_texts(random);

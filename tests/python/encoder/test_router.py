@@ -159,3 +159,24 @@ def test_damaged_routers(make_model: Callable[..., Path], tmp_path: Path) -> Non
     (source / "router_config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"router_config\.json is missing"):
         Encoder(source)
+
+
+def test_the_server_takes_the_routes(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    pytest.importorskip("pydantic")
+    from embedkit.serve.metrics import Metrics, ModelMetrics
+    from embedkit.serve.models import EmbeddingModel
+    from embedkit.serve.search import BatchedEncoder
+    from embedkit.serve.settings import Limits
+
+    encoder = Encoder(asymmetric(tmp_path / "model", make_model))
+    model = EmbeddingModel(encoder, Limits(), ModelMetrics(Metrics(), "m"))
+    try:
+        batched = BatchedEncoder(model)
+        for name in ("encode_query", "encode_document"):
+            found = getattr(batched, name)(TEXTS, normalize_embeddings=False)
+            assert np.array_equal(found, getattr(encoder, name)(TEXTS))
+        form = model.form("query", None, None, "query")
+        assert np.array_equal(model.embed_here(TEXTS, form), encoder.encode_query(TEXTS))
+    finally:
+        model.close()

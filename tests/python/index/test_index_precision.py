@@ -196,3 +196,14 @@ def test_a_model_that_was_built_in_is_named_with_the_remedy(
     with Index.open(tmp_path / "index") as index:
         assert index.info()["model"] == BUILTIN.name
         assert index.search(["one text"], 1)[0][0].id == "0"
+
+
+def test_refresh_refuses_vectors_of_another_model(tmp_path: Path) -> None:
+    Index.build(tmp_path / "index", ["one text", "another text"], FakeEncoder()).close()
+    with Index.open(tmp_path / "index", FakeEncoder()) as index:
+        before = index.search(["one text"], 1)
+        with Index.open(tmp_path / "index", FakeEncoder()) as writer:
+            writer.reembed(FakeEncoder("other"))
+        with pytest.raises(ModelMismatchError, match="but the encoder is"):
+            index.refresh()
+        assert index.search(["one text"], 1) == before  # by the generation that is open

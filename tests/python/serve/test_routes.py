@@ -72,6 +72,12 @@ def test_errors_of_rerank_suit_both_clients(searching: RunningServer, body: Any,
 def test_a_server_without_a_reranker_says_so(server: RunningServer) -> None:
     answer = server.post("/rerank", {"query": "a", "documents": ["b"]})
     assert answer.status_code == 404 and "start the server with --rerank MODEL" in answer.text
+    for path, body in (
+        ("/rerank", {"query": "a", "documents": ["b"], "truncate": False}),
+        ("/embed", {"inputs": "a", "truncation_direction": "Left"}),
+    ):
+        answer = server.post(path, body)
+        assert answer.status_code == 400 and "leave trunc" in answer.text
 
 
 def test_embed_as_tei(server: RunningServer) -> None:

@@ -11,6 +11,7 @@ import pytest
 from running_server import RunningServer
 
 from embedkit import CrossEncoder, Encoder, Index
+from embedkit.index import Document
 from embedkit.serve.search import words_found
 
 QUERIES = ["why is the sky blue", "cooking lentils"]
@@ -68,6 +69,20 @@ def test_more_like_a_document(searching: RunningServer, index_folder: Path) -> N
     assert [hit["id"] for hit in hits] == [hit.id for hit in others]
     assert [hit["rank"] for hit in hits] == [1, 2, 3]
     assert searching.post("/v1/search", {"like": "none"}).status_code == 404
+
+
+def test_passages_and_large_integers(start: Callable[..., RunningServer], tmp_path: Path) -> None:
+    order = 123456789012345678901  # JSON allows it, and orjson does not
+    documents = [
+        Document("The sky is blue because of scattering. " * 20, "sky", {"order": order}),
+        Document("Lentils cook in half an hour.", "soup"),
+    ]
+    Index.build(tmp_path / "index", documents, Encoder(), passages=40).close()
+    server = start("--index", str(tmp_path / "index"))
+    (hits,) = hits_of(server, like="sky", k=5)
+    assert [hit["id"] for hit in hits] == ["soup#1"]  # none of its own passages
+    (hits,) = hits_of(server, query="blue sky", k=1)
+    assert hits[0]["metadata"]["order"] == order
 
 
 def test_reranked(searching: RunningServer, index_folder: Path, reranker: Path) -> None:

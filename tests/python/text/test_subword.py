@@ -272,6 +272,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Content], Any], str]] = {
     ),
     "flag is text": ("gpt2", lambda c: c["pre_tokenizer"].update(add_prefix_space="no"), "add_prefix_space"),
     "steps are text": ("qwen3", lambda c: c["pre_tokenizer"].update(pretokenizers="x"), "pretokenizers"),
+    "too many steps": (
+        "qwen3",
+        lambda c: c["pre_tokenizer"].update(pretokenizers=[{"type": "WhitespaceSplit"}] * 100_000),
+        "a pre-tokenizer of 100000 steps",
+    ),
     "step is text": ("qwen3", lambda c: c["pre_tokenizer"].update(pretokenizers=["x"]), "'x'"),
     "replacement": ("camembert", lambda c: c["pre_tokenizer"].update(replacement="ab"), "one character"),
     "scheme": ("camembert", lambda c: c["pre_tokenizer"].update(prepend_scheme="often"), "often"),
@@ -289,6 +294,13 @@ def test_damaged_files(tmp_path: Path, damage: str) -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.json") as error:
         load_tokenizer(tmp_path)
     assert message in str(error.value)
+
+
+def test_a_charsmap_whose_paths_lead_back(tmp_path: Path) -> None:
+    content = deepcopy(family("t5"))
+    content["normalizer"]["normalizers"][0]["precompiled_charsmap"] = "CAAAAAAAAgCBBAIA"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert load_tokenizer(tmp_path).encode_batch(["a text"])  # it was loaded for ever
 
 
 def test_old_form_of_merges_and_of_metaspace(tmp_path: Path) -> None:

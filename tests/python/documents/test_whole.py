@@ -1,0 +1,59 @@
+"""Markdown and HTML as people and editors write them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from embedkit.documents.passages import _END, _HEADING
+from embedkit.documents.whole import UnreadableError, read_whole
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        # html and head need no end tags
+        (
+            "<!doctype html><html><head><title>T</title><h1>Hello</h1><p>All.",
+            ("# Hello\n\nAll.", {"title": "T"}),
+        ),
+        ("<head><meta charset=utf-8><body>one<p>two", ("one\ntwo", {})),
+        # the first title is the page's; pictures have titles of their own
+        ("<title>Page</title><svg><title>icon</title></svg><p>a", ("a", {"title": "Page"})),
+        ("<svg><title>icon</title></svg><p>a", ("a", {})),
+        # what is hidden has no headings either
+        ("<nav><h2>Menu</h2><p>x</p></nav><p>a</p>", ("a", {})),
+        ("<p>a<![ endif]>b", ("ab", {})),  # of Office
+    ],
+)
+def test_html(page: str, expected: tuple[str, dict[str, Any]]) -> None:
+    assert read_whole("html", page.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("# A title", "A title"),
+        ("## A title ##  ", "A title"),
+        ("# C#", "C"),
+        ("# #", "#"),
+        ("#\ttab", "tab"),
+    ],
+)
+def test_headings(line: str, title: str) -> None:
+    assert read_whole("md", f"{line}\r\n\r\ntext".encode())[1] == {"title": title}
+
+
+def test_front_matter_that_holds_itself() -> None:
+    with pytest.raises(UnreadableError, match="front matter is not valid YAML"):
+        read_whole("md", b"---\na: &a [*a]\n---\ntext")
+
+
+def test_long_runs_take_no_time() -> None:
+    begin = time.perf_counter()
+    read_whole("md", b"# a" + b" " * 100_000 + b"b")
+    text = "a" + "." * 100_000 + "b\n# c" + " " * 100_000 + "d"
+    assert list(_END.finditer(text)) and _HEADING.match(text[text.index("#") :])
+    assert time.perf_counter() - begin < 5
