@@ -62,13 +62,14 @@ class EmbeddingModel:
 
     def _compute(self, key: Any, texts: list[str]) -> npt.NDArray[Any]:
         form: Form = key
+        routed: dict[str, Any] = {} if form.task is None else {"task": form.task}
         vectors: npt.NDArray[Any] = self.encoder.encode(
             texts,
             prompt=form.prompt,
             truncate_dim=form.dimensions,
             normalize_embeddings=form.normalize,
             show_progress_bar=False,
-            **({} if form.task is None else {"task": form.task}),
+            **routed,
         )
         return vectors
 

@@ -111,12 +111,13 @@ class SearchService:
             raise busy("too many searches are waiting; try again later", 1)
         self._running += 1
         waiting = self._pool.submit(self._search, body, k)
-        work = asyncio.wrap_future(waiting)
+        work: asyncio.Future[list[list[Hit]]] = asyncio.wrap_future(waiting)
         work.add_done_callback(self._ended)
-        gone = asyncio.ensure_future(hang_up())
+        gone: asyncio.Future[None] = asyncio.ensure_future(hang_up())
+        either: set[asyncio.Future[Any]] = {work, gone}
         try:
             done, _ = await asyncio.wait(
-                {work, gone}, timeout=self._limits.timeout, return_when=asyncio.FIRST_COMPLETED
+                either, timeout=self._limits.timeout, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             gone.cancel()

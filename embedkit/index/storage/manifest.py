@@ -353,16 +353,22 @@ class _Parser:
         return manifest
 
     def reading(self, data: dict[str, Any]) -> ReadingEntry:
-        patterns = {}
-        for name in ("include", "exclude"):
-            patterns[name] = tuple(self.field(data, name, list))
-            if not all(isinstance(pattern, str) for pattern in patterns[name]):
+        def patterns(name: str) -> tuple[str, ...]:
+            found = self.field(data, name, list)
+            if not all(isinstance(pattern, str) for pattern in found):
                 raise _damaged(self.path, f"field {name!r} is not a list of strings")
-        texts = {
-            name: None if data.get(name) is None else self.field(data, name, str)
-            for name in ("txt", "id_field")
-        }
-        return ReadingEntry(**patterns, text_field=self.field(data, "text_field", str), **texts)
+            return tuple(found)
+
+        def optional(name: str) -> str | None:
+            return None if data.get(name) is None else self.field(data, name, str)
+
+        return ReadingEntry(
+            patterns("include"),
+            patterns("exclude"),
+            optional("txt"),
+            self.field(data, "text_field", str),
+            optional("id_field"),
+        )
 
     def segment(self, data: object) -> SegmentEntry:
         if not isinstance(data, dict):
