@@ -77,6 +77,8 @@ def fill(markdown: str, *, keep: bool = False) -> str:
             raise PluginError(f"{match[0]}: expected one of {', '.join(sorted(GENERATE))}") from None
         content = generate(*match["arguments"].split())
         first = match[0].split("\n", 1)[0]
+        if keep:  # as the page in the repository reaches the plots
+            content = content.replace("](figures/", "](../benchmarks/results/")
         return f"{first}\n\n{content.strip()}\n\n<!-- /generated -->" if keep else content
 
     return _MARKER.sub(one, markdown)
@@ -124,11 +126,6 @@ def _figure(name: str, *caption: str) -> str:
     if not (RESULTS / name).is_file():
         return "*Not measured yet.*"
     return f"![{' '.join(caption)}](figures/{name})"
-
-
-def _figure_in_repository(name: str, *caption: str) -> str:
-    """The same plot, as the page in the repository reaches it."""
-    return _figure(name, *caption).replace("(figures/", "(../benchmarks/results/")
 
 
 def _recipes() -> str:
@@ -339,7 +336,7 @@ def _parameters(found: Any) -> str:
 
 GENERATE["reference"] = _reference
 
-IN_PAGES: dict[str, Callable[..., str]] = {"figure": _figure_in_repository, "reference": _summary}
+IN_PAGES: dict[str, Callable[..., str]] = {"reference": _summary}
 """What stands in the pages themselves, where the site has something else."""
 
 

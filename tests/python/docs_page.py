@@ -5,7 +5,8 @@
 * ```` ```sh ```` blocks are run by bash, which stops at the first failing command, with the installed commands first
   on the path.
 * Other blocks below ``<!-- file: NAME -->`` are written to that file.
-* Blocks below ``<!-- not run: WHY -->``, ``<!-- run by TEST-FILE: WHY -->`` or ``<!-- generated: … -->`` are skipped.
+* Blocks below ``<!-- not run: WHY -->`` or ``<!-- run by TEST-FILE: WHY -->``, and those between
+  ``<!-- generated: … -->`` and ``<!-- /generated -->``, are skipped.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ def blocks(page: str) -> Iterator[Block]:
     """
     lines = page.split("\n")
     marker: tuple[str, str] = ("", "")
-    number = 0
+    number = generated = 0
     while number < len(lines):
         fence = _FENCE.match(lines[number])
         if fence is None:
             found = _MARKER.match(lines[number])
             marker = (found[1], found[2]) if found else marker if not lines[number].strip() else ("", "")
+            if marker[0] == "generated":
+                generated = _end_of_part(lines, number)
             number += 1
             continue
         if fence[1]:
@@ -58,9 +61,20 @@ def blocks(page: str) -> Iterator[Block]:
             end = lines.index("```", number + 1)
         except ValueError:
             raise ValueError(f"line {number + 1}: the block has no end") from None
-        yield Block(fence[2], number + 2, "\n".join(lines[number + 1 : end]) + "\n", *marker)
+        code = "\n".join(lines[number + 1 : end]) + "\n"
+        yield Block(fence[2], number + 2, code, *(("generated", "") if number < generated else marker))
         marker = ("", "")
         number = end + 1
+
+
+def _end_of_part(lines: list[str], begin: int) -> int:
+    """The line that ends the generated part that begins at a line; 0 if the page does not hold it."""
+    for number in range(begin + 1, len(lines)):
+        if lines[number] == "<!-- /generated -->":
+            return number
+        if lines[number].startswith("<!-- generated"):
+            break
+    return 0
 
 
 def run(page: Path, namespace: dict[str, Any]) -> None:
