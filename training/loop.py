@@ -137,9 +137,8 @@ def trainer_arguments(
         eval_steps=every,
         save_strategy="steps",
         save_steps=every,
-        save_total_limit=1
-        if select is None
-        else 2,  # the last beside the best: a stopped run goes on from it
+        # the last beside the best: a stopped run goes on from it
+        save_total_limit=1 if select is None else 2,
         load_best_model_at_end=select is not None,
         metric_for_best_model=None if select is None else f"eval_{select}",
         greater_is_better=not (select or "").endswith("perplexity"),

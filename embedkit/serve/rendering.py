@@ -23,9 +23,8 @@ def dumps(value: Any) -> bytes:
     """``value`` as JSON; numpy arrays as lists."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    except (
-        orjson.JSONEncodeError
-    ):  # metadata with an integer of more than 64 bits, or deeper than orjson goes
+    except orjson.JSONEncodeError:
+        # metadata with an integer of more than 64 bits, or deeper than orjson goes
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 

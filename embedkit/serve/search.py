@@ -164,9 +164,8 @@ class SearchService:
         vector: npt.NDArray[Any] = self.index.encoder.encode_document(
             [found[0].text], normalize_embeddings=False
         )
-        (hits,) = self.index.search(
-            vector, k + len(found), **options
-        )  # a document of passages is all of them
+        # a document of passages is all of them
+        (hits,) = self.index.search(vector, k + len(found), **options)
         own = {document.id for document in found}
         others = [hit for hit in hits if hit.id not in own][:k]
         return [replace(hit, rank=rank) for rank, hit in enumerate(others, 1)]
@@ -178,11 +177,8 @@ class SearchService:
             self._refreshed = now
             try:
                 self.index.refresh()
-            except (
-                OSError,
-                ValueError,
-                IndexDamagedError,
-            ) as error:  # the generation that is open stays searchable
+            except (OSError, ValueError, IndexDamagedError) as error:
+                # the generation that is open stays searchable
                 logger.warning("the index is searched as it was: %s", error)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from ..storage.manifest import Manifest, Raw, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from ..words.languages import check_language
-from .publish import dated, in_language_of, is_codes_alone, tombstone
+from .publish import dated, in_language_of, tombstone
 from .resume import change_errors
 from .segment import finish_segment, remove_all_but
 from .settings import READ_BACK, BuildSettings, Progress, Report
@@ -119,7 +119,7 @@ def compact(
         if not base.segments or (whole and current and factory in (None, manifest.factory)):
             return False
         if factory is not None and factory != manifest.factory:
-            kept: Raw = "none" if is_codes_alone(factory) else manifest.kept
+            kept: Raw = "none" if faiss_index.is_codes_alone(factory) else manifest.kept
             manifest = replace(manifest, factory=factory, kept=kept)
         if manifest.kept == "none" and not manifest.factory.endswith(READ_BACK):
             manifest = replace(manifest, kept="int8")

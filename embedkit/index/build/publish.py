@@ -15,7 +15,7 @@ from ..auto.stored import CHOICE_FILE, read_choice
 from ..encoder import TextEncoder, describe_encoder, own_max_length
 from ..errors import ResumeError
 from ..storage.faiss_index import AUTO as AUTO_FACTORY
-from ..storage.faiss_index import AUTOMATIC, Int64Array
+from ..storage.faiss_index import AUTOMATIC, Int64Array, is_codes_alone
 from ..storage.faiss_part import bits_of
 from ..storage.generation import Generation
 from ..storage.ids import Ids
@@ -29,7 +29,6 @@ __all__ = [
     "again",
     "dated",
     "in_language_of",
-    "is_codes_alone",
     "new_manifest",
     "publish",
     "storage_of",
@@ -48,11 +47,6 @@ def storage_of(encoder: TextEncoder, settings: BuildSettings) -> tuple[str, Raw]
     if factory == AUTO_FACTORY and settings.target_recall is None and asked in AUTOMATIC:
         factory = asked
     return factory, settings.kept or ("none" if is_codes_alone(factory) else "fp32")
-
-
-def is_codes_alone(factory: str) -> bool:
-    """Whether an index of this factory keeps nothing beside its codes, unless told so."""
-    return factory in AUTOMATIC and factory != AUTO_FACTORY
 
 
 def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:

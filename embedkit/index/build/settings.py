@@ -10,7 +10,7 @@ from ...arguments import check_threads
 from ...documents.errors import OnError
 from ...documents.passages import Passages
 from ..auto.stored import check_target
-from ..storage.faiss_index import AUTO, AUTOMATIC
+from ..storage.faiss_index import AUTO, AUTOMATIC, is_codes_alone
 from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw, ReadingEntry
 from ..words.languages import AUTO as AUTO_LANGUAGE
 from ..words.languages import check_language
@@ -21,7 +21,7 @@ __all__ = ["READ_BACK", "BuildSettings", "Mode", "Progress", "Report", "Written"
 _CODES = ("SQ6", "SQ8", "SQfp16", "Flat")
 
 #: Ends of the factories whose codes do for filters and compaction.
-READ_BACK = (*_CODES, *(name for name in AUTOMATIC if name != AUTO))
+READ_BACK = (*_CODES, *filter(is_codes_alone, AUTOMATIC))
 
 Mode = Literal["build", "add", "upsert", "reembed"]
 

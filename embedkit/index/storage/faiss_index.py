@@ -32,6 +32,7 @@ __all__ = [
     "faiss_threads",
     "import_faiss",
     "inverted_lists",
+    "is_codes_alone",
     "is_exact",
     "ivf_of",
     "read_index",
@@ -290,6 +291,11 @@ def read_index(path: Path, *, rows: int, dimension: int) -> Any:
             f"but the manifest says {rows} of {dimension}, inner product; build the index again"
         )
     return index
+
+
+def is_codes_alone(factory: str) -> bool:
+    """Whether an index of this factory keeps nothing beside its codes, unless told so."""
+    return factory in AUTOMATIC and factory != AUTO
 
 
 def is_exact(index: Any) -> bool:
