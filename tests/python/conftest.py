@@ -152,16 +152,24 @@ def encoder() -> FakeEncoder:
     return FakeEncoder()
 
 
+def _changed(folder: Path) -> dict[Path, int]:
+    """When each file of a folder was changed."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`tiny_model` in its own folder, written once per session for the same arguments."""
-    known: dict[str, Path] = {}
+    """`tiny_model` in its own folder, written once per session for the same arguments; tests change copies of it."""
+    known: dict[str, tuple[Path, dict[Path, int]]] = {}
 
     def make(**options: Any) -> Path:
         key = repr(sorted(options.items()))
         if key not in known:
-            known[key] = tiny_model(tmp_path_factory.mktemp("model"), **options)
-        return known[key]
+            folder = tiny_model(tmp_path_factory.mktemp("model"), **options)
+            known[key] = folder, _changed(folder)
+        folder, changed = known[key]
+        assert _changed(folder) == changed, f"an earlier test wrote into {folder}, which tests share"
+        return folder
 
     return make
 
