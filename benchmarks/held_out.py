@@ -4,9 +4,11 @@
 
 COLLECTIONS holds the files as they are distributed, in folders of the collections' names: ``npl/doc-text``,
 ``query-text`` and ``rlv-ass`` (National Physical Laboratory, 11,429 abstracts), ``cisi/CISI.ALL``, ``CISI.QRY`` and
-``CISI.REL``, and ``lisa/LISA*.*01``, ``LISA.QUE`` and ``LISA.REL`` (Library and Information Science Abstracts, 6,004).
-OUT receives ``docs.tsv.gz``, ``queries.tsv.gz`` and ``qrels.tsv.gz``. What is written in capitals is lower-cased. With
-``--texts`` it counts the documents that share eight words in a row with a text of that file.
+``CISI.REL``, ``adi/ADI.ALL``, ``ADI.QRY`` and ``ADI.REL`` (the American Documentation Institute, 82 papers),
+``lisa/LISA*.*01``, ``LISA.QUE`` and ``LISA.REL`` (Library and Information Science Abstracts, 6,004), and
+``time/TIME.ALL``, ``TIME.QUE`` and ``TIME.REL`` (423 articles of a magazine of 1963). OUT receives ``docs.tsv.gz``,
+``queries.tsv.gz`` and ``qrels.tsv.gz``. What is written in capitals is lower-cased. With ``--texts`` it counts the
+documents that share eight words in a row with a text of that file.
 """
 
 import argparse
@@ -56,18 +58,28 @@ def npl(folder: Path) -> Tables:
 
 
 def cisi(folder: Path) -> Tables:
+    """See `_fielded`."""
+    return _fielded(folder, "CISI")
+
+
+def adi(folder: Path) -> Tables:
+    """See `_fielded`."""
+    return _fielded(folder, "ADI")
+
+
+def _fielded(folder: Path, stem: str) -> Tables:
     """Entries of fields, each behind a line of a dot and a letter."""
 
     def entries(name: str) -> Iterator[tuple[str, dict[str, str]]]:
-        for entry in re.split(r"^\.I ", _read(folder / name), flags=re.M)[1:]:
+        for entry in re.split(r"^\.I ", _read(folder / f"{stem}.{name}"), flags=re.M)[1:]:
             number, _, rest = entry.partition("\n")
             parts = re.split(r"^\.([A-Z])[ \t]*\n", rest, flags=re.M)[1:]
             yield number.strip(), dict(zip(parts[::2], map(_line, parts[1::2]), strict=True))
 
-    judged = [line.split() for line in _read(folder / "CISI.REL").splitlines()]
+    judged = [line.split() for line in _read(folder / f"{stem}.REL").splitlines()]
     return Tables(
-        [(number, own.get("T", ""), own.get("W", "")) for number, own in entries("CISI.ALL")],
-        [(n, _line(f"{own.get('T', '')} {own.get('W', '')}")) for n, own in entries("CISI.QRY")],
+        [(number, own.get("T", ""), own.get("W", "")) for number, own in entries("ALL")],
+        [(n, _line(f"{own.get('T', '')} {own.get('W', '')}")) for n, own in entries("QRY")],
         [(row[0], row[1], "1") for row in judged if len(row) > 1],
     )
 
@@ -86,6 +98,18 @@ def lisa(folder: Path) -> Tables:
         list({row[0]: row for row in docs}.values()),
         [(number, _line(text).lower()) for number, text in queries],
         [(number, found, "1") for number, text in judged for found in text.split()],
+    )
+
+
+def time(folder: Path) -> Tables:
+    """Articles and queries behind lines of an asterisk; judgments name articles by their place in the file."""
+    articles = re.split(r"^\*TEXT .*\n", _read(folder / "TIME.ALL"), flags=re.M)[1:]
+    queries = re.findall(r"^\*FIND +(\d+)\s*\n([^*]*)", _read(folder / "TIME.QUE"), flags=re.M)
+    judged = [line.split() for line in _read(folder / "TIME.REL").splitlines()]
+    return Tables(
+        [(str(i + 1), "", _line(text.partition("\n*STOP")[0]).lower()) for i, text in enumerate(articles)],
+        [(number, _line(text).lower()) for number, text in queries],
+        [(row[0], found, "1") for row in judged for found in row[1:] if int(found) <= len(articles)],
     )
 
 
@@ -118,7 +142,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="training texts, as builtin_texts.py writes them")
     options = parser.parse_args()
     rows: dict[str, list[tuple[str, ...]]] = {"docs": [], "queries": [], "qrels": []}
-    for read in (npl, cisi, lisa):
+    for read in (npl, cisi, lisa, time, adi):
         name = read.__name__
         if not (options.collections / name).is_dir():
             print(f"left out: {name} is not in {options.collections}")
