@@ -307,6 +307,9 @@ def _build(arguments: argparse.Namespace) -> int:
                 arguments.txt,
                 arguments.text_field,
                 arguments.id_field,
+                arguments.vector_field,
+                arguments.format,
+                "--vectors" if arguments.vectors else "--dedup" if arguments.dedup else None,
             ),
         )
         _announce(source.estimate(encoder, settings), path)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..documents.errors import OnError
+from ..documents.errors import InputError, OnError
 from ..documents.folders import Files, Patterns
 from ..index import Index
 from ..index.build.resume import resumable_rows
@@ -93,6 +93,8 @@ def _settings(arguments: argparse.Namespace, built: ReadingEntry, on_error: OnEr
         None if txt is None else txt == "whole",
         option("text_field"),
         option("id_field"),
+        built.vector_field,
+        built.format,
         on_error,
     )
 
@@ -105,11 +107,17 @@ def _sync(arguments: argparse.Namespace) -> int:
         Index.open(arguments.index, arguments.model, threads=arguments.threads) as index,
         ProgressBar(None) as bar,
     ):
+        built = index.generation.manifest.reading or ReadingEntry()
+        if built.alone is not None:
+            raise InputError(
+                str(arguments.index),
+                f"was built with {built.alone}, which sync cannot follow: build it again with --overwrite",
+            )
         load_index_encoder(index)
         done = sync(
             index,
             arguments.folder,
-            _settings(arguments, index.generation.manifest.reading or ReadingEntry(), skipped.on_error),
+            _settings(arguments, built, skipped.on_error),
             restart=arguments.restart,
             checksum=arguments.checksum,
             max_memory=arguments.max_memory,

@@ -56,8 +56,8 @@ class Files:
         paths: in order.
         names: of each path, what the default ids of its documents begin with.
         root: the absolute folder that ``names`` are relative to; ``None``: they are base names, or paths as given.
-        left_out: paths below the given folders that are not read: of unknown type, hidden, or by a pattern. A
-            folder stands for all that is in it.
+        left_out: paths below the given folders that are not read: of unknown type, hidden, by a pattern, or an
+            index. A folder stands for all that is in it.
     """
 
     paths: list[str] = field(default_factory=list)
@@ -83,6 +83,11 @@ def walk(folder: str, patterns: Patterns, left_out: list[str]) -> Iterator[os.Di
     """
     prefix = len(folder.rstrip(os.sep)) + 1
 
+    def is_index(path: str) -> bool:  # as likely the very one that is built of this folder
+        return os.path.isdir(os.path.join(path, "manifests")) and os.path.isfile(
+            os.path.join(path, "CURRENT")
+        )
+
     def visit(path: str) -> Iterator[os.DirEntry[str]]:
         try:
             with os.scandir(path) as found:
@@ -92,7 +97,7 @@ def walk(folder: str, patterns: Patterns, left_out: list[str]) -> Iterator[os.Di
         for entry in entries:
             name = entry.path[prefix:]
             if entry.is_dir(follow_symlinks=False):
-                if entry.name.startswith(".") or _matches(name, patterns.exclude):
+                if entry.name.startswith(".") or _matches(name, patterns.exclude) or is_index(entry.path):
                     left_out.append(name + os.sep)
                 else:
                     yield from visit(entry.path)

@@ -14,11 +14,12 @@ from .storage.manifest import EncoderEntry, Manifest
 __all__ = [
     "TextEncoder",
     "check_encoder",
-    "check_max_length",
+    "check_lengths",
     "describe_encoder",
     "load_encoder",
     "opened",
     "own_max_length",
+    "own_overflow",
     "query_steps",
 ]
 
@@ -81,6 +82,11 @@ def own_max_length(encoder: TextEncoder) -> int | None:
     return encoder.max_seq_length
 
 
+def own_overflow(encoder: TextEncoder) -> str | None:
+    """``"window"`` if that is how the encoder reads texts beyond its maximum, which changes their vectors."""
+    return "window" if encoder.describe().get("on_overflow") == "window" else None
+
+
 def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
 ) -> TextEncoder:
@@ -100,22 +106,31 @@ def load_encoder(
         model = entry.model
     # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16.
     precision = entry.precision if device != "cpu" or entry.precision in ("fp32", "int8") else "auto"
-    options: dict[str, Any] = {} if manifest.max_length is None else {"max_length": manifest.max_length}
+    given = {"max_length": manifest.max_length, "on_overflow": manifest.on_overflow}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     encoder = Encoder(model, device=device, precision=precision, threads=threads, **options)
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension
     return encoder
 
 
-def check_max_length(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
-    """Raise `ModelMismatchError` if documents would be cut at another length than those of the index."""
-    own = getattr(encoder, "max_seq_length", None)
-    if own is None or manifest.max_length is None:
-        return  # indexes of earlier versions do not say
-    if own != manifest.max_length:
+def check_lengths(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
+    """Raise `ModelMismatchError` if long documents would be read otherwise than those of the index."""
+    from ..encoder import Encoder
+
+    own, built = getattr(encoder, "max_seq_length", None), manifest.max_length
+    if built is None and isinstance(encoder, Encoder):
+        built = encoder._engine.folder_length
+    if own != built and None not in (own, built):
         raise ModelMismatchError(
-            f"{root} was built with max_length={manifest.max_length}, but the encoder's is {own}; "
+            f"{root} was built with max_length={built}, but the encoder's is {own}; "
             "open it with an encoder of the same length, or build it again"
+        )
+    overflow, stored = own_overflow(encoder), manifest.on_overflow
+    if isinstance(encoder, Encoder) and overflow != stored:
+        raise ModelMismatchError(
+            f"{root} was built with on_overflow={stored or 'truncate'!r}, but the encoder's is "
+            f"{overflow or 'truncate'!r}; open it with an encoder of the same, or build it again"
         )
 
 

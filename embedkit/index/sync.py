@@ -22,6 +22,7 @@ from ..documents.errors import InputError, OnError
 from ..documents.folders import Patterns, walk
 from ..documents.passages import document_of
 from ..documents.readers import Corpus, Names
+from ..documents.sources import Format
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import Report
 from .errors import ResumeError
@@ -48,6 +49,8 @@ class FolderSettings:
     whole_text: bool | None = None
     text_field: str = "text"
     id_field: str | None = None
+    vector_field: str | None = None
+    format: Format | None = None
     on_error: OnError = "stop"
 
 
@@ -83,53 +86,77 @@ class _File:
 
 
 class _Memory:
-    """``sync.sqlite``."""
+    """``sync.sqlite``. A name of a file is stored as its bytes, each as the character of that number."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS files "
-            "(name TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, sha256 TEXT, ids TEXT)"
-        )
-        self._db.execute("CREATE TABLE IF NOT EXISTS pending (ids TEXT)")
-        self._db.execute("CREATE TABLE IF NOT EXISTS state (generation INTEGER, settings TEXT)")
-        self.state = self._db.execute("SELECT generation, settings FROM state").fetchone()
+        try:
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS files "
+                "(name TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, sha256 TEXT, ids TEXT)"
+            )
+            self._db.execute("CREATE TABLE IF NOT EXISTS pending (ids TEXT)")
+            self._db.execute("CREATE TABLE IF NOT EXISTS state (generation INTEGER, settings TEXT)")
+            self.state = self._db.execute("SELECT generation, settings FROM state").fetchone()
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            raise InputError(
+                os.fspath(path),
+                f"is damaged ({error}); remove it: the next sync then reads all files, and takes all documents of "
+                "the index for the folder's",
+            ) from None
 
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Size and time of all files."""
         found = self._db.execute("SELECT name, size, mtime FROM files").fetchall()
-        return {name: (size, mtime) for name, size, mtime in found}
+        return {_name(key): (size, mtime) for key, size, mtime in found}
 
     def files(self, names: Iterable[str]) -> dict[str, _File]:
         """What is known of ``names``."""
         found = self._db.execute(
-            "SELECT * FROM files WHERE name IN (SELECT value FROM json_each(?))", (json.dumps(list(names)),)
+            "SELECT * FROM files WHERE name IN (SELECT value FROM json_each(?))",
+            (json.dumps([_key(name) for name in names]),),
         )
         return {
-            name: _File(size, mtime, sha256, None if ids is None else json.loads(ids))
-            for name, size, mtime, sha256, ids in found
+            _name(key): _File(size, mtime, sha256, None if ids is None else json.loads(ids))
+            for key, size, mtime, sha256, ids in found
         }
 
-    def ids_of_others(self, names: Set[str]) -> Iterator[str]:
-        """The ids of the files of several documents that are not among ``names``."""
-        for name, ids in self._db.execute("SELECT name, ids FROM files WHERE ids IS NOT NULL"):
-            if name not in names:
-                yield from json.loads(ids)
+    def others(self, names: Set[str]) -> Iterator[tuple[str, list[str]]]:
+        """The files that are not among ``names``, each with the ids of its documents."""
+        for key, ids in self._db.execute("SELECT name, ids FROM files"):
+            if (name := _name(key)) not in names:
+                yield name, [name] if ids is None else json.loads(ids)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a sync has begun to encode and has not finished."""
+        return self._db.execute("SELECT 1 FROM pending").fetchone() is not None
 
     def pending(self) -> set[str]:
+        """The ids that such a sync was about to write."""
         return {key for (ids,) in self._db.execute("SELECT ids FROM pending") for key in json.loads(ids)}
 
     def announce(self, ids: list[str]) -> None:
+        """Record that a sync begins, or is about to write ``ids``."""
         self._db.execute("INSERT INTO pending VALUES (?)", (json.dumps(ids),))
 
     def finish(self, changed: dict[str, _File], gone: Iterable[str], generation: int, settings: str) -> None:
         self._db.execute("BEGIN")
-        self._db.executemany("DELETE FROM files WHERE name = ?", ((name,) for name in gone))
+        self._db.executemany("DELETE FROM files WHERE name = ?", ((_key(name),) for name in gone))
         self._db.executemany(
             "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
             (
-                (name, file.size, file.mtime, file.sha256, None if file.ids is None else json.dumps(file.ids))
+                (
+                    _key(name),
+                    file.size,
+                    file.mtime,
+                    file.sha256,
+                    None if file.ids is None else json.dumps(file.ids),
+                )
                 for name, file in changed.items()
             ),
         )
@@ -140,6 +167,14 @@ class _Memory:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _key(name: str) -> str:
+    return os.fsencode(name).decode("latin-1")
+
+
+def _name(key: str) -> str:
+    return os.fsdecode(key.encode("latin-1"))
 
 
 def sync(
@@ -183,7 +218,8 @@ def sync(
     whole = settings.whole_text if settings.whole_text is not None else manifest.passages is not None
     encoder = manifest.encoder
     of_vectors = (encoder.fingerprint, encoder.document_prompt, manifest.passages)
-    told = json.dumps([*of_vectors, whole, settings.text_field, settings.id_field])
+    fields = (settings.text_field, settings.id_field, settings.vector_field, settings.format)
+    told = json.dumps([*of_vectors, whole, *fields])
     with closing(_Memory(index.path / SYNC_FILE)) as memory:
         stamps = memory.stamps()
         valid = memory.state == (manifest.generation, told)
@@ -203,13 +239,24 @@ def sync(
                 touched[name] = _File(*stamp, digest, before.ids)
             else:
                 changed[name] = _File(*stamp, digest, [])
-        if memory.state is None and not stamps:
-            owned = _all_ids(index)
-        else:
-            owned = memory.pending() | _ids(known, (known.keys() & changed.keys()) | gone_files)
+        before_now = _ids(known, (known.keys() & changed.keys()) | gone_files)
+        first = memory.state is None and not stamps
+        owned = _all_ids(index) if first else memory.pending() | before_now
+        if valid and before_now:  # a file with one of these ids is read again: its text may count now
+            shared = [
+                name
+                for name, ids in memory.others(changed.keys() | gone_files)
+                if not before_now.isdisjoint(ids)
+            ]
+            for name, file in memory.files(shared).items():
+                changed[name] = _File(file.size, file.mtime, file.sha256, [])
+                touched.pop(name, None)
+            changed = {name: changed[name] for name in found if name in changed}
         reader = _Reader(root, changed, settings, whole, memory)
         written = replaced = 0
         if changed:
+            begun = memory.begun
+            memory.announce([])
             try:
                 done = index.upsert(
                     reader,
@@ -219,7 +266,7 @@ def sync(
                     progress=progress,
                 )
             except ResumeError:
-                if memory.state is None or restart or not memory.pending():
+                if restart or not begun:
                     raise
                 # an interrupted sync, and a file has changed since
                 done = index.upsert(
@@ -229,8 +276,8 @@ def sync(
         gone = owned - _ids(changed, changed.keys())
         if gone:  # a document may have moved to another file
             elsewhere = changed.keys() | gone_files
-            gone -= stamps.keys() - elsewhere
-            gone.difference_update(memory.ids_of_others(elsewhere))
+            for _, ids in memory.others(elsewhere):
+                gone.difference_update(ids)
         deleted = index.delete(sorted(gone), missing_ok=True) if gone else 0
         generation = index.generation.manifest.generation
         if changed or touched or gone_files or not valid:
@@ -272,6 +319,8 @@ class _Reader:
             [os.path.join(self._root, name) for name in self._files],
             text_field=self._settings.text_field,
             id_field=self._settings.id_field,
+            vector_field=self._settings.vector_field,
+            format=self._settings.format,
             on_error=self._settings.on_error,
             names=Names(self._root, whole_text=self._whole),
         )

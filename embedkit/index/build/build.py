@@ -35,7 +35,14 @@ from ...documents.document import Document, check_document
 from ...documents.errors import InputError, reject
 from ...documents.passages import PassageCutter, Passages
 from ..auto.stored import CHOICE_FILE, choose_for, stored_parameters, write_choice
-from ..encoder import TextEncoder, check_encoder, check_max_length, describe_encoder, own_max_length
+from ..encoder import (
+    TextEncoder,
+    check_encoder,
+    check_lengths,
+    describe_encoder,
+    own_max_length,
+    own_overflow,
+)
 from ..errors import IndexDamagedError, IndexExistsError, ResumeError
 from ..prefetch import prefetch
 from ..several import several_documents
@@ -107,6 +114,7 @@ class _Job:
             self.manifest.kept,
             self.settings.target_recall,
             language=self.manifest.language if self.mode == "build" else AUTO_LANGUAGE,
+            base=self.manifest.generation if self.mode == "upsert" else None,
         )
 
 
@@ -151,9 +159,8 @@ def build(
         else:
             assert live is not None
             manifest = live
-            if own_max_length(encoder) != manifest.max_length:
-                check_max_length(root, encoder, manifest)
             check_encoder(root, manifest, encoder)
+            check_lengths(root, encoder, manifest)
             base = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
         if manifest.language != AUTO_LANGUAGE:
             analyzer(manifest.language)  # a stemmer that is missing fails now as well
@@ -168,7 +175,10 @@ def build(
         done = published_before(state, live)
         if done is not None and state is not None and state.finished is not None:
             forget(writer)
-            if (state.header, replace(state.finished.made, input="")) == (header, job.made):
+            made = replace(
+                state.finished.made, input="", base=job.made.base
+            )  # it is that generation's successor
+            if (state.header, made) == (header, job.made):
                 return written_before(root, state, done, documents)
             state = None
             _live(writer, mode, settings, None)
@@ -220,6 +230,8 @@ def _header(mode: Mode, manifest: Manifest, encoder: TextEncoder) -> Header:
         document_prompt=manifest.encoder.document_prompt,
         dimension=manifest.dimension,
         metric=manifest.metric,
+        max_length=own_max_length(encoder),
+        on_overflow=own_overflow(encoder),
     )
 
 

@@ -22,7 +22,7 @@ from ..storage import faiss_index
 from ..storage.document_store import DocumentWriter
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
-from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer
+from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
 from ..storage.manifest import Manifest, Raw, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
@@ -75,22 +75,16 @@ def _rows_where(base: Generation, where: Where) -> dict[int, Any]:
 
 def _rows_of_ids(base: Generation, ids: str | Iterable[str], missing_ok: bool) -> dict[int, Any]:
     wanted = list(dict.fromkeys(several_ids(ids)))
-    rows: dict[int, Any] = {}
+    rows: dict[int, set[int]] = {}
     for begin in range(0, len(wanted), _AT_ONCE):
         block = wanted[begin : begin + _AT_ONCE]
-        found = base.find(block)
-        passages: dict[str, list[tuple[int, int]]] = {}
-        if base.manifest.passages is not None and len(found) < len(block):
-            passages = base.find_passages([name for name in block if name not in found])
-            for places in passages.values():
-                for number, row in places:
-                    rows.setdefault(number, []).append(row)
-        if len(found) + len(passages) < len(block) and not missing_ok:
-            unknown = next(name for name in block if name not in found and name not in passages)
+        places = base.places(block)
+        if len(places) < len(block) and not missing_ok:
+            unknown = next(name for name in block if name not in places)
             raise InputError("", f"there is no document with the id {unknown!r}; nothing was deleted")
-        for number, row in found.values():
-            rows.setdefault(number, []).append(row)
-    return rows
+        for number, row in (place for several in places.values() for place in several):
+            rows.setdefault(number, set()).add(row)
+    return {number: sorted(several) for number, several in rows.items()}
 
 
 def compact(
@@ -163,6 +157,16 @@ def _copy(
 
 def merge(target: Path, sources: Sequence[Path]) -> int:
     """Merge several indexes into one; see `Index.merge`. Returns the number of its documents."""
+    while True:
+        names = [current_name(source) for source in sources]
+        try:
+            return _merge(target, sources)
+        except FileNotFoundError:  # unless a source has been compacted meanwhile
+            if [current_name(source) for source in sources] == names:
+                raise
+
+
+def _merge(target: Path, sources: Sequence[Path]) -> int:
     with change_errors(target, "merging"), contextlib.ExitStack() as stack:
         generations = []
         for source in sources:
@@ -213,7 +217,7 @@ def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manife
             f"{first_path} with {first.encoder.model} (fingerprint {first.encoder.fingerprint}); "
             "only indexes of one model can be merged"
         )
-    for name in ("dimension", "metric", "passages", "max_length"):
+    for name in ("dimension", "metric", "passages", "max_length", "on_overflow"):
         if getattr(manifest, name) != getattr(first, name):
             raise ModelMismatchError(
                 f"{path} has the {name} {getattr(manifest, name)}, and {first_path} has {getattr(first, name)}; "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -134,11 +135,18 @@ def _exact(base: Generation, number: int) -> bool:
     return segment.entry.raw == "fp32" or (segment.entry.raw == "none" and segment.exact)
 
 
+def _same_fields(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    try:  # as they are stored: to Python 1, 1.0 and True are the same
+        return json.dumps(new, sort_keys=True) == json.dumps(old, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):  # refused where it is stored
+        return False
+
+
 def _same(group: list[Document], before: list[StoredDocument]) -> bool:
     return len(group) == len(before) and all(
         new.vector is None
         and new.id == old.id
         and new.text == old.text
-        and (new.metadata or {}) == old.metadata
+        and _same_fields(new.metadata or {}, old.metadata)
         for new, old in zip(group, before, strict=True)
     )

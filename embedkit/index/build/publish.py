@@ -12,14 +12,14 @@ import numpy as np
 
 from ...documents.passages import document_of
 from ..auto.stored import CHOICE_FILE, read_choice
-from ..encoder import TextEncoder, describe_encoder, own_max_length
+from ..encoder import TextEncoder, describe_encoder, own_max_length, own_overflow
 from ..errors import ResumeError
 from ..storage.faiss_index import AUTO as AUTO_FACTORY
 from ..storage.faiss_index import AUTOMATIC, Int64Array, is_codes_alone
 from ..storage.faiss_part import bits_of
 from ..storage.generation import Generation
 from ..storage.ids import Ids
-from ..storage.layout import Writer
+from ..storage.layout import SYNC_FILE, Writer
 from ..storage.manifest import IDS_FILE, Manifest, Raw, SegmentEntry
 from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
@@ -68,6 +68,7 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         reading=settings.reading,
         passages=None if settings.passages is None else str(settings.passages),
         max_length=own_max_length(encoder),
+        on_overflow=own_overflow(encoder),
     )
 
 
@@ -132,6 +133,8 @@ def publish(
         replaced = sum(map(len, rows.values()))
         segments = tombstone(writer, base, rows)
     manifest = in_language_of(manifest.with_segments((*segments, entry)), entry)
+    if mode == "build":  # what sync remembers is of the index that is replaced
+        (writer.root / SYNC_FILE).unlink(missing_ok=True)
     writer.publish(dated(manifest, writer.generation), {entry.name: writer.building})
     return entry.documents, replaced
 

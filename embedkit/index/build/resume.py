@@ -41,12 +41,15 @@ _HEADER_NAMES = {
     "document_prompt": "document prompt",
     "dimension": "dimension",
     "metric": "metric",
+    "max_length": "max_length",
+    "on_overflow": "on_overflow",
 }
 _MADE_NAMES = {
     "factory": "factory",
     "kept": "kind of kept vectors",
     "target_recall": "target recall",
     "language": "language",
+    "base": "generation of the index",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...documents.document import Document
+from ...documents.errors import InputError
 from ..storage.generation import Generation
 
 __all__ = ["Stored"]
@@ -22,4 +23,10 @@ class Stored:
         for segment in self._generation.segments:
             for row, document in segment.documents.scan():
                 if segment.alive(row):
+                    if not document.text:  # imported from Faiss: there is nothing to encode again
+                        raise InputError(
+                            f"document {document.id}",
+                            "the index holds its vector without a text, which cannot be encoded again; import the "
+                            "index with its documents, or build a new one",
+                        )
                     yield Document(document.text, document.id, document.metadata or None)

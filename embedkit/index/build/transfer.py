@@ -21,7 +21,7 @@ from ..errors import IndexExistsError
 from ..several import several_documents
 from ..storage.document_store import DocumentWriter
 from ..storage.faiss_index import import_faiss, is_exact, ivf_of, read_index, short, write_index
-from ..storage.generation import open_generation
+from ..storage.generation import Generation, open_generation
 from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
 from ..storage.raw import FaissVectors
@@ -177,6 +177,18 @@ def _removed_on_failure(*paths: Path) -> Iterator[None]:
         raise
 
 
+def _copied(base: Generation, path: Path) -> bool:
+    """Whether ``base`` is one Faiss file, now copied; not if a compaction has just removed that file."""
+    only = base.segments[0] if len(base.segments) == 1 else None
+    if only is None or only.dead is not None or len(only.parts) > 1:
+        return False
+    try:
+        shutil.copyfile(only.folder / only.parts[0].entry.file, path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: Report | None = None) -> int:
     """Write an index's vectors as a Faiss file; see `Index.export_faiss`. Returns their number.
 
@@ -189,52 +201,57 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
     with (
         change_errors(path, "the export"),
         _removed_on_failure(path, ids_path),
-        contextlib.closing(open_generation(root, lambda _: None)) as base,
+        contextlib.closing(open_generation(root, lambda _: None, searches=True)) as base,
     ):
-        manifest = base.manifest
         rows = base.living_rows()
         if len(rows) == 0:
             raise InputError(str(root), "the index contains no documents")
-        only = base.segments[0] if len(base.segments) == 1 else None
-        if only is not None and only.dead is None and len(only.parts) == 1:
-            shutil.copyfile(only.folder / only.parts[0].entry.file, path)
-        else:
-            work = path.with_name(path.name + ".tmp")
-            work.mkdir()
-            try:
-                spool = SpoolWriter(work / "vectors.f32", manifest.dimension)
-                with contextlib.closing(spool):
-                    for begin in range(0, len(rows), 4096):
-                        spool.add(base.vectors(rows[begin : begin + 4096]))
-                        report(Progress("copy", spool.rows, len(rows)))
-                parts = build_parts(
-                    Spool(spool.path, len(rows), manifest.dimension),
-                    work,
-                    replace(settings, factory=manifest.factory),
-                    SearchParameters(),
-                    report,
-                )
-                if len(parts) > 1:
-                    raise InputError(
-                        str(root),
-                        "its Faiss index does not fit the memory limit and would be split into several files; "
-                        "raise --max-memory",
-                    )
-                read_index(work / VECTORS_FILE, rows=len(rows), dimension=manifest.dimension)
-                (work / VECTORS_FILE).rename(path)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
-        with ids_path.open("x", encoding="utf-8") as file:
-            for row in rows.tolist():
-                file.write(json.dumps(base.id(row), ensure_ascii=False) + "\n")
+        work = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this export alone
+        work.mkdir()
+        try:
+            if not _copied(base, work / VECTORS_FILE):
+                _rebuilt(root, base, work, settings, report)
+            with (work / IDS_FILE).open("x", encoding="utf-8") as file:
+                for row in rows.tolist():
+                    file.write(json.dumps(base.id(row), ensure_ascii=False) + "\n")
+            (work / VECTORS_FILE).rename(path)
+            (work / IDS_FILE).rename(ids_path)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
         return int(np.size(rows))
+
+
+def _rebuilt(root: Path, base: Generation, work: Path, settings: BuildSettings, report: Report) -> None:
+    """Make one Faiss file in ``work`` of the vectors of the living documents."""
+    manifest, rows = base.manifest, base.living_rows()
+    spool = SpoolWriter(work / "vectors.f32", manifest.dimension)
+    with contextlib.closing(spool):
+        for begin in range(0, len(rows), 4096):
+            spool.add(base.vectors(rows[begin : begin + 4096]))
+            report(Progress("copy", spool.rows, len(rows)))
+    parts = build_parts(
+        Spool(spool.path, len(rows), manifest.dimension),
+        work,
+        replace(settings, factory=manifest.factory),
+        SearchParameters(),
+        report,
+    )
+    if len(parts) > 1:
+        raise InputError(
+            str(root),
+            "its Faiss index does not fit the memory limit and would be split into several files; raise --max-memory",
+        )
+    read_index(work / VECTORS_FILE, rows=len(rows), dimension=manifest.dimension)
 
 
 def export_parquet_file(root: Path, path: Path, report: Report | None = None) -> int:
     """Write an index's documents and vectors; see `Index.export_parquet`. Returns their number."""
     report = report or (lambda _: None)
     _check_target(path)
-    with change_errors(path, "the export"), contextlib.closing(open_generation(root, lambda _: None)) as base:
+    with (
+        change_errors(path, "the export"),
+        contextlib.closing(open_generation(root, lambda _: None, searches=True)) as base,
+    ):
         total = base.manifest.documents
         if total == 0:
             raise InputError(str(root), "the index contains no documents")

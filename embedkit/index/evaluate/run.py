@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...documents.errors import InputError
+from ...documents.passages import document_of
 from ..search.rerank import rerank
 from .judgments import Judgments
 from .metrics import mrr, ndcg, recall
@@ -38,11 +39,15 @@ class Search:
     hybrid: bool
     reranker: CrossEncoder | None = None
 
-    def hits(self, index: Index, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        """The ``k`` best hits of each query."""
+    def hits(
+        self, index: Index, queries: Sequence[str], k: int, *, per_document: bool = False
+    ) -> list[list[Hit]]:
+        """The ``k`` best hits of each query; with ``per_document`` one passage of each document."""
         if self.reranker is None:
-            return index.search(list(queries), k, hybrid=self.hybrid)
-        found = index.search(list(queries), max(k, _CANDIDATES), hybrid=self.hybrid)
+            return index.search(list(queries), k, hybrid=self.hybrid, per_document=per_document)
+        found = index.search(
+            list(queries), max(k, _CANDIDATES), hybrid=self.hybrid, per_document=per_document
+        )
         return [
             [*rerank(self.reranker, [query], [hits[:_CANDIDATES]], _CANDIDATES)[0], *hits[_CANDIDATES:]][:k]
             for query, hits in zip(queries, found, strict=True)
@@ -73,7 +78,7 @@ class Measured:
 def evaluate(
     index: Index, judgments: Judgments, searches: Sequence[Search], *, ks: Sequence[int] = (10, 100)
 ) -> list[Measured]:
-    """Measure each of ``searches`` on ``index``.
+    """Measure each of ``searches`` on ``index``. Judgments of an index of passages name passages, or documents.
 
     Args:
         index: to search.
@@ -85,7 +90,9 @@ def evaluate(
         InputError: a judged document is not in the index.
     """
     wanted = list({id for gain in judgments.gains for id in gain})
-    known = {document.id for document in index.get(wanted)}
+    generation = index.generation
+    per_document = generation.manifest.passages is not None and bool(generation.find_passages(wanted))
+    known = generation.find_passages(wanted) if per_document else generation.find(wanted)
     missing = [id for id in wanted if id not in known]
     if missing:
         raise InputError(
@@ -93,16 +100,21 @@ def evaluate(
             f"{len(missing):,} of {len(wanted):,} judged documents are not in the index, such as {min(missing)!r}; "
             "judgments name documents by their ids",
         )
-    return [_measure(index, judgments, search, ks) for search in searches]
+    return [_measure(index, judgments, search, ks, per_document=per_document) for search in searches]
 
 
-def _measure(index: Index, judgments: Judgments, search: Search, ks: Sequence[int]) -> Measured:
+def _measure(
+    index: Index, judgments: Judgments, search: Search, ks: Sequence[int], *, per_document: bool
+) -> Measured:
     k = max(_K, *ks)
-    found = [[hit.id for hit in hits] for hits in search.hits(index, judgments.queries, k)]
+    found = [
+        [document_of(hit.id) if per_document else hit.id for hit in hits]
+        for hits in search.hits(index, judgments.queries, k, per_document=per_document)
+    ]
     seconds = []
     for query in judgments.queries[:_TIMED]:
         begin = time.perf_counter()
-        search.hits(index, [query], _K)
+        search.hits(index, [query], _K, per_document=per_document)
         seconds.append(time.perf_counter() - begin)
     return Measured(
         search.name,

@@ -1,6 +1,7 @@
 """Hybrid search: the scores of vectors and of words, fused.
 
-Each query's candidates are its `DEPTH` best documents by vector and its `DEPTH` best by words (BM25). A document scores
+Each query's candidates are its `DEPTH` best documents by vector and its `DEPTH` best by words (BM25), or 2 k of each
+if that is more: with k above 100 scores, and so the order, depend on k. A document scores
 
     (1 - w) · (c - c_last) / (c_best - c_last)  +  w · b / max(b_best, b_rare)
 

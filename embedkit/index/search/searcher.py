@@ -147,6 +147,7 @@ class Searcher:
             "precision": entry.precision,
             "document_prompt": entry.document_prompt,
             "max_length": manifest.max_length,
+            "on_overflow": manifest.on_overflow,
             "root": manifest.root,
             "words": _words_of(manifest),
             "generation": manifest.generation,
@@ -305,21 +306,12 @@ class Searcher:
         """
         generation = self._open_generation()
         wanted = several_ids(ids)
-        found = generation.find(wanted)
-        if generation.manifest.passages is not None:
-            passages = generation.find_passages([name for name in wanted if name not in found])
-            names: list[str] = []
-            for name in wanted:
-                places = passages.get(name)
-                keys = [name] if places is None else [generation.segments[at].ids[row] for at, row in places]
-                found.update(zip(keys, places or (), strict=False))
-                names += keys
-            wanted = names
-        documents: dict[str, StoredDocument] = {}
+        places = generation.places(wanted)
+        documents: dict[tuple[int, int], StoredDocument] = {}
         for number, segment in enumerate(generation.segments):
-            rows = [row for at, row in found.values() if at == number]
-            documents.update({item.id: item for item in segment.documents.fetch(rows).values()})
-        return [documents[document_id] for document_id in wanted if document_id in documents]
+            rows = [row for several in places.values() for at, row in several if at == number]
+            documents.update({(number, row): item for row, item in segment.documents.fetch(rows).items()})
+        return [documents[place] for name in wanted for place in places.get(name, ())]
 
     def __contains__(self, document_id: object) -> bool:
         """Whether a document with this id is in the index."""
@@ -361,7 +353,7 @@ class Searcher:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the index at the path."""
         options = {name: state[name] for name in ("device", "half", "force")}
-        generation = open_generation(state["path"], lambda _: None)
+        generation = open_generation(state["path"], lambda _: None, searches=True)
         Searcher.__init__(self, state["path"], generation, state["encoder"], state["threads"], **options)
 
     def close(self) -> None:

@@ -158,22 +158,29 @@ def create_index(factory: str, dimension: int) -> Any:
 
 def train(index: Any, sample: Float32Array) -> None:
     """Train ``index`` on ``sample`` (n, dimension), so that codes which are decoded and coded again stay the same."""
+    inner = _inner(index)
+    for part in inner:
+        if isinstance(part, import_faiss().IndexPQ):
+            part.do_polysemous_training = (
+                False  # minutes for a search by Hamming distance, which none here is
+            )
     index.train(sample)
-    for codes in _scalar_quantizers(index):
-        _round_to_nearest(codes)
+    for part in inner:
+        if hasattr(part, "sq"):
+            _round_to_nearest(part.sq)
 
 
-def _scalar_quantizers(index: Any) -> list[Any]:
-    """Those of ``index``, inside whatever else it is made of."""
+def _inner(index: Any) -> list[Any]:
+    """The indexes of which ``index`` is made, without what only wraps them."""
     faiss = import_faiss()
     if isinstance(index, faiss.IndexRefine):
         parts = (index.base_index, index.refine_index)
-        return [codes for part in parts for codes in _scalar_quantizers(faiss.downcast_index(part))]
+        return [inner for part in parts for inner in _inner(faiss.downcast_index(part))]
     if isinstance(index, faiss.IndexPreTransform):
-        return _scalar_quantizers(faiss.downcast_index(index.index))
+        return _inner(faiss.downcast_index(index.index))
     if isinstance(index, faiss.IndexHNSW):
-        return _scalar_quantizers(faiss.downcast_index(index.storage))
-    return [index.sq] if hasattr(index, "sq") else []
+        return _inner(faiss.downcast_index(index.storage))
+    return [index]
 
 
 def _round_to_nearest(codes: Any) -> None:

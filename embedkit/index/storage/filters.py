@@ -87,8 +87,9 @@ def _compare(key: str, field: str, operator: object, value: Any) -> str:
         if operator not in ("$eq", "$ne"):
             raise ValueError(f"the field {key!r} cannot be compared with None by {operator}")
         return f"{field} is {'not ' if operator == '$ne' else ''}null"
-    compared = f"{field} {_COMPARISONS[operator]} {_literal(key, value)}"
-    return f"{field} is null or {compared}" if operator == "$ne" else compared
+    if operator == "$ne":  # a text compared with a number is null, as is a field that is missing
+        return f"not coalesce({field} = {_literal(key, value)}, false)"
+    return f"{field} {_COMPARISONS[operator]} {_literal(key, value)}"
 
 
 def _among(key: str, field: str, values: object, *, negated: bool) -> str:
@@ -101,7 +102,7 @@ def _among(key: str, field: str, values: object, *, negated: bool) -> str:
     if not lists:
         return "true" if negated else "false"
     found = " or ".join(lists)
-    return f"{field} is null or not ({found})" if negated else found
+    return f"not coalesce({found}, false)" if negated else found
 
 
 def _literal(key: str, value: object) -> str:

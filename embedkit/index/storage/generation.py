@@ -24,7 +24,7 @@ from .manifest import Manifest
 from .raw import best
 from .search_parameters import SearchParameters
 from .segment import Segment
-from .where import fields_of
+from .where import fields_of, names_time
 from .words import Postings, attainable, common_from
 
 __all__ = ["Asked", "Chosen", "Generation", "open_generation"]
@@ -125,7 +125,7 @@ class Generation:
         """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
         where = condition_of(where)
         with self._lock:
-            known = self._chosen.get(where)
+            known = None if names_time(where) else self._chosen.get(where)
             if known is not None:
                 self._chosen.move_to_end(where)
                 return known
@@ -242,9 +242,19 @@ class Generation:
             result[mine] = segment.ids.many(rows[mine] - self._starts[number])
         return list(result)
 
+    def places(self, ids: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
+        """Segment number and row of each document with one of ``ids``.
+
+        In an index of passages an id is that of a document, which stands for all its passages, or else of a passage.
+        """
+        wanted = list(ids)
+        found = {} if self.manifest.passages is None else self.find_passages(wanted)
+        others = self.find([name for name in wanted if name not in found])
+        return {**found, **{name: [place] for name, place in others.items()}}
+
     def find(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
         """The segment number and the row in it of those ``ids`` that are in the index."""
-        wanted = list(ids)
+        wanted = _possible(ids)
         found: dict[str, tuple[int, int]] = {}
         for number, segment in enumerate(self.segments):
             found.update({document_id: (number, row) for document_id, row in segment.find(wanted).items()})
@@ -252,7 +262,7 @@ class Generation:
 
     def find_passages(self, documents: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
         """Segment number and row of the passages of those ``documents`` that are in the index, by their numbers."""
-        wanted = list(documents)
+        wanted = _possible(documents)
         found: dict[str, list[tuple[int, int, int]]] = {}
         for number, segment in enumerate(self.segments):
             for passage, row in segment.documents.find_passages(wanted).items():
@@ -318,6 +328,11 @@ class Generation:
 
 def _no_exact(*_: object) -> tuple[Float32Array, Int64Array]:
     raise AssertionError("a search of all rows compares none by its vector")
+
+
+def _possible(ids: Iterable[str]) -> list[str]:
+    """Those ``ids`` that a document can have; SQLite compares no further than a null character."""
+    return [name for name in ids if "\0" not in name]
 
 
 def open_generation(root: Path, accept: Callable[[Manifest], None], *, searches: bool = False) -> Generation:

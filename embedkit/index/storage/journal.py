@@ -39,6 +39,7 @@ class Header:
         fingerprint, precision, document_prompt: of the encoder.
         dimension: columns of a vector.
         metric: "cosine" or "dot".
+        max_length, on_overflow: of the encoder, as in the manifest.
     """
 
     mode: str
@@ -47,6 +48,8 @@ class Header:
     document_prompt: str
     dimension: int
     metric: str
+    max_length: int | None
+    on_overflow: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Made:
         target_recall: recall@10 asked for, if any.
         input: digest of the documents; empty while it is not known.
         language: of the words, as asked for.
+        base: the generation that an upsert was compared with; ``None`` for other commands.
     """
 
     factory: str
@@ -66,6 +70,7 @@ class Made:
     target_recall: float | None
     input: str = ""
     language: str = AUTO
+    base: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from ...documents.sources import FORMATS, Format
 from ..errors import IndexDamagedError
 from ..words.languages import AUTO, check_language
 
@@ -140,13 +141,19 @@ class EncoderEntry:
 
 @dataclass(frozen=True)
 class ReadingEntry:
-    """How ``embedkit-index build`` read its files, which ``sync`` does too; named as its options."""
+    """How ``embedkit-index build`` read its files, which ``sync`` does too; named as its options.
+
+    ``alone`` is the option that ``sync`` cannot follow (``--dedup``, ``--vectors``), if one was given.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     txt: str | None = None
     text_field: str = "text"
     id_field: str | None = None
+    vector_field: str | None = None
+    format: Format | None = None
+    alone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,7 @@ class Manifest:
         reading: how its files were read; ``None``: not by ``embedkit-index build``.
         passages: how documents are cut ("TOKENS:OVERLAP"); ``None``: they are whole.
         max_length: of the encoder, if it is not the model's own.
+        on_overflow: "window" if the encoder reads texts beyond that so; ``None``: they are cut.
         language: of the words; "auto": not known yet.
     """
 
@@ -185,6 +193,7 @@ class Manifest:
     reading: ReadingEntry | None = None
     passages: str | None = None
     max_length: int | None = None
+    on_overflow: str | None = None
     language: str = AUTO
 
     @property
@@ -346,11 +355,18 @@ class _Parser:
             reading=None if data.get("reading") is None else self.reading(self.field(data, "reading", dict)),
             passages=None if data.get("passages") is None else self.field(data, "passages", str),
             max_length=self.optional_count(data, "max_length"),
+            on_overflow=self.overflow(data),
             language=AUTO if data.get("language") is None else self.language(data),
         )
         if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")
         return manifest
+
+    def overflow(self, data: dict[str, Any]) -> str | None:
+        value = data.get("on_overflow")
+        if value not in (None, "window"):
+            raise _damaged(self.path, f"field 'on_overflow' is {value!r}, not null or 'window'")
+        return "window" if value else None
 
     def reading(self, data: dict[str, Any]) -> ReadingEntry:
         def patterns(name: str) -> tuple[str, ...]:
@@ -368,7 +384,18 @@ class _Parser:
             optional("txt"),
             self.field(data, "text_field", str),
             optional("id_field"),
+            optional("vector_field"),
+            self.format(data),
+            optional("alone"),
         )
+
+    def format(self, data: dict[str, Any]) -> Format | None:
+        for known in FORMATS:
+            if data.get("format") == known:
+                return known
+        if data.get("format") is not None:
+            raise _damaged(self.path, f"field 'format' is {data['format']!r}, which is no format of files")
+        return None
 
     def segment(self, data: object) -> SegmentEntry:
         if not isinstance(data, dict):

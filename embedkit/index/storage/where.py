@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ...inputs import check_unicode
 
-__all__ = ["Field", "compile_where", "fields_of"]
+__all__ = ["Field", "compile_where", "fields_of", "names_time"]
 
 _TOKEN = re.compile(
     r"(?P<space>\s+)"
@@ -47,6 +47,7 @@ _FUNCTIONS = frozenset(
         "round rtrim strftime substr time trim typeof unicode upper",
     )
 )
+_OF_TIME = frozenset({"date", "datetime", "julianday", "strftime", "time"})
 _OPERATORS = ("||", "-", "+", "*", "/", "%")
 _OWN = {"id": "key", "text": "text"}
 
@@ -95,6 +96,10 @@ def compile_where(where: str) -> str:
             parts.append(_membership(where, tokens, at, array, parts))
             taken = array + 1
             continue
+        if (end := _mixed_list(tokens, at)) is not None:
+            parts.append(_among_both(where, tokens, at, end))
+            taken = end + 1
+            continue
         follower = tokens[at + 1].text if at + 1 < len(tokens) else ""
         if token.kind == "name" and token.text.lower() == "in" and follower != "(":
             raise _invalid(
@@ -126,6 +131,50 @@ def compile_where(where: str) -> str:
     if depth:
         raise _invalid(where, len(where), "a ( is never closed")
     return " ".join(parts)
+
+
+def _path(token: _Token) -> list[str] | None:
+    """The path of the field of the metadata that ``token`` names; ``None`` if it names none."""
+    if token.kind == "quoted":
+        return [token.text[1:-1].replace('""', '"')]
+    word = token.text.lower()
+    return token.text.split(".") if token.kind == "name" and word not in _WORDS and word not in _OWN else None
+
+
+def _mixed_list(tokens: list[_Token], at: int) -> int | None:
+    """The place of the ``)``, if at ``at`` a field is looked for among texts and numbers: ``x in (1, 'a')``."""
+    begin = at + (2 if [token.text.lower() for token in tokens[at + 1 : at + 2]] == ["not"] else 1)
+    if _path(tokens[at]) is None or [token.text.lower() for token in tokens[begin : begin + 2]] != [
+        "in",
+        "(",
+    ]:
+        return None
+    kinds: set[str] = set()
+    for place in range(begin + 2, len(tokens)):
+        token = tokens[place]
+        if token.text == ")":
+            return place if {"string", "number"} <= kinds else None
+        if token.kind not in ("string", "number") and token.text not in (",", "-", "+"):
+            return None
+        kinds.add(token.kind)
+    return None
+
+
+def _among_both(where: str, tokens: list[_Token], at: int, end: int) -> str:
+    """SQL for a field and the list up to ``end``: its number is compared with numbers, it itself with texts."""
+    negated = tokens[at + 1].text.lower() == "not"
+    lists: dict[str, list[str]] = {"number": [], "string": []}
+    sign = ""
+    for token in tokens[at + (4 if negated else 3) : end]:
+        if token.kind in lists:
+            lists[token.kind].append(sign + token.text)
+        sign = token.text if token.text in ("-", "+") else ""
+    numbers, texts = (", ".join(some) for some in lists.values())
+    path = _path(tokens[at])
+    assert path is not None
+    field, number = (_field(where, tokens[at], path, numeric) for numeric in (False, True))
+    found = f"(coalesce({number} IN ({numbers}), 0) OR {field} IN ({texts}))"
+    return f"(NOT {found})" if negated else found
 
 
 def _array_after(tokens: list[_Token], at: int) -> int | None:
@@ -177,6 +226,11 @@ def fields_of(where: str) -> list[Field]:
         sql = _field(where, token, [name] if quoted else name.split("."), numeric=False)
         fields.setdefault(name, Field(name, sql, quoted))
     return list(fields.values())
+
+
+def names_time(where: str) -> bool:
+    """Whether a condition calls a function that can mean the current time, so that its rows change by themselves."""
+    return any(token.kind == "name" and token.text.lower() in _OF_TIME for token in _tokens(where))
 
 
 def _invalid(where: str, column: int, problem: str) -> ValueError:

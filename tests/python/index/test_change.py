@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from embedkit.index import (
     InputError,
     ModelMismatchError,
 )
+from embedkit.index.build import change, transfer
+from embedkit.index.storage.generation import Generation, open_generation
 
 
 def documents(begin: int, end: int, word: str = "text") -> list[Document]:
@@ -442,11 +445,72 @@ def test_full_disk_while_changing_leaves_the_generation(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("embedkit.index.storage.layout.os.fsync", full)
-    for change in (lambda: index.delete(["k1"]), lambda: index.add(documents(600, 601))):
+    for command in (lambda: index.delete(["k1"]), lambda: index.add(documents(600, 601))):
         with pytest.raises((OSError, BuildError), match="No space left"):
-            change()
+            command()
     monkeypatch.undo()
     assert len(index) == 500
     with Index.open(index.path) as again:
         again.verify()
         assert len(again) == 500
+
+
+def test_vectors_without_texts_are_not_encoded_again(tmp_path: Path, encoder: FakeEncoder) -> None:
+    raw = faiss.IndexFlatIP(32)
+    raw.add(vectors(20))
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder) as index:
+        with pytest.raises(InputError, match="holds its vector without a text"):
+            index.reembed(encoder)
+        assert index.search_vectors(vectors(20), 1)[1][:, 0].tolist() == list(range(20))
+
+
+def test_a_change_of_type_is_a_change(index: Index) -> None:
+    index.upsert([Document("typed", "t", {"n": 1, "nested": {"on": 1}})])
+    assert index.upsert([Document("typed", "t", {"n": 1, "nested": {"on": 1}})]).unchanged == 1
+    assert index.upsert([Document("typed", "t", {"n": 1.0, "nested": {"on": True}})]).replaced == 1
+    (stored,) = index.get("t")
+    assert repr(stored.metadata) == "{'n': 1.0, 'nested': {'on': True}}"
+
+
+def test_a_null_character_ends_no_id(index: Index) -> None:
+    before = len(index)
+    assert index.delete(["k1\0b"], missing_ok=True) == 0
+    assert not index.get("k1\0b")
+    assert len(index) == before
+
+
+def test_what_reads_while_another_compacts(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "index"
+    index = Index.build(path, documents(0, 40), encoder)
+    index.add(documents(40, 60))
+    copy = pickle.loads(pickle.dumps(index))
+    with Index.open(path, encoder) as other:
+        other.compact()
+    assert copy.search("text 7", k=1)[0][0].id == "k7"
+    Index.build(tmp_path / "b", documents(60, 70), encoder).close()
+
+    def compacting(root: Path, *arguments: Any, **options: Any) -> Generation:
+        opened = open_generation(root, *arguments, **options)
+        if root == path and not monkeypatched:
+            monkeypatched.append(root)
+            with Index.open(path, encoder) as other:
+                other.delete(["k9"])
+                other.compact()
+        return opened
+
+    monkeypatched: list[Path] = []
+    monkeypatch.setattr(change, "open_generation", compacting)
+    with Index.merge(tmp_path / "all", [path, tmp_path / "b"]) as merged:
+        assert len(merged) == 69
+    monkeypatched.clear()
+    monkeypatch.setattr(change, "open_generation", open_generation)
+    monkeypatch.setattr(transfer, "open_generation", compacting)
+    with Index.open(path, encoder) as other:
+        other.add([Document("text 9", "k9")])
+        other.compact()
+        assert other.export_faiss(tmp_path / "out.faiss") == 60
+    assert faiss.read_index(str(tmp_path / "out.faiss")).ntotal == 60
+    assert sorted(one.name for one in tmp_path.glob("out*")) == ["out.faiss", "out.faiss.ids.jsonl"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
 import pytest
 
 from embedkit.index.storage.factory import check_factory
+from embedkit.index.storage.faiss_index import create_index, train
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,12 @@ def test_invalid_factories(factory: str, message: str) -> None:
     with pytest.raises(ValueError, match="factory") as refused:
         check_factory(factory, 384)
     assert message in str(refused.value)
+
+
+def test_training_codes_takes_no_time_for_what_is_not_searched() -> None:
+    sample = np.random.default_rng(0).standard_normal((300, 64)).astype(np.float32)
+    for factory in ("PQ8", "PCA32,PQ8", "PQ8,RFlat"):
+        index = create_index(factory, 64)
+        begin = time.process_time()
+        train(index, sample)
+        assert index.is_trained and time.process_time() - begin < 5  # 12 s with polysemous training

@@ -219,3 +219,31 @@ def test_delete_by_a_dict(tmp_path: Path, encoder: FakeEncoder) -> None:
 def test_conditions_that_are_no_text(index: Index, where: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         index.search("text", where=where)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({"x": {"$ne": 1}}, [0, 1, 3, 5, 6]),
+        ({"x": {"$nin": [1]}}, [0, 1, 3, 5, 6]),
+        ({"x": {"$nin": ["a", 1]}}, [1, 3, 5, 6]),
+        ({"x": {"$in": ["a", 1]}}, [0, 2, 4]),
+        ("x in (1, 'a')", [0, 2, 4]),
+        ("x in ('a', 1)", [0, 2, 4]),
+        ("x not in ('a', 1)", [1, 3, 6]),
+        ("not \"x\" in (-3, 'b')", [0, 2, 3, 4]),
+    ],
+    ids=str,
+)
+def test_a_field_of_texts_and_numbers(tmp_path: Path, where: Any, expected: list[int]) -> None:
+    fields: list[dict[str, Any]] = [{"x": value} for value in ("a", "b", 1, 2, "1")] + [{}, {"x": -3}]
+    documents = [Document(f"text {at}", str(at), own) for at, own in enumerate(fields)]
+    with Index.build(tmp_path / "index", documents, FakeEncoder()) as index:
+        assert found(index, where) == expected
+
+
+def test_the_current_time_is_asked_each_time(index: Index) -> None:
+    where = "julianday('now') > 2460000 and year = 2019"
+    assert found(index, where) == [0]
+    assert index.generation.choose(where) is not index.generation.choose(where)
+    assert index.generation.choose("year = 2019") is index.generation.choose("year = 2019")

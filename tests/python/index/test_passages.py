@@ -13,6 +13,7 @@ from fake_encoder import FakeEncoder
 from embedkit import Encoder
 from embedkit.documents.passages import PassageCutter, Passages
 from embedkit.index import Document, Index, InputError, ModelMismatchError
+from embedkit.index.evaluate import Judgments, Search, evaluate
 
 
 class Tokenizing(FakeEncoder):
@@ -242,3 +243,20 @@ def test_another_model_encodes_everything_again(index: Index) -> None:
     assert sorted(hit.id for hit in index.search("Sentence", k=99)[0]) == sorted(before)
     index.verify(sample=20)
     index.upsert([Document("New text.", "new")])
+
+
+def test_an_id_is_of_a_document_before_it_is_of_a_passage(index: Index) -> None:
+    assert [found.text for found in index.get("d1#1")] == ["Short."]
+    passages = len(index.get("d1"))
+    assert index.delete("d1#1") == 1
+    assert len(index.get("d1")) == passages
+    assert index.delete(["d1", "d1#2"]) == passages  # no passage counts twice
+
+
+def test_judgments_of_documents(index: Index) -> None:
+    judgments = Judgments([sentences(3, 12)[4], sentences(2, 12)[0]], [{"d3": 1.0}, {"d2": 1.0}])
+    (vectors,) = evaluate(index, judgments, [Search("vectors", hybrid=False)], ks=(1, 5))
+    assert vectors.recall == {1: 1.0, 5: 1.0}
+    (passage,) = index.search(sentences(3, 12)[4], k=1)
+    judgments = Judgments([sentences(3, 12)[4]], [{passage[0].id: 1.0}])
+    assert evaluate(index, judgments, [Search("vectors", hybrid=False)])[0].mrr == 1.0

@@ -443,3 +443,16 @@ def test_the_journal_is_readable(interrupted: Interrupted) -> None:
     assert (lines[0]["journal"], lines[0]["mode"], lines[0]["dimension"]) == (1, "build", 32)
     assert lines[-1] == {"rows": 2048}
     assert np.fromfile(root / "segments" / ".building" / "vectors.f32", "<f4").shape == (2048 * 32,)
+
+
+def test_a_finished_upsert_is_of_the_index_that_it_was_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = Document("text a", "a"), Document("text b", "b")
+    with Index.build(tmp_path / "index", [old], FakeEncoder()) as index:
+        killed(monkeypatch, "before", lambda: index.upsert([old, new]))  # a is the same, and left out
+        index.delete(["a"])
+        with pytest.raises(ResumeError, match="another generation of the index"):
+            index.upsert([old, new])
+        index.upsert([old, new], restart=True)
+        assert len(index.get(["a", "b"])) == 2

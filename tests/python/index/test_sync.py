@@ -17,6 +17,7 @@ from embedkit.cli.main import main
 from embedkit.documents import InputError
 from embedkit.documents.readers import Corpus, Names
 from embedkit.index import BuildSettings, Document, Index
+from embedkit.index.build.settings import Progress
 from embedkit.index.sync import FolderSettings, sync
 
 TESTS = Path(__file__).parents[1]
@@ -223,3 +224,96 @@ def test_the_command_reads_as_build_did(
     assert "1 file, 0 read; 0 documents written, 0 replaced, 1 deleted" in capsys.readouterr().out
     with Index.open("index") as index:
         assert held(index) == {"x": "one"}
+
+
+def test_an_index_below_its_own_folder_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"a.md": "a note"})
+    assert main(["build", ".", "-o", "index"]) == 0
+    assert main(["sync", ".", "index"]) == 0
+    assert main(["build", ".", "-o", "index", "--overwrite"]) == 0
+    assert "1 file left out (index/)" in capsys.readouterr().out
+    with Index.open("index") as index:
+        assert held(index) == {"a.md": "a note"}
+
+
+def test_what_was_remembered_of_an_index_that_is_replaced_is_forgotten(folder: Path, tmp_path: Path) -> None:
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+    write(folder, {"new.txt": "a new file"})
+    corpus = Corpus([folder], names=Names(whole_text=True))
+    settings = BuildSettings(root=corpus.files.root, overwrite=True)
+    with Index.build_with(tmp_path / "index", corpus, FakeEncoder(), settings) as index:
+        (folder / "new.txt").unlink()
+        assert sync(index, folder, WHOLE).deleted == 1
+        assert len(index) == 30
+
+
+def test_of_two_files_with_one_id_the_one_that_stays_counts(folder: Path, tmp_path: Path) -> None:
+    write(folder, {"a.jsonl": '{"id": "x", "text": "of a"}\n'})
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        write(folder, {"b.jsonl": '{"id": "x", "text": "of b"}\n'})
+        sync(index, folder, WHOLE)
+        assert held(index)["x"] == "of b"
+        (folder / "b.jsonl").unlink()
+        assert sync(index, folder, WHOLE).deleted == 0
+        assert held(index)["x"] == "of a"
+
+
+def test_names_that_are_not_utf8(folder: Path, tmp_path: Path) -> None:
+    path = os.fsencode(folder) + b"/caf\xe9.jsonl"
+    with open(path, "w") as file:
+        file.write('{"id": "x", "text": "of coffee"}\n')
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        assert sync(index, folder, WHOLE).read == 0
+        os.unlink(path)
+        assert sync(index, folder, WHOLE).deleted == 1
+
+
+def test_a_damaged_memory_is_named(folder: Path, tmp_path: Path) -> None:
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        (index.path / "sync.sqlite").write_bytes(b"nothing of SQLite" * 100)
+        with pytest.raises(InputError, match=r"sync\.sqlite: is damaged .*; remove it"):
+            sync(index, folder, WHOLE)
+        (index.path / "sync.sqlite").unlink()
+        assert sync(index, folder, WHOLE).written == 0
+
+
+def test_a_file_that_changes_after_an_interruption(folder: Path, tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.done >= 2048:
+            raise Stopped
+
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        lines = [f'{{"id": "{n}", "text": "line {n}"}}\n' for n in range(2100)]
+        write(folder, {"many.jsonl": "".join(lines)})
+        with pytest.raises(Stopped):
+            sync(index, folder, WHOLE, progress=stop)
+        write(folder, {"many.jsonl": "".join(lines[1:])})
+        assert sync(index, folder, WHOLE).written == 2099
+
+
+def test_formats_and_vectors_are_as_build_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    vector = [1.0] + [0.0] * 255
+    write(tmp_path, {"f/a.json": f'{{"text": "one", "vec": {vector}}}\n{{"text": "two", "vec": {vector}}}\n'})
+    assert main(["build", "f", "-o", "index", "--format", "jsonl", "--vector-field", "vec"]) == 0
+    capsys.readouterr()
+    assert main(["sync", "f", "index"]) == 0
+    assert "0 deleted" in capsys.readouterr().out
+    with Index.open("index") as index:
+        assert index.search_vectors([vector], 2)[0].tolist() == [pytest.approx([1.0, 1.0], abs=1e-2)]
+        assert not any(found.metadata for found in index.get(["a.json:1", "a.json:2"]))
+    assert main(["build", "f", "-o", "once", "--format", "jsonl", "--dedup", "exact"]) == 0
+    assert main(["sync", "f", "once"]) == 2
+    assert "was built with --dedup, which sync cannot follow" in capsys.readouterr().err
