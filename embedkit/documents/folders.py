@@ -75,8 +75,10 @@ class Files:
         return f"{count:,} file{'' if count == 1 else 's'} left out ({named}{more})"
 
 
-def walk(folder: str, patterns: Patterns, left_out: list[str]) -> Iterator[os.DirEntry[str]]:
+def walk(folder: str, patterns: Patterns, left_out: list[str]) -> list[os.DirEntry[str]]:
     """The files below ``folder`` that are read, by path; the others are appended to ``left_out``.
+
+    A link to a file that is read is left out.
 
     Raises:
         InputError: a folder cannot be read.
@@ -108,7 +110,22 @@ def walk(folder: str, patterns: Patterns, left_out: list[str]) -> Iterator[os.Di
             else:
                 left_out.append(name)
 
-    return visit(folder.rstrip(os.sep) or os.sep)
+    found = list(visit(folder.rstrip(os.sep) or os.sep))
+    links = [entry for entry in found if entry.is_symlink()]
+    if not links:
+        return found
+    own = {entry.inode() for entry in found if not entry.is_symlink()}
+    device = os.stat(folder).st_dev
+    targets: set[tuple[int, int]] = set()
+    twice = set()
+    for entry in links:  # of what is read under its own name, or by an earlier link
+        target = entry.stat()
+        place = (target.st_dev, target.st_ino)
+        if place in targets or (target.st_dev == device and target.st_ino in own):
+            twice.add(entry.path)
+            left_out.append(entry.path[prefix:])
+        targets.add(place)
+    return [entry for entry in found if entry.path not in twice]
 
 
 def find_files(

@@ -213,3 +213,18 @@ def test_build_reports_passages_and_what_was_cut(
         f"long.md#{long['number'] - 1}" if long["number"] > 1 else None,
         f"long.md#{long['number'] + 1}" if long["number"] < long["count"] else None,
     )
+
+
+def test_links_to_files_that_are_read_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    folder.mkdir()
+    (folder / "2026.md").write_text("notes")
+    (folder / "latest.md").symlink_to("2026.md")
+    (tmp_path / "outside.md").write_text("of elsewhere")
+    (folder / "one.md").symlink_to("../outside.md")
+    (folder / "two.md").symlink_to("../outside.md")
+    corpus = Corpus([folder])
+    assert [document.text for document in corpus] == ["notes", "of elsewhere"]
+    assert corpus.files.left_out == ["latest.md", "two.md"]
+    (folder / "2026.md").unlink()  # the link leads nowhere now
+    assert [document.text for document in Corpus([folder])] == ["of elsewhere"]
