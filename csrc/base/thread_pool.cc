@@ -39,13 +39,15 @@ void Barrier::wait() {
     generation_.store(generation + 1, std::memory_order_release);
     return;
   }
-  for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; ++spins) {
-    if (spins < spins_) {
-      relax();
-    } else {
-      std::this_thread::yield();
-    }
+  for (int spins = 0; spins < spins_; ++spins) {
+    if (generation_.load(std::memory_order_acquire) != generation) return;
+    relax();
   }
+  if (generation_.load(std::memory_order_acquire) != generation) return;
+  const auto begin = std::chrono::steady_clock::now();
+  while (generation_.load(std::memory_order_acquire) == generation) std::this_thread::yield();
+  const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - begin;
+  waited_.fetch_add(waited.count(), std::memory_order_relaxed);
 }
 
 namespace {
@@ -102,7 +104,7 @@ bool ThreadPool::start_helper() {
   }
 }
 
-void ThreadPool::run(int threads, const std::function<void(Worker)>& body) {
+std::chrono::nanoseconds ThreadPool::run(int threads, const std::function<void(Worker)>& body) {
   std::vector<Helper*> chosen;
   if (threads > 1) {
     std::lock_guard lock(mutex_);
@@ -138,6 +140,7 @@ void ThreadPool::run(int threads, const std::function<void(Worker)>& body) {
       std::this_thread::yield();
     }
   }
+  return barrier.waited();
 }
 
 ThreadPool& ThreadPool::shared() {

@@ -1,9 +1,12 @@
 // One pool of helper threads for the whole process. A call runs on workers: its own thread and idle helpers.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,10 +23,15 @@ class Barrier {
  public:
   explicit Barrier(int workers);
   void wait();
+  /// How long workers waited, all together, beyond the spinning: for one that was not running.
+  std::chrono::nanoseconds waited() const {
+    return std::chrono::nanoseconds(waited_.load(std::memory_order_relaxed));
+  }
 
  private:
   const int workers_;
   const int spins_;
+  std::atomic<int64_t> waited_{0};
   alignas(kCacheLine) std::atomic<int> arrived_{0};
   alignas(kCacheLine) std::atomic<unsigned> generation_{0};
 };
@@ -59,8 +67,8 @@ class ThreadPool {
   static ThreadPool& shared();
 
   /// Runs `body` on the calling thread and at most `threads - 1` idle helpers, never waiting for a
-  /// busy one, and returns when all have returned. `body` must not throw.
-  void run(int threads, const std::function<void(Worker)>& body);
+  /// busy one, and returns when all have returned: what `Barrier::waited` says. `body` must not throw.
+  std::chrono::nanoseconds run(int threads, const std::function<void(Worker)>& body);
 
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -75,6 +83,34 @@ class ThreadPool {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Helper>> helpers_;
+};
+
+/// Whether the workers of a lone text may wait for each other. Where other processes use the processors, too,
+/// they often wait for one that is not running, and a single worker is faster: after such a call the next
+/// ones, each time more of them, have one. Thread-safe.
+class LoneCalls {
+ public:
+  /// Asks for one call.
+  bool may_share() {
+    int left = alone_.load(std::memory_order_relaxed);
+    while (left > 0)
+      if (alone_.compare_exchange_weak(left, left - 1, std::memory_order_relaxed)) return false;
+    return true;
+  }
+  /// Tells of a call that was shared: how long its workers waited, and how long it took.
+  void shared(std::chrono::nanoseconds waited, std::chrono::nanoseconds took) {
+    const int more = std::min(2 * penalty_.load(std::memory_order_relaxed) + kFirst, kMost);
+    const int penalty = waited > took / 4 ? more : 0;
+    penalty_.store(penalty, std::memory_order_relaxed);
+    alone_.store(penalty, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int kFirst = 8;
+  static constexpr int kMost = 256;
+
+  std::atomic<int> alone_{0};
+  std::atomic<int> penalty_{0};
 };
 
 }  // namespace embedkit

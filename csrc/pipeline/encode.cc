@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -185,10 +186,13 @@ class Run {
 
     // More threads than processors do no harm to whole batches, but the workers of a lone text wait for
     // each other.
+    static LoneCalls lone_calls;
     const bool lone = bytes <= kLoneBytes;
-    const int threads = lone ? std::min(options_.threads, default_threads()) : options_.threads;
+    int threads = lone ? std::min(options_.threads, default_threads()) : options_.threads;
+    if (lone && threads > 1 && !lone_calls.may_share()) threads = 1;
+    const auto begun = std::chrono::steady_clock::now();
     clocks_.assign(options_.profile ? static_cast<size_t>(threads) : 0, StageClock());
-    ThreadPool::shared().run(threads, [&](Worker worker) {
+    const std::chrono::nanoseconds waited = ThreadPool::shared().run(threads, [&](Worker worker) {
       const StageClock::Running clock(options_.profile ? &clocks_[static_cast<size_t>(worker.index)]
                                                        : nullptr);
       StateLease lease;
@@ -215,6 +219,7 @@ class Run {
         StageClock::lap(Stage::kWait);
       }
     });
+    if (lone && threads > 1) lone_calls.shared(waited, std::chrono::steady_clock::now() - begun);
     for (const StageClock& clock : clocks_)
       for (size_t i = 0; i < stats_.stages.size(); ++i) stats_.stages[i] += clock.times()[i];
     error_.rethrow();

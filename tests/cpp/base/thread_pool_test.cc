@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -33,9 +34,45 @@ bool call_counts(int threads) {
   return together && ran >= 1 && ran <= threads;
 }
 
+/// How many calls in a row may not be shared.
+int alone(LoneCalls& calls) {
+  int count = 0;
+  while (!calls.may_share()) ++count;
+  return count;
+}
+
+void test_lone_calls() {
+  using std::chrono::microseconds;
+  LoneCalls calls;
+  CHECK_EQ(alone(calls), 0);
+  calls.shared(microseconds(20), microseconds(100));
+  CHECK_EQ(alone(calls), 0);
+  for (const int expected : {8, 24, 56, 120, 248, 256, 256}) {
+    calls.shared(microseconds(60), microseconds(100));
+    CHECK_EQ(alone(calls), expected);
+  }
+  calls.shared(microseconds(0), microseconds(100));
+  CHECK_EQ(alone(calls), 0);
+}
+
+void test_waiting_is_measured() {
+  const std::chrono::milliseconds late(20);
+  bool helped = false;
+  const auto waited = ThreadPool::shared().run(2, [&](Worker worker) {
+    if (worker.index == 1) {
+      helped = true;
+      std::this_thread::sleep_for(late);
+    }
+    worker.sync();
+  });
+  CHECK(!helped || waited > late / 2);
+}
+
 }  // namespace
 
 int main() {
+  test_lone_calls();
+  test_waiting_is_measured();
   for (const int threads : {1, 2, 3, 5}) CHECK(call_counts(threads));
 
   std::vector<std::thread> callers;
