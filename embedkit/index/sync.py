@@ -27,7 +27,8 @@ from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import Report
 from .errors import ResumeError
 from .index import Index
-from .storage.layout import SYNC_FILE
+from .storage.journal import read_journal
+from .storage.layout import JOURNAL_FILE, SYNC_FILE
 from .storage.manifest import hash_file
 
 __all__ = ["FolderSettings", "Synced", "sync"]
@@ -266,7 +267,8 @@ def sync(
                     progress=progress,
                 )
             except ResumeError:
-                if restart or not begun:
+                left = read_journal(index.path / JOURNAL_FILE)
+                if restart or not begun or left is None or left.header.mode != "upsert":
                     raise
                 # an interrupted sync, and a file has changed since
                 done = index.upsert(
