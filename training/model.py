@@ -302,13 +302,13 @@ class SentenceModel(nn.Module):
 
         ``folder`` must exist; files in it are replaced.
         """
+        own = self.backbone.config._attn_implementation
         self.backbone.config._attn_implementation = None  # the next reader picks its own
         try:
             with quiet():
                 merged(self.backbone).save_pretrained(folder)
         finally:
-            if self._packed:
-                self.backbone.config._attn_implementation = packed.NAME
+            self.backbone.config._attn_implementation = own
         copy_tokenizer(self.tokenizer_folder, folder)
         head: list[DenseWeights | Normalize] = []
         if self.projection is not None and self.options.projection is not None:

@@ -196,8 +196,24 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def supports(model: Any) -> bool:
-    """Whether a transformers model lets its attention be replaced (4.48's BERT, MPNet and RoFormer do not)."""
-    return bool(getattr(model, "_supports_attention_backend", False)) and _registry() is not None
+    """Whether a transformers model lets its attention be replaced by this one.
+
+    4.48's BERT, MPNet and RoFormer do not. Those of models with a causal mask, a window or shared keys would be
+    replaced by something else: here every token attends to all tokens of its text, each head with its own keys.
+    """
+    if not getattr(model, "_supports_attention_backend", False) or _registry() is None:
+        return False
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    return kinds == {"full_attention"} and not any(map(_attends_otherwise, model.modules()))
+
+
+def _attends_otherwise(module: Any) -> bool:
+    """Whether an attention of transformers is causal, has a window, or shares keys among heads."""
+    return bool(
+        getattr(module, "is_causal", False)
+        or getattr(module, "sliding_window", None)
+        or getattr(module, "num_key_value_groups", 1) > 1
+    )
 
 
 def register() -> None:

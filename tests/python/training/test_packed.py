@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from embedkit.training import packed
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, load_backbone, pack
+from tiny_families import KINDS, tiny
 
 LENGTHS = [5, 1, 17, 2, 40, 1, 23]  # 89 tokens: more than the 64 positions that a model has
 ARCHITECTURES = ["bert", "roberta", "distilbert", "mpnet", "roformer"]
@@ -37,9 +38,9 @@ def save_random(folder: Path, kind: str) -> Path:
     return folder
 
 
-def ids_of(seed: int = 0) -> list[Any]:
+def ids_of(seed: int = 0, end: int = 99) -> list[Any]:
     choose = np.random.default_rng(seed)
-    return [choose.integers(5, 99, length).astype(np.int32) for length in LENGTHS]
+    return [choose.integers(5, end, length).astype(np.int32) for length in LENGTHS]
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -69,6 +70,39 @@ def test_token_vectors_and_gradients_are_those_of_single_texts(kind: str, tmp_pa
         torch.testing.assert_close(parameter.grad, gradients[name], atol=5e-5, rtol=1e-4, msg=name)
         moved += 1
     assert moved > 20
+
+
+@pytest.mark.parametrize(
+    "kind,changes",
+    [
+        ("modernbert", {"local_attention": 16}),  # 40 tokens: far more than the window
+        ("qwen3", {}),  # causal, three heads share keys
+        ("qwen3", {"num_key_value_heads": 6}),  # causal alone
+        ("gemma", {}),  # windows and one key head
+    ],
+)
+def test_windows_causal_masks_and_shared_keys_are_kept(
+    kind: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    if not hasattr(transformers, KINDS[kind][0]):
+        pytest.skip("this transformers lacks the model")
+    folder = tiny(tmp_path, kind, **changes)
+    options = ModelOptions(str(folder), max_length=64, dropout=0.0)
+    model = SentenceModel.load(options).eval()
+    rows = ids_of(end=18)
+    reference = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = torch.cat(
+            [reference(torch.from_numpy(row)[None].long()).last_hidden_state[0] for row in rows]
+        )
+        found = model.hidden(*pack(rows))
+        saved = tmp_path / "saved"
+        saved.mkdir()
+        model.save(saved)
+        again = model.hidden(*pack(rows))  # training goes on after a checkpoint
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(again, found, atol=0, rtol=0)
 
 
 def test_blocks_hold_each_token_once_and_texts_of_like_length() -> None:
