@@ -79,9 +79,15 @@ def _parser() -> argparse.ArgumentParser:
         "--precision",
         choices=CUDA_PRECISIONS,
         default="auto",
-        help="of the models; fp16 and fp8 on CUDA only (default: auto, each model's own)",
+        help="of the models; fp16 and fp8 on CUDA only (default: auto, each model's own; an index's model has the "
+        "index's)",
     )
-    what.add_argument("--device", default="auto", help='"cpu", "cuda", "cuda:1" (default: cpu)')
+    what.add_argument(
+        "--device",
+        default="auto",
+        help='of the models, an index\'s too: "cpu", "cuda", "cuda:1"; rerankers and the search itself run on the CPU '
+        "(default: cpu)",
+    )
     what.add_argument(
         "--threads", type=integer(check_threads), metavar="N", help="threads of each model (default: all)"
     )

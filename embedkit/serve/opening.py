@@ -17,6 +17,7 @@ from .state import State
 
 if TYPE_CHECKING:
     from ..index import Index
+    from ..index.storage.manifest import Manifest
     from .search import SearchService
 
 __all__ = ["Options", "named", "open_state"]
@@ -30,7 +31,8 @@ class Options:
         models: ``[NAME=]FOLDER`` or Hub names; none: the index's model, or the built-in one.
         rerankers: the same, of cross-encoders.
         index: the folder of an index.
-        precision, device, threads: as `Encoder` takes them.
+        precision, device, threads: as `Encoder` takes them; rerankers run on the CPU, and an index's own model in
+            the precision of the index.
         max_memory: bytes of all models' weights together; what does not fit is loaded when it is asked for.
         settings: of the server.
     """
@@ -79,7 +81,9 @@ def open_state(options: Options) -> State:
         )
     if not served and index is not None:
         model = Path(str(index.info()["model"])).name
-        of_index = partial(_wrap, index, settings, ModelMetrics(metrics, model))
+        of_index = partial(
+            _of_index, index.path, index.generation.manifest, options, ModelMetrics(metrics, model)
+        )
         served.append(Served(model, of_index))
     memory = Memory(options.max_memory)
     embedders = Pool(served, memory)
@@ -98,7 +102,7 @@ def open_state(options: Options) -> State:
     )
     embedders.load_what_fits()
     rerankers.load_what_fits()
-    search = None if index is None else _search(index, embedders, settings, metrics)
+    search = None if index is None else _search(index, embedders, options, metrics)
     return State(settings, embedders, rerankers, search, metrics)
 
 
@@ -126,18 +130,34 @@ def _embedder(model: str | None, options: Options, metrics: ModelMetrics) -> Emb
 
 
 def _reranker(model: str, options: Options, metrics: ModelMetrics) -> RerankModel:
+    # cross-encoders run on the CPU, whatever the device of the others
     encoder = CrossEncoder(model, precision=options.precision, threads=options.threads)
     return RerankModel(encoder, options.settings.limits, metrics)
 
 
-def _wrap(index: Index, settings: Settings, metrics: ModelMetrics) -> EmbeddingModel:
-    """The index's own model, as the index loads it."""
-    encoder: Any = index.encoder
-    return EmbeddingModel(encoder, settings.limits, metrics)
+def _of_index(path: Path, manifest: Manifest, options: Options, metrics: ModelMetrics) -> EmbeddingModel:
+    """The index's own model, in the index's precision.
+
+    Raises:
+        ValueError: another precision is asked for, and no model is named that it could be meant for.
+    """
+    from ..index.encoder import check_encoder, load_encoder
+
+    device = "cpu" if options.device == "auto" else options.device
+    encoder: Any = load_encoder(manifest, None, options.threads, device)
+    precision = encoder.describe()["precision"]
+    if not options.models and options.precision not in ("auto", precision):
+        encoder.close()
+        raise ValueError(
+            f"--precision {options.precision}: the queries of {path} are encoded in {precision}, as its "
+            "documents were; leave --precision out, or name a model to serve in it with --model"
+        )
+    check_encoder(path, manifest, encoder)
+    return EmbeddingModel(encoder, options.settings.limits, metrics)
 
 
 def _search(
-    index: Index, embedders: Pool[EmbeddingModel], settings: Settings, metrics: Metrics
+    index: Index, embedders: Pool[EmbeddingModel], options: Options, metrics: Metrics
 ) -> SearchService:
     """The index, with a served model if that is the index's, else with one of its own."""
     from ..index import Index
@@ -155,7 +175,7 @@ def _search(
             served.users += 1  # it stays loaded
             break
     else:
-        loaded = _wrap(index, settings, ModelMetrics(metrics, "index"))
+        loaded = _of_index(index.path, index.generation.manifest, options, ModelMetrics(metrics, "index"))
     opened = Index.open(index.path, BatchedEncoder(loaded))
     index.close()
-    return SearchService(opened, settings.limits)
+    return SearchService(opened, options.settings.limits)

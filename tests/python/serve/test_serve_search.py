@@ -152,3 +152,19 @@ def test_the_index_needs_no_second_copy_of_a_served_model(
         before = running.metric("embedkit_texts_total", model=model["id"])
         assert [hit["id"] for hit in hits_of(running, query="lentils", k=3)[0]] == expected
         assert running.metric("embedkit_texts_total", model=model["id"]) == before + 1
+
+
+def test_the_indexs_model_takes_the_device_and_refuses_another_precision(index_folder: Path) -> None:
+    from embedkit.serve.opening import Options, open_state
+
+    wanted = {"index": str(index_folder), "threads": 1}
+    with pytest.raises(ValueError, match=r"--precision fp32: .* encoded in int8.*leave --precision out"):
+        open_state(Options(precision="fp32", **wanted))
+    for models in ((), ("embedkit-256-int8",)):  # the index's own model is loaded beside another one, too
+        with pytest.raises((ImportError, RuntimeError, ValueError), match="cuda"):
+            open_state(Options(device="cuda:99", models=models, **wanted))
+    state = open_state(Options(precision="int8", device="cpu", **wanted))
+    (served,) = state.embedders.distinct
+    assert served.loaded is not None
+    assert served.loaded.encoder.describe()["device"] == "cpu"
+    state.close()
