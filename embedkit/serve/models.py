@@ -27,6 +27,7 @@ __all__ = ["EmbeddingModel", "Form", "Memory", "Pool", "RerankModel", "Served", 
 logger = logging.getLogger("embedkit.serve")
 
 _IN_LOOP = 50_000  # characters that are tokenized on the event loop: about half a millisecond
+_UNCUT = 2**31 - 1  # tokens: no text has so many
 
 
 @dataclass(frozen=True)
@@ -135,15 +136,8 @@ class EmbeddingModel:
 
     def too_long(self, text: str) -> bool:
         """Whether a text that fills ``max_length`` after truncation was longer before."""
-        special = len(self.encoder.tokenize([""])["input_ids"][0])
-        words = text.split()
-        chunks = [" ".join(words[at : at + 32]) for at in range(0, len(words), 32)]
-        counts = self._count(chunks)
-        if any(
-            count >= self.max_length and len(chunk) > 1 for chunk, count in zip(chunks, counts, strict=True)
-        ):
-            return len(chunks) > 1 or self._count([text])[0] >= self.max_length
-        return sum(count - special for count in counts) + special > self.max_length
+        (ids,) = self.encoder._engine.token_ids([text], _UNCUT)
+        return len(ids) > self.max_length
 
     async def embed(
         self, texts: list[str], form: Form, tokens: list[int], watch: Any = None

@@ -1,15 +1,21 @@
-"""Pools of models within a bound on their memory, without models."""
+"""Pools of models within a bound on their memory, without models; lengths of texts."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
+from tiny_cross_encoders import write_cross_encoder
 
+from embedkit import Encoder
 from embedkit.serve.errors import ApiError
-from embedkit.serve.models import Memory, Pool, Served
+from embedkit.serve.metrics import Metrics, ModelMetrics
+from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served
+from embedkit.serve.settings import Limits
 
 
 class Fake:
@@ -102,3 +108,19 @@ def test_a_model_larger_than_the_memory_is_refused() -> None:
     pool: Pool[Any] = Pool([Served("large", lambda: Fake(200))], Memory(100))
     with pytest.raises(ValueError, match="--max-memory allows 100"):
         pool.load_what_fits()
+
+
+def test_too_long_counts_every_token_of_a_text(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = write_cross_encoder(tmp_path / "model", "roberta", 1)  # whose tokenizer counts white space
+    reference = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = EmbeddingModel(Encoder(folder, threads=1), Limits(), ModelMetrics(Metrics(), "tiny"))
+    choose = random.Random(0)
+    texts = ["a\n\n\n" * 30, "a\t\t\t" * 9 + "aa", " " * 39, "the " * 2000]
+    texts += [
+        "".join(choose.choices(("the", "b", " ", "\n", "  "), k=choose.randint(30, 45))) for _ in range(300)
+    ]
+    lengths = [len(reference.encode(text).ids) for text in texts]
+    assert {39, 40, 41} < set(lengths)
+    assert [model.too_long(text) for text in texts] == [length > 40 for length in lengths]
+    model.close()
