@@ -29,9 +29,11 @@ class Check:
     def broken(self, request: Request, lengths: npt.NDArray[np.int32]) -> Indices:
         """The places in the batch of the sequences whose results are not finite."""
         broken = ~np.isfinite(self._sums.numpy())
-        if request.token_embeddings:  # these are sums of tokens
-            broken = np.logical_or.reduceat(broken, np.cumsum(lengths) - lengths)
-        return np.flatnonzero(broken)
+        if not request.token_embeddings:
+            return np.flatnonzero(broken)
+        # these are sums of tokens; reduceat takes no sequences without any
+        starts, filled = np.cumsum(lengths) - lengths, np.flatnonzero(lengths)
+        return filled[np.logical_or.reduceat(broken, starts[filled])]
 
     def again(self, places: Indices, request: Request) -> Batch:
         """These sequences in the wider type.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +99,21 @@ def test_token_embeddings(folder: Path, texts: list[str], beyond: int) -> None:
             result = encoder.encode(given, output_value="token_embeddings", convert_to_tensor=of_tensors)
         for got, want in zip(result, expected, strict=True):
             np.testing.assert_allclose(np.asarray(got), want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*overflow fp32")
+def test_token_embeddings_beside_texts_without_tokens(folder: Path, beyond: int, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    tokenizer = json.loads((copy / "tokenizer.json").read_text(encoding="utf-8"))
+    (copy / "tokenizer.json").write_text(json.dumps({**tokenizer, "post_processor": None}), encoding="utf-8")
+    encoder, _, _ = packed(copy, model=Narrow(copy, beyond), wider=lambda: PlainModel(copy))
+    core = Encoder(copy)
+    for given in (["", "the day", " ", "sunny water", "", "day"], ["", "water"], ["water", ""], ["", " "]):
+        result = encoder.encode(given, output_value="token_embeddings")
+        expected = core.encode(given, output_value="token_embeddings")
+        assert [len(one) for one in result] == [len(one) for one in core.tokenize(given)["input_ids"]]
+        for got, want in zip(result, expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.*overflow fp32")
