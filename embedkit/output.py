@@ -34,12 +34,13 @@ DTYPES = tuple(NUMPY_DTYPES)
 
 
 def checked_ranges(ranges: npt.ArrayLike, dimension: int) -> npt.NDArray[np.float32]:
-    """Ranges (2, dimension), minima and maxima, as float32.
+    """A copy of ranges (2, dimension), minima and maxima, as float32.
 
     Raises:
         ValueError: the shape is wrong, or a value is not finite or out of order.
     """
-    checked = np.asarray(ranges, dtype=np.float32)
+    # a copy: a GPU's stage knows by identity that it has them already, and the caller may change an own array
+    checked = np.array(ranges, dtype=np.float32)
     if checked.shape != (2, dimension):
         raise ValueError(
             f"ranges have the shape {checked.shape}, expected (2, {dimension}): the minimum and the maximum "

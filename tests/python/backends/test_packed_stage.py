@@ -147,6 +147,17 @@ def test_outputs(make_model: Make, texts: list[str], dtype: Any, tensor: bool) -
         same(np.asarray(result), Encoder(folder).encode(texts, **options), dtype)  # type: ignore[call-overload]
 
 
+def test_ranges_that_the_caller_changes(make_model: Make, texts: list[str]) -> None:
+    folder = make_model()
+    encoder, _, _ = packed(folder)
+    ranges = RANGES.astype(np.float32)
+    for _ in range(2):
+        got = encoder.encode(texts[:20], output_dtype="int8", ranges=ranges)
+        want = Encoder(folder).encode(texts[:20], output_dtype="int8", ranges=ranges.copy())
+        same(got, want, "int8")
+        ranges *= 4  # in place
+
+
 def test_other_shapes_of_results(make_model: Make, texts: list[str]) -> None:
     folder = make_model()
     encoder, _, _ = packed(folder)
