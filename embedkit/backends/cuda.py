@@ -64,6 +64,7 @@ def open_stage(
             device,
             precision=precision,
             wider=partial(load, "bf16", device) if precision == "fp16" else None,
+            target=opened[0].device,
         )
         for device in opened
     ]

@@ -60,11 +60,15 @@ class DeviceBatch:
         lengths: npt.NDArray[np.int32],
         *,
         check: Check | None,
+        target: torch.device,
     ) -> None:
-        """Of the sequences of ``lengths``; ``events``: its begin, its end, and when ``result`` may be read."""
+        """Of the sequences of ``lengths``; ``events``: its begin, its end, and when ``result`` may be read.
+
+        Token embeddings that stay on a device are delivered on ``target``.
+        """
         self._device, self._result, self._request = device, result, request
         self._begin, self._end, self._ready = events
-        self._lengths, self._check = lengths, check
+        self._lengths, self._check, self._target = lengths, check, target
 
     def wait(self) -> float:
         """As `Batch.wait`."""
@@ -90,7 +94,7 @@ class DeviceBatch:
             for row, length in zip(rows, self._lengths.tolist(), strict=True):
                 end += length
                 part = values[end - length : end]
-                out[row] = part.clone() if self._request.on_device else part.copy()
+                out[row] = part.to(self._target, copy=True) if self._request.on_device else part.copy()
         elif self._request.on_device:
             self._device.scatter(out, torch.from_numpy(rows), self._result)
         else:

@@ -151,6 +151,7 @@ class PackedStage:
         precision: str,
         budget: int | None = None,
         wider: Callable[[], BatchModel] | None = None,
+        target: torch.device | None = None,
     ) -> None:
         """Run a loaded model.
 
@@ -161,6 +162,7 @@ class PackedStage:
             precision: its name for `describe`.
             budget: maximum tokens in a batch; None for `BUDGET`.
             wider: loads the model in a type with a larger range, for sequences that overflow.
+            target: where token embeddings that are left on a device go; None for this one.
         """
         self.dimension = model.dimension
         self._model, self._device, self._precision = model, device, precision
@@ -173,6 +175,7 @@ class PackedStage:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._warned = False
+        self._target = target or device.device
         self._load_wider = wider
         self._wider: BatchModel | None = None
         self._overflowed = 0
@@ -371,7 +374,8 @@ class PackedStage:
                 # The remedy of the wider model itself is an error.
                 repair = None if wider is not None else partial(self.submit_wider, window)
                 check = Check(*device.download(sums, end), order, repair)
-        return DeviceBatch(device, result, (begin, end, ready), request, lengths, check=check)
+        events = begin, end, ready
+        return DeviceBatch(device, result, events, request, lengths, check=check, target=self._target)
 
     def warm_up(self) -> None:
         """Capture the graphs of the usual sizes, so that calls do not: see `Buckets.usual`.

@@ -121,5 +121,7 @@ def test_every_device_of_a_list(make_model: Make, texts: list[str]) -> None:
     np.testing.assert_allclose(
         encoder.encode(texts * 20), np.tile(Encoder(folder).encode(texts), (20, 1)), rtol=0, atol=1e-4
     )
+    tokens = encoder.encode(texts * 20, output_value="token_embeddings", convert_to_tensor=True)
+    assert {str(one.device) for one in tokens} == {names[0]}
     with pytest.raises(ValueError, match="this machine has"):
         Encoder(folder, device="cuda:99")

@@ -26,6 +26,7 @@ from embedkit import Encoder, Index
 from embedkit.backends import cuda, cuda_device, packed_stage
 from embedkit.backends.buckets import SMALL
 from embedkit.backends.cuda import choose_precision
+from embedkit.backends.engine import tokenizer_of
 from embedkit.backends.many import ManyStages
 from embedkit.backends.packed_model import DTYPES
 from embedkit.backends.packed_stage import PackedStage
@@ -433,6 +434,31 @@ def test_the_encoder_of_several_devices(make_model: Make, texts: list[str]) -> N
     for tensor in (False, True):
         assert cosine(encoder.encode(texts, convert_to_tensor=tensor), expected) >= 0.9999
     assert encoder.encode("day", device=["cuda:0", "cuda:1"]).shape == (32,)
+
+
+@pytest.mark.usefixtures("devices_everywhere")
+def test_token_embeddings_of_all_devices_lie_on_the_first(
+    make_model: Make, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(make_model())
+    monkeypatch.setattr(cuda, "CudaDevice", EagerDevice)
+    many = cuda.open_stage(folder, tokenizer_of(folder), ["cuda:0", "cuda:1"], "fp32", 64)
+    assert isinstance(many, ManyStages)
+    assert [stage._target for stage in many._stages] == [torch.device("cuda:0")] * 2  # type: ignore[attr-defined]
+
+    elsewhere = torch.device("meta")
+    stages = [
+        PackedStage(
+            folder, PlainModel(folder.path), EagerDevice(), precision="fp32", budget=64, target=elsewhere
+        )
+        for _ in range(2)
+    ]
+    encoder = staged(folder.path, ManyStages(stages))
+    encoder._loaded.tensors = True  # type: ignore[union-attr]
+    found = encoder.encode(texts[:40], output_value="token_embeddings", convert_to_tensor=True)
+    assert {one.device for one in found} == {elsewhere}
+    found = encoder.encode(texts[:40], output_value="token_embeddings")
+    assert all(isinstance(one, np.ndarray) for one in found)
 
 
 @pytest.mark.usefixtures("devices_everywhere")
