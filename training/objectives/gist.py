@@ -46,24 +46,25 @@ def guided_loss(vectors: Tensor, guide: Tensor, temperature: float, margin: floa
     (anchor, positive), (anchor_guide, positive_guide) = student[:2], known[:2]
     own = torch.arange(vectors.shape[1], device=vectors.device)
     limit = (anchor_guide * positive_guide).sum(-1, keepdim=True) - margin
-    everyone, everyone_guide = gather(positive), gather(positive_guide)
+    everyone, everyone_guide = ([gather(x) for x in side] for side in (student, known))
+
+    def block(own_side: Tensor, own_guide: Tensor, field: int) -> tuple[Tensor, Tensor]:
+        return own_side @ everyone[field].t(), own_guide @ everyone_guide[field].t()
+
     blocks = [
-        (anchor @ everyone.t(), anchor_guide @ everyone_guide.t()),
-        (anchor @ anchor.t(), anchor_guide @ anchor_guide.t()),
-        (positive @ everyone.t(), positive_guide @ everyone_guide.t()),
+        block(anchor, anchor_guide, 1),
+        block(anchor, anchor_guide, 0),
+        block(positive, positive_guide, 1),
+        *(block(anchor, anchor_guide, field) for field in range(2, len(everyone))),
     ]
-    for negative, negative_guide in zip(student[2:], known[2:], strict=True):
-        blocks.append((anchor @ gather(negative).t(), anchor_guide @ gather(negative_guide).t()))
     label = own + first_row(len(own))
     scores = []
     for number, (similarity, guided) in enumerate(blocks):
         near = guided > limit
         if number == 0:
             near[own, label] = False  # the positive itself
-        elif number == 1:
-            near[own, own] = True  # a text is no negative of itself
-        elif number == 2:
-            near[own, label] = True
+        elif number <= 2:
+            near[own, label] = True  # a text is no negative of itself
         scores.append(similarity.masked_fill(near, -math.inf))
     return functional.cross_entropy(torch.cat(scores, 1) / temperature, label)
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 st = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 
+from embedkit.training.objectives import gist
 from embedkit.training.objectives.angle import angle_similarity
 from embedkit.training.objectives.cosent import CoSent, ranking_loss
 from embedkit.training.objectives.distill_kl import DistillKlOptions, divergence
@@ -113,6 +114,28 @@ def test_gist(fields: int, margin: float, monkeypatch: pytest.MonkeyPatch) -> No
         return loss
 
     compare(lambda x: guided_loss(x, guide, 0.1, margin), theirs, fields)
+
+
+@pytest.mark.parametrize("fields", [2, 4])
+def test_gist_of_two_processes_is_that_of_one(fields: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = vectors(fields, 3, 5)
+    whole, halves = (vectors(fields).requires_grad_() for _ in range(2))
+    expected = guided_loss(whole, guide, 0.1, 0.1)
+    expected.backward()
+
+    everything = [nn.functional.normalize(x, dim=-1) for side in (halves, guide) for x in side]
+    losses = []
+    for rank in range(2):
+        part = slice(3 * rank, 3 * rank + 3)
+        monkeypatch.setattr(
+            gist, "gather", lambda x, part=part: next(y for y in everything if torch.equal(y[part], x))
+        )
+        monkeypatch.setattr(gist, "first_row", lambda count, rank=rank: rank * count)
+        losses.append(guided_loss(halves[:, part], guide[:, part], 0.1, 0.1))
+    found = torch.stack(losses).mean()
+    found.backward()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(halves.grad, whole.grad)
 
 
 @pytest.mark.parametrize("hard", [False, True])
