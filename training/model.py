@@ -264,16 +264,12 @@ class SentenceModel(nn.Module):
         )
 
     def encode_query(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-        """`encode` with the prompt "query", if the model has it."""
-        return self.encode(sentences, prompt=self._prompt("query"))
+        """`encode` with the prompt "query", which every model has, possibly empty, as `Encoder.encode_query`."""
+        return self.encode(sentences, prompt=self.settings.prompts.get("query", ""))
 
     def encode_document(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-        """`encode` with the prompt "document", "passage" or "corpus", the first that the model has."""
-        return self.encode(sentences, prompt=self._prompt("document", "passage", "corpus"))
-
-    def _prompt(self, *names: str) -> str | None:
-        """The text of the first prompt of these names; None for the default one."""
-        return next((self.settings.prompts[name] for name in names if name in self.settings.prompts), None)
+        """`encode` with the prompt "document", which every model has, as `Encoder.encode_document`."""
+        return self.encode(sentences, prompt=self.settings.prompts.get("document", ""))
 
     def encode(
         self, sentences: Sequence[str], batch_tokens: int = 4096, *, prompt: str | None = None

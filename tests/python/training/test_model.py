@@ -131,6 +131,31 @@ def test_the_backbones_prompts_are_kept(
     assert Encoder(saved(random, tmp_path / "random")).similarity_fn_name == "cosine"
 
 
+@pytest.mark.parametrize(
+    ("prompts", "default"),
+    [
+        ({"query": "the day ", "passage": "many people "}, None),
+        ({"query": "the day "}, "query"),
+        ({"query": "the day ", "document": "many people "}, "document"),
+        ({}, None),
+    ],
+)
+def test_dev_sets_are_encoded_as_readers_of_the_folder_do(
+    prompts: dict[str, str],
+    default: str | None,
+    make_model: Callable[..., Path],
+    texts: list[str],
+    tmp_path: Path,
+) -> None:
+    model = load(make_model(prompts=prompts, default_prompt_name=default))
+    folder = saved(model, tmp_path / "model")
+    reader = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    for name in ("encode_query", "encode_document"):
+        expected = getattr(reader, name)(texts[:20], show_progress_bar=False)
+        np.testing.assert_allclose(getattr(model, name)(texts[:20]), expected, atol=2e-6)
+        np.testing.assert_allclose(getattr(Encoder(folder), name)(texts[:20]), expected, atol=2e-6)
+
+
 def test_training_continues_after_saving(make_model: Callable[..., Path], tmp_path: Path) -> None:
     model = load(make_model())
     before = model.encode(["the weather", "is lovely today"])
