@@ -24,7 +24,7 @@ except ImportError as error:
 
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
-from ..index import Index, IndexNotFoundError
+from ..index import Index, IndexNotFoundError, InputError
 from ..index.storage.manifest import Metric
 from .opening import encoder_of
 
@@ -88,6 +88,7 @@ class EmbedkitVectorStore(VectorStore):
 
     Raises:
         ModelMismatchError: the index was built with another model.
+        ValueError: ``embedding`` normalizes, and the index is one of dot products, which keeps the model's own lengths.
         TypeError: ``embedding`` is of another library: an index stores the fingerprint of its model.
     """
 
@@ -110,11 +111,17 @@ class EmbedkitVectorStore(VectorStore):
                 "so use EmbedkitEmbeddings or an Encoder"
             )
         encoder = embedding.encoder if isinstance(embedding, EmbedkitEmbeddings) else embedding
+        self._normalizes = isinstance(embedding, EmbedkitEmbeddings) and embedding.normalize_embeddings
         self._index: Index | None = None
         try:
             self._index = Index.open(self._path, encoder)
         except IndexNotFoundError:
             encoder = encoder or Encoder()
+        if self._normalizes and self._metric_in_use() == "dot":
+            raise ValueError(
+                "normalize_embeddings=True has no effect on an index with metric='dot', which keeps the model's own "
+                "lengths; use metric='cosine', whose scores are the dot products of vectors of length 1"
+            )
         self._encoder = encoder
 
     @property
@@ -129,7 +136,11 @@ class EmbedkitVectorStore(VectorStore):
         """The embeddings of queries and documents."""
         if self._encoder is None:
             self._encoder = cast(Encoder, self.index.encoder)
-        return EmbedkitEmbeddings(self._encoder)
+        return EmbedkitEmbeddings(self._encoder, normalize_embeddings=self._normalizes)
+
+    def _metric_in_use(self) -> str:
+        """The metric of the index, or of the one that the first documents will create."""
+        return self._metric if self._index is None else str(self._index.info()["metric"])
 
     def add_texts(
         self,
@@ -151,7 +162,7 @@ class EmbedkitVectorStore(VectorStore):
             The ids.
 
         Raises:
-            InputError: a text or its metadata cannot be stored; nothing was added.
+            InputError: a text is blank, or it or its metadata cannot be stored; nothing was added.
             ValueError: the numbers of texts, metadatas and ids differ.
         """
         _refuse("add_texts", kwargs)
@@ -164,6 +175,9 @@ class EmbedkitVectorStore(VectorStore):
         for name, values in (("metadatas", fields), ("ids", own)):
             if len(values) != len(given):
                 raise ValueError(f"{len(given)} texts and {len(values)} {name} were given")
+        for number, text in enumerate(given):
+            if isinstance(text, str) and not text.strip():  # an index leaves these out
+                raise InputError(f"texts[{number}]", "the text is blank; leave it out")
         # The last of several texts with the same id wins, as if they had been added one by one.
         documents = {
             document_id: IndexDocument(text, document_id, dict(field))
@@ -244,7 +258,7 @@ class EmbedkitVectorStore(VectorStore):
             k: most documents.
             fetch_k: candidates to choose from.
             lambda_mult: 1 for relevance only, 0 for diversity only.
-            filter, kwargs: as in `similarity_search_with_score`.
+            filter, kwargs: as in `similarity_search_with_score`, without ``hybrid``: candidates are chosen by vectors.
         """
         embedding = self.embeddings.embed_query(query)
         return self.max_marginal_relevance_search_by_vector(
@@ -262,6 +276,8 @@ class EmbedkitVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """`max_marginal_relevance_search` for a vector."""
+        if kwargs.pop("hybrid", False):
+            raise ValueError("maximal marginal relevance compares vectors alone; leave hybrid out")
         if self._index is None:
             return []
         query = _vector(embedding)
@@ -299,7 +315,7 @@ class EmbedkitVectorStore(VectorStore):
         return [(_document(hit.id, hit.text, hit.metadata), hit.score) for hit in hits]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        if self._metric != "cosine" or (self._index is not None and self._index.info()["metric"] != "cosine"):
+        if self._metric_in_use() != "cosine":
             raise ValueError(
                 "relevance scores lie between 0 and 1, which dot products do not; build the index with metric='cosine'"
             )

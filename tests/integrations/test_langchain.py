@@ -130,7 +130,7 @@ def test_retrievers_of_every_kind(store: EmbedkitVectorStore) -> None:
     assert ids("similarity", k=1, filter={"year": 2022}) == ["c"]
     diverse = ids("mmr", k=2, fetch_k=4, lambda_mult=0.1)
     assert diverse[0] in ("a", "b") and diverse[1] not in ("a", "b")
-    assert set(ids("mmr", k=2, lambda_mult=1.0)) == {"a", "b"}
+    assert set(ids("mmr", k=2, lambda_mult=1.0, hybrid=False)) == {"a", "b"}
     assert set(ids("similarity_score_threshold", score_threshold=0.5)) == {"a", "b"}
     assert ids("similarity", k=1, hybrid=True)[0] in ("a", "b")
 
@@ -158,7 +158,37 @@ def test_what_does_not_fit_is_refused(store: EmbedkitVectorStore, tmp_path: Path
         EmbedkitVectorStore(tmp_path / "other", TestStandardVectorStore.get_embeddings())  # type: ignore[arg-type]
     with pytest.raises(ModelMismatchError):
         EmbedkitVectorStore(tmp_path / "index", Encoder(truncate_dim=8))
+    with pytest.raises(ValueError, match="leave hybrid out"):
+        store.max_marginal_relevance_search("a", hybrid=True)
     dot = EmbedkitVectorStore(tmp_path / "dot", metric="dot")
     dot.add_texts(["a"])
     with pytest.raises(ValueError, match="metric='cosine'"):
         dot.similarity_search_with_relevance_scores("a")
+
+
+def test_blank_texts_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    store = EmbedkitVectorStore(tmp_path / "index")
+    for blank in ("", " \n"):
+        with pytest.raises(InputError, match=r"texts\[1\]: the text is blank"):
+            store.add_texts(["one", blank])
+    assert not (tmp_path / "index").exists()
+    assert store.add_texts(["one"], ids=["x"]) == ["x"]
+    with pytest.raises(InputError, match=r"texts\[0\]"):
+        store.add_texts(["  ", "two"], ids=["x", "y"])
+    assert [document.page_content for document in store.get_by_ids(["x", "y"])] == ["one"]
+
+
+def test_normalized_embeddings(tmp_path: Path) -> None:
+    encoder = Encoder(truncate_dim=32)  # vectors that are not of length 1
+    embeddings = EmbedkitEmbeddings(encoder, normalize_embeddings=True)
+    texts = [text for text, _ in NOTES]
+    store = EmbedkitVectorStore.from_texts(texts, embeddings, path=tmp_path / "cosine")
+    assert store.embeddings.normalize_embeddings
+    expected = np.array(embeddings.embed_documents(texts)) @ embeddings.embed_query("lentils")
+    scores = [score for _, score in store.similarity_search_with_score("lentils")]
+    np.testing.assert_allclose(scores, sorted(expected, reverse=True), atol=5e-3)
+    with pytest.raises(ValueError, match="use metric='cosine'"):
+        EmbedkitVectorStore(tmp_path / "dot", embeddings, metric="dot")
+    EmbedkitVectorStore.from_texts(texts, encoder, path=tmp_path / "dot", metric="dot")
+    with pytest.raises(ValueError, match="use metric='cosine'"):  # the metric of the index there counts
+        EmbedkitVectorStore(tmp_path / "dot", embeddings)
