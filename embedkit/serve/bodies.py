@@ -164,7 +164,7 @@ class RerankRequest(_Body):
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
     return_text: bool = False
-    raw_scores: bool = Field(False, description="The model's logits.")
+    raw_scores: bool = Field(False, description="The model's logits in place of scores from 0 to 1.")
     truncate: bool | None = Field(None, description="Pairs that are too long are cut: false is refused.")
 
 

@@ -184,21 +184,24 @@ class RerankModel:
 
     def _compute(self, key: Any, pairs: list[tuple[str, str]]) -> npt.NDArray[np.float32]:
         scores: npt.NDArray[np.float32] = self.encoder.predict(
-            pairs, activation_fn="identity" if key == "raw" else None, show_progress_bar=False
+            pairs, activation_fn=key, show_progress_bar=False
         )
         return scores
 
     async def score(
         self, query: str, texts: list[str], raw: bool, watch: Any = None
     ) -> npt.NDArray[np.float32]:
-        """Scores (n,) of each text with the query."""
+        """Scores (n,) of each text with the query: logits, or from 0 to 1 whatever activation the folder names.
+
+        The APIs of Cohere and TEI promise the latter; the folders of many rerankers name none but the identity.
+        """
         if not texts:
             return np.empty(0, np.float32)
         # A rough count, for the batcher alone: about four characters a token.
         tokens = [min(self.max_length, 3 + (len(query) + len(text)) // 4) for text in texts]
         pairs = [(query, text) for text in texts]
         scores: npt.NDArray[np.float32] = await self.batcher.run(
-            "raw" if raw else "own", pairs, tokens, watch
+            "identity" if raw else "sigmoid", pairs, tokens, watch
         )
         return scores
 

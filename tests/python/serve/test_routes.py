@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,37 @@ def test_rerank_as_tei(searching: RunningServer, ranked: list[dict[str, Any]], r
     logits = CrossEncoder(reranker).predict([(QUERY, text) for text in TEXTS], activation_fn="identity")
     assert [hit["score"] for hit in raw] == sorted(map(float, logits), reverse=True)
     assert searching.post("/rerank", {"query": QUERY, "texts": []}).json() == []
+
+
+def test_scores_are_from_0_to_1_whatever_the_folder_says(
+    start: Callable[..., RunningServer], index_folder: Path, reranker: Path, tmp_path: Path
+) -> None:
+    """As the folders of the ms-marco models, whose activation is the identity."""
+    folder = Path(shutil.copytree(reranker, tmp_path / "identity"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model = CrossEncoder(folder)
+    assert model.activation_fn == "identity"
+
+    def sigmoids(texts: list[str]) -> list[float]:
+        logits = model.predict([(QUERY, text) for text in texts]).astype(np.float64)
+        assert np.abs(logits).max() > 1
+        return sorted((1 / (1 + np.exp(-logits))).tolist(), reverse=True)
+
+    with start("--rerank", f"mine={folder}", "--index", str(index_folder), "--threads", "1") as running:
+        cohere = running.post("/v2/rerank", {"query": QUERY, "documents": TEXTS}).json()["results"]
+        tei = running.post("/rerank", {"query": QUERY, "texts": TEXTS}).json()
+        for found in ([hit["relevance_score"] for hit in cohere], [hit["score"] for hit in tei]):
+            np.testing.assert_allclose(found, sigmoids(TEXTS), atol=1e-6)
+        raw = running.post("/rerank", {"query": QUERY, "texts": TEXTS, "raw_scores": True}).json()
+        logits = model.predict([(QUERY, text) for text in TEXTS])
+        np.testing.assert_allclose([hit["score"] for hit in raw], sorted(logits, reverse=True), atol=1e-6)
+        body = {"query": QUERY, "rerank": True, "k": 50}
+        hits = running.post("/v1/search", body).json()["data"][0]["hits"]
+        np.testing.assert_allclose(
+            [hit["score"] for hit in hits], sigmoids([hit["text"] for hit in hits]), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
