@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -224,6 +225,7 @@ class Served(Generic[_M]):
     users: int = 0
     used: float = 0.0  # when, on the monotonic clock
     size: int = 0  # about how many bytes it takes; 0: not known before it is loaded
+    loading: asyncio.Task[_M] | None = None  # which all requests wait for that came meanwhile
     aliases: list[str] = field(default_factory=list)
 
 
@@ -268,8 +270,20 @@ class Memory:
 class Pool(Generic[_M]):
     """Models of one kind. Those that do not fit the memory are loaded when they are asked for."""
 
-    def __init__(self, models: Iterable[Served[_M]], memory: Memory, option: str = "--model") -> None:
-        """The first model is the one of requests that name none; ``option`` of the server names such models.
+    def __init__(
+        self,
+        models: Iterable[Served[_M]],
+        memory: Memory,
+        option: str = "--model",
+        timeout: float = Limits.timeout,
+    ) -> None:
+        """Serve ``models``; the first is the one of requests that name none.
+
+        Args:
+            models: loaded when they are needed.
+            memory: what they share.
+            option: of the server, which names such models.
+            timeout: seconds that a request waits for a model.
 
         Raises:
             ValueError: two models have one name.
@@ -282,6 +296,7 @@ class Pool(Generic[_M]):
                 self.models[name] = one
         self._memory = memory
         self._option = option
+        self._timeout = timeout
         memory.watch(self.distinct)
 
     @property
@@ -331,15 +346,31 @@ class Pool(Generic[_M]):
         model.used = time.monotonic()
         model.users += 1
         try:
-            loaded = model.loaded
-            if loaded is None:
-                async with self._memory.lock:
-                    loaded = model.loaded or await self._load(model)
-            yield name or model.name, loaded
+            yield name or model.name, model.loaded or await self._loaded(model)
         finally:
             model.users -= 1
 
+    async def _loaded(self, model: Served[_M]) -> _M:
+        """Wait until the model is loaded.
+
+        Raises:
+            ApiError: 504, that takes longer than a request may; later ones find it loaded.
+        """
+        if model.loading is None:
+            model.loading = asyncio.create_task(self._load(model))
+            model.loading.add_done_callback(partial(_ended, model))
+        done, _ = await asyncio.wait({model.loading}, timeout=self._timeout)  # which leaves it running
+        if not done:
+            raise ApiError(
+                504, f"{model.name} is still being loaded; ask again later", param="model", code="timeout"
+            )
+        return done.pop().result()
+
     async def _load(self, model: Served[_M]) -> _M:
+        async with self._memory.lock:
+            return await self._load_alone(model)
+
+    async def _load_alone(self, model: Served[_M]) -> _M:
         await self._memory.make_room(model.size)
         try:
             loaded = await asyncio.to_thread(model.load)
@@ -363,6 +394,12 @@ class Pool(Generic[_M]):
             if model.loaded is not None:
                 model.loaded.close()
                 model.loaded = None
+
+
+def _ended(model: Served[Any], loading: asyncio.Task[Any]) -> None:
+    model.loading = None
+    if not loading.cancelled():
+        loading.exception()  # read, so that one that nobody waits for any more is not logged
 
 
 def weights_bytes(folder: Path, precision: str) -> int:

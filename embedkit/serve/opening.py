@@ -86,7 +86,7 @@ def open_state(options: Options) -> State:
         )
         served.append(Served(model, of_index))
     memory = Memory(options.max_memory)
-    embedders = Pool(served, memory)
+    embedders = Pool(served, memory, timeout=settings.limits.timeout)
     rerankers = Pool(
         [
             Served(
@@ -99,6 +99,7 @@ def open_state(options: Options) -> State:
         ],
         memory,
         "--rerank",
+        settings.limits.timeout,
     )
     embedders.load_what_fits()
     rerankers.load_what_fits()

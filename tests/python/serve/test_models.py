@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,48 @@ def test_a_model_larger_than_the_memory_is_refused() -> None:
     pool: Pool[Any] = Pool([Served("large", lambda: Fake(200))], Memory(100))
     with pytest.raises(ValueError, match="--max-memory allows 100"):
         pool.load_what_fits()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_load_beyond_the_timeout_answers_504_and_goes_on(fails: bool) -> None:
+    ready = threading.Event()
+    loads = []
+
+    def load() -> Fake:
+        loads.append(1)
+        ready.wait(10)
+        if fails:
+            raise ValueError("its folder is broken")
+        return Fake(30)
+
+    pool: Pool[Any] = Pool([Served("slow", load)], Memory(100), timeout=0.05)
+    logged: list[Any] = []
+
+    async def one() -> int:
+        async with pool.use("slow") as (_, model):
+            return int(model.bytes)
+
+    async def requests() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        late = await asyncio.gather(*(one() for _ in range(3)), return_exceptions=True)
+        assert [error.status for error in late if isinstance(error, ApiError)] == [504] * 3
+        assert pool.models["slow"].users == 0
+        ready.set()
+        while pool.models["slow"].loading is not None:
+            await asyncio.sleep(0.01)
+        gc.collect()
+        assert len(loads) == 1
+        if fails:
+            with pytest.raises(ApiError) as refused:
+                await one()
+            assert refused.value.status == 500
+        else:
+            assert await one() == 30
+        assert len(loads) == 1 + fails  # one that failed is tried again
+
+    asyncio.run(requests())
+    gc.collect()
+    assert logged == []
 
 
 def test_too_long_counts_every_token_of_a_text(tmp_path: Path) -> None:
