@@ -148,9 +148,10 @@ def source_of(piece: Piece, on_error: OnError) -> Source:
 
 
 def digest(pieces: Sequence[Piece]) -> str:
-    """Identifies the input: the same for the same files, cut into the same pieces."""
+    """Identifies the input: the same for the same files, named alike, cut into the same pieces."""
     described: list[Any] = [
-        (piece.file.path, piece.file.size, piece.file.stamp, piece.span and piece.span.begin)
+        # the name, too: ids begin with it, and another spelling of the path gives another one
+        (piece.file.path, piece.file.name, piece.file.size, piece.file.stamp, piece.span and piece.span.begin)
         for piece in pieces
     ]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()

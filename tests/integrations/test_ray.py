@@ -30,7 +30,7 @@ from embedkit.index.errors import IndexExistsError, ResumeError
 from embedkit.integrations import ray_index
 from embedkit.integrations.ray import EncodeBatches
 from embedkit.integrations.ray_index import build_index
-from embedkit.integrations.ray_plan import files, pieces_of, source_of
+from embedkit.integrations.ray_plan import digest, files, pieces_of, source_of
 
 WORDS = ["lentil", "soup", "server", "memory", "thread", "lock", "bread", "onion", "Paris", "Rome", "actor"]
 
@@ -175,6 +175,21 @@ def test_pieces_are_the_file(tmp_path: Path, rows: int) -> None:
     assert [(one.id, one.text, one.metadata) for one in told] == [
         (one.id, one.text, one.metadata) for one in whole
     ]
+
+
+def test_the_digest_knows_how_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "x.jsonl").write_text('{"text": "one"}\n', encoding="utf-8")
+    relative = ["a/x.jsonl", "b/x.jsonl"]
+    absolute = [str(tmp_path / name) for name in relative]
+    plans = [files(inputs) for inputs in (relative, relative, absolute)]
+    assert [file.path for file in plans[0]] == [file.path for file in plans[2]]
+    same, again, other = (digest([piece for file in plan for piece in pieces_of(file, 10)]) for plan in plans)
+    assert same == again
+    assert same != other  # whose documents have other ids
+    assert [file.name for file in plans[0]] != [file.name for file in plans[2]]
 
 
 def _kill_an_actor() -> None:
