@@ -127,6 +127,11 @@ class Architecture:
                     f"{where}: {key} is {config[key]!r}; embedkit supports only {value!r}. "
                     "Use another model, or sentence-transformers for this one."
                 )
+        if config.get("is_causal") and not self.constants.get("causal"):
+            raise ValueError(
+                f"{where}: is_causal is {config['is_causal']!r:.80}; embedkit runs this model without a causal mask. "
+                "Use another model, or sentence-transformers for this one."
+            )
         result: CoreConfig = {}
         for key in self.integers:
             stored = self.keys.get(key, key)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from ..architectures import INTEGERS, Architecture, CoreConfig, layer_norm, linear
-from .fields import SILU, Config, integer, local_layers, number, refuse, rope, two_ropes
+from .fields import SILU, Config, flag, integer, local_layers, number, refuse, rope, two_ropes
 
 __all__ = ["GEMMA3", "QWEN3"]
 
@@ -45,6 +45,7 @@ _LAYERS = {"layers.": "encoder.layer."}  # behind the names that begin with a la
 
 def _read_decoder(raw: Config, config: CoreConfig, where: str) -> None:
     refuse(raw, where, {"attention_bias": (False,)})
+    config["causal"] = flag(raw, "is_causal", where, True)
     heads = int(config["num_attention_heads"])
     config["num_key_value_heads"] = integer(raw, "num_key_value_heads", where, 1, heads)
     config["head_size"] = integer(raw, "head_dim", where, 1, int(config["hidden_size"]) // heads)
@@ -97,21 +98,18 @@ def _read_gemma3(raw: Config, config: CoreConfig, where: str) -> None:
         {
             "query_pre_attn_scalar": (config["head_size"],),
             "attn_logit_softcapping": (None,),
-            "rope_scaling": (None,),
         },
     )
-    both = raw.get("use_bidirectional_attention", False)
-    if not isinstance(both, bool):
-        raise ValueError(f"{where}: use_bidirectional_attention must be true or false, not {both!r:.80}")
+    both = flag(raw, "use_bidirectional_attention", where, False)
     every = integer(
         raw, "sliding_window_pattern", where, 1, integer(raw, "_sliding_window_pattern", where, 1, 6)
     )
     pattern = [bool((i + 1) % every) for i in range(int(config["num_hidden_layers"]))]
     config["local_layers"] = local_layers(raw, config, where, pattern)
-    # Of a model that sees both sides the file has the whole window.
+    # With use_bidirectional_attention the file has the whole window. is_causal false adds the token at its edge.
     window = integer(raw, "sliding_window", where, 2, 4096)
-    config["window"] = window // 2 if both else window - 1
-    config["causal"] = not both
+    config["window"] = (window // 2 if both else window - 1) + (not config["causal"])
+    config["causal"] = bool(config["causal"]) and not both
     config["embedding_scale"] = math.sqrt(int(config["hidden_size"]))
     two_ropes(raw, config, where, ("rope_theta", "rope_local_base_freq"), 1e6)
 

@@ -10,6 +10,7 @@ from ..architectures import CoreConfig
 __all__ = [
     "SILU",
     "Config",
+    "flag",
     "head_size",
     "integer",
     "local_layers",
@@ -47,13 +48,23 @@ def integer(raw: Config, key: str, where: str, least: int, default: int | None =
     return value
 
 
+def flag(raw: Config, key: str, where: str, default: bool) -> bool:
+    """A boolean of ``config.json``."""
+    value = raw.get(key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{where}: {key} must be true or false, not {value!r:.80}")
+    return value
+
+
 def rope(raw: Config, config: CoreConfig, where: str, theta: float, name: str = "rope") -> None:
-    """The speeds of rotary positions from ``rope_parameters`` (transformers 5) or ``rope_scaling``.
+    """The speeds of rotary positions from ``rope_scaling`` or ``rope_parameters`` (transformers 5).
+
+    The older key takes precedence, as in transformers.
 
     Raises:
         ValueError: the type of scaling is none that the core computes; names it.
     """
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(scaling, dict):
         raise ValueError(f"{where}: {name} must be an object, not {scaling!r:.80}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -122,11 +133,11 @@ def two_ropes(raw: Config, config: CoreConfig, where: str, keys: tuple[str, str]
 
     Files of the time between hold both; what ``rope_parameters`` lacks is in the keys.
     """
+    refuse(raw, where, {"rope_scaling": (None, {})})  # which scales one kind of layers or both, by the model
     both = raw.get("rope_parameters")
     base, local = (number(raw, key, where, value) for key, value in zip(keys, (theta, 10000.0), strict=True))
     if not isinstance(both, dict):
-        rope({"rope_scaling": raw.get("rope_scaling")}, config, where, base)
-        config["rotary_local_base"] = local
+        config.update(rotary_base=base, rotary_local_base=local)
         return
     unknown = sorted(set(both) - {"full_attention", "sliding_attention"})
     if unknown:

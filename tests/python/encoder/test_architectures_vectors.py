@@ -128,6 +128,13 @@ def test_saved_folders_of_architectures(kind: str, folders: dict[str, Path], tmp
         ("qwen3", {"num_key_value_heads": 4}, "num_key_value_heads"),
         ("gemma", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("gemma", {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar is 256"),
+        *(
+            (kind, {"is_causal": True}, "is_causal is True")
+            for kind in ("gte", "modernbert", "albert", "electra")
+        ),
+        ("qwen3", {"is_causal": "no"}, "is_causal must be true or false, not 'no'"),
+        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "type 'yarn' is not supported"),
+        ("modernbert", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is"),
         ("albert", {"inner_group_num": 2}, "inner_group_num is 2"),
         ("electra", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
     ],
@@ -137,6 +144,25 @@ def test_configs_of_architectures_that_cannot_run(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Encoder(changed(folders[kind], tmp_path, changes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen3", {"is_causal": False}),
+        ("gemma", {"is_causal": False}),
+        ("gemma-causal", {"is_causal": False}),
+        ("modernbert", {"is_causal": False}),
+        ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    ],
+)
+def test_settings_of_architectures_that_old_configs_lack(
+    kind: str, changes: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = changed(folders[kind], tmp_path, changes)
+    texts = TEXTS[2:16]
+    vectors = Encoder(folder).encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected(folder, texts), atol=2e-6)
 
 
 def test_architectures_refuse_a_layer_with_more_tensors(folders: dict[str, Path], tmp_path: Path) -> None:
