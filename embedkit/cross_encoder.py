@@ -31,7 +31,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
     """A cross-encoder that runs on the compiled core: a classifier or regressor of pairs of texts.
 
     A drop-in replacement for ``sentence_transformers.CrossEncoder``: `predict` and `rank` return the same values. A
-    cross-encoder is thread-safe and picklable. The scores of a pair are bitwise the same in any batch, in any order
+    cross-encoder is thread-safe and picklable. The folder's default prompt, if it has one, is put before the first text
+    of each pair. The scores of a pair are bitwise the same in any batch, in any order
     and on any number of threads.
 
     Args:

@@ -31,6 +31,7 @@ class PairEngine:
         positions: maximum tokens of a pair.
         special_tokens: tokens added around and between the two texts.
         folder_length: the folder's own maximum length.
+        prompt: the folder's default prompt, put before the first text of each pair.
     """
 
     def __init__(self, path: Path, precision: str) -> None:
@@ -51,6 +52,7 @@ class PairEngine:
         self.positions = folder.positions
         self.special_tokens = self.template.special_tokens
         self.folder_length = folder.default_length(self.special_tokens, self.tokenizer.model_max_length)
+        self.prompt = opened.prompt
         self._token_types = opened.token_types
 
     def options(self, max_length: int, threads: int, batch_size: int) -> _core.EncodeOptions:
@@ -79,11 +81,12 @@ class PairEngine:
     ) -> tuple[npt.NDArray[np.float32], _core.Stats]:
         """Logits (end - start, labels) of the pairs from ``start`` to ``end``, and what the core counted."""
         a, b = first[start:end], second[start:end]
+        prompted = [self.prompt + text for text in a] if self.prompt else a
         tokenizer = self.tokenizer
         try:
             if tokenizer.core is not None:
-                return self.core.encode_pairs(a, b, tokenizer.core, options)
-            ids = tokenizer.encode_batch(a), tokenizer.encode_batch(b)
+                return self.core.encode_pairs(prompted, b, tokenizer.core, options)
+            ids = tokenizer.encode_batch(prompted), tokenizer.encode_batch(b)
             return self.core.encode_id_pairs(*ids, options)
         except (TypeError, ValueError):
             for index, pair in enumerate(zip(a, b, strict=True), start):

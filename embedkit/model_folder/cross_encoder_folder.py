@@ -31,12 +31,14 @@ class CrossEncoderFolder:
         model: the transformer, pooled by its first token.
         labels: names of the classes in the order of the logits; one for a regression.
         activation: applied to the logits by default, ``"identity"`` or ``"sigmoid"``.
+        prompt: put before the first text of each pair; mostly empty.
         token_types: whether the model takes token types, which mark the text that a token belongs to.
     """
 
     model: ModelFolder
     labels: tuple[str, ...]
     activation: str
+    prompt: str
     token_types: bool
 
 
@@ -62,18 +64,31 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
     typed = TokenizerSettings(transformer).uses_token_types(
         _TOKENIZER_CLASSES.get(str(raw["model_type"]), "")
     )
+    model = assemble(
+        path,
+        transformer,
+        architecture=architecture,
+        config=config,
+        pooling=Pooling((_pooled(raw, where),)),
+    )
     return CrossEncoderFolder(
-        model=assemble(
-            path,
-            transformer,
-            architecture=architecture,
-            config=config,
-            pooling=Pooling((_pooled(raw, where),)),
-        ),
+        model=model,
         labels=labels,
         activation=_activation(path, raw, where) or ("sigmoid" if len(labels) == 1 else "identity"),
+        prompt=_prompt(model),
         token_types=typed and int(config.get("type_vocab_size", 0)) > 1,
     )
+
+
+def _prompt(model: ModelFolder) -> str:
+    """The folder's default prompt."""
+    name = model.default_prompt_name
+    if name is not None and name not in model.prompts:
+        raise ValueError(
+            f"{model.path / SETTINGS_FILE}: default_prompt_name is {name!r:.80}, but the prompts are "
+            f"{', '.join(map(repr, model.prompts)) or 'none'}; correct the file"
+        )
+    return "" if name is None else model.prompts[name]
 
 
 def _pooled(raw: Mapping[str, Any], where: Path) -> str:

@@ -163,6 +163,27 @@ def test_a_folder_of_sentence_transformers(make_cross_encoder: Make, tmp_path: P
     np.testing.assert_allclose(model.predict(PAIRS), theirs.predict(PAIRS), atol=1e-5)
 
 
+def test_the_default_prompt_of_the_folder(make_cross_encoder: Make, tmp_path: Path) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    source = make_cross_encoder("bert", 1)
+    theirs = st.CrossEncoder(
+        str(source), device="cpu", prompts={"query": "stay out now: "}, default_prompt_name="query"
+    )
+    theirs.save_pretrained(str(tmp_path / "saved"))
+    model = CrossEncoder(tmp_path / "saved")
+    scores = model.predict(PAIRS)
+    np.testing.assert_allclose(scores, theirs.predict(PAIRS), atol=1e-5)
+    assert np.abs(scores - CrossEncoder(source).predict(PAIRS)).max() > 0.001
+    best = theirs.rank("people", ["a", "the weather"])
+    assert model.rank("people", ["a", "the weather"]) == [pytest.approx(hit, abs=1e-5) for hit in best]
+    with pytest.raises(ValueError, match=r"pairs\[1\]\[0\] holds a lone surrogate at position 2"):
+        model.predict([("a", "b"), ("ab\ud800", "b")])
+    path = tmp_path / "saved" / "config_sentence_transformers.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "default_prompt_name": "other"}))
+    with pytest.raises(ValueError, match="default_prompt_name is 'other', but the prompts are 'query'"):
+        CrossEncoder(tmp_path / "saved")
+
+
 def test_truncation_from_the_left(make_cross_encoder: Make, tmp_path: Path) -> None:
     folder = tmp_path / "left"
     shutil.copytree(make_cross_encoder("bert", 3), folder)
