@@ -62,6 +62,23 @@ _SENTENCE_CONFIGS = (
     "sentence_xlnet_config.json",
 )
 
+# Settings of sentence_bert_config.json that change token ids and that embedkit does not apply.
+_LENGTHS = ("query_length", "document_length", "query_expansion")
+_ARGUMENTS = ("processing_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
+# Arguments that change no result: of the download, of padding, and of input that is not text.
+_HARMLESS = {
+    *(
+        "trust_remote_code",
+        "revision",
+        "code_revision",
+        "token",
+        "cache_dir",
+        "local_files_only",
+        "subfolder",
+    ),
+    *("use_cache", "use_fast", "padding_side", "chat_template", "audio", "image", "video"),
+}
+
 
 @dataclass(frozen=True)
 class Stamp:
@@ -358,12 +375,13 @@ def read_length(folder: Path) -> tuple[int | None, Path | None, bool]:
     """``max_seq_length`` and the file that sets it, and ``do_lower_case``; ``folder`` is the transformer's.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or has a setting that embedkit does not apply.
     """
     for name in _SENTENCE_CONFIGS:
         path = folder / name
         if present(path):
             config = read_json(path)
+            _refuse_unread(config, path)
             length = config.get("max_seq_length")
             if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
                 raise ValueError(f"{path}: max_seq_length must be a positive integer, not {length!r}")
@@ -372,6 +390,22 @@ def read_length(folder: Path) -> tuple[int | None, Path | None, bool]:
                 raise ValueError(f"{path}: do_lower_case must be true or false, not {lower!r:.80}")
             return length, None if length is None else path, lower
     return None, None, False
+
+
+def _refuse_unread(config: Mapping[str, Any], path: Path) -> None:
+    """Refuse settings of ``sentence_bert_config.json`` that change the token ids and are not read here."""
+    unread = {key: config.get(key) for key in _LENGTHS}
+    for key in _ARGUMENTS:
+        values = config.get(key) or {}
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: {key} must be an object, not {values!r:.80}")
+        unread |= {f"{key}.{name}": value for name, value in values.items() if name not in _HARMLESS}
+    for key, value in unread.items():
+        if value not in (None, {}):
+            raise ValueError(
+                f"{path}: {key} is {value!r:.80}, which embedkit does not apply; remove it, or use "
+                "sentence-transformers for this model"
+            )
 
 
 class SentenceConfig:

@@ -75,6 +75,34 @@ def test_pooling_modes(folder: Path, modes: tuple[str, ...], style: str) -> None
     assert model.dimension == 32 * len(modes) and not model.normalizes
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_length": 6}, "query_length is 6"),
+        ({"document_length": 6}, "document_length is 6"),
+        ({"query_expansion": {"length": 32}}, "query_expansion is"),
+        ({"processing_kwargs": {"text": {"max_length": 6}}}, "processing_kwargs.text is {'max_length': 6}"),
+        ({"tokenizer_args": {"do_lower_case": False}}, "tokenizer_args.do_lower_case is False"),
+        ({"processor_kwargs": {"do_lower_case": False}}, "processor_kwargs.do_lower_case is False"),
+        ({"config_args": {"is_causal": False}}, "config_args.is_causal is False"),
+        ({"processor_kwargs": [1]}, "processor_kwargs must be an object"),
+    ],
+)
+def test_sentence_settings_that_are_not_applied(folder: Path, changes: dict[str, Any], message: str) -> None:
+    edit(folder / "sentence_bert_config.json", **changes)
+    with pytest.raises(ValueError, match=f"sentence_bert_config.json: {re.escape(message)}"):
+        open_folder(folder)
+
+
+def test_sentence_settings_that_change_nothing(folder: Path) -> None:
+    kept = {"transformer_task": "feature-extraction", "processing_kwargs": {"text": {}, "image": {"size": 2}}}
+    nothing = {"query_length": None, "document_length": None, "processor_kwargs": None, "tokenizer_args": {}}
+    path = folder / "sentence_bert_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **kept, **nothing}))
+    edit(path, tokenizer_args={"trust_remote_code": True, "padding_side": "left"})
+    assert open_folder(folder).dimension == 24
+
+
 def edit_modules(folder: Path, count: int) -> None:
     path = folder / "modules.json"
     path.write_text(json.dumps(json.loads(path.read_text())[:count]))
