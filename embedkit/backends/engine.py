@@ -104,13 +104,14 @@ class Counts:
 
 def tokenizer_of(folder: ModelFolder) -> Tokenizer:
     """The tokenizer of a model folder, checked against its vocabulary."""
-    tokenizer = load_tokenizer(folder.transformer, lowercase_first=folder.do_lower_case)
+    static = folder.static is not None
+    tokenizer = load_tokenizer(folder.transformer, lowercase_first=folder.do_lower_case, static=static)
     if tokenizer.vocab_size > int(folder.config["vocab_size"]):
         raise ValueError(
             f"{folder.transformer}: the tokenizer has {tokenizer.vocab_size} tokens, vocab_size in "
             f"config.json is {folder.config['vocab_size']}; the files are of different models"
         )
-    if folder.static is not None:
+    if static:
         # no special tokens, and only the truncation that tokenizer.json itself asks for
         limit = tokenizer.truncation_max_length
         return replace(tokenizer, prefix_ids=(), suffix_ids=(), model_max_length=limit)

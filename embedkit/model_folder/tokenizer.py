@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,8 +17,8 @@ from .tokenizer_files import TokenizerSettings, added_token, damaged, template_i
 __all__ = ["Tokenizer", "load_tokenizer"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
-# Classes of transformers that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. With them,
-# tokenizer_config.json overrides the normalizer of tokenizer.json.
+# Classes of transformers that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. Of tokenizer.json
+# they take the vocabulary; tokenizer_config.json and their own defaults make the normalizer.
 _BERT_CLASSES = {
     "BertTokenizer",
     "DistilBertTokenizer",
@@ -30,6 +31,10 @@ _BERT_CLASSES = {
     "LayoutLMTokenizer",
     "LxmertTokenizer",
 }
+_REBUILT = _BERT_CLASSES - {"RetriBertTokenizer", "ConvBertTokenizer"}  # which take tokenizer.json as it is
+# Classes that build ByteLevel themselves.
+_PREFIX_CLASSES = {"RobertaTokenizer", "GPT2Tokenizer", "BartTokenizer", "LongformerTokenizer"}
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BERT_TOKENS = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -46,6 +51,11 @@ _MPNET_TOKENS = {
     "cls_token": "<s>",
     "mask_token": "<mask>",
 }
+
+
+def _tokens_of(kind: str) -> dict[str, str]:
+    """The tokens of the roles that a class has without settings."""
+    return _MPNET_TOKENS if kind == "MPNetTokenizer" else _BERT_TOKENS
 
 
 @dataclass(frozen=True)
@@ -92,13 +102,16 @@ class Tokenizer:
         return ids
 
 
-def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Tokenizer:
+def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False, static: bool = False) -> Tokenizer:
     """Read the tokenizer of a model folder: tokenizer.json or, without it, vocab.txt.
+
+    The ids are those of transformers, which combines tokenizer.json with the settings beside it.
 
     Args:
         folder: contains the tokenizer's files.
         lowercase_first: `do_lower_case` of sentence_bert_config.json: text is lower-cased before the
             tokenizer's own normalization (added tokens of the text are found before that).
+        static: of a static model, which takes tokenizer.json alone.
 
     Raises:
         FileNotFoundError: neither file exists.
@@ -113,9 +126,14 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False) -> Toke
             f"{settings.path}: RoFormerTokenizer segments Chinese words with jieba, which embedkit does not support. "
             "Use a model with a character tokenizer (tokenizer_class BertTokenizer)."
         )
+    if settings.flag("split_special_tokens", False):
+        raise ValueError(
+            f"{settings.path}: split_special_tokens is true, which embedkit does not apply; set it to false, or use "
+            "sentence-transformers for this model"
+        )
     path = folder / "tokenizer.json"
     if present(path):
-        return _from_json(path, settings, lowercase_first)
+        return _from_json(path, settings, lowercase_first, static)
     vocabulary = folder / "vocab.txt"
     if present(vocabulary):
         return _from_vocabulary(vocabulary, settings, lowercase_first)
@@ -152,8 +170,11 @@ class _Normalizer:
         }
 
 
-def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
+def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, static: bool) -> Tokenizer:
     content = read_json(path)
+    kind = "" if static else settings.class_of_transformers
+    if kind in _PREFIX_CLASSES:
+        _set_prefix_space(content, settings, path)
     model = typed(content, "model", dict, None, path)
     truncation = typed(content, "truncation", dict, {}, path)
     limit = truncation.get("max_length")
@@ -168,10 +189,13 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -
     added = [
         added_token(token, path, special=False) for token in typed(content, "added_tokens", list, [], path)
     ]
+    missing = [] if static else _missing_tokens(settings, kind, added, model)
+    added += missing
     core: _core.Tokenizer | None = None
     other = None
     if normalizer is not None and _is_wordpiece(model):
-        if settings.tokenizer_class in _BERT_CLASSES:
+        if kind in _REBUILT:
+            normalizer = _Normalizer()
             normalizer.override(settings)
         normalizer.lowercase_first |= lowercase_first
         vocab = _checked_vocabulary(model.get("vocab"), path)
@@ -184,7 +208,7 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -
                 raise UnknownToCore("another model")
             core, ids, size = subword_core(content, added, path, lowercase_first=lowercase_first)
         except UnknownToCore:
-            other = _load_other(path, lowercase_first)
+            other = _load_other(path, content, missing, lowercase_first)
             ids = other.get_vocab(with_added_tokens=True)
             size = max(ids.values(), default=-1) + 1
     if padding_token is not None:
@@ -204,6 +228,29 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool) -
         other,
         unknown_id=_unknown_id(model, ids),
     )
+
+
+def _set_prefix_space(content: dict[str, Any], settings: TokenizerSettings, path: Path) -> None:
+    """Give ByteLevel the ``add_prefix_space`` of the settings, or false, as its class does."""
+    step = typed(content, "pre_tokenizer", dict, {}, path)
+    if step.get("type") == "ByteLevel":
+        content["pre_tokenizer"] = {**step, "add_prefix_space": settings.flag("add_prefix_space", False)}
+
+
+def _missing_tokens(
+    settings: TokenizerSettings, kind: str, added: list[dict[str, Any]], model: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The added tokens that the settings have and tokenizer.json has not; ``kind`` is the tokenizer's class."""
+    known = {token["content"] for token in added}
+    defaults = _tokens_of(kind) if kind in _REBUILT else {}
+    roles = [token for name in _ROLES if (token := settings.token(name, defaults.get(name))) is not None]
+    missing = [token for token in roles if token["content"] not in known]
+    if missing:
+        vocab = model.get("vocab")
+        words = vocab if isinstance(vocab, dict) else {row[0] for row in vocab or [] if isinstance(row, list)}
+        # One that the vocabulary has not either would need an embedding that the model rarely has.
+        missing = [token for token in missing if token["content"] in words]
+    return [token for token in _added_of_settings(settings, missing) if token["content"] not in known]
 
 
 def _unknown_id(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
@@ -230,8 +277,7 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
     # As in transformers, the last of duplicate lines counts; an empty string is an unused id.
     vocab = {token: i for i, token in enumerate(lines)}
     tokens = [token if vocab[token] == i else "" for i, token in enumerate(lines)]
-    defaults = _MPNET_TOKENS if kind == "MPNetTokenizer" else _BERT_TOKENS
-    roles = {name: settings.token(name, default) for name, default in defaults.items()}
+    roles = {name: settings.token(name, default) for name, default in _tokens_of(kind).items()}
     added = _added_of_settings(settings, [token for token in roles.values() if token is not None])
     contents = {name: token["content"] for name, token in roles.items() if token is not None}
     normalizer = _Normalizer(lowercase_first=lowercase_first)
@@ -321,7 +367,10 @@ def _bert_normalizer(content: Mapping[str, Any], path: Path) -> _Normalizer | No
     )
 
 
-def _load_other(path: Path, lowercase_first: bool) -> Any:
+def _load_other(
+    path: Path, content: Mapping[str, Any], missing: list[dict[str, Any]], lowercase_first: bool
+) -> Any:
+    """The tokenizer of the `tokenizers` package; ``content`` is that of the file, ``missing`` tokens to add."""
     try:
         import tokenizers
         from tokenizers import normalizers
@@ -331,7 +380,8 @@ def _load_other(path: Path, lowercase_first: bool) -> Any:
             "package, which is not installed: pip install tokenizers"
         ) from error
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+        tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in missing])
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # the package raises Exception; its panics derive from BaseException
@@ -347,7 +397,7 @@ def _load_other(path: Path, lowercase_first: bool) -> Any:
 
 
 def _added_of_settings(settings: TokenizerSettings, roles: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The added tokens of a folder without tokenizer.json, in the order in which they get new ids."""
+    """The added tokens of the files beside tokenizer.json, in the order in which they get new ids."""
     path = settings.path
     decoder = typed(settings.values, "added_tokens_decoder", dict, {}, path)
     try:
@@ -357,17 +407,11 @@ def _added_of_settings(settings: TokenizerSettings, roles: list[dict[str, Any]])
     added = [added_token(token, path, special=False) for token in listed]
     if any(type(i) is not int for i in settings.added.values()):
         raise damaged(settings.added_path, "an id is not an integer")
-    for content in sorted(settings.added, key=settings.added.__getitem__):
-        added.append(added_token(content, settings.added_path, special=False))
-    extra = [
-        added_token(token, settings.path, special=True)
-        for token in (
-            *typed(settings.values, "additional_special_tokens", list, [], path),
-            *typed(settings.special, "additional_special_tokens", list, [], settings.special_path),
-        )
-    ]
+    if "added_tokens_decoder" not in settings.values:  # beside which transformers reads no older file
+        for content in sorted(settings.added, key=settings.added.__getitem__):
+            added.append(added_token(content, settings.added_path, special=False))
     named = {token["content"] for token in added}
-    for token in [*roles, *extra]:
+    for token in [*roles, *settings.special_tokens]:
         if token["content"] not in named:
             named.add(token["content"])
             added.append(token)

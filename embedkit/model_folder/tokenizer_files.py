@@ -34,6 +34,16 @@ _TYPED_CLASSES = {
     "RoFormerTokenizer",
 }
 
+# Model types whose folders need not name the class of their tokenizer.
+_CLASSES = {
+    "bert": "BertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "roberta": "RobertaTokenizer",
+}
+
 Value = TypeVar("Value")
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -50,11 +60,32 @@ class TokenizerSettings:
         self.special = _read_optional(self.special_path)
         self.added_path = folder / "added_tokens.json"
         self.added = _read_optional(self.added_path)
+        self._config_path = folder / "config.json"
 
     @property
     def tokenizer_class(self) -> str:
         """Without the "Fast" of its name; empty if unknown."""
         return typed(self.values, "tokenizer_class", str, "", self.path).removesuffix("Fast")
+
+    @property
+    def class_of_transformers(self) -> str:
+        """The class that transformers takes: the named one or, without a name, that of the model type."""
+        config = _read_optional(self._config_path)
+        if config.get("model_type") == "modernbert":  # whose folders name a wrong one
+            return ""
+        name = typed(config, "tokenizer_class", str, "", self._config_path).removesuffix("Fast")
+        return self.tokenizer_class or name or _CLASSES.get(str(config.get("model_type")), "")
+
+    @property
+    def special_tokens(self) -> list[dict[str, Any]]:
+        """The special tokens without a role, in the form of tokenizer.json."""
+        extra = self.values.get("extra_special_tokens")
+        tokens = _special_tokens(extra, self.path)
+        if not extra or isinstance(extra, dict):  # a list replaces the older name's
+            tokens += _special_tokens(self.values.get("additional_special_tokens"), self.path)
+        if "added_tokens_decoder" not in self.values:  # beside which transformers reads no older file
+            tokens += _special_tokens(self.special.get("additional_special_tokens"), self.special_path)
+        return tokens
 
     @property
     def model_max_length(self) -> int | None:
@@ -147,6 +178,15 @@ def added_token(value: Any, path: Path, *, special: bool) -> dict[str, Any]:
     for name in _FLAGS:
         token[name] = typed(value, name, bool, name == "normalized" and not special, path)
     return token
+
+
+def _special_tokens(values: Any, path: Path) -> list[dict[str, Any]]:
+    """A list of special tokens, or an object of tokens by names of their own."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    if not isinstance(values, list | None):
+        raise damaged(path, f"the special tokens are {values!r:.80}, not a list")
+    return [added_token(value, path, special=True) for value in values or []]
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

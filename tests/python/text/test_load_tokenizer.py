@@ -148,6 +148,112 @@ def test_added_tokens_outside_the_vocabulary(tmp_path: Path) -> None:
     )
 
 
+LISTED = {
+    "content": "the",
+    "lstrip": False,
+    "normalized": False,
+    "rstrip": False,
+    "single_word": False,
+    "special": True,
+}
+
+
+@pytest.mark.parametrize("kind", ["BertTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {"tokenizer_config": {"additional_special_tokens": ["the", "<x>"]}},
+        {
+            "tokenizer_config": {
+                "extra_special_tokens": {"x_token": "the"},
+                "additional_special_tokens": ["a"],
+            }
+        },
+        {"tokenizer_config": {"added_tokens_decoder": {str(subword_vocabulary().index("the")): LISTED}}},
+        {"special_tokens_map": {"additional_special_tokens": ["the"]}},
+        {"added_tokens": {"the": subword_vocabulary().index("the"), "<x>": len(subword_vocabulary())}},
+        {
+            "tokenizer_config": {"added_tokens_decoder": {"4": {**LISTED, "content": "[MASK]"}}},
+            "special_tokens_map": {"additional_special_tokens": ["the"]},
+            "added_tokens": {"the": subword_vocabulary().index("the")},
+        },
+        {"tokenizer_config": {"mask_token": "[MASK]"}, "without": {}},
+    ],
+)
+def test_added_tokens_beside_tokenizer_json_against_transformers(
+    tmp_path: Path, kind: str, configs: dict[str, dict[str, Any]]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = {**configs.get("tokenizer_config", {}), "tokenizer_class": kind}
+    changes = {"added_tokens": []} if "without" in configs else {}
+    others = {name: value for name, value in configs.items() if name not in ("tokenizer_config", "without")}
+    write(
+        tmp_path, {**content(), **changes}, tokenizer_config=config, config={"model_type": "bert"}, **others
+    )
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["thea", "aa", "x [MASK]", "<x>the"]
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.encode_batch(texts) == [
+        expected(text, add_special_tokens=False)["input_ids"] for text in texts
+    ]
+    plain = load_tokenizer(tmp_path, static=True)
+    assert plain.encode_batch(texts) == ids_of(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), texts)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}]
+)
+@pytest.mark.parametrize(
+    ("kind", "model_type"),
+    [
+        ("BertTokenizer", "bert"),
+        ("ConvBertTokenizer", "bert"),
+        ("BertTokenizer", "modernbert"),
+        *((None, name) for name in ("bert", "distilbert", "electra", "modernbert", "nomic_bert", "mpnet")),
+    ],
+)
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_class_of_the_tokenizer_against_transformers(
+    tmp_path: Path, kind: str | None, model_type: str, config: dict[str, Any], lowercase: bool
+) -> None:
+    """Without a name it is that of the model type; without a flag, the class's own value counts."""
+    transformers = pytest.importorskip("transformers")
+    written = json.loads(Pair(subword_vocabulary(), special(), lowercase=lowercase).reference.to_str())
+    settings = {**config, **({"tokenizer_class": kind} if kind else {})}
+    write(tmp_path, written, tokenizer_config=settings, config={"model_type": model_type})
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = [expected(text, add_special_tokens=False)["input_ids"] for text in SENTENCES]
+    assert load_tokenizer(tmp_path).encode_batch(SENTENCES) == ids
+
+
+@pytest.mark.parametrize("kind", ["RobertaTokenizer", "PreTrainedTokenizerFast", None])
+@pytest.mark.parametrize("config", [{}, {"add_prefix_space": True}, {"add_prefix_space": False}])
+@pytest.mark.parametrize("written", [True, False])
+def test_prefix_space_against_transformers(
+    tmp_path: Path, kind: str | None, config: dict[str, Any], written: bool
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokens = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])}
+    vocabulary = tokens | {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 5)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=written)
+    settings = {**config, **({"tokenizer_class": kind} if kind else {})}
+    write(
+        tmp_path, json.loads(tokenizer.to_str()), tokenizer_config=settings, config={"model_type": "roberta"}
+    )
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.encode_batch(["ab", " ab"]) == [
+        expected(text, add_special_tokens=False)["input_ids"] for text in ["ab", " ab"]
+    ]
+
+
+def test_split_special_tokens_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, content(), tokenizer_config={"split_special_tokens": True})
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: split_special_tokens is true"):
+        load_tokenizer(tmp_path)
+
+
 def test_side_and_padding_of_the_config(tmp_path: Path) -> None:
     config = {"truncation_side": "left", "pad_token": "[MASK]", "model_max_length": 1e30}
     loaded = load_tokenizer(write(tmp_path, content(), tokenizer_config=config))
