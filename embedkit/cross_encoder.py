@@ -14,7 +14,7 @@ from .arguments import check_device, check_positive, check_unsupported, either
 from .backends.engine import Counts
 from .backends.opening import OpenOptions, default_threads
 from .backends.pair_engine import PairEngine
-from .inputs import as_pairs, pair_windows, progress
+from .inputs import as_pairs, check_collection, pair_windows, progress
 from .loaded_model import HubOptions, LoadedModel
 
 __all__ = ["CrossEncoder"]
@@ -186,6 +186,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
             )
         if isinstance(documents, str):
             raise TypeError("documents must be a list of texts, not a str")
+        check_collection(documents, "a list of texts as documents")
         kept = None if top_k is None else check_positive("top_k", top_k)
         texts = list(documents)
         for index, text in enumerate(texts):

@@ -21,7 +21,7 @@ from .arguments import (
 from .backends.engine import Counts, Engine, Plan
 from .backends.opening import OpenOptions
 from .dropin import DropIn, Pool
-from .inputs import as_texts, progress, windows
+from .inputs import as_texts, check_collection, progress, windows
 from .loaded_model import HubOptions
 from .output import to_torch
 
@@ -331,6 +331,7 @@ class Encoder(DropIn):
         """
         if isinstance(sentences, str):
             raise TypeError("encode_iter takes an iterable of texts, not a str; use encode for a single text")
+        check_collection(sentences, "an iterable of texts")
         engine = self._engine.of(task)
         plan = self._plan(
             prompt_name=prompt_name,

@@ -13,6 +13,7 @@ __all__ = [
     "MAX_CHARACTERS",
     "as_pairs",
     "as_texts",
+    "check_collection",
     "check_unicode",
     "outside_level",
     "pair_windows",
@@ -41,10 +42,29 @@ def as_texts(sentences: Any) -> tuple[list[str], bool]:
         hint = ": decode it first, e.g. text.decode('utf-8')"
     elif getattr(sentences, "ndim", None) == 0:
         hint = " without dimensions: get the text with .item()"
-    refused = isinstance(sentences, memoryview | Mapping | set | frozenset)
-    if hint or refused or not isinstance(sentences, Iterable):
+    if hint:
         raise TypeError(f"expected a str or a list of str, got {type(sentences).__name__}{hint}")
+    check_collection(sentences, "a str or a list of str")
     return list(sentences), False
+
+
+def check_collection(values: Any, wanted: str, table: str = 'df["text"]') -> None:
+    """Raise TypeError unless iterating over ``values`` yields its texts in a defined order.
+
+    Args:
+        values: what a caller passed for several texts.
+        wanted: what is expected, for the message.
+        table: an example of how to get it from a DataFrame, which yields the names of its columns.
+    """
+    hint = ""
+    if isinstance(values, Mapping):
+        hint = ": pass its values as a list, e.g. list(d.values())"
+    elif isinstance(values, set | frozenset):
+        hint = ": its order is not defined; pass a list, e.g. sorted(texts)"
+    elif hasattr(values, "columns"):
+        hint = f": pass a part of it, e.g. {table}"
+    if hint or isinstance(values, memoryview) or not isinstance(values, Iterable):
+        raise TypeError(f"expected {wanted}, got {type(values).__name__}{hint}")
 
 
 def windows(texts: Iterable[str], max_texts: int, *, first: int | None = None) -> Iterator[list[str]]:
@@ -95,14 +115,16 @@ def as_pairs(pairs: Any) -> tuple[list[str], list[str], bool]:
     Raises:
         TypeError: an item is not a pair of texts.
     """
-    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
-        raise TypeError(f"expected a pair of texts or a list of pairs, got {type(pairs).__name__}")
+    wanted = "a pair of texts or a list of pairs"
+    if isinstance(pairs, str | bytes):
+        raise TypeError(f"expected {wanted}, got {type(pairs).__name__}")
+    check_collection(pairs, wanted, 'df[["a", "b"]].values')
     items = list(pairs)
     single = bool(items) and isinstance(items[0], str)
     first: list[str] = []
     second: list[str] = []
     for index, pair in enumerate([items] if single else items):
-        if isinstance(pair, str) or not isinstance(pair, Iterable):
+        if isinstance(pair, str | Mapping | set | frozenset) or not isinstance(pair, Iterable):
             raise TypeError(f"pairs[{index}] is {type(pair).__name__}, not a pair of texts")
         texts = list(pair)
         if len(texts) != 2:

@@ -22,6 +22,7 @@ from .index.storage.faiss_index import (
     ivf_of,
     resolve_factory,
 )
+from .inputs import check_collection
 
 if TYPE_CHECKING:
     from .encoder import Encoder
@@ -124,6 +125,7 @@ def paraphrase_mining(
     cosine = _check_score(score_function) == "cosine"
     if isinstance(sentences, str):
         raise TypeError("sentences must be a list of texts, not one text")
+    check_collection(sentences, "a list of texts as sentences")
     texts = list(sentences)
     if len(texts) < 2:
         return []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
-from embedkit import inputs
-from embedkit.inputs import windows
+from embedkit import Encoder, inputs, paraphrase_mining
+from embedkit.inputs import as_pairs, as_texts, windows
 
 
 class Text(str):
@@ -40,3 +40,51 @@ def test_windows_of_a_list_may_grow() -> None:
     assert [text for window in found for text in window] == texts
     assert [len(window) for window in windows(texts, 60, first=500)] == [60, 40]
     assert [len(window) for window in windows(texts[:9], 40, first=10)] == [9]
+
+
+class Table:
+    """What pandas, polars and pyarrow have in common: iterating yields no rows."""
+
+    columns = ("a", "b")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": "one", "b": "two"}, r"got dict: pass its values as a list, e\.g\. list\(d\.values\(\)\)"),
+        ({"a", "b"}, "got set: its order is not defined; pass a list"),
+        (frozenset("ab"), "got frozenset: its order"),
+        (memoryview(b"ab"), "got memoryview"),
+        (Table(), "got Table: pass a part of it, e\\.g\\. df"),
+    ],
+)
+def test_collections_without_texts_in_order(values: Any, message: str) -> None:
+    encoder = Encoder(threads=1)
+    for call in (encoder.encode, encoder.encode_iter, as_texts, as_pairs):
+        with pytest.raises(TypeError, match=message):
+            call(values)
+    with pytest.raises(TypeError, match=message):
+        paraphrase_mining(encoder, values)
+
+
+@pytest.mark.parametrize("pair", [{"a": "one", "b": "two"}, {"a", "b"}])
+def test_a_pair_without_order(pair: Any) -> None:
+    with pytest.raises(TypeError, match=r"pairs\[0\] is (dict|set), not a pair of texts"):
+        as_pairs([pair])
+
+
+def test_tables_of_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": ["one", "two"], "b": ["three", "four"]})
+    with pytest.raises(TypeError, match=r'got DataFrame: pass a part of it, e\.g\. df\["text"\]'):
+        as_texts(table)
+    with pytest.raises(
+        TypeError, match=r'got DataFrame: pass a part of it, e\.g\. df\[\["a", "b"\]\]\.values'
+    ):
+        as_pairs(table)
+    assert as_texts(table["a"]) == (["one", "two"], False)
+    assert as_pairs(table[["a", "b"]].values) == (["one", "two"], ["three", "four"], False)
+    assert as_texts({"a": "one"}.values()) == (["one"], False)

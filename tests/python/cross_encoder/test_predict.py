@@ -269,6 +269,10 @@ def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
         model.rank("a", ["b", 3])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="not a str"):
         model.rank("a", "b")
+    with pytest.raises(TypeError, match="expected a list of texts as documents, got dict: pass its values"):
+        model.rank("a", {"x": "b"})
+    with pytest.raises(TypeError, match="expected a pair of texts or a list of pairs, got set"):
+        model.predict({("a", "b")})
     with pytest.raises(ValueError, match=r"num_labels is 2, .* has 1 classes"):
         CrossEncoder(folder, num_labels=2)
     with pytest.raises(ValueError, match=r"CrossEncoder\(backend=...\) is not supported"):
