@@ -317,8 +317,8 @@ class Encoder(DropIn):
     ) -> Iterator[Vectors]:
         """Encode a stream of texts in constant memory.
 
-        The core reads texts one block at a time, when the block is requested; other backends read up to four
-        blocks ahead. Exceptions of the stream propagate.
+        The core reads the texts of one block when it is requested, and no text of the next one, unless the block ends
+        early by its characters; other backends read up to four blocks ahead. Exceptions of the stream propagate.
 
         Args:
             sentences: the texts; read once.

@@ -100,11 +100,16 @@ def _one_by_one(texts: Iterable[str], max_texts: int, first: int) -> Iterator[li
         if not isinstance(text, str):
             hint = ": decode it first, e.g. text.decode('utf-8')" if isinstance(text, bytes) else ""
             raise TypeError(f"texts[{index}] is {type(text).__name__}, not str{hint}")
-        if window and (len(window) == max_texts or characters + len(text) > MAX_CHARACTERS):
+        if window and characters + len(text) > MAX_CHARACTERS:
             yield window
             window, characters = [], 0
         window.append(text)
         characters += len(text)
+        if (
+            len(window) == max_texts
+        ):  # at once: a live stream has no next text yet, and one read ahead would be lost
+            yield window
+            window, characters = [], 0
     if window:
         yield window
 

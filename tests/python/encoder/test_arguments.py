@@ -249,10 +249,20 @@ def test_encode_iter_reads_no_more_than_it_needs(encoder: Encoder) -> None:
     blocks = encoder.encode_iter(endless(), block_size=10)
     assert read == 0
     next(blocks)
-    assert read == 11  # the next text shows that the block is full
+    assert read == 10
+    next(blocks)
+    assert read == 20
     blocks.close()  # type: ignore[attr-defined]
     with pytest.raises(StopIteration):
         next(blocks)
+
+
+def test_encode_iter_leaves_the_rest_of_a_stream(encoder: Encoder) -> None:
+    stream = iter(["one", "two", "three", "four"])
+    blocks = encoder.encode_iter(stream, block_size=2)
+    next(blocks)
+    blocks.close()  # type: ignore[attr-defined]
+    assert list(stream) == ["three", "four"]
 
 
 def test_encode_iter_bounds_the_characters_of_a_block(encoder: Encoder) -> None:
