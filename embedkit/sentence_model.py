@@ -220,6 +220,7 @@ class SentenceModel(LoadedModel[Engine]):
                 self.similarity_fn_name,
             ),
             ranges=kept,
+            route_length=None if self._max_length == engine.folder_length else self._max_length,
         )
 
     def verify(self) -> str:

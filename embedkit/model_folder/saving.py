@@ -87,10 +87,12 @@ def write_folder(
     precision: str,
     settings: Settings,
     ranges: np.ndarray[Any, Any] | None,
+    route_length: int | None = None,
 ) -> None:
     """Write ``folder`` at ``precision`` with other settings to the new folder ``target``.
 
-    The folder appears complete or not at all: it is written beside ``target`` and renamed.
+    The folder appears complete or not at all: it is written beside ``target`` and renamed. ``route_length`` is as in
+    `copy_without_weights`.
 
     Raises:
         FileExistsError: ``target`` is a file or a folder that is not empty.
@@ -98,7 +100,7 @@ def write_folder(
         ValueError: ``folder`` has changed since it was opened.
     """
     with new_folder(target) as work:
-        copy_without_weights(folder, work, settings)
+        copy_without_weights(folder, work, settings, route_length)
         _write_weights(folder, work, precision)
         _write_metadata(folder, work, precision, settings, ranges)
 
@@ -130,8 +132,16 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise
 
 
-def copy_without_weights(folder: ModelFolder, work: Path, settings: Settings) -> None:
+def copy_without_weights(
+    folder: ModelFolder, work: Path, settings: Settings, route_length: int | None = None
+) -> None:
     """Write everything but the transformer's weights of ``folder``, with other settings, to ``work``.
+
+    Args:
+        folder: the model.
+        work: the folder to fill.
+        settings: what is written in place of the folder's own.
+        route_length: maximum length of all routes, if there are some; None for their own.
 
     Raises:
         FileNotFoundError: ``folder`` or one of its files is gone; names it.
@@ -139,7 +149,7 @@ def copy_without_weights(folder: ModelFolder, work: Path, settings: Settings) ->
     """
     _check_source(folder)
     if folder.routing is not None:
-        _copy_routes(folder, work)
+        _copy_routes(folder, work, route_length)
     else:
         _copy_files(folder, work)
     modules = _modules_of(folder, work)
@@ -231,10 +241,7 @@ def write_settings(
         settings: what is written.
         others: further keys of ``config_sentence_transformers.json`` to keep.
     """
-    write_json(
-        folder / modules.transformer / "sentence_bert_config.json",
-        {"max_seq_length": settings.max_length, "do_lower_case": modules.do_lower_case},
-    )
+    _write_length(folder / modules.transformer, settings.max_length, modules.do_lower_case)
     config = dict(others or {})
     config["prompts"] = dict(settings.prompts)
     config["default_prompt_name"] = settings.default_prompt_name
@@ -262,8 +269,8 @@ def _check_source(folder: ModelFolder) -> None:
         raise ValueError(f"{folder.path} has changed since the model was opened: {advice}")
 
 
-def _copy_routes(folder: ModelFolder, work: Path) -> None:
-    """Copy the files of all routes; the names of their modules stay."""
+def _copy_routes(folder: ModelFolder, work: Path, length: int | None) -> None:
+    """Copy the files of all routes; the names of their modules stay. ``length`` is that of every route, if given."""
     assert folder.routing is not None
     for path in (folder.path / "modules.json", folder.routing.path):
         destination = work / path.relative_to(folder.path)
@@ -278,6 +285,16 @@ def _copy_routes(folder: ModelFolder, work: Path) -> None:
                     destination = work / path.relative_to(folder.path)
                     destination.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(path, destination)
+        if length is not None:
+            inner = work / route.transformer.relative_to(folder.path)
+            _write_length(inner, min(length, route.positions), route.do_lower_case)
+
+
+def _write_length(folder: Path, length: int, do_lower_case: bool) -> None:
+    """Write ``sentence_bert_config.json`` to the folder of a transformer."""
+    write_json(
+        folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": do_lower_case}
+    )
 
 
 def _copy_files(folder: ModelFolder, work: Path) -> None:

@@ -75,6 +75,24 @@ def test_saved_router(make_model: Callable[..., Path], tmp_path: Path) -> None:
         Encoder(tmp_path / "saved").verify()
 
 
+def test_a_saved_router_keeps_the_length_of_the_encoder(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    folder = asymmetric(tmp_path / "model", make_model)
+    encoder = Encoder(folder, max_length=6)
+    encoder.save(tmp_path / "saved")
+    saved = Encoder(tmp_path / "saved")
+    saved.verify()
+    reference = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    whole = Encoder(folder)
+    for name in ("encode_query", "encode_document"):
+        vectors = getattr(encoder, name)(TEXTS)
+        assert np.abs(vectors - getattr(whole, name)(TEXTS)).max() > 0.01
+        assert np.array_equal(getattr(saved, name)(TEXTS), vectors)
+        np.testing.assert_allclose(getattr(reference, name)(TEXTS), vectors, atol=2e-6)
+
+
 def test_router_with_a_static_query_route(make_model: Callable[..., Path], tmp_path: Path) -> None:
     st = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")
