@@ -7,10 +7,11 @@ The format is that of ``transformers.AutoModelForSequenceClassification`` and of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .architectures import Architecture
 from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
 from .json_file import present, read_json
 from .modules import ACTIVATIONS, Pooling, transformer_entry
@@ -20,6 +21,11 @@ __all__ = ["CrossEncoderFolder", "open_cross_encoder"]
 
 _MAX_LABELS = 100_000
 _ACTIVATIONS = {name: kind for name, kind in ACTIVATIONS.items() if kind in ("identity", "sigmoid")}
+_CLASSIFIER_ACTIVATIONS = {
+    **{name: name for name in ("gelu", "gelu_new", "relu", "silu", "tanh", "sigmoid")},
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_new",
+}
 _TOKENIZER_CLASSES = {"bert": "BertTokenizer", "roformer": "RoFormerTokenizer"}
 
 
@@ -67,7 +73,7 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
     model = assemble(
         path,
         transformer,
-        architecture=architecture,
+        architecture=_with_activation(architecture, raw, where),
         config=config,
         pooling=Pooling((_pooled(raw, where),)),
     )
@@ -78,6 +84,18 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
         prompt=_prompt(model),
         token_types=typed and int(config.get("type_vocab_size", 0)) > 1,
     )
+
+
+def _with_activation(architecture: Architecture, raw: Mapping[str, Any], where: Path) -> Architecture:
+    """The architecture with the activation of ModernBERT's classifier, which need not be that of the layers."""
+    if raw["model_type"] != "modernbert":
+        return architecture
+    name = raw.get("classifier_activation", "gelu")
+    if not isinstance(name, str) or name not in _CLASSIFIER_ACTIVATIONS:
+        known = ", ".join(_CLASSIFIER_ACTIVATIONS)
+        raise ValueError(f"{where}: unknown classifier_activation {name!r:.80}; expected one of {known}")
+    inner, _, outer = architecture.classifier
+    return replace(architecture, classifier=(inner, _CLASSIFIER_ACTIVATIONS[name], outer))
 
 
 def _prompt(model: ModelFolder) -> str:

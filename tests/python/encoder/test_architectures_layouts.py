@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from changed_folder import changed
 from test_architectures_vectors import TEXTS
 from tiny_families import KINDS, SPECIAL, WORDS, randomize, tiny, write_tokenizer
 
@@ -233,13 +234,29 @@ def test_jina_v2_architectures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["nomic", "modernbert", "modernbert-mean", "gte", "camembert", "electra", "albert"]
+    "kind",
+    [
+        *(
+            "nomic",
+            "modernbert",
+            "modernbert-mean",
+            "modernbert-relu",
+            "modernbert-gelu_new",
+            "modernbert-silu",
+        ),
+        *("gte", "camembert", "electra", "albert"),
+    ],
 )
 def test_classifiers_of_architectures(kind: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    cls, options = KINDS[kind.removesuffix("-mean")]
-    more = {"classifier_pooling": "mean" if kind.endswith("mean") else "cls"} if "modern" in kind else {}
+    kind, _, own = kind.partition("-")
+    cls, options = KINDS[kind]
+    more = {"classifier_pooling": "mean" if own == "mean" else "cls"} if "modern" in kind else {}
+    if own == "silu":
+        more["hidden_activation"] = own  # the classifier's stays gelu
+    elif own not in ("", "mean"):
+        more["classifier_activation"] = own
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     config = getattr(transformers, cls)(
         vocab_size=len(SPECIAL) + len(WORDS), num_labels=3, **{**ids, **options, **more}
@@ -256,3 +273,7 @@ def test_classifiers_of_architectures(kind: str, tmp_path: Path) -> None:
         ]  # fmt: skip
     scores = CrossEncoder(tmp_path / "model").predict(pairs)
     np.testing.assert_allclose(scores, np.stack(wanted), atol=2e-5, rtol=2e-5)
+    if kind == "modernbert":
+        (tmp_path / "changed").mkdir()
+        with pytest.raises(ValueError, match="unknown classifier_activation 'mish'"):
+            CrossEncoder(changed(tmp_path / "model", tmp_path / "changed", {"classifier_activation": "mish"}))
