@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import __version__
 from .common import EXIT_OK, Parser, run
 from .terminal import printable
+
+if TYPE_CHECKING:
+    from .. import Encoder
 
 __all__ = ["main"]
 
@@ -77,10 +81,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _convert(arguments: argparse.Namespace) -> int:
+def _open(model: str, precision: str = "auto") -> Encoder:
+    """The encoder of a folder, which must not be a cross-encoder's: `Encoder` opens that without its classifier."""
     from .. import Encoder
+    from ..model_folder.json_file import present, read_json
 
-    with Encoder(arguments.model) as encoder:
+    encoder = Encoder(model, precision=precision)
+    path = encoder._engine.folder.path
+    if not present(path / "modules.json") and present(path / "config.json"):
+        kinds = read_json(path / "config.json").get("architectures")
+        if isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
+            raise ValueError(
+                f"{path} holds a cross-encoder ({kinds[0]}), whose classifier would be lost; "
+                'open it with CrossEncoder(..., precision="int8"), which needs no conversion'
+            )
+    return encoder
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    with _open(arguments.model) as encoder:
         encoder.save(arguments.output, arguments.precision, dequantize=True)
         size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
         print(
@@ -93,7 +112,7 @@ def _convert(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from ..export.onnx import export_onnx
 
-    fidelity = export_onnx(arguments.model, arguments.output, arguments.precision)
+    fidelity = export_onnx(_open(arguments.model, "fp32"), arguments.output, arguments.precision)
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
     print(
         f"{printable(str(arguments.output))}: {arguments.precision}, {size / 1e6:.1f} MB; cosine to the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,28 @@ def test_errors_name_the_problem(
     assert main(["convert", source, str(tmp_path / "out")]) == 2
     assert "--precision" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cross_encoder_is_not_converted(
+    make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(make_model(), tmp_path / "classifier"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "architectures": ["BertForSequenceClassification"]})
+    )
+    out = str(tmp_path / "out")
+    assert (
+        main(["convert", str(folder), out, "--precision", "int8"]) == 0
+    )  # with modules.json: a sentence encoder
+    (folder / "modules.json").unlink()
+    out = str(tmp_path / "other")
+    for command in (["convert", "--precision", "int8"], ["export", "--format", "onnx"]):
+        assert main([command[0], str(folder), out, *command[1:]]) == 2
+        message = capsys.readouterr().err
+        assert "holds a cross-encoder (BertForSequenceClassification)" in message
+        assert 'open it with CrossEncoder(..., precision="int8")' in message
+    assert not Path(out).exists()
 
 
 def test_saving_int8_as_fp32_is_explicit(make_model: Make, tmp_path: Path) -> None:
