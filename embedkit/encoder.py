@@ -277,9 +277,12 @@ class Encoder(DropIn):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """`encode` for queries: uses the prompt "query" unless another prompt is given, and their route if any."""
+        """`encode` for queries: uses the prompt "query" unless another prompt is given, and their route if any.
+
+        If "query" was deleted from `prompts`, the default prompt is used, as in sentence-transformers.
+        """
         if prompt_name is None and prompt is None:
-            prompt_name = "query"
+            prompt_name = self._query_prompt()
         return self.encode(sentences, prompt_name, prompt, *args, **{"task": "query", **options})
 
     @_signature_of(encode)
@@ -363,7 +366,7 @@ class Encoder(DropIn):
             to the embeddings (n, dim), bitwise those of `encode_query`, and the seconds it spent tokenizing.
         """
         engine = self._engine.of("query")
-        plan = self._plan(prompt_name="query", normalize=normalize_embeddings, engine=engine)
+        plan = self._plan(prompt_name=self._query_prompt(), normalize=normalize_embeddings, engine=engine)
 
         def tokenize(texts: list[str]) -> Any:
             engine = self._engine.of("query")
@@ -373,6 +376,10 @@ class Encoder(DropIn):
             return self._engine.of("query").encode_tokenized(tokenized, plan, self._counts)
 
         return tokenize, encode
+
+    def _query_prompt(self) -> str | None:
+        """The name of the prompt of queries; None for the default one."""
+        return "query" if "query" in self.prompts else None
 
     def warm_up(self) -> None:
         """Do now what the first calls would wait for; the first calls do it otherwise.

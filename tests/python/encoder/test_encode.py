@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import time
@@ -414,3 +415,16 @@ def test_queries_in_two_steps(
     encoder.close()
     with pytest.raises(ValueError, match="closed"):
         tokenize(texts)
+
+
+@pytest.mark.parametrize("default", [None, "passage"])
+def test_queries_of_prompts_without_query(make_model: Make, reference: Load, default: str | None) -> None:
+    folder = make_model(seed=3)
+    theirs = copy.deepcopy(reference(folder))
+    theirs.prompts, theirs.default_prompt_name = {"passage": "the day "}, default
+    encoder = Encoder(folder)
+    encoder.prompts, encoder.default_prompt_name = {"passage": "the day "}, default
+    expected = theirs.encode_query(["people", "now"])
+    np.testing.assert_allclose(encoder.encode_query(["people", "now"]), expected, atol=2e-6)
+    tokenize, encode = encoder.query_steps()
+    np.testing.assert_allclose(encode(tokenize(["people", "now"]))[0], expected, atol=2e-6)
