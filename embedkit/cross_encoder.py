@@ -233,6 +233,15 @@ class CrossEncoder(LoadedModel[PairEngine]):
         """The number of classes."""
         return len(self.labels)
 
+    @property
+    def max_length(self) -> int:
+        """`max_seq_length`, by its older name in sentence-transformers."""
+        return self.max_seq_length
+
+    @max_length.setter
+    def max_length(self, value: int) -> None:
+        self.max_seq_length = value
+
     def describe(self) -> dict[str, Any]:
         """Report model, numerics and machine, and how many pairs were scored and truncated so far."""
         return {**super().describe(), "labels": list(self.labels), "activation_fn": self.activation_fn}

@@ -205,6 +205,20 @@ def test_truncated_pairs_are_counted(make_cross_encoder: Make) -> None:
         model.max_seq_length = 67
 
 
+@pytest.mark.filterwarnings("ignore:The `max_length` property")
+def test_max_length_is_max_seq_length(make_cross_encoder: Make) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    folder = make_cross_encoder("bert", 1)
+    model, theirs = CrossEncoder(folder), st.CrossEncoder(str(folder), device="cpu")
+    whole = model.predict(PAIRS)
+    model.max_length = theirs.max_length = 12
+    assert model.max_length == model.max_seq_length == 12
+    np.testing.assert_allclose(model.predict(PAIRS), theirs.predict(PAIRS), atol=1e-5)
+    assert np.abs(model.predict(PAIRS) - whole).max() > 0.001
+    with pytest.raises(ValueError, match="max_length must be from 4"):
+        model.max_length = 3
+
+
 def test_pickle_and_close(make_cross_encoder: Make) -> None:
     model = CrossEncoder(make_cross_encoder("mpnet", 3), precision="int8", max_length=30)
     copy = pickle.loads(pickle.dumps(model))
