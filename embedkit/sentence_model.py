@@ -181,7 +181,8 @@ class SentenceModel(LoadedModel[Engine]):
         An fp32 folder also loads in sentence-transformers. An int8 folder keeps the fingerprint of its source.
 
         Args:
-            folder: the folder to write; it must not exist or be empty. It is written atomically.
+            folder: the folder to write; it must not exist or be empty. It is written atomically. "~" is the home
+                folder.
             precision: ``"fp32"``, ``"int8"``, or ``"auto"`` for the encoder's own.
             ranges: (2, dimension) minima and maxima of typical embeddings, saved for int8 and uint8 output.
             dequantize: with ``"fp32"`` and an int8 folder, multiply the int8 weights out to float32, for programs
@@ -210,7 +211,7 @@ class SentenceModel(LoadedModel[Engine]):
             precision = check_precision(precision, engine.folder)
         write_folder(
             engine.folder,
-            Path(folder),
+            Path(folder).expanduser(),
             precision=precision,
             settings=Settings(
                 self.prompts,

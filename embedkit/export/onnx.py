@@ -91,7 +91,7 @@ def export_onnx(
         raise ValueError(
             f"{core!r} computes in int8; export the fp32 model it was made from, with precision='int8'"
         )
-    return _export(core, Path(folder), precision)
+    return _export(core, Path(folder).expanduser(), precision)
 
 
 def _check_one_transformer(core: Encoder) -> None:

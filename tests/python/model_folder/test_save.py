@@ -111,6 +111,17 @@ def test_documents_are_kept(make_model: Make, tmp_path: Path) -> None:
     assert not (tmp_path / "saved" / "secret.txt").exists()
 
 
+def test_a_folder_in_the_home_folder(
+    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    encoder = Encoder(make_model())
+    encoder.save("~/saved")
+    assert (tmp_path / "saved" / "modules.json").exists()
+    assert Encoder("~/saved").verify() == encoder.fingerprint
+
+
 def test_nothing_is_overwritten(make_model: Make, tmp_path: Path) -> None:
     source = Path(shutil.copytree(make_model(), tmp_path / "source"))
     encoder = Encoder(source)
