@@ -246,10 +246,13 @@ def _missing_tokens(
     roles = [token for name in _ROLES if (token := settings.token(name, defaults.get(name))) is not None]
     missing = [token for token in roles if token["content"] not in known]
     if missing:
-        vocab = model.get("vocab")
-        words = vocab if isinstance(vocab, dict) else {row[0] for row in vocab or [] if isinstance(row, list)}
+        vocab: Any = model.get("vocab")
+        if isinstance(vocab, list):  # of Unigram, with scores; checked later
+            vocab = [row[0] for row in vocab if isinstance(row, list) and row]
+        elif not isinstance(vocab, dict):
+            vocab = ()
         # One that the vocabulary has not either would need an embedding that the model rarely has.
-        missing = [token for token in missing if token["content"] in words]
+        missing = [token for token in missing if token["content"] in vocab]
     return [token for token in _added_of_settings(settings, missing) if token["content"] not in known]
 
 

@@ -63,7 +63,8 @@ class Table:
 )
 def test_collections_without_texts_in_order(values: Any, message: str) -> None:
     encoder = Encoder(threads=1)
-    for call in (encoder.encode, encoder.encode_iter, as_texts, as_pairs):
+    calls: tuple[Callable[[Any], Any], ...] = (encoder.encode, encoder.encode_iter, as_texts, as_pairs)
+    for call in calls:
         with pytest.raises(TypeError, match=message):
             call(values)
     with pytest.raises(TypeError, match=message):
