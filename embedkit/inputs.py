@@ -105,9 +105,7 @@ def _one_by_one(texts: Iterable[str], max_texts: int, first: int) -> Iterator[li
             window, characters = [], 0
         window.append(text)
         characters += len(text)
-        if (
-            len(window) == max_texts
-        ):  # at once: a live stream has no next text yet, and one read ahead would be lost
+        if len(window) == max_texts:  # at once: a live stream has no next text yet
             yield window
             window, characters = [], 0
     if window:
