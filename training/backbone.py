@@ -120,10 +120,33 @@ def _layer_numbers(layers: int | list[int], total: int) -> list[int]:
 
 def _keep_layers(model: Any, numbers: list[int]) -> None:
     """Drop the other layers."""
-    base = getattr(model, model.base_model_prefix, model)
-    stack = getattr(base, "encoder", None) or base.transformer  # DistilBERT calls it transformer
-    stack.layer = nn.ModuleList([stack.layer[i] for i in numbers])
-    model.config.num_hidden_layers = len(numbers)
+    base, config = getattr(model, model.base_model_prefix, model), model.config
+    owner, name = _stack(base)
+    every = getattr(owner, name)
+    if numbers[0] and any(isinstance(one, nn.Identity) for one in every[0].children()):
+        raise ValueError(
+            f"model.layers: the first layer of {type(base).__name__} is made for its place; keep it"
+        )
+    kept = nn.ModuleList([every[i] for i in numbers])
+    setattr(owner, name, kept)
+    config.num_hidden_layers = len(numbers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i] for i in numbers]
+    for place, layer in enumerate(kept):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = place
+
+
+def _stack(base: Any) -> tuple[Any, str]:
+    """The module that holds the layers, and its name for them."""
+    inner = getattr(base, "encoder", None) or getattr(base, "transformer", None) or base
+    for name in ("layer", "layers"):
+        if isinstance(getattr(inner, name, None), nn.ModuleList):
+            return inner, name
+    raise ValueError(
+        f"model.layers: {type(base).__name__} has no list of layers to choose from; leave model.layers out"
+    )
 
 
 def position_offset(config: Any) -> int:

@@ -124,7 +124,7 @@ class SentenceModel(nn.Module):
         if options.projection is not None:
             self.projection = nn.Linear(self.hidden_size, options.projection.dimension)
         if options.freeze_embeddings:
-            backbone.embeddings.requires_grad_(False)
+            getattr(backbone, "embeddings", backbone.get_input_embeddings()).requires_grad_(False)
         self.autocast: torch.dtype | None = None
         self.settings = Settings({}, None, options.max_length, None, "cosine")
         self.include_prompt = True

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, options_of
+from tiny_families import KINDS, tiny
 
 from embedkit import Encoder
 from embedkit.cli.model import main
@@ -184,6 +185,30 @@ def test_layers(
     for layer, number in zip(written.encoder.layer, kept, strict=True):
         for name, parameter in whole.encoder.layer[number].named_parameters():
             assert torch.equal(layer.get_parameter(name), parameter), name
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "gte", "nomic", "qwen3", "gemma", "electra"])
+def test_layers_of_families(kind: str, texts: list[str], tmp_path: Path) -> None:
+    if not hasattr(transformers, KINDS[kind][0]):
+        pytest.skip("this transformers lacks the model")
+    source = tiny(tmp_path, kind)
+    model = load(source, layers=[0, 3], freeze_embeddings=True)
+    assert not model.backbone.get_input_embeddings().weight.requires_grad
+    folder = saved(model, tmp_path / "saved")
+    own = model.encode(texts[:20])
+    with Encoder(folder, precision="fp32", max_length=32) as encoder:
+        np.testing.assert_allclose(encoder.encode(texts[:20]), own, atol=1e-5)
+    assert not np.allclose(load(source).encode(texts[:20]), own, atol=0.1)
+
+
+def test_layers_that_cannot_be_chosen(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "m").mkdir()
+    with pytest.raises(ValueError, match="AlbertModel has no list of layers"):
+        load(tiny(tmp_path / "a", "albert"), layers=2)
+    if hasattr(transformers, "ModernBertConfig"):
+        with pytest.raises(ValueError, match="first layer of ModernBertModel is made for its place"):
+            load(tiny(tmp_path / "m", "modernbert"), layers=[1, 3])
 
 
 @pytest.mark.parametrize("layers", [0, 5, [1, 0], [0, 0], [4], []])
