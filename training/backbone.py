@@ -133,7 +133,8 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i] for i in numbers]
     for place, layer in enumerate(kept):
-        for module in layer.modules():
+        modules: Iterator[Any] = layer.modules()
+        for module in modules:
             if hasattr(module, "layer_idx"):
                 module.layer_idx = place
 
