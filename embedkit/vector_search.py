@@ -251,6 +251,8 @@ def _matrix(name: str, values: Any, normalize: bool) -> Float32Array:
     if not np.isfinite(array).all():
         raise ValueError(f"{name}: row {int(np.argwhere(~np.isfinite(array))[0][0])} holds NaN or infinity")
     if normalize:
-        norms = np.linalg.norm(array, axis=1, keepdims=True)
-        array = array / np.maximum(norms, np.finfo(np.float32).tiny)
+        # in float64: the square of what a float32 holds can be too large or too small for one
+        norms = np.sqrt(np.einsum("ij,ij->i", array, array, dtype=np.float64))[:, None]
+        norms[norms == 0] = 1.0
+        array = np.divide(array, norms, out=np.empty_like(array), dtype=np.float64, casting="same_kind")
     return array

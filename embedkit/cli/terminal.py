@@ -66,6 +66,9 @@ def cut(text: str, columns: int) -> str:
     raise AssertionError("a text wider than the columns must exceed them somewhere")
 
 
+_LEAST = 10  # columns of a table's last one
+
+
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], columns: int | None, *, numbers: int = 2
 ) -> list[str]:
@@ -82,13 +85,20 @@ def table(
                 row[at] = cut(row[at], max(8, columns // 3))
     widths = [max(display_width(row[at]) for row in cells) for at in aligned]
     used = sum(widths) + 2 * len(widths)
+    if columns is not None and used + _LEAST > columns and len(aligned) > numbers:
+        at = max(aligned[numbers:], key=widths.__getitem__)  # the last column needs some room
+        width = max(8, widths[at] - (used + _LEAST - columns))
+        for row in cells:
+            row[at] = cut(row[at], width)
+        used -= widths[at] - width
+        widths[at] = width
     lines = []
     for row in cells:
         parts = []
         for at, width in zip(aligned, widths, strict=True):
             padding = " " * (width - display_width(row[at]))
             parts.append(padding + row[at] if at < numbers else row[at] + padding)
-        parts.append(row[last] if columns is None else cut(row[last], max(10, columns - used)))
+        parts.append(row[last] if columns is None else cut(row[last], max(_LEAST, columns - used)))
         lines.append("  ".join(parts).rstrip())
     return lines
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
-import unicodedata
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -19,6 +17,8 @@ from starlette.responses import Response
 
 from ..index import Hit, Index, IndexDamagedError
 from ..index.search.hits import passage_fields
+from ..index.words.analyzer import analyzer
+from ..index.words.languages import AUTO, NONE
 from .bodies import SearchRequest
 from .errors import ApiError, busy
 from .models import EmbeddingModel, Form
@@ -27,7 +27,7 @@ from .requests import check_count, hang_up_of, read
 from .settings import Limits
 from .state import State
 
-__all__ = ["BatchedEncoder", "SearchService", "search", "words_found"]
+__all__ = ["BatchedEncoder", "SearchService", "search"]
 
 logger = logging.getLogger("embedkit.serve")
 
@@ -35,7 +35,6 @@ _THREADS = 4
 _WAITING = 256  # searches at once, running ones included
 _REFRESH_SECONDS = 10.0
 _CANDIDATES = 50  # hits that a reranker orders
-_WORD = re.compile(r"\w+")
 
 
 class BatchedEncoder:
@@ -209,7 +208,8 @@ async def search(request: Request) -> Response:
                 found[at] = [
                     replace(hits[i], rank=rank, score=float(scores[i])) for rank, i in enumerate(order, 1)
                 ]
-    data = await asyncio.to_thread(_rows, queries, found, body.explain)
+    language = state.search.index.generation.manifest.language
+    data = await asyncio.to_thread(_rows, queries, found, language, body.explain)
     answer = {
         "object": "list",
         "data": data,
@@ -227,12 +227,16 @@ def _fields(hit: Hit, explain: bool) -> dict[str, Any]:
     return fields if hit.passage is None else {**fields, "passage": passage_fields(hit.passage)}
 
 
-def _rows(queries: list[str], found: list[list[Hit]], explain: bool) -> list[dict[str, Any]]:
+def _rows(queries: list[str], found: list[list[Hit]], language: str, explain: bool) -> list[dict[str, Any]]:
     """The hits of each query as they are sent."""
     data = []
+    try:
+        words = analyzer(NONE if language == AUTO else language)
+    except ImportError:  # of the language's stemmer
+        words = analyzer(NONE)
     for at, hits in enumerate(found):
         query = queries[at] if queries else ""
-        shown = [{**_fields(hit, explain), "words": words_found(query, hit.text)} for hit in hits]
+        shown = [{**_fields(hit, explain), "words": words.found(query, hit.text)} for hit in hits]
         data.append({"index": at, "hits": shown})
     return data
 
@@ -298,19 +302,3 @@ def _balanced(where: str) -> bool:
             if depth < 0:
                 return False
     return depth == 0 and not quote
-
-
-def words_found(query: str, text: str) -> list[str]:
-    """The words of ``query`` that are in ``text``, without regard to case and accents, as the text has them."""
-    wanted = {_plain(word) for word in _WORD.findall(query)}
-    found: dict[str, str] = {}
-    for word in _WORD.findall(text) if wanted else ():
-        plain = _plain(word)
-        if plain in wanted:
-            found.setdefault(plain, word)
-    return list(found.values())
-
-
-def _plain(word: str) -> str:
-    decomposed = unicodedata.normalize("NFD", word.casefold())
-    return "".join(character for character in decomposed if not unicodedata.combining(character))

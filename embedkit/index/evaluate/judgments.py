@@ -103,8 +103,8 @@ def read_pairs(path: _PATH) -> Judgments:
 
 
 def _lines(path: _PATH) -> Iterator[tuple[int, str]]:
-    for number, document in enumerate(Corpus([path], format="txt"), 1):
-        yield number, document.text.strip()
+    for document in Corpus([path], format="txt"):  # which passes over blank lines
+        yield int(document.origin.rpartition(":")[2]), document.text.strip()
 
 
 def _json(origin: str, line: str) -> dict[str, object]:

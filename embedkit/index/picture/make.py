@@ -229,11 +229,21 @@ def _colored(color: str, metadata: Sequence[dict[str, Any]]) -> tuple[list[str],
         raise InputError("", f"no document has the field {color!r}")
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)
     if numbers and len(set(given)) > _MOST_VALUES:
-        values = np.array([math.nan if value is None else float(value) for value in found])
-        return ["" if value is None else f"{value:g}" for value in found], values
+        values = np.array([_number(value) for value in found])
+        return [
+            "" if value is None else f"{number:g}" for value, number in zip(found, values, strict=True)
+        ], values
     names = ["none" if value is None else value if isinstance(value, str) else f"{value}" for value in found]
     most = [name for name, _ in Counter(names).most_common(_MOST_VALUES)]
     return [name if name in most else OTHER for name in names], None
+
+
+def _number(value: Any) -> float:
+    """Of a field: not a number for one that is missing, or beyond what a float holds."""
+    try:
+        return math.nan if value is None else float(value)
+    except OverflowError:
+        return math.nan
 
 
 def _field(fields: Any, name: str) -> Any:

@@ -38,7 +38,7 @@ __all__ = [
 
 FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
-WORDS_VERSION = 3
+WORDS_VERSION = 4
 METRICS = ("cosine", "dot")
 IDS_FILE = "keys"  # the name that format version 1 gave it
 DOCUMENTS_FILE = "documents.sqlite"

@@ -43,6 +43,7 @@ _LEFT_OUT = re.compile(
     "[\u00ad\u0591-\u05bd\u05bf\u05c1\u05c2\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u200d]"
 )
 _ASCII_WORD = re.compile("[^\\W_]+")
+_TURKISH_CAPITALS = str.maketrans({"I": "ı", "İ": "i"})  # of which str.lower makes other letters
 _ANY_UNSPACED = re.compile(f"[{_UNSPACED}{_SOUTHEAST_ASIAN}]")
 
 
@@ -151,9 +152,12 @@ class Analyzer:
         self._cut = _Cutter(self.tokenizer)
         self._stem = None if language in ("english", NONE) else _stemmer(language)
         self._stops = stop_words(language)
+        self._turkish = language == "turkish"
 
     def text(self, text: str) -> str:
         """``text`` as it is given to FTS5."""
+        if self._turkish:
+            text = text.translate(_TURKISH_CAPITALS)
         if not text.isascii():
             text = _folded(text)
             if _ANY_UNSPACED.search(text):
@@ -169,6 +173,8 @@ class Analyzer:
         is meant that begins with it; it ends in "*".
         """
         wanted: dict[str, None] = {}
+        if self._turkish:
+            query = query.translate(_TURKISH_CAPITALS)
         text, word = query, _ASCII_WORD
         if not query.isascii():
             run, letter, word = _patterns()
@@ -182,6 +188,20 @@ class Analyzer:
             telling = words
         wanted.update(dict.fromkeys(one if self._stem is None else self._stem(one) for one in telling))
         return list(wanted)[:_MOST_WORDS]
+
+    def found(self, query: str, text: str) -> list[str]:
+        """The words of ``text`` that ``query`` asks for, each in the form that it has first in the text."""
+        run, _, word = _patterns()
+        found = {one: None for one in run.findall(_folded(query)) if one in text}
+        words = list(dict.fromkeys(word.findall(run.sub(" ", text))))
+        self._cut([cut for one in words for cut in self.words(one)])  # all at once, for what follows
+        left = set(self.terms(query))
+        for one in words:
+            terms = left.intersection(self.terms(one))
+            if terms:
+                found[one] = None
+                left -= terms
+        return list(found)
 
     def terms(self, query: str) -> list[str]:
         """The words of ``query`` as they are stored; one that is there in two forms is twice in the list."""

@@ -157,3 +157,12 @@ def test_wrong_arguments_are_told_in_two_lines(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and lines[0].startswith(message), lines
     assert re.fullmatch(r"try '.* --help'", lines[1])
+
+
+def test_the_last_column_keeps_its_room() -> None:
+    header = ("rank", "score", "vector", "bm25", "id", "text")
+    rows = [("1", "0.812", "0.64", "12.2", "a very long name of a document", "and some text of it")]
+    for columns in (60, 55, 50):
+        lines = table(header, rows, columns, numbers=4)
+        assert max(map(display_width, lines)) <= columns
+        assert "and" in lines[1]

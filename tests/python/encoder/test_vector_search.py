@@ -161,3 +161,10 @@ print(({PEAK_KIB} - before) // 1024)
 """
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert int(done.stdout) < 150  # MiB; the matrix of all scores has 381
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1.0, 1e25])
+def test_cosines_of_any_length(scale: float) -> None:
+    query = np.ones(4, np.float32) * scale
+    ((hit,),) = semantic_search(query, np.eye(4, dtype=np.float32) * scale, top_k=1)
+    assert hit["score"] == pytest.approx(0.5)

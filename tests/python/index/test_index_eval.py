@@ -110,6 +110,9 @@ def test_pairs(tmp_path: Path) -> None:
     path.write_text("only a query\n")
     with pytest.raises(InputError, match="expected a query and a document's id"):
         read_pairs(path)
+    path.write_text("a query\td1\n\n\nonly a query\n")
+    with pytest.raises(InputError, match=r"pairs\.tsv:4: expected"):
+        read_pairs(path)
 
 
 def test_an_index_is_measured(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fake_encoder import FakeEncoder
 from embedkit.cli.main import main
 from embedkit.index import Document, Index, InputError
 from embedkit.index.picture import make_picture, write_page
-from embedkit.index.picture.make import layout_of, name_clusters
+from embedkit.index.picture.make import _colored, layout_of, name_clusters
 
 TOPICS = {
     "cooking": "lentil soup onion garlic pan simmer",
@@ -189,3 +189,10 @@ def test_few_documents(tmp_path: Path) -> None:
         index.add([Document("a bird", "b"), Document("a bird", "c")])
         picture = make_picture(index, layout="pca")
         assert picture.points.shape == (4, 2) and np.isfinite(picture.points).all()
+
+
+def test_a_number_beyond_what_a_float_holds_has_no_color() -> None:
+    many = [{"n": value} for value in (*range(40), 10**400)]
+    names, values = _colored("n", many)
+    assert values is not None and np.isnan(values[-1]) and not np.isnan(values[:-1]).any()
+    assert names[-1] == "nan" and names[7] == "7"

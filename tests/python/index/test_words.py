@@ -250,3 +250,12 @@ def test_words_of_a_later_version_are_named(tmp_path: Path) -> None:
     of_an_earlier_version(tmp_path / "index", 99)
     with pytest.raises(IndexDamagedError, match="words of version 99, and this embedkit reads"):
         Index.open(tmp_path / "index", FakeEncoder())
+
+
+def test_capitals_are_lowered_as_in_turkish(tmp_path: Path) -> None:
+    pytest.importorskip("snowballstemmer")
+    texts = ["IŞIK HIZI", "Işık hızı", "ışık hızı", "İstanbul", "IRMAK", "nothing of this kind"]
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), language="turkish") as index:
+        assert sorted(rows_found(index, "ışık")) == sorted(rows_found(index, "IŞIK")) == ["0", "1", "2"]
+        assert rows_found(index, "istanbul") == ["3"]
+        assert rows_found(index, "ırmak") == ["4"]

@@ -12,7 +12,7 @@ from running_server import RunningServer
 
 from embedkit import CrossEncoder, Encoder, Index
 from embedkit.index import Document
-from embedkit.serve.search import words_found
+from embedkit.index.words.analyzer import Analyzer
 
 QUERIES = ["why is the sky blue", "cooking lentils"]
 
@@ -96,8 +96,14 @@ def test_reranked(searching: RunningServer, index_folder: Path, reranker: Path) 
 
 
 def test_words_found() -> None:
-    assert words_found("Café sky  blue", "The SKY over cafe; skyline, sky") == ["SKY", "cafe"]
-    assert words_found("", "text") == []
+    english, none = Analyzer("english"), Analyzer("none")
+    assert none.found("Café sky  blue", "The SKY over cafe; skyline, sky") == ["SKY", "cafe"]
+    assert none.found("", "text") == []
+    assert english.found("restart the server", "the end of restarting servers; a server") == [
+        "restarting",
+        "servers",
+    ]
+    assert none.found("日本 family", "家族: 日本語の本, a family") == ["日本", "family"]
 
 
 @pytest.mark.parametrize(
