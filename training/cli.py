@@ -62,10 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"embedkit-train: {error}", file=sys.stderr)
         return 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
     except ImportError as error:
-        print(f"embedkit-train: {error}; install the extra: pip install 'embedkit[train]'", file=sys.stderr)
+        remedy = "" if "pip install" in str(error) else "; install the extra: pip install 'embedkit[train]'"
+        print(f"embedkit-train: {error}{remedy}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
-        print("\nembedkit-train: stopped; the same command resumes from the last checkpoint", file=sys.stderr)
+        print("\nembedkit-train: stopped; the same command goes on from what is saved", file=sys.stderr)
         return exit_code(stop)
 
 
@@ -164,6 +165,12 @@ def _train(options: argparse.Namespace) -> int:
         return 0
     _log_to_stderr(quiet=options.quiet or os.environ.get("RANK", "0") != "0")  # one process logs
     logging.getLogger("embedkit").info("recipe %s:\n%s", recipe.name, shown)
+    if options.private and not options.push_to_hub:
+        raise ValueError("--private is of the repository that --push-to-hub names")
+    if options.push_to_hub:
+        from .hub import check_repository
+
+        check_repository(options.push_to_hub)
     from .trainer import train
 
     output = options.output or Path("runs") / f"{recipe.name}-{recipe.training.seed}"

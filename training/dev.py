@@ -81,12 +81,22 @@ class DevSets:
         return scores
 
 
+_TEXTS = ("text1", "text2")  # of scored pairs
+
+
 def _pairs(name: str, source: Mapping[str, Any], root: Path) -> PairSet:
-    """Read scored pairs: the fields ``text1``, ``text2`` and ``label``."""
+    """Read scored pairs: the fields ``text1``, ``text2`` and ``label``; their prompts precede the texts."""
     try:
         table = read(source, root=root)
         labels = [float(value) for value in table["label"]]
-        rows = zip(table.texts("text1"), table.texts("text2"), labels, strict=True)
+        prompts = source.get("prompts") or {}
+        other = sorted(set(prompts) - set(_TEXTS))
+        if other:
+            raise ValueError(
+                f"prompts: {other[0]!r} is no field of scored pairs, whose texts are text1 and text2"
+            )
+        sides = [[prompts.get(field, "") + text for text in table.texts(field)] for field in _TEXTS]
+        rows = zip(*sides, labels, strict=True)
         if len(set(labels)) < 2:
             raise ValueError("all labels are equal, so there is no order to compare")
     except ValueError as error:

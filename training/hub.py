@@ -30,21 +30,42 @@ def push_to_hub(
     Raises:
         FileNotFoundError: the folder is no model folder.
         ImportError: huggingface-hub is not installed.
+        ValueError: the name of the repository is no such name.
+        OSError: the Hub cannot be reached, or refuses.
     """
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} holds no config.json; give the folder `model` of a finished run")
+    check_repository(repository)
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
     try:
-        from huggingface_hub import HfApi
+        api.create_repo(repository, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            revision=revision,
+            commit_message="Model trained with embedkit",
+        )
+    except Exception as error:  # of the HTTP client, which need not be an OSError
+        raise OSError(
+            f"{repository}: not uploaded ({type(error).__name__}: {error}); the model is in {folder}, and the same "
+            "command uploads it"
+        ) from error
+    return str(done.commit_url)
+
+
+def check_repository(repository: str) -> None:
+    """Refuse a repository of another form than ``USER/NAME``, before a training of hours.
+
+    Raises:
+        ImportError: huggingface-hub is not installed.
+        ValueError: the name is wrong.
+    """
+    try:
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
     except ImportError:
         raise ImportError("the Hub needs the package huggingface-hub: pip install huggingface-hub") from None
-    api = HfApi(token=token)
-    api.create_repo(repository, private=private, exist_ok=True)
-    if revision is not None:
-        api.create_branch(repository, branch=revision, exist_ok=True)
-    done = api.upload_folder(
-        repo_id=repository,
-        folder_path=folder,
-        revision=revision,
-        commit_message="Model trained with embedkit",
-    )
-    return str(done.commit_url)
+    validate_repo_id(repository)

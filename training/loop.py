@@ -104,7 +104,7 @@ class Loop(transformers.Trainer):
         scores, select = self._scores(), self._select
         if select is not None and select not in scores:
             raise ValueError(
-                f"evaluation.select {select!r} is not a dev score; available are {', '.join(scores)}"
+                f"evaluation.select {select!r} is not a dev score; available are {', '.join(scores) or 'none'}"
             )
         metrics = {f"eval_{name}": value for name, value in scores.items()}
         self.log(metrics)

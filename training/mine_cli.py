@@ -82,6 +82,11 @@ def run(options: argparse.Namespace) -> int:
     judge = None if options.cross_encoder is None else CrossEncoder(options.cross_encoder)
     encoder = Encoder() if options.model is None else Encoder(options.model)
     mined = mine_negatives(pairs, encoder, chosen, corpus=corpus, cross_encoder=judge)
+    if mined.left_out == len(pairs):
+        raise ValueError(
+            f"{options.pairs}: none of the {len(pairs):,} pairs has {options.negatives} negatives; nothing was "
+            "written: ask for fewer, or loosen their limits"
+        )
     written = mined.triplets() if options.triplets else mined.columns()
     count = _write(options.output, written)
     print(

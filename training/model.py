@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,8 @@ __all__ = [
 # A packed row is padded to a multiple of this many tokens: oneDNN compiles a kernel for each number of rows and keeps
 # about a thousand of them.
 _ROW_MULTIPLE = 64
+
+_LOG = logging.getLogger("embedkit")
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,8 @@ class SentenceModel(nn.Module):
         model = cls(options, folder, backbone)
         model.continue_from_folder()
         model._add_prompts()
+        if not options.random and options.layers is None:
+            _tell_left_out(options)
         return model
 
     def continue_from_folder(self) -> None:
@@ -344,6 +349,28 @@ def inference(model: nn.Module) -> Iterator[torch.device]:
             yield next(model.parameters()).device
     finally:
         model.train(was_training)
+
+
+def _tell_left_out(options: ModelOptions) -> None:
+    """Log which modules of a whole encoder the training leaves out, and how a recipe keeps them."""
+    try:
+        own = options_of(options.path)
+    except ValueError:  # of other modules
+        return
+    kept = []
+    if own.pooling != options.pooling:
+        kept.append(f"model.pooling={own.pooling}")
+    if own.projection is not None and options.projection is None:
+        kept += [
+            f"model.projection.dimension={own.projection.dimension}",
+            f"model.projection.activation={own.projection.activation}",
+        ]
+    if own.normalize and not options.normalize:
+        kept.append("model.normalize=true")
+    if kept:
+        _LOG.info(
+            "the vectors of %s are made otherwise; to train it as it is: %s", options.path, " ".join(kept)
+        )
 
 
 def options_of(path: str) -> ModelOptions:

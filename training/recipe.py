@@ -93,7 +93,7 @@ class TrainingOptions:
                 raise ValueError(f"training.{name} must not be negative, but is {getattr(self, name)}")
         if self.batch_tokens is not None and self.no_duplicates:
             raise ValueError("training.batch_tokens needs training.no_duplicates to be false")
-        if self.max_steps < -1:
+        if self.max_steps < -1 or self.max_steps == 0:
             raise ValueError(f"training.max_steps must be positive, or -1 for epochs, not {self.max_steps}")
         for name in ("batch_tokens", "mini_batch_size", "early_stopping", "head_learning_rate"):
             value = getattr(self, name)

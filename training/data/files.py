@@ -14,12 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Rows", "file_rows", "named_rows"]
+__all__ = ["ABSENT", "Rows", "file_rows", "named_rows"]
 
 _FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".parquet")
 
 Rows = tuple[list[str], str, Iterator[tuple[int, Sequence[Any]]]]
 """Header, the origin that messages name (file and kind of place), and (line, values) of each row."""
+
+ABSENT = object()
+"""The value of a field that the header has and a row of JSON has not."""
 
 
 def file_rows(path: Path) -> Rows:
@@ -77,6 +80,9 @@ def named_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[s
             raise ValueError(f"{origin}:1: no column {name!r}; there are {', '.join(header)}")
     places = [header.index(name) for name in columns]
     for line, values in rows:
+        for name, place in zip(columns, places, strict=True):
+            if values[place] is ABSENT:
+                raise ValueError(f"{origin}:{line}: no field {name!r}, which the first line has; add it")
         yield f"{origin}:{line}", [values[place] for place in places]
 
 
@@ -144,12 +150,16 @@ def _json_rows(origin: str, lines: Iterator[tuple[int, str]]) -> Rows:
     def rows() -> Iterator[tuple[int, list[Any]]]:
         yield first[0], list(first[1].values())
         for number, value in records:
-            missing = next((name for name in header if name not in value), None)
-            if missing is not None:
-                raise ValueError(f"{origin}:{number}: no field {missing!r}, which the first line has; add it")
-            yield number, [value[name] for name in header]
+            yield number, [value.get(name, ABSENT) for name in header]
 
     return header, origin, rows()
+
+
+def _batches(path: Path, file: Any) -> Iterator[Any]:
+    try:
+        yield from file.iter_batches()
+    except OSError as error:  # pyarrow's own errors are some of these
+        raise ValueError(f"{path}: damaged parquet data ({error}); fetch the file again") from None
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -164,7 +174,7 @@ def _parquet_rows(path: Path) -> Rows:
 
     def rows() -> Iterator[tuple[int, Sequence[Any]]]:
         number = 0
-        for batch in file.iter_batches():
+        for batch in _batches(path, file):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 number += 1
                 yield number, row

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .checks import pair_keys
-from .files import Rows, file_rows
+from .files import ABSENT, Rows, file_rows
 from .sampler import balanced_fraction
 from .texts import Selection, TextWriter
 
@@ -184,6 +184,9 @@ def read(
         paths = spec["path"] if isinstance(spec["path"], list) else [spec["path"]]
         if not paths:
             raise ValueError("path is an empty list; name at least one file")
+        wrong = [path for path in paths if not isinstance(path, str | os.PathLike)]
+        if wrong:
+            raise ValueError(f"path is {spec['path']!r:.80}; name a file, or a list of files")
         for path in paths:
             rows.collect(file_rows(base / path))
     table = rows.table()
@@ -321,6 +324,10 @@ class _Columns:
             if any(str(values[at]) not in allowed for at, allowed in kept):
                 continue
             for at, column, convert, append in readers:
+                if values[at] is ABSENT:
+                    raise ValueError(
+                        f"{origin}:{line}: no field {column!r}, which the first line has; add it"
+                    )
                 try:
                     append(convert(values[at]))
                 except ValueError as error:

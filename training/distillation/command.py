@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     student.add_argument(
         "--layers",
         type=_layers,
-        default=6,
         metavar="N",
         help="layers of the first teacher to keep: their number, or indices such as 0,3,6,9 (default: 6)",
     )
@@ -146,6 +145,12 @@ def run(options: argparse.Namespace) -> int:
     chosen = {name: value for name, value in vars(options).items() if name in fields}
     chosen["index_precision"] = _index_precision(options.dim, options.bytes)
     prompts = options.prompt or [""]
+    if options.layers is None:
+        del chosen["layers"]
+    elif options.student is not None:
+        raise ValueError("--layers are of a teacher, and --student is a model of its own; give one of them")
+    if options.prompt_words is not None and not any(prompts) and not options.query_prompt:
+        raise ValueError("--prompt-words says before which texts --prompt or --query-prompt is put; give one")
     chosen |= {
         "dimension": options.dim,
         "evaluation": _evaluation(options),
@@ -227,6 +232,9 @@ def _weights(text: str) -> list[float]:
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",") if part.strip()]
+        found = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid numbers: {text!r}; expected e.g. 128,64") from None
+        found = []
+    if not found:
+        raise argparse.ArgumentTypeError(f"invalid numbers: {text!r}; expected e.g. 128,64")
+    return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.files import file_rows
+from ..data.files import ABSENT, file_rows
 from .retrieval import RetrievalResult, rank_quality
 from .vectors import TextEncoder, encode_distinct
 
@@ -129,4 +130,17 @@ def _rows(part: str, given: Any, root: Path) -> list[tuple[str, tuple[str, ...]]
                 f"{origin}: no column {column!r}; the columns are {', '.join(header)}: name it in {part}.columns"
             )
     places = [header.index(column) for column in columns]
-    return [(f"{origin}:{line}", tuple(str(values[at]) for at in places)) for line, values in rows]
+    found = []
+    for line, values in rows:
+        where = f"{origin}:{line}"
+        own = [_value(where, name, values[at]) for name, at in zip(columns, places, strict=True)]
+        found.append((where, tuple(own)))
+    return found
+
+
+def _value(where: str, column: str, value: Any) -> str:
+    if value is ABSENT:
+        raise ValueError(f"{where}: no field {column!r}, which the first line has; add it")
+    if not isinstance(value, str | int | float) or (isinstance(value, float) and math.isnan(value)):
+        raise ValueError(f"{where}: {column} is {value!r:.80}, which is no text or number; leave the row out")
+    return str(value)

@@ -79,7 +79,7 @@ class Multi(Objective):
                 "give each task of data its objective"
             )
         built = options.built()
-        self.losses = nn.ModuleDict()
+        self.losses: dict[str, Objective] = {}
         for task, table in tables.items():
             kind, own = built[task]
             loss = kind(encoder, own, {task: table})
@@ -87,6 +87,8 @@ class Multi(Objective):
             del loss._modules["encoder"]
             object.__setattr__(loss, "encoder", encoder)
             self.losses[task] = loss
+        # by number: torch refuses some names of tasks, such as "train"
+        self.losses_of_tasks = nn.ModuleList(self.losses.values())
 
     @classmethod
     def expand(
@@ -105,9 +107,7 @@ class Multi(Objective):
             raise ValueError(
                 f"evaluation.dev.{task}: data has no task of this name, whose objective would score it"
             )
-        found = self.losses[task]
-        assert isinstance(found, Objective)
-        return found
+        return self.losses[task]
 
     def fields_of(self, task: str, table: Table) -> tuple[str, ...]:
         """See `Objective.fields_of`."""

@@ -17,8 +17,10 @@ stats = pytest.importorskip("scipy.stats")
 
 from embedkit.training.data.holdout import hold_out
 from embedkit.training.data.readers import Table
+from embedkit.training.dev import DevSets
 from embedkit.training.evaluate.collection import collection_quality, read_collection
-from embedkit.training.recipe import Recipe, recipe_of
+from embedkit.training.model import ModelOptions, SentenceModel
+from embedkit.training.recipe import EvaluationOptions, Recipe, recipe_of
 from embedkit.training.trainer import train
 from objective_fixtures import nli_source, sts_source, write_nli, write_sts
 from transformers.trainer_callback import TrainerCallback
@@ -215,3 +217,38 @@ def test_a_collection_is_read_or_refused(collection: dict[str, str], tmp_path: P
     (tmp_path / "r.tsv").write_text("query_id\tdoc_id\trel\na\tzz\t1\n", encoding="utf-8")
     with pytest.raises(ValueError, match="there is no doc_id 'zz'"):
         read_collection(collection, tmp_path)
+
+
+def test_prompts_of_scored_pairs(content: dict[str, Any], tmp_path: Path) -> None:
+    source = content["evaluation"]["pairs"]["mine"]
+    model = SentenceModel.load(ModelOptions(content["model"]["path"], max_length=64))
+    found = {}
+    for prompt in ("", "the weather "):
+        options = EvaluationOptions(pairs={"mine": {**source, "prompts": {"text1": prompt}}})
+        found[prompt] = DevSets(options, tmp_path).scores(model)["mine_spearman"]
+    rows = [line.split("\t") for line in (tmp_path / "pairs.tsv").read_text().splitlines()[1:]]
+    left = model.encode(["the weather " + row[0] for row in rows])
+    right = model.encode([row[1] for row in rows])
+    cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+    expected = stats.spearmanr(cosines, [float(row[2]) for row in rows]).statistic
+    assert found["the weather "] == pytest.approx(100 * expected, abs=0.5)
+    assert found["the weather "] != found[""]
+    with pytest.raises(ValueError, match="prompts: 'text3' is no field of scored pairs"):
+        DevSets(EvaluationOptions(pairs={"mine": {**source, "prompts": {"text3": ""}}}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"query_id": "b", "text": null}', r"q\.jsonl:2: text is None, which is no text or number"),
+        ('{"query_id": "b", "text": ["x"]}', r"q\.jsonl:2: text is \['x'\]"),
+        ('{"query_id": null, "text": "x"}', r"q\.jsonl:2: query_id is None"),
+        ('{"query_id": "b"}', r"q\.jsonl:2: no field 'text', which the first line has; add it"),
+    ],
+)
+def test_values_of_a_collection_are_texts(
+    line: str, message: str, collection: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "q.jsonl").write_text('{"query_id": "a", "text": "water", "unused": 1}\n' + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        read_collection({**collection, "queries": "q.jsonl"}, tmp_path)

@@ -253,3 +253,23 @@ def test_a_model_is_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [name for name, _ in calls] == ["create", "branch", "upload"]
     assert calls[0][1] == {"name": "me/mine", "private": True, "exist_ok": True}
     assert calls[2][1]["folder_path"] == tmp_path and calls[2][1]["revision"] == "dev"
+
+
+def test_tasks_may_have_any_name(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = nli_source(write_nli(tmp_path / "nli.tsv", 24, 1))
+    tasks = {name: {"name": "sbert"} for name in ("train", "a.b")}
+    data = dict.fromkeys(tasks, source)
+    recipe = make_recipe({"name": "multi", "losses": tasks}, make_model(), data, data, "train_accuracy")
+    assert {"train_accuracy", "a.b_accuracy"} <= set(train(recipe, tmp_path / "run")["dev"])
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    (tmp_path / "config.json").write_text("{}")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("of the client")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", fails)
+    with pytest.raises(OSError, match=r"me/x: not uploaded \(RuntimeError: of the client\); the model is in"):
+        push_to_hub(tmp_path, "me/x")

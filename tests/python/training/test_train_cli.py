@@ -146,8 +146,51 @@ def test_ctrl_c_and_the_same_command_again(
         patch.setattr(callbacks.Progress, "on_step_begin", on_step_begin)
         assert cli.main(command) == (130 if number == signal.SIGINT else 143)
     last = capfd.readouterr().err.splitlines()[-1]
-    assert last == "embedkit-train: stopped; the same command resumes from the last checkpoint"
+    assert last == "embedkit-train: stopped; the same command goes on from what is saved"
     assert cli.main(command) == 0
     shown = capfd.readouterr()
     assert "resuming from step 2" in shown.err
     assert ": 3 steps, " in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["training.max_steps=0"], "training.max_steps must be positive, or -1 for epochs, not 0"),
+        (["--private"], "--private is of the repository that --push-to-hub names"),
+        (["--push-to-hub", "bad name"], "bad name"),
+        (["data.nli.path=5"], "path is 5; name a file, or a list of files"),
+        (["data.nli.path=null"], "path is None; name a file"),
+    ],
+)
+def test_mistakes_are_told_before_the_training(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    assert cli.main([str(recipe), "-o", str(tmp_path / "run"), "-q", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_what_of_a_model_is_left_out_is_told(
+    recipe: Path, make_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_model(pooling="cls", dense=((16, "Tanh", True),), normalize=True)
+    command = [str(recipe), "-o", str(tmp_path / "run"), f"model.path={folder}", "training.max_steps=1"]
+    assert cli.main(command) == 0
+    kept = (
+        "to train it as it is: model.pooling=cls model.projection.dimension=16 model.projection.activation=tanh "
+        "model.normalize=true"
+    )
+    assert kept in capsys.readouterr().err
+
+
+def test_options_of_distill_that_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = ["distill", "--teacher", "a", "--texts", "b", "-o", str(tmp_path / "o")]
+    assert cli.main([*given, "--student", "c", "--layers", "2"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+    assert cli.main([*given, "--prompt-words", "3"]) == 2
+    assert "--prompt-words says before which texts" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main([*given, "--layers", ""])
+    assert "invalid numbers: ''" in capsys.readouterr().err
