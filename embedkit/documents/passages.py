@@ -14,7 +14,7 @@ from typing import Any
 
 from .document import Document
 from .errors import InputError
-from .whole import heading_text
+from .whole import code_blocks, heading_text, within
 
 __all__ = ["FIELD", "PassageCutter", "Passages", "document_of"]
 
@@ -192,6 +192,7 @@ class PassageCutter:
 
     def _units(self, text: str) -> list[_Unit]:
         units: list[_Unit] = []
+        code = code_blocks(text)  # a comment in it is no heading
         begin = 0
         for match in (*_END.finditer(text), None):
             end = len(text) if match is None else match.end()
@@ -200,8 +201,8 @@ class PassageCutter:
             begin = end
             if start >= stop:
                 continue
-            at_line_start = start == 0 or text[start - 1] == "\n"
-            heading = _HEADING.match(text[start : _line_end(text, start)]) if at_line_start else None
+            may_be_heading = (start == 0 or text[start - 1] == "\n") and not within(code, start)
+            heading = _HEADING.match(text[start : _line_end(text, start)]) if may_be_heading else None
             if heading is not None:
                 begin = end = max(end, _line_end(text, start))
                 stop = start + len(text[start:end].rstrip())

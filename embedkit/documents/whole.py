@@ -8,10 +8,21 @@ from __future__ import annotations
 import datetime
 import io
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
-__all__ = ["WHOLE", "UnreadableError", "heading_text", "import_reader", "not_utf8", "read_whole"]
+__all__ = [
+    "WHOLE",
+    "UnreadableError",
+    "code_blocks",
+    "heading_text",
+    "import_reader",
+    "not_utf8",
+    "read_whole",
+    "within",
+]
 
 WHOLE = ("text", "md", "html", "pdf", "docx")
 """Formats of one document per file; "text" is a ``.txt`` file read whole."""
@@ -20,6 +31,8 @@ _MODULES = {"pdf": ("pypdf", "pypdf"), "docx": ("docx", "python-docx")}
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
+_UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
 
 
 def not_utf8(content: bytes, error: UnicodeDecodeError, *, first: bool = True) -> str:
@@ -80,10 +93,43 @@ def _markdown(text: str) -> tuple[str, dict[str, Any]]:
     if match is not None:
         metadata = _front_matter(match[1])
         text = text[match.end() :].lstrip("\r\n")
-    heading = _HEADING.search(text)
-    if heading is not None:
-        metadata.setdefault("title", heading_text(heading[1]))
+    title = _title(text)
+    if title is not None:
+        metadata.setdefault("title", title)
     return text, metadata
+
+
+def _title(text: str) -> str | None:
+    """The first line if it is underlined, or the first heading of level 1 or 2."""
+    underlined = _UNDERLINED.match(text)
+    if underlined is not None:
+        return underlined[1].strip()
+    code = code_blocks(text)
+    for heading in _HEADING.finditer(text):
+        if not within(code, heading.start()):
+            return heading_text(heading[1])
+    return None
+
+
+def code_blocks(text: str) -> list[tuple[int, int]]:
+    """Begin and end of each fenced block of code in Markdown; one that is not closed ends with the text."""
+    blocks: list[tuple[int, int]] = []
+    begin, fence = 0, ""
+    for match in _FENCE.finditer(text):
+        marks, rest = match[1], match[2].strip()
+        if not fence:
+            if marks[0] == "~" or "`" not in rest:  # else code within a line
+                begin, fence = match.start(), marks
+        elif marks.startswith(fence) and not rest:
+            blocks.append((begin, match.end()))
+            fence = ""
+    return [*blocks, (begin, len(text))] if fence else blocks
+
+
+def within(spans: Sequence[tuple[int, int]], at: int) -> bool:
+    """Whether one of ``spans``, which are in order, holds the position ``at``."""
+    before = bisect_right(spans, at, key=lambda span: span[0])
+    return before > 0 and at < spans[before - 1][1]
 
 
 def heading_text(line: str) -> str:

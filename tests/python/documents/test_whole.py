@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from embedkit.documents.passages import _END, _HEADING
+from embedkit.documents import Document
+from embedkit.documents.passages import _END, _HEADING, PassageCutter, Passages
 from embedkit.documents.whole import UnreadableError, read_whole
 
 
@@ -44,6 +45,40 @@ def test_html(page: str, expected: tuple[str, dict[str, Any]]) -> None:
 )
 def test_headings(line: str, title: str) -> None:
     assert read_whole("md", f"{line}\r\n\r\ntext".encode())[1] == {"title": title}
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("Run this:\n\n```sh\n# install it\npip install x\n```\n\n# Real title\n", "Real title"),
+        ("~~~\r\n# a\r\n```\r\n# b\r\n~~~~\r\n# Title\r\n", "Title"),
+        ("```not a fence```\n# Title\n", "Title"),
+        ("```\n# never closed\n", None),
+        ("Title\n=====\n\n## Sub\n", "Title"),
+        ("\nC#\r\n=\r\n\r\ntext\r\n", "C#"),
+        ("# A title\n===\n", "A title"),
+        ("Text\n=> more\n\n## Sub", "Sub"),
+    ],
+)
+def test_titles_of_markdown(text: str, title: str | None) -> None:
+    assert read_whole("md", text.encode())[1].get("title") == title
+
+
+class Words:
+    """Counts the words of a text as its tokens."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[str, str] = {}
+
+    def tokenize(self, texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[0] * len(text.split()) for text in texts]}
+
+
+def test_a_comment_in_code_is_no_border_of_passages() -> None:
+    text = "# Top\n\nOne two three.\n\n```sh\n# build the thing\nmake\n```\n\n# Next\n\nFour five."
+    found = PassageCutter(Words(), Passages(12)).cut(Document(text, "a"))
+    assert [piece.text for piece in found] == [text[: text.index("\n\n# Next")], "# Next\n\nFour five."]
+    assert [(piece.metadata or {})["passage"]["heading"] for piece in found] == ["Top", "Next"]
 
 
 def test_front_matter_that_holds_itself() -> None:
