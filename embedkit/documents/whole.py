@@ -173,17 +173,20 @@ class _Text(HTMLParser):
     _BLOCKS = frozenset(
         re.findall(
             r"\w+",
-            "address article aside blockquote br dd div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 "
-            "header hr li main ol p pre section table td th tr ul",
+            "address article aside blockquote br button caption center dd details dialog div dl dt fieldset figcaption "
+            "figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu ol optgroup option p pre "
+            "section select summary table tbody td textarea tfoot th thead tr ul",
         )
     )
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.parts: list[str] = []
+        self.lines: list[str] = []
         self.title: list[str] = []
+        self._line: list[str] = []
         self._hidden: list[str] = []
         self._in_title = False
+        self._in_pre = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "title":
@@ -195,7 +198,11 @@ class _Text(HTMLParser):
             self._hidden.append(tag)
         elif tag in self._BLOCKS and not self._hidden:
             heading = len(tag) == 2 and tag[0] == "h" and tag[1].isdigit()
-            self.parts.append(f"\n\n{'#' * int(tag[1])} " if heading else "\n")
+            self.end_line()
+            if heading:
+                self.end_line()
+                self._line.append(f"{'#' * int(tag[1])} ")
+            self._in_pre = tag == "pre" or (self._in_pre and not heading)  # a heading: pre was not closed
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "title":
@@ -204,7 +211,9 @@ class _Text(HTMLParser):
             while self._hidden.pop() != tag:
                 pass
         elif tag in self._BLOCKS and not self._hidden:
-            self.parts.append("\n")
+            self.end_line()
+            if tag == "pre":
+                self._in_pre = False
 
     def parse_marked_section(self, i: int, report: bool = True) -> int:
         """``<![ endif]>`` and the like of Office: no text, where html.parser of Python 3.11 raises AssertionError."""
@@ -214,15 +223,26 @@ class _Text(HTMLParser):
         if self._in_title:
             self.title.append(data)
         elif not self._hidden:
-            self.parts.append(re.sub(r"\s+", " ", data))
+            first, *others = data.split("\n") if self._in_pre else [data]
+            self._line.append(first)
+            for line in others:
+                self.end_line()
+                self._line.append(line)
+
+    def end_line(self) -> None:
+        """Begin a new line, if only an empty one."""
+        line = " ".join("".join(self._line).split())
+        # indented: a comment in code is no heading
+        self.lines.append(f" {line}" if self._in_pre and line.startswith("#") else line)
+        self._line.clear()
 
 
 def _html(content: str) -> tuple[str, dict[str, Any]]:
     parser = _Text()
     parser.feed(content)
     parser.close()
-    lines = (" ".join(line.split()) for line in "".join(parser.parts).split("\n"))
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    parser.end_line()
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(parser.lines)).strip("\n")
     title = " ".join("".join(parser.title).split())
     return text, {"title": title} if title else {}
 

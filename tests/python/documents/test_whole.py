@@ -27,6 +27,15 @@ from embedkit.documents.whole import UnreadableError, read_whole
         # what is hidden has no headings either
         ("<nav><h2>Menu</h2><p>x</p></nav><p>a</p>", ("a", {})),
         ("<p>a<![ endif]>b", ("ab", {})),  # of Office
+        (
+            "<details><summary>Refund policy</summary>Money back</details><select><option>Paris<option>Rome</select>",
+            ("Refund policy\nMoney back\n\nParis\nRome", {}),
+        ),
+        ("<table><caption>Prices</caption><thead><tr><th>a", ("Prices\n\na", {})),
+        ("a<pre>\nline  one\nline <b>two</b>\n</pre>b\nc", ("a\n\nline one\nline two\n\nb c", {})),
+        # a comment in code is no heading
+        ("<h2>Run</h2><pre># first\nmake</pre>", ("## Run\n\n # first\nmake", {})),
+        ("<pre>a\nb<h2>not closed</h2>c\nd", ("a\nb\n\n## not closed\nc d", {})),
     ],
 )
 def test_html(page: str, expected: tuple[str, dict[str, Any]]) -> None:
