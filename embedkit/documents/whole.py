@@ -9,7 +9,7 @@ import datetime
 import io
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -269,15 +269,55 @@ def _docx(content: bytes) -> tuple[str, dict[str, Any]]:
     docx = import_reader("docx")
     try:
         document = docx.Document(io.BytesIO(content))
-        lines = []
-        for block in document.iter_inner_content():
-            if hasattr(block, "rows"):
-                lines += ["\t".join(cell.text for cell in row.cells) for row in block.rows]
-                continue
-            style = block.style.name if block.style is not None else ""
-            level = re.fullmatch(r"Heading (\d)", style or "")
-            lines.append(f"{'#' * int(level[1])} {block.text}" if level else block.text)
-        title = document.core_properties.title
+        word = _Word(lambda paragraph: docx.text.paragraph.Paragraph(paragraph, document).style)
+        lines = list(word.lines(document.element.body))
+        title = document.core_properties.title or word.title
     except Exception as error:  # a zip archive of XML: errors of three libraries
         raise UnreadableError(f"the Word file is damaged: {' '.join(str(error).split())[:200]}") from None
     return "\n\n".join(line for line in lines if line.strip()), {"title": title} if title else {}
+
+
+class _Word:
+    """The visible text of a Word file's elements, each once: with what is inserted, without what is deleted.
+
+    (python-docx leaves out content controls, insertions and nested tables, and repeats merged cells.)
+    """
+
+    _SPACE = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+    _TEXT = frozenset(("t", "tab", "br", "cr", "noBreakHyphen", "ptab"))
+    _SECOND_FORM = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"  # of a text box
+    _HIDDEN = frozenset(("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "del", "moveFrom", _SECOND_FORM))
+
+    def __init__(self, style: Callable[[Any], Any]) -> None:
+        self.title = ""
+        self._style = style
+
+    def lines(self, element: Any, *, marked: bool = True) -> Iterator[str]:
+        """A line per paragraph, ``marked`` if it is a heading, and per row of a table."""
+        for kind, child in self._below(element, frozenset(("p", "tr"))):
+            if kind == "tr":
+                cells = self._below(child, frozenset(("tc",)))
+                yield "\t".join("\n".join(self.lines(cell, marked=False)) for _, cell in cells)
+                continue
+            text = "".join(str(part) for _, part in self._below(child, self._TEXT))
+            yield self._marks(child, text) + text if marked and text.strip() else text
+            for _, box in self._below(child, frozenset(("txbxContent",))):
+                yield from self.lines(box, marked=marked)
+
+    def _marks(self, paragraph: Any, text: str) -> str:
+        style = self._style(paragraph)
+        name = (style.name if style is not None else "") or ""
+        if name == "Title":
+            self.title = self.title or text.strip()
+            return "# "
+        level = re.fullmatch(r"Heading (\d)", name)
+        return f"{'#' * int(level[1])} " if level else ""
+
+    def _below(self, element: Any, kinds: frozenset[str]) -> Iterator[tuple[str, Any]]:
+        """The outermost elements of ``kinds`` below ``element``, without those in text boxes."""
+        for child in element:
+            kind = child.tag.removeprefix(self._SPACE) if isinstance(child.tag, str) else ""
+            if kind in kinds:
+                yield kind, child
+            elif kind not in self._HIDDEN and kind != "txbxContent":
+                yield from self._below(child, kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from typing import Any
 
@@ -88,6 +89,52 @@ def test_a_comment_in_code_is_no_border_of_passages() -> None:
     found = PassageCutter(Words(), Passages(12)).cut(Document(text, "a"))
     assert [piece.text for piece in found] == [text[: text.index("\n\n# Next")], "# Next\n\nFour five."]
     assert [(piece.metadata or {})["passage"]["heading"] for piece in found] == ["Top", "Next"]
+
+
+def insert_xml(before: Any, xml: str) -> None:
+    """Put ``xml``, of the namespace w, before an element of python-docx."""
+    from docx.oxml import parse_xml
+    from docx.oxml.ns import nsdecls
+
+    before.addprevious(parse_xml(xml.replace(">", f" {nsdecls('w')}>", 1)))
+
+
+def read_word(document: Any) -> tuple[str, dict[str, Any]]:
+    file = io.BytesIO()
+    document.save(file)
+    return read_whole("docx", file.getvalue())
+
+
+def test_word_text_in_controls_insertions_and_text_boxes() -> None:
+    word = pytest.importorskip("docx").Document()
+    word.add_paragraph("The report", "Title")
+    word.add_heading("Part", 2)
+    last = word.add_paragraph("tab\tand\nbreak")._p
+    run = "<w:r><w:t>{}</w:t></w:r>"
+    insert_xml(last, f"<w:sdt><w:sdtContent><w:p>{run.format('control')}</w:p></w:sdtContent></w:sdt>")
+    changes = f"<w:ins>{run.format(' new')}</w:ins><w:moveFrom>{run.format(' gone')}</w:moveFrom>"
+    deleted = "<w:del><w:r><w:delText> old</w:delText></w:r></w:del>"
+    insert_xml(last, f"<w:p>{run.format('A')}{changes}{deleted}{run.format(' word')}</w:p>")
+    box = f"<w:r><w:pict><w:txbxContent><w:p>{run.format('boxed')}</w:p></w:txbxContent></w:pict></w:r>"
+    insert_xml(last, f"<w:p>{box}{run.format('anchor')}</w:p>")
+    assert read_word(word) == (
+        "# The report\n\n## Part\n\ncontrol\n\nA new word\n\nanchor\n\nboxed\n\ntab\tand\nbreak",
+        {"title": "The report"},
+    )
+    word.core_properties.title = "Of the file"
+    assert read_word(word)[1] == {"title": "Of the file"}
+
+
+def test_word_tables_are_read_once() -> None:
+    word = pytest.importorskip("docx").Document()
+    table = word.add_table(3, 3)
+    for number, cell in enumerate(cell for row in table.rows for cell in row.cells):
+        cell.text = f"c{number}"
+    table.cell(0, 0).merge(table.cell(0, 1)).text = "wide"
+    table.cell(1, 0).merge(table.cell(2, 0)).text = "tall"
+    inner = table.cell(1, 1).add_table(1, 2)
+    inner.cell(0, 0).text, inner.cell(0, 1).text = "in", "ner"
+    assert read_word(word)[0] == "wide\tc2\n\ntall\tc4\nin\tner\n\tc5\n\n\tc7\tc8"
 
 
 def test_front_matter_that_holds_itself() -> None:
