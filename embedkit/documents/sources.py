@@ -116,7 +116,7 @@ class Source:
         name: what the default ids of its documents begin with.
         size: bytes of the file; ``None`` if unknown.
         format: of the file.
-        strict: a malformed record is an error whatever ``on_error`` says.
+        strict: a malformed record is an error whatever ``on_error`` says, as is the header of a table.
         binary: the columns of a parquet file that hold bytes, once `tables` has opened it.
     """
 
@@ -332,9 +332,21 @@ def _size(path: str) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
+def _table_lines(source: Source) -> Iterator[tuple[int, str | None]]:
+    """The lines of a table; refuses a header that holds the rest of a file whose lines end in ``\\r``."""
+    for number, line in source.lines():
+        if source.strict and line is not None and "\r" in line:
+            source.reject(
+                number,
+                "the header holds a carriage return (\\r) within the line; save the file with lines that end in "
+                "\\n or \\r\\n, e.g. by: tr '\\r' '\\n' < FILE > NEW",
+            )
+        yield number, line
+
+
 def tsv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     """Rows of a TSV file, each with the number of its line."""
-    for line, content in source.lines():
+    for line, content in _table_lines(source):
         if content is not None:
             yield line, content.split("\t")
 
@@ -349,7 +361,7 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     quoted: list[str] | None = None  # parts of a quoted field that is open across lines
     first = size = 0
     usable = True
-    for number, line in source.lines():
+    for number, line in _table_lines(source):
         if quoted is None:
             row, first, size, usable = [], number, 0, True
         if line is None:

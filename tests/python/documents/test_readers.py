@@ -253,12 +253,23 @@ def test_a_quoted_record_without_end_is_refused(tmp_path: Path, monkeypatch: pyt
         (b"text,text\n1,x\n", "x.csv:1: two columns are named 'text'"),
         (b"\xfftext\nx\n", "x.csv:1: not valid UTF-8"),
         (b'"text\nx\n', "x.csv:1: a quoted field that opens in this row never closes"),
+        (
+            b"text,id\rone,1\rtwo,2\r",
+            r"x.csv:1: the header holds a carriage return \(\\r\) within the line; save",
+        ),
+        (b'"text","id"\r"one","1"\r', r"x.csv:1: the header holds a carriage return"),
     ],
 )
 def test_a_bad_header_cannot_be_skipped(tmp_path: Path, content: str | bytes, message: str) -> None:
     path = write(tmp_path, "x.csv", content)
     with pytest.raises(InputError, match=message):
         read(path, on_error="skip")
+
+
+def test_carriage_returns_within_texts_are_kept(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "x.csv", 'text\r\n"a\rb"\r\n')) == [("x.csv:2", "a\rb", {})]
+    with pytest.raises(InputError, match=r"x.tsv:1: the header holds a carriage return"):
+        read(write(tmp_path, "x.tsv", "text\tid\rone\t1\r"), on_error="skip")
 
 
 def test_a_named_id_must_be_there(tmp_path: Path) -> None:
