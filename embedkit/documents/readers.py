@@ -3,7 +3,8 @@
 * ``.txt``: one text per line, or the whole file (``text``).
 * ``.md``, ``.html``, ``.pdf``, ``.docx``: one document per file; its title and Markdown's front
   matter are metadata.
-* ``.json``: an array of objects as in ``.jsonl`` (or of texts), an object that holds one, or one object.
+* ``.json``: an array of objects as in ``.jsonl`` (or of texts), an object that holds one (if of texts, nothing
+  else), or one object.
 * ``.jsonl``, ``.ndjson``: one JSON object per line; the field ``text`` is indexed, ``id`` is the id, all
   others are metadata.
 * ``.csv``: RFC 4180 (quoted fields may contain commas, quotes and line breaks); column names in the first row.
@@ -267,7 +268,9 @@ class Corpus:
             return
         if isinstance(found, dict) and self._text_field not in found:
             arrays = [value for value in found.values() if isinstance(value, list)]
-            found = arrays[0] if len(arrays) == 1 else found
+            # other arrays than of objects are fields of a record that lacks its text, e.g. tags
+            if len(arrays) == 1 and (len(found) == 1 or all(isinstance(item, dict) for item in arrays[0])):
+                found = arrays[0]
         for number, record in enumerate(found if isinstance(found, list) else [found], 1):
             try:
                 if isinstance(record, str):

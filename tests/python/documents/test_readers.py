@@ -219,6 +219,19 @@ def test_csv_reads_what_the_standard_library_writes(tmp_path: Path) -> None:
         assert [[text, *metadata.values()] for _, text, metadata in read(path)] == rows[1:]
 
 
+def test_tags_of_a_json_object_are_no_records(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.json", '{"title": "t", "body": "b", "tags": ["vegan", "quick"]}')
+    with pytest.raises(InputError, match=r"x.json:1: no field 'text' \(the fields are: title, body, tags\)"):
+        read(path)
+    assert read(path, text_field="body") == [("x.json:1", "b", {"title": "t", "tags": ["vegan", "quick"]})]
+    assert read(write(tmp_path, "x.json", '{"all": ["a", "b"]}')) == [
+        ("x.json:1", "a", None),
+        ("x.json:2", "b", None),
+    ]
+    assert read(write(tmp_path, "x.json", '{"count": 1, "all": [{"text": "a"}]}')) == [("x.json:1", "a", {})]
+    assert read(write(tmp_path, "x.json", '{"count": 0, "all": []}')) == []
+
+
 def test_an_unclosed_quote_names_its_row(tmp_path: Path) -> None:
     path = write(tmp_path, "x.csv", 'text\nfine\n"open\nto the\nend')
     with pytest.raises(InputError, match=rf"{path}:3: a quoted field that opens in this row never closes"):
