@@ -90,8 +90,8 @@ def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
 def _markdown(text: str) -> tuple[str, dict[str, Any]]:
     metadata: dict[str, Any] = {}
     match = _FRONT_MATTER.match(text)
-    if match is not None:
-        metadata = _front_matter(match[1])
+    if match is not None and (fields := _front_matter(match[1])) is not None:
+        metadata = fields
         text = text[match.end() :].lstrip("\r\n")
     title = _title(text)
     if title is not None:
@@ -137,7 +137,8 @@ def heading_text(line: str) -> str:
     return line.rstrip(" \t\r").rstrip("#").rstrip(" \t") or line.strip()
 
 
-def _front_matter(content: str) -> dict[str, Any]:
+def _front_matter(content: str) -> dict[str, Any] | None:
+    """The fields of front matter; ``None``: it is text between two rules."""
     try:
         import yaml
     except ImportError as error:
@@ -151,9 +152,7 @@ def _front_matter(content: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last: a list may hold itself
         reason = " ".join(str(error).split())
         raise UnreadableError(f"the front matter is not valid YAML: {reason[:200]}") from None
-    if fields is None:
-        return {}
-    raise UnreadableError("the front matter is not a list of fields (name: value)")
+    return {} if fields is None else None
 
 
 def _as_json(value: Any) -> Any:

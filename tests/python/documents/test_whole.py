@@ -137,6 +137,20 @@ def test_word_tables_are_read_once() -> None:
     assert read_word(word)[0] == "wide\tc2\n\ntall\tc4\nin\tner\n\tc5\n\n\tc7\tc8"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("---\nWelcome\n\n---\n\nText\n", ("---\nWelcome\n\n---\n\nText\n", {})),
+        ("---\n- a\n- b\n---\n# T\n", ("---\n- a\n- b\n---\n# T\n", {"title": "T"})),
+        ("---\n# nothing\n---\nText", ("Text", {})),
+        ("---\na: 1\n---\nText", ("Text", {"a": 1})),
+    ],
+)
+def test_text_between_rules_is_no_front_matter(text: str, expected: tuple[str, dict[str, Any]]) -> None:
+    pytest.importorskip("yaml")
+    assert read_whole("md", text.encode()) == expected
+
+
 def test_front_matter_that_holds_itself() -> None:
     with pytest.raises(UnreadableError, match="front matter is not valid YAML"):
         read_whole("md", b"---\na: &a [*a]\n---\ntext")
