@@ -354,6 +354,9 @@ def tsv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
 def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     """Rows of a CSV file, each with the number of its first line.
 
+    Of a row whose quote never closes, or only where another opens, the first line is rejected; those behind it are
+    read as rows of their own.
+
     (The standard library's reader limits the size of fields by a setting of the whole process, and does not
     distinguish an unclosed quote from the end of the file.)
     """
@@ -361,16 +364,32 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     quoted: list[str] | None = None  # parts of a quoted field that is open across lines
     first = size = 0
     usable = True
-    for number, line in _table_lines(source):
+    lines = _table_lines(source)
+    behind: list[str | None] = []  # the row's lines but the first
+    # Lines to read again. All quotes that an open one ran over are doubled, and no field that opens with such leaves
+    # its line: only the last of these lines can begin such a row again.
+    again: Iterator[tuple[int, str | None]] = iter(())
+    while True:
+        taken = next(again, None) or next(lines, None)
+        if taken is None:
+            if quoted is None:
+                return
+            source.reject(first, "a quoted field that opens in this row never closes")
+            quoted, again = None, enumerate(behind, first + 1)
+            continue
+        number, line = taken
         if quoted is None:
-            row, first, size, usable = [], number, 0, True
+            row, first, size, usable, behind = [], number, 0, True, []
+        else:
+            behind.append(line)
+            size += 1  # the line break
         if line is None:
             usable = False
             continue
         size += len(line)
         if size > MAX_RECORD_BYTES:
             source.reject(first, f"a quoted field does not close within {MAX_RECORD_BYTES >> 20} MiB")
-            quoted = None
+            quoted, again = None, enumerate(behind, first + 1)
             continue
         at = 0
         while at <= len(line):
@@ -389,16 +408,23 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
                 break
             quoted.append(line[at:end].replace('""', '"'))
             row.append("".join(quoted))
+            began_before = len(quoted) > 1
             quoted = None
             at = end + 2
             if line[end + 1 : at] not in ("", ","):
-                source.reject(first, f"text follows a closing quote (column {end + 2} of line {number})")
                 usable = False
+                if began_before and line[:end].rstrip('"')[-1:] in ("", ","):
+                    source.reject(
+                        first,
+                        "a quoted field that opens in this row does not close before another opens "
+                        f"(column {end + 1} of line {number})",
+                    )
+                    again = enumerate(behind, first + 1)
+                else:
+                    source.reject(first, f"text follows a closing quote (column {end + 2} of line {number})")
                 break
         if quoted is None and usable:
             yield first, row
-    if quoted is not None:
-        source.reject(first, "a quoted field that opens in this row never closes")
 
 
 def _closing_quote(line: str, at: int) -> int:

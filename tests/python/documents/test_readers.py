@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -236,7 +237,41 @@ def test_an_unclosed_quote_names_its_row(tmp_path: Path) -> None:
     path = write(tmp_path, "x.csv", 'text\nfine\n"open\nto the\nend')
     with pytest.raises(InputError, match=rf"{path}:3: a quoted field that opens in this row never closes"):
         read(path)
-    assert [text for _, text, _ in read(path, on_error="skip")] == ["fine"]
+    assert [text for _, text, _ in read(path, on_error="skip")] == ["fine", "to the", "end"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "problems", "found"),
+    [
+        # never closed
+        (
+            ["1,a", '2,"open', "3,c", "4,d"],
+            ["3: a quoted field that opens in this row never closes"],
+            "1 3 4",
+        ),
+        (['1,"""open', "2,b"], ["2: .* never closes"], "2"),
+        # closed where another opens
+        (
+            ['1,"open', "2,b", '3,"c', 'c"', "4,d"],
+            [r"2: .* does not close before another opens \(column 3 of line 4\)"],
+            "2 3 4",
+        ),
+        (['1,"open', '"2","b"', "3,c"], [r"2: .* before another opens \(column 1 of line 3\)"], "2 3"),
+        (['1,"open', '2,"""b"" c"', "3,c"], ["2: .* before another opens"], "2 3"),
+        (['1,"open', '2,"open', "3,c"], ["2: .* before another opens", "3: .* never closes"], "3"),
+        # closed in the middle of a field: a row of two lines
+        (['1,"a', 'b" tail', "2,c"], [r"2: text follows a closing quote \(column 3 of line 3\)"], "2"),
+    ],
+)
+def test_rows_behind_an_unclosed_quote_are_read(
+    tmp_path: Path, rows: list[str], problems: list[str], found: str
+) -> None:
+    path = write(tmp_path, "x.csv", "\n".join(["id,text", *rows, ""]))
+    seen: list[InputError] = []
+    assert [document_id for document_id, _, _ in read(path, on_error=seen.append)] == found.split()
+    assert len(seen) == len(problems)
+    for error, expected in zip(seen, problems, strict=True):
+        assert re.match(f"{path}:{expected}", str(error))
 
 
 @pytest.mark.parametrize("format", ["txt", "csv"])
