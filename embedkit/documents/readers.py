@@ -9,8 +9,8 @@
   others are metadata.
 * ``.csv``: RFC 4180 (quoted fields may contain commas, quotes and line breaks); column names in the first row.
 * ``.tsv``: tab-separated, without quoting; column names in the first row.
-* ``.parquet``: columns as the fields of ``.jsonl``; NaN is null, and columns of bytes other than text and id are left
-  out with a warning.
+* ``.parquet``: columns as the fields of ``.jsonl``; maps are objects, NaN is null, and columns of bytes other than text
+  and id are left out with a warning.
 
 Text files may be compressed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
 in ``\\n`` or ``\\r\\n``. Documents whose text is empty or white space are skipped and counted as blank. The
@@ -428,7 +428,8 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, list):
         return [_plain(item, name) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item, name) for key, item in value.items()}
+        # keys of maps may be of any type
+        return {str(_plain(key, name)): _plain(item, name) for key, item in value.items()}
     return value
 
 

@@ -276,6 +276,7 @@ class Source:
         try:
             file = ParquetFile(self._raw)
             self.binary = frozenset(field.name for field in file.schema_arrow if _holds_bytes(field.type))
+            maps = {field.name: field.type for field in file.schema_arrow if _holds_map(field.type)}
             begin, end = 0, file.metadata.num_rows
             if self._span is not None:
                 begin, end = self._span.begin, self._span.end
@@ -284,7 +285,10 @@ class Source:
                 start, stop = max(begin - row, 0), min(end - row, batch.num_rows)
                 self._fraction = (row + stop) / max(1, file.metadata.num_rows)
                 if start < stop:
-                    yield row + start + 1, batch.slice(start, stop - start).to_pydict()
+                    columns = batch.slice(start, stop - start).to_pydict()
+                    for name, kind in maps.items():
+                        columns[name] = [_with_dicts(value, kind) for value in columns[name]]
+                    yield row + start + 1, columns
                 row += batch.num_rows
             if begin >= end:
                 yield begin + 1, {name: [] for name in file.schema_arrow.names}
@@ -300,6 +304,32 @@ def _holds_bytes(kind: Any) -> bool:
     if types.is_nested(kind):
         return any(_holds_bytes(kind.field(at).type) for at in range(kind.num_fields))
     return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def _holds_map(kind: Any) -> bool:
+    """Whether a type of pyarrow is a map, or one of lists or objects with such."""
+    types = import_pyarrow("reading .parquet").types
+    if types.is_map(kind):
+        return True
+    return bool(types.is_nested(kind)) and any(
+        _holds_map(kind.field(at).type) for at in range(kind.num_fields)
+    )
+
+
+def _with_dicts(value: Any, kind: Any) -> Any:
+    """A value of pyarrow's type ``kind``, its maps as dicts: pyarrow makes lists of pairs of them.
+
+    (Its maps_as_pydicts is not in pyarrow 15.)
+    """
+    types = import_pyarrow("reading .parquet").types
+    if value is None:
+        return None
+    if types.is_map(kind):
+        return {key: _with_dicts(item, kind.item_type) for key, item in value}
+    if types.is_struct(kind):
+        fields = (kind.field(at) for at in range(kind.num_fields))
+        return {field.name: _with_dicts(value[field.name], field.type) for field in fields}
+    return [_with_dicts(item, kind.value_type) for item in value] if types.is_nested(kind) else value
 
 
 def names_of(paths: list[str]) -> list[str]:

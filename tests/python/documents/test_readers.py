@@ -545,6 +545,36 @@ def test_what_json_does_not_have_in_parquet(tmp_path: Path) -> None:
         list(Corpus([path]))
 
 
+def test_maps_in_parquet_are_objects(tmp_path: Path, encoder: FakeEncoder) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    day = datetime.date(2024, 2, 29)
+    by_name = pyarrow.map_(pyarrow.string(), pyarrow.float64())
+    columns = {
+        "text": ["a", "b", "c"],
+        "scores": pyarrow.array([[("x", 0.5), ("y", float("nan"))], [], None], by_name),
+        "names": pyarrow.array([[(day, "leap")], [], None], pyarrow.map_(pyarrow.date32(), pyarrow.string())),
+        "days": pyarrow.array([[(1, day)], [], None], pyarrow.map_(pyarrow.int32(), pyarrow.date32())),
+        "deep": pyarrow.array(
+            [[{"m": [("x", 1.0)]}, None], [], None], pyarrow.list_(pyarrow.struct([("m", by_name)]))
+        ),
+    }
+    path = write_parquet(tmp_path / "x.parquet", columns)
+    expected = [
+        {
+            "scores": {"x": 0.5, "y": None},
+            "names": {"2024-02-29": "leap"},
+            "days": {"1": "2024-02-29"},
+            "deep": [{"m": {"x": 1.0}}, None],
+        },
+        {"scores": {}, "names": {}, "days": {}, "deep": []},
+        {"scores": None, "names": None, "days": None, "deep": None},
+    ]
+    assert [metadata for _, _, metadata in read(path)] == expected
+    with Index.build(tmp_path / "index", Corpus([path]), encoder) as index:
+        hits = {hit.text: hit.metadata for hit in index.search("a", k=3)[0]}
+    assert [hits[text] for text in "abc"] == expected
+
+
 def test_texts_in_bytes_are_utf8(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", {"id": [b"a", b"b"], "text": ["é".encode(), b"\xff"]})
     with pytest.raises(InputError, match=r"x.parquet:2: the field 'text' holds bytes that are not UTF-8"):
