@@ -254,7 +254,8 @@ def _texts(
     if train_file.is_file():
         if about_file.is_file() and json.loads(about_file.read_text(encoding="utf-8")) == about:
             return train_file, held_file
-        if (output / "report.json").is_file() or last_checkpoint(output / "run" / "checkpoints") is not None:
+        begun = any(file.is_file() for file in (output / "report.json", output / "run" / "result.json"))
+        if begun or last_checkpoint(output / "run" / "checkpoints") is not None:
             raise FileExistsError(
                 f"{output} holds a run of other texts or another query prompt (see its texts.json); choose another "
                 "output, or remove it"

@@ -17,6 +17,7 @@ pytest.importorskip("sklearn")
 
 from embedkit.training import DistillOptions, distill
 from embedkit.training.cli import main
+from embedkit.training.distillation import run as distill_run
 from embedkit.training.distillation.report import agreement
 from embedkit.training.distillation.start import candidates, choose_layers, explained
 from embedkit.training.objectives.hpd import projective_loss
@@ -200,6 +201,29 @@ def test_a_run_keeps_to_its_texts(make_model: MakeModel, sentences: list[str], t
         with pytest.raises(FileExistsError, match="choose another output"):
             distill(teacher, texts, output, changed)
     assert Encoder(output / "model").prompts["query"] == "find "
+
+
+def test_a_trained_student_without_a_report_keeps_to_its_texts(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints are gone by then; other texts must not get the student of these."""
+    teacher, first, second = str(make_model()), tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text("\n".join(sentences[:150]), encoding="utf-8")
+    second.write_text("\n".join(sentences[150:300]), encoding="utf-8")
+    options = DistillOptions(layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=2)
+    output = tmp_path / "out"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(distill_run, "compare", stop)
+        distill(teacher, first, output, options)
+    assert (output / "run" / "result.json").is_file() and not (output / "report.json").exists()
+    with pytest.raises(FileExistsError, match="a run of other texts"):
+        distill(teacher, second, output, options)
+    report = distill(teacher, first, output, options)
+    assert report["texts"] + report["held_out"] == 150
 
 
 def test_a_student_of_two_teachers_from_the_command_line(
