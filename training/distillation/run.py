@@ -260,6 +260,7 @@ def _texts(
                 f"{output} holds a run of other texts or another query prompt (see its texts.json); choose another "
                 "output, or remove it"
             )
+        (output / "layers.json").unlink(missing_ok=True)  # chosen on these texts
         train_file.unlink()
     write_text(about_file, json.dumps(about, indent=2) + "\n")
     written = TextWriter(output)
@@ -288,15 +289,20 @@ def _layers(teacher: TeacherOptions, options: DistillOptions, train_file: Path, 
     if isinstance(options.layers, list):
         return options.layers
     kept = output / "layers.json"
+    about: dict[str, Any] = {"teacher": teacher.path, "count": options.layers}
+    about |= {
+        name: getattr(teacher, name) for name in ("precision", "prompt", "prompt_words", "query_prompt")
+    }
+    about |= {"dimension": options.dimension, "max_length": options.max_length}
     if kept.is_file():
         stored: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-        if stored["count"] == options.layers and stored["teacher"] == teacher.path:
+        # an earlier version kept the teacher and the count alone; its runs go on
+        if all(stored.get(name, value) == value for name, value in about.items()):
             layers: list[int] = stored["layers"]
             return layers
     texts = read({"path": str(train_file)}, root=Path(), folder=output).texts("text")
     choice = choose_layers(teacher, options.layers, options, texts)
-    about = {"teacher": teacher.path, "count": options.layers, **choice}
-    write_text(kept, json.dumps(about, indent=2) + "\n")
+    write_text(kept, json.dumps({**about, **choice}, indent=2) + "\n")
     return list(choice["layers"])
 
 

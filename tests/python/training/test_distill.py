@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,6 +224,46 @@ def test_a_trained_student_without_a_report_keeps_to_its_texts(
         distill(teacher, second, output, options)
     report = distill(teacher, first, output, options)
     assert report["texts"] + report["held_out"] == 150
+
+
+def test_layers_are_chosen_anew_for_what_the_choice_depends_on(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher, first, second = str(make_model(layers=4)), tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text("\n".join(sentences[:150]), encoding="utf-8")
+    second.write_text("\n".join(sentences[150:300]), encoding="utf-8")
+    options = DistillOptions(layers=2, dimension=8, max_length=32)
+    chosen: list[str] = []
+
+    def choose(_: TeacherOptions, count: int, __: DistillOptions, texts: Sequence[str]) -> dict[str, object]:
+        chosen.append(texts[0])
+        return {"layers": list(range(count)), "explained": {}}
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(distill_run, "choose_layers", choose)
+    monkeypatch.setattr(distill_run, "train", stop)
+    for texts, changed, count in (
+        (first, options, 1),
+        (first, options, 1),  # the same call goes on
+        (first, replace(options, learning_rate=1e-5), 1),  # which the choice does not depend on
+        (second, options, 2),
+        (second, replace(options, dimension=4), 3),
+        (second, replace(options, dimension=4, prompt="query: "), 4),
+        (second, replace(options, dimension=4, prompt="query: ", prompt_words=3), 5),
+        (second, replace(options, dimension=4, max_length=16), 6),
+        (second, replace(options, dimension=4, max_length=16, teacher_precision="fp32"), 7),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            distill(teacher, texts, tmp_path / "out", changed)
+        assert len(chosen) == count
+    assert chosen[0] in sentences[:150] and chosen[1] in sentences[150:300]
+    kept = {"teacher": teacher, "count": 2, "layers": [0, 3], "explained": {}}  # of an earlier version
+    (tmp_path / "out" / "layers.json").write_text(json.dumps(kept))
+    with pytest.raises(KeyboardInterrupt):
+        distill(teacher, second, tmp_path / "out", options)
+    assert len(chosen) == 7
 
 
 def test_a_student_of_two_teachers_from_the_command_line(
