@@ -20,7 +20,7 @@ from ..whole_file import write_text
 if TYPE_CHECKING:
     from .run import DistillOptions
 
-__all__ = ["agreement", "compare", "write_report"]
+__all__ = ["agreement", "compare", "labels", "write_report"]
 
 _NEIGHBORS = 10
 _ROUNDS = 3  # of timing
@@ -62,12 +62,12 @@ def compare(
     texts = list(held)
     rows: dict[str, dict[str, Any]] = {}
     joined = []
-    for teacher in teachers:
+    for label, teacher in zip(labels([one.path for one in teachers]), teachers, strict=True):
         with Encoder(teacher.path, precision=teacher.precision) as encoder:
             vectors = encode_prompted(encoder, texts, teacher)
             joined.append(_unit(vectors))
             cost = _cost(encoder, teacher.path, texts)
-            rows[Path(teacher.path).name] = {**cost, "dimension": vectors.shape[1]}
+            rows[label] = {**cost, "dimension": vectors.shape[1]}
     both = np.concatenate(joined, axis=1)
     both = _unit(both - both.mean(axis=0) if options.center else both)
     for label, folder in (("student, fp32", output / "float"), ("student, int8", output / "model")):
@@ -88,6 +88,14 @@ def compare(
             **agreement(both, _unit(vectors[:, :width])),
         }
     return {"rows": rows}
+
+
+def labels(paths: Sequence[str]) -> list[str]:
+    """The last names of the teachers' folders; where some are the same, each with its number in the recipe."""
+    names = [Path(path).name for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name}, teacher {number}" for number, name in enumerate(names, 1)]
 
 
 def write_report(output: Path, recipe: Recipe, report: Mapping[str, Any]) -> None:
@@ -127,6 +135,10 @@ def _cost(encoder: Encoder, folder: str, texts: Sequence[str]) -> dict[str, Any]
 def _card(recipe: Recipe, report: Mapping[str, Any]) -> str:
     import yaml
 
+    counted, readings = "texts", ""
+    if recipe.model.prompts.get("query"):  # the files have the short texts twice
+        counted = "readings of texts"
+        readings = " (each text, and each short one with the query prompt as well)"
     names = {
         "dimension": "dimension",
         "neighbors": f"nearest {_NEIGHBORS} kept",
@@ -143,7 +155,8 @@ def _card(recipe: Recipe, report: Mapping[str, Any]) -> str:
         "---",
         f"# {recipe.name}",
         "",
-        f"{recipe.description}, made by `embedkit-train distill` from {report['texts']:,} texts without labels: "
+        f"{recipe.description}, made by `embedkit-train distill` from {report['texts']:,} {counted} without labels"
+        f"{readings}: "
         f"{report['steps']:,} steps, {report['train_seconds'] / 3600:.2f} hours ({report['machine']}).",
         "",
         "```python",
@@ -154,8 +167,8 @@ def _card(recipe: Recipe, report: Mapping[str, Any]) -> str:
         "",
         "## Teacher and student",
         "",
-        f"On {report['held_out']:,} texts that were held out: the share of the teacher's {_NEIGHBORS} nearest texts "
-        "that the student finds as well, and the rank correlation of the cosines of all pairs (x 100).",
+        f"On {report['held_out']:,} {counted} that were held out: the share of the teacher's {_NEIGHBORS} nearest "
+        "texts that the student finds as well, and the rank correlation of the cosines of all pairs (x 100).",
         "",
         f"| | {' | '.join(names.values())} |",
         "|---|" + "---|" * len(names),

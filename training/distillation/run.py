@@ -222,6 +222,7 @@ def distill(
         "machine": result["machine"],
         "texts": result["examples"]["texts"],
         "held_out": len(held),
+        "counted": "readings" if options.query_prompt else "texts",  # by the two counts above
         "index_precision": options.index_precision,
         "dev": result["dev"],
         **found,

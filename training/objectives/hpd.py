@@ -279,7 +279,9 @@ class Hpd(Objective):
         return {"r2": 100 * float(1 - left / total)} if total else {}
 
     def summary(self, scores: Mapping[str, float]) -> dict[str, float]:
-        """The mean of all dev sets' R^2."""
+        """The mean of all dev sets' R^2; none of cosines, which `reduction` ``cosine`` scores instead."""
+        if self.options.reduction == "cosine":
+            return {}
         return {"r2": float(np.mean(list(scores.values())))} if scores else {}
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("sklearn")
 from embedkit.training import DistillOptions, distill
 from embedkit.training.cli import main
 from embedkit.training.distillation import run as distill_run
-from embedkit.training.distillation.report import agreement
+from embedkit.training.distillation.report import agreement, labels
 from embedkit.training.distillation.start import candidates, choose_layers, explained
 from embedkit.training.objectives.hpd import projective_loss
 from embedkit.training.teacher import TeacherOptions
@@ -80,6 +80,15 @@ def test_agreement_against_loops() -> None:
     assert agreement(unit[0], unit[0]) == {"neighbors": 1.0, "spearman": 100.0}
 
 
+def test_teachers_of_one_name_have_labels_of_their_own() -> None:
+    assert labels(["a/small", "b/large"]) == ["small", "large"]
+    assert labels(["a/model", "b/model", "a/model"]) == [
+        "model, teacher 1",
+        "model, teacher 2",
+        "model, teacher 3",
+    ]
+
+
 def test_the_best_layers_are_chosen(make_model: MakeModel, sentences: list[str]) -> None:
     teacher = str(make_model(layers=4))
     options = DistillOptions(dimension=8, max_length=32)
@@ -121,7 +130,10 @@ def test_a_student_learns_resumes_and_is_reported(
     coded = student.encode(sentences[:50], output_dtype="int8")  # with the ranges of the folder
     assert coded.dtype == np.int8 and coded.min() < -100 and coded.max() > 100
     card = (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
-    assert "Teacher and student" in card
+    assert f"from {report['texts']:,} texts without labels: " in card
+    assert f"On {report['held_out']:,} texts that were held out" in card
+    assert report["counted"] == "texts"
+    assert "held_out_cosine" in report["dev"] and "r2" not in report["dev"]
     assert (tmp_path / "out" / "report.png").stat().st_size > 5000
     assert distill(teacher, folder, tmp_path / "out", options) == report
     with pytest.raises(FileExistsError, match="another recipe"):
@@ -138,6 +150,7 @@ def test_a_student_starts_from_the_first_of_two_prompted_teachers(
     teachers = [str(make_model(seed=1, prompts={"query": "query: "})), str(make_model(seed=2))]
     report = distill(teachers, tmp_path / "texts.txt", tmp_path / "out", options)
     assert report["teachers"] == teachers
+    assert [name for name in report["rows"] if not name.startswith("student")] == labels(teachers)
     assert json.loads((tmp_path / "out" / "layers.json").read_text())["teacher"] == teachers[0]
     assert not any(Encoder(tmp_path / "out" / "model").prompts.values())  # not those of the layers
 
@@ -166,6 +179,10 @@ def test_a_student_learns_a_query_prompt_of_its_own(
     asked = [text for text in sentences[:300] if len(text.split()) <= 6]
     assert sorted(lines) == sorted(sentences[:300] + ["find " + text for text in asked])
     assert report["texts"] + report["held_out"] == len(lines)
+    assert report["counted"] == "readings"
+    card = (tmp_path / "out" / "model" / "README.md").read_text(encoding="utf-8")
+    assert f"from {report['texts']:,} readings of texts without labels (each text, and" in card
+    assert f"On {report['held_out']:,} readings of texts that were held out" in card
     with Encoder(tmp_path / "out" / "float") as student, Encoder(teacher, precision="fp32") as big:
         assert student.prompts == {"query": "find ", "document": ""}
         np.testing.assert_array_equal(
