@@ -81,21 +81,23 @@ def train(
     cache.mkdir(parents=True, exist_ok=True)
     tables = {task: read(source, root=root, folder=cache) for task, source in recipe.data.items()}
     dev = {task: read(source, root=root, folder=cache) for task, source in recipe.evaluation.dev.items()}
-    if recipe.evaluation.holdout:
-        tables, held = hold_out(tables, recipe.evaluation.holdout)
-        if both := sorted(held.keys() & dev.keys()):
-            raise ValueError(
-                f"evaluation.holdout makes a dev set of {both[0]}; remove evaluation.dev.{both[0]}"
-            )
-        dev |= held
+    if recipe.evaluation.holdout and (both := sorted(tables.keys() & dev.keys())):
+        raise ValueError(f"evaluation.holdout makes a dev set of {both[0]}; remove evaluation.dev.{both[0]}")
     _check_dev(tables, dev)
     if recipe.postprocess is not None:
         if process_rank() != 0:
             return {}
         return _postprocess(recipe, recipe.postprocess, tables, output=output, root=root)
     kind = objective_class(recipe.objective_name)
-    tables = kind.expand(recipe.objective, tables, root, cache)
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
+    if recipe.evaluation.holdout:
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # this objective only names its fields; its heads are thrown away
+            fields_of = kind(encoder, recipe.objective, tables).fields_of
+        tables, held = hold_out(tables, recipe.evaluation.holdout, fields_of)
+        dev |= held
+    tables = kind.expand(recipe.objective, tables, root, cache)
     if (recipe.evaluation.of_vectors or evaluators) and not hasattr(encoder, "encode"):
         raise ValueError(
             f"evaluation.sts_dev and evaluation.test score sentence vectors, but {recipe.objective_name} trains a "

@@ -17,6 +17,8 @@ __all__ = ["Overlap", "Report", "check", "normalized", "pair_keys"]
 
 _EXAMPLES = 3
 _PAIR = ("text1", "text2")
+# what objectives read; columns of other names beside them, like an id, are no texts to compare
+_FIELDS = (_PAIR, ("anchor", "positive"), ("text", "near"), ("text",), ("text1",))
 
 Pairs = Iterable[tuple[str, str]]
 
@@ -84,8 +86,12 @@ def normalized(text: str) -> str:
 
 
 def pair_keys(table: Table) -> npt.NDArray[np.int64]:
-    """A hash of each row's first two texts, `normalized` and regardless of their order; differs between processes."""
-    fields = table.text_names[: len(_PAIR)]
+    """A hash of each row's texts, `normalized` and regardless of their order; differs between processes.
+
+    The texts are the fields that an objective reads as a pair or a single text; in a table without them, the first two.
+    """
+    names = table.text_names
+    fields = next((known for known in _FIELDS if set(known) <= set(names)), names[: len(_PAIR)])
     return _keys(np.stack([_hashes(table.texts(field)) for field in fields], axis=1))
 
 

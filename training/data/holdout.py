@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -13,18 +13,21 @@ __all__ = ["hold_out"]
 _SEED = 0  # the same for every run, so that runs with other seeds are comparable
 
 
-def hold_out(tables: Mapping[str, Table], count: int) -> tuple[dict[str, Table], dict[str, Table]]:
+def hold_out(
+    tables: Mapping[str, Table], count: int, fields_of: Callable[[str, Table], tuple[str, ...]]
+) -> tuple[dict[str, Table], dict[str, Table]]:
     """Draw ``count`` rows of each table; no row left for training, of any table, has a text of theirs.
 
     Args:
         tables: the training data by task.
         count: rows to draw from each.
+        fields_of: the text columns that the objective reads, by task and table; others, like a source, may be shared.
 
     Returns:
         The tables without these rows and all that share a text with them, and the drawn rows; deterministic.
 
     Raises:
-        ValueError: a table has too few rows for it.
+        ValueError: a table has too few rows for it, or none of these columns.
     """
     held: dict[str, Table] = {}
     texts: set[str] = set()
@@ -35,15 +38,16 @@ def hold_out(tables: Mapping[str, Table], count: int) -> tuple[dict[str, Table],
             )
         rows = np.sort(np.random.default_rng(_SEED).choice(len(table), count, replace=False))
         held[task] = table.select(rows)
-        texts.update(text for name in table.text_names for text in held[task].texts(name))
+        texts.update(text for name in fields_of(task, table) for text in held[task].texts(name))
     left = {}
     for task, table in tables.items():
-        examples = zip(*(table.texts(name) for name in table.text_names), strict=True)
+        fields = fields_of(task, table)
+        examples = zip(*(table.texts(name) for name in fields), strict=True)
         kept = [number for number, own in enumerate(examples) if texts.isdisjoint(own)]
         if not kept:
             raise ValueError(
-                f"evaluation.holdout {count}: every example of data.{task} shares a text with one that is held out; "
-                "hold out fewer"
+                f"evaluation.holdout {count}: every example of data.{task} shares a text ({', '.join(fields)}) with "
+                "one that is held out; hold out fewer, or give a dev set in evaluation.dev"
             )
         left[task] = table.select(kept)
     return left, held

@@ -154,6 +154,30 @@ def test_other_errors(tmp_path: Path) -> None:
         read({"path": "t.tsv.gz"}, root=tmp_path)
 
 
+def test_excluded_texts_are_those_of_an_objective(tmp_path: Path) -> None:
+    """An id or a source before or after them is no text; (left, right) are no names of an objective's."""
+    for texts, others in (
+        ("text1\ttext2", "text1\ttext2"),
+        ("anchor\tpositive", "text1\ttext2"),
+        ("left\tright", ""),
+    ):
+        names = others or texts
+        lead = "" if not others else "id\t"
+        rows = [f"the day {i}\tmany {i}" for i in range(4)]
+        ids = [f"{i}\t" if lead else "" for i in range(8)]
+        train = [f"{ids[i]}{row}\ta" for i, row in enumerate(rows)]
+        tested = [f"{ids[7 - i]}{row}\tb" for i, row in enumerate(rows[:3])]
+        (tmp_path / "train.tsv").write_text(f"{lead}{texts}\tsource\n" + "\n".join(train) + "\n")
+        (tmp_path / "test.tsv").write_text(f"{lead}{names}\tsource\n" + "\n".join(tested) + "\n")
+        table = read({"path": "train.tsv", "exclude": {"path": "test.tsv"}}, root=tmp_path)
+        assert list(table.texts(texts.split("\t")[0])) == ["the day 3"]
+    for path, name, rows in (("train.tsv", "text", ["a", "b"]), ("test.tsv", "text", ["A"])):
+        content = "".join(f"{path}{i}\t{row}\n" for i, row in enumerate(rows))
+        (tmp_path / path).write_text(f"id\t{name}\n{content}")
+    table = read({"path": "train.tsv", "exclude": {"path": "test.tsv"}}, root=tmp_path)
+    assert list(table.texts("text")) == ["b"]
+
+
 def test_excluded_pairs(tmp_path: Path) -> None:
     """Left out in either order and whatever the case, before the limit is drawn."""
     columns = {"text1": "a", "text2": "b"}

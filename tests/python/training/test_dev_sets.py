@@ -119,10 +119,14 @@ def test_an_evaluator_and_callbacks_from_python(content: dict[str, Any], tmp_pat
         train(make(content), tmp_path / "none")
 
 
+def all_texts(_: str, table: Table) -> tuple[str, ...]:
+    return table.text_names
+
+
 def test_held_out_examples_share_no_text_with_training(tmp_path: Path) -> None:
     pairs = Table({"text1": [f"a{i % 40}" for i in range(200)], "text2": [f"b{i}" for i in range(200)]})
     single = Table({"text": [f"a{i}" for i in range(60)], "label": np.arange(60)})
-    left, held = hold_out({"pairs": pairs, "single": single}, 5)
+    left, held = hold_out({"pairs": pairs, "single": single}, 5, all_texts)
     assert [len(table) for table in held.values()] == [5, 5]
     texts = {
         text
@@ -137,12 +141,33 @@ def test_held_out_examples_share_no_text_with_training(tmp_path: Path) -> None:
     }
     gone = {text for text in pairs.texts("text1") if text in texts}
     assert len(left["pairs"]) == sum(text not in gone for text in pairs.texts("text1"))
-    again, _ = hold_out({"pairs": pairs, "single": single}, 5)
+    again, _ = hold_out({"pairs": pairs, "single": single}, 5, all_texts)
     assert list(again["pairs"].texts("text2")) == list(left["pairs"].texts("text2"))
     with pytest.raises(ValueError, match=r"data\.single has only 60 examples"):
-        hold_out({"pairs": pairs, "single": single}, 60)
+        hold_out({"pairs": pairs, "single": single}, 60, all_texts)
     with pytest.raises(ValueError, match=r"every example of data\.same shares a text"):
-        hold_out({"same": Table({"text": ["a"] * 9})}, 1)
+        hold_out({"same": Table({"text": ["a"] * 9})}, 1, all_texts)
+
+
+def test_held_out_examples_may_share_what_is_no_text(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """A source is a column of strings, but none that the objective reads."""
+    rows = [f"the day {i}\tmany people {i}\t{i % 5}\t{'ab'[i % 2]}\tnews" for i in range(60)]
+    header = "text1\ttext2\tlabel\tsource\tgenre\n"
+    (tmp_path / "p.tsv").write_text(header + "\n".join(rows) + "\n", encoding="utf-8")
+    recipe = recipe_of(
+        {
+            "objective": {"name": "cosent"},
+            "model": {"path": str(make_model()), "dropout": 0.0, "max_length": 64},
+            "data": {"pairs": {"path": str(tmp_path / "p.tsv")}},
+            "training": {"batch_size": 16, "max_steps": 1},
+            "evaluation": {"holdout": 10},
+        },
+        "test",
+        "test",
+    )
+    result = train(recipe, tmp_path / "run")
+    assert result["examples"] == {"pairs": 50}
+    assert "pairs_spearman" in result["dev"]
 
 
 def test_hpd_is_scored_on_held_out_sentences(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -170,7 +195,7 @@ def test_hpd_is_scored_on_held_out_sentences(make_model: Callable[..., Path], tm
     result = train(recipe, tmp_path / "run")
     assert result["examples"] == {"sentences": 200}
     assert result["dev"]["r2"] == result["dev"]["sentences_r2"] > 10
-    _, held = hold_out({"sentences": Table({"text": texts})}, 40)
+    _, held = hold_out({"sentences": Table({"text": texts})}, 40, all_texts)
     kept = [text for text in texts if text not in set(held["sentences"].texts("text"))]
     with Encoder(teacher, precision="fp32") as model:
         from sklearn.decomposition import PCA
