@@ -1,12 +1,13 @@
-"""The folder of a training run: its recipe, checkpoints, model and results."""
+"""The folder of a training run: its recipe, what tells its data from other data, checkpoints, model and results."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,73 @@ from .whole_file import write_text
 
 __all__ = ["claim", "facts", "finish", "last_checkpoint", "process_rank", "world_size"]
 
+_BEGINNING = 1 << 20  # bytes
 
-def claim(output: Path, recipe: Recipe) -> None:
-    """Refuse a folder with the run of another recipe; otherwise write this one to it.
 
-    A run that failed before its first checkpoint, for example by a mistyped path, is overwritten.
+def claim(output: Path, recipe: Recipe, root: Path) -> None:
+    """Refuse a folder with the run of another recipe or of other data; otherwise write this one to it.
+
+    A run that failed before its first checkpoint, for example by a mistyped path, is overwritten. Data that was moved
+    is still the same.
+
+    Args:
+        output: the run folder.
+        recipe: of this call.
+        root: folder to which its data paths are relative.
     """
     path, content = output / "recipe.json", json.dumps(recipe.resolved(), indent=2, sort_keys=True) + "\n"
-    if path.is_file() and path.read_text(encoding="utf-8") == content:
-        return
-    if path.is_file() and (
-        (output / "result.json").is_file() or any(output.glob("checkpoints/checkpoint-*"))
-    ):
+    begun = (output / "result.json").is_file() or any(output.glob("checkpoints/checkpoint-*"))
+    same = path.is_file() and path.read_text(encoding="utf-8") == content
+    if begun and path.is_file() and not same:
         raise FileExistsError(
             f"{output} holds a run of another recipe (see its recipe.json); choose another output, or remove it"
         )
-    if process_rank() == 0:
+    data = output / "data.json"
+    if begun and data.is_file():  # earlier versions wrote none
+        _check_data(output, json.loads(data.read_text(encoding="utf-8")), root.resolve())
+    if process_rank() != 0:
+        return
+    if not same:
         write_text(path, content)
+    if not begun:
+        files = {name: _digest(root / name) for name in _data_files(recipe)}
+        about = {"root": str(root.resolve()), "files": files}
+        write_text(data, json.dumps(about, indent=2, sort_keys=True) + "\n")
+
+
+def _check_data(output: Path, kept: Mapping[str, Any], root: Path) -> None:
+    """Refuse files that are not those of the run's beginning."""
+    for name, digest in kept["files"].items():
+        now, then = root / name, Path(kept["root"]) / name
+        found = _digest(now)
+        if found is None and now == then:  # a finished run needs it no more, and reading it names it
+            continue
+        if found != digest:
+            raise FileExistsError(
+                f"{output} holds a run of other data: {now} is not what {then} was when it began; give the same data "
+                "(--data), choose another output, or remove it"
+            )
+
+
+def _data_files(recipe: Recipe) -> Iterator[str]:
+    """The files of a recipe's training and dev data, as it names them."""
+    evaluation = recipe.evaluation
+    sources: list[Any] = [*recipe.data.values(), *evaluation.dev.values(), *evaluation.pairs.values()]
+    for collection in evaluation.retrieval.values():
+        sources += [{"path": part} if isinstance(part, str) else part for part in collection.values()]
+    for source in sources:
+        for one in (source, source.get("exclude", {})):
+            paths = one.get("path", [])
+            yield from map(str, paths if isinstance(paths, list) else [paths])
+
+
+def _digest(path: Path) -> str | None:
+    """What tells a file from another without reading gigabytes: its size and its beginning; None if there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        beginning = hashlib.sha256(file.read(_BEGINNING)).hexdigest()
+    return f"{path.stat().st_size} bytes, {beginning}"
 
 
 def facts(recipe: Recipe, tables: Mapping[str, Table], checks: dict[str, Any], device: str) -> dict[str, Any]:

@@ -65,18 +65,18 @@ def train(
         The content of ``result.json``.
 
     Raises:
-        FileExistsError: ``output`` holds the run of another recipe.
+        FileExistsError: ``output`` holds the run of another recipe or of other data.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
     output = output.absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
-    claim(output, recipe)
+    root = root_folder(data_root)
+    claim(output, recipe, root)
     finished = output / "result.json"
     if finished.is_file():
         done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
         return done if process_rank() == 0 else {}
     transformers.set_seed(recipe.training.seed)
-    root = root_folder(data_root)
     cache = cache or output / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     tables = {task: read(source, root=root, folder=cache) for task, source in recipe.data.items()}

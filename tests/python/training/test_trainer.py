@@ -96,7 +96,7 @@ def test_what_a_run_leaves(
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", "")
     assert {path.name for path in output.iterdir()} == {
-        *("cache", "curve.png", "model", "recipe.json", "result.json", "tensorboard")
+        *("cache", "curve.png", "data.json", "model", "recipe.json", "result.json", "tensorboard")
     }
     assert result == json.loads((output / "result.json").read_text())
     assert result["steps"] == 12
@@ -116,6 +116,39 @@ def test_what_a_run_leaves(
     assert (output / "result.json").stat().st_mtime_ns == before
     with pytest.raises(FileExistsError, match="another recipe"):
         train(make(content, eval_steps=5, seed=2), output)
+
+
+def test_a_run_keeps_to_its_data(content: dict[str, Any], tmp_path: Path) -> None:
+    """Another --data is refused, of a finished run and of one that was stopped; moved folders are not."""
+    content["data"]["nli"]["path"], content["evaluation"] = "train.tsv", {}
+    first, second, moved, run = (tmp_path / name for name in ("first", "second", "moved", "run"))
+    for folder, seed in ((first, 1), (second, 2)):
+        folder.mkdir()
+        write_nli(folder / "train.tsv", 24, seed)
+    recipe = make(content)
+    result = train(recipe, run, data_root=first)
+    first.rename(moved)
+    run = run.rename(tmp_path / "run2")
+    assert train(recipe, run, data_root=moved) == result
+    for stopped in (False, True):
+        if stopped:
+            (run / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+            (run / "result.json").unlink()
+        with pytest.raises(
+            FileExistsError, match=r"other data: .*second/train\.tsv is not what .*first/train"
+        ):
+            train(recipe, run, data_root=second)
+        with pytest.raises(FileExistsError, match=r"give the same data \(--data\)"):
+            train(recipe, run, data_root=tmp_path / "nothing")
+    run_folder.claim(run, recipe, moved)
+    (moved / "train.tsv").rename(first)  # what a finished run answers needs no data
+    (run / "result.json").write_text(json.dumps(result))
+    (run / "data.json").write_text(
+        (run / "data.json").read_text().replace(str(tmp_path / "first"), str(moved))
+    )
+    assert train(recipe, run, data_root=moved) == result
+    (run / "data.json").unlink()  # of an earlier version
+    assert train(recipe, run, data_root=second) == result
 
 
 def test_the_best_is_kept(content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
