@@ -91,9 +91,7 @@ def train(
     kind = objective_class(recipe.objective_name)
     encoder = kind.load_encoder(recipe.model, recipe.objective, tables)
     if recipe.evaluation.holdout:
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # this objective only names its fields; its heads are thrown away
+        with torch.random.fork_rng(devices=[]):  # of an objective that only names its fields
             fields_of = kind(encoder, recipe.objective, tables).fields_of
         tables, held = hold_out(tables, recipe.evaluation.holdout, fields_of)
         dev |= held
