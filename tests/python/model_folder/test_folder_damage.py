@@ -152,7 +152,7 @@ def test_interrupts_of_the_tokenizers_package_pass(
 
     class Interrupted:
         @staticmethod
-        def from_file(path: str) -> None:
+        def from_str(content: str) -> None:
             raise interrupt
 
     edit(folder / "tokenizer.json", normalizer={"type": "NFC"})
