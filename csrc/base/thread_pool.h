@@ -86,8 +86,8 @@ class ThreadPool {
 };
 
 /// Whether the workers of a lone text may wait for each other. Where other processes use the processors, too,
-/// they often wait for one that is not running, and a single worker is faster: after such a call the next
-/// ones, each time more of them, have one. Thread-safe.
+/// they often wait for one that is not running, and a single worker is faster: after two such calls in a row
+/// the next ones, each time more of them, have one. (One alone happens on a quiet machine, too.) Thread-safe.
 class LoneCalls {
  public:
   /// Asks for one call.
@@ -99,18 +99,18 @@ class LoneCalls {
   }
   /// Tells of a call that was shared: how long its workers waited, and how long it took.
   void shared(std::chrono::nanoseconds waited, std::chrono::nanoseconds took) {
-    const int more = std::min(2 * penalty_.load(std::memory_order_relaxed) + kFirst, kMost);
-    const int penalty = waited > took / 4 ? more : 0;
-    penalty_.store(penalty, std::memory_order_relaxed);
-    alone_.store(penalty, std::memory_order_relaxed);
+    const int before = next_.load(std::memory_order_relaxed);
+    const bool late = waited > took / 4;
+    alone_.store(late ? before : 0, std::memory_order_relaxed);
+    next_.store(late ? std::min(2 * before + kFirst, kMost) : 0, std::memory_order_relaxed);
   }
 
  private:
   static constexpr int kFirst = 8;
   static constexpr int kMost = 256;
 
-  std::atomic<int> alone_{0};
-  std::atomic<int> penalty_{0};
+  std::atomic<int> alone_{0};  ///< calls with one worker that are left
+  std::atomic<int> next_{0};   ///< those after the next late one
 };
 
 }  // namespace embedkit
