@@ -156,8 +156,8 @@ def read(
             ``where``: column -> value or list of values; rows with other values are skipped.
             ``labels``: names of the classes in the order of their ids, for the field ``label``; without it
             ``label`` and ``score`` are numbers between ``min_score`` and ``max_score``.
-            ``exclude``: another source; rows whose texts (the first two columns of texts, in any order) are those of
-            one of its rows are skipped, as test pairs must be.
+            ``exclude``: another source; rows whose texts (text1 and text2 or the fields of another objective, else the
+            first two columns of texts; in any order) are those of one of its rows are skipped, as test pairs must be.
             ``limit``: maximum number of rows, drawn with ``seed`` (0), except of a source with ``streaming``.
             ``balanced_fraction``: of these, a fraction with equally many rows of each of the ``labels``, drawn with
             ``seed``, see `embedkit.training.data.sampler.balanced_fraction`.
