@@ -91,8 +91,9 @@ def evaluate(
     """
     wanted = list({id for gain in judgments.gains for id in gain})
     generation = index.generation
-    per_document = generation.manifest.passages is not None and bool(generation.find_passages(wanted))
-    known = generation.find_passages(wanted) if per_document else generation.find(wanted)
+    of_documents = {} if generation.manifest.passages is None else generation.find_passages(wanted)
+    per_document = bool(of_documents)
+    known = of_documents or generation.find(wanted)
     missing = [id for id in wanted if id not in known]
     if missing:
         raise InputError(

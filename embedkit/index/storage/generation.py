@@ -125,7 +125,7 @@ class Generation:
         """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
         where = condition_of(where)
         with self._lock:
-            known = None if names_time(where) else self._chosen.get(where)
+            known = self._chosen.get(where)
             if known is not None:
                 self._chosen.move_to_end(where)
                 return known
@@ -134,6 +134,8 @@ class Generation:
             bits = bits_of(segment.documents.select(where), segment.entry.rows)
             living = segment.living()
             chosen.append(bits if living is None else bits & living)
+        if names_time(where):  # its rows change by themselves
+            return chosen
         with self._lock:
             self._chosen[where] = chosen
             while len(self._chosen) > _CONDITIONS_KEPT:

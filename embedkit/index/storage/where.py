@@ -204,7 +204,8 @@ def _membership(where: str, tokens: list[_Token], at: int, array: int, parts: li
         raise _invalid(
             where, field.column, f"{field.text} is not a field of the metadata that could be an array"
         )
-    path = [field.text[1:-1].replace('""', '"')] if field.kind == "quoted" else field.text.split(".")
+    path = _path(field)
+    assert path is not None
     read = _field(where, field, path, numeric=False).replace("json_extract(", "json_each(", 1)
     negated = "NOT " if array - at == 3 else ""
     return f"{negated}EXISTS (SELECT 1 FROM {read} AS item WHERE item.value = {value})"
