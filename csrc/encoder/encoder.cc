@@ -13,6 +13,8 @@ namespace embedkit {
 namespace {
 
 constexpr size_t kNever = ~size_t{0};
+/// Heads of that many tokens take so long that they are computed one by one: a stop is noticed between them.
+constexpr size_t kLongAttention = 2048;
 
 /// Waits for the other workers, as every stage ends.
 void end_stage(Stage stage, const Worker& worker) {
@@ -308,7 +310,8 @@ const Attention& Encoder::attention() const {
   }
 }
 
-void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const Worker& worker) const {
+void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const Worker& worker,
+                     StopToken& stop) const {
   const size_t heads = config_.num_attention_heads;
   const size_t head_size = config_.head_width();
   const size_t shared = config_.key_value_heads();
@@ -349,7 +352,9 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
                  : local        ? config_.window
                                 : AttentionTask::kUnlimited,
     };
-    if (count < tasks.size() && head + 1 < heads && item + 1 < end) continue;
+    const bool together = batch.length(sequence) < kLongAttention;
+    if (together && count < tasks.size() && head + 1 < heads && item + 1 < end) continue;
+    if (!together && stop.poll()) return;  // the feed-forward step asks again, and all workers end there
     attention().run(tasks.data(), count);
     count = 0;
   }
@@ -398,7 +403,7 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Worker& work
     w.ask(++step, worker, stop);
     linear(layer.query_key_value, inputs(w).operand(0), tokens, w.query_key_value_, 0, worker);
     if (w.stopped_at(step)) return false;
-    attend(batch, w, index, worker);
+    attend(batch, w, index, worker, stop);
     end_stage(Stage::kAttention, worker);
     quantize(w.context_, own, worker);
     linear(layer.attention_output, w.context_.operand(0), tokens, w.projected_, 0, worker);

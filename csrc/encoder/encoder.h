@@ -145,7 +145,8 @@ class Encoder {
   void quantize(Activations& x, Share rows, const Worker& worker) const;
   void add_embeddings(const PackedBatch& batch, Rows& out, Share tokens) const;
   void embed(const PackedBatch& batch, Workspace& workspace, const Worker& worker) const;
-  void attend(const PackedBatch& batch, Workspace& workspace, size_t index, const Worker& worker) const;
+  void attend(const PackedBatch& batch, Workspace& workspace, size_t index, const Worker& worker,
+              StopToken& stop) const;
   bool feed_forward(size_t index, Workspace& workspace, size_t tokens, const Worker& worker, StopToken& stop,
                     size_t& step) const;
 

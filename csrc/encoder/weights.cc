@@ -241,10 +241,13 @@ void EncoderConfig::validate() const {
   require(
       !turned || head_size % 2 == 0, "heads of ", head_size,
       " features cannot be rotated in pairs; hidden_size must be an even multiple of num_attention_heads");
-  // No tensor of the file bounds the size of this table.
+  // No tensor of the file bounds the size of these tables.
   require(!rotary || checked_mul(max_position_embeddings, head_size) <= size_t{1} << 26,
           "max_position_embeddings is ", max_position_embeddings, "; the rotary table for heads of ",
           head_size, " features would be too large");
+  require(!alibi || checked_mul(max_position_embeddings, num_attention_heads) <= size_t{1} << 24,
+          "max_position_embeddings is ", max_position_embeddings, "; the ALiBi table for ",
+          num_attention_heads, " heads would be too large");
   require(layer_norm_eps >= 0 && layer_norm_eps < 1, "layer_norm_eps is ", layer_norm_eps,
           "; it must be in [0, 1)");
   // 255 * 127 * K must fit an int32 accumulator.

@@ -16,9 +16,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "base/aligned.h"
 #include "kernels/attention.h"
@@ -32,6 +34,7 @@ namespace {
 // Σ p v of a block fits an int32: 2^14 * 1023 * 128 < 2^31.
 constexpr float kLargestValue = 1023.0f;
 constexpr size_t kBlockOfKeys = 128;
+constexpr size_t kFewKeys = size_t{1} << 17;  // whose probabilities, of 2^14 at most, have a sum of 32 bits
 // Below every score, and far enough from the smallest int32 that a difference of scores fits one.
 constexpr int32_t kHidden = -(1 << 29);
 
@@ -332,6 +335,13 @@ class Int8Attention {
     return powers(r, keys, seen, [&](size_t j) { return V::pack_words(below(j), below(j + V::kLanes)); });
   }
 
+  /// Σ p of more keys than fit 32 bits; those of one lane do, with up to 2^20 keys.
+  static int64_t wide_sum(typename V::I sums) {
+    alignas(V::kBytes) std::array<int32_t, V::kLanes> lanes;
+    V::store_int(lanes.data(), sums);
+    return std::accumulate(lanes.begin(), lanes.end(), int64_t{0});
+  }
+
   /// p_j = round(2^14 2^-x), x(j) that of the keys from j on, two vectors of them; zero outside `seen` and
   /// past the last key. Returns Σ p.
   template <class Exponents>
@@ -346,7 +356,7 @@ class Int8Attention {
     size_t j = keys.begin;
     for (; j + 2 * V::kLanes <= keys.end; j += 2 * V::kLanes) write(j, fixed_power<V>(x(j)));
     if (j < keys.end) write(j, V::first_words(fixed_power<V>(x(j)), keys.end - j));
-    int32_t sum = V::sum_int(sums);
+    int64_t sum = keys.end - keys.begin < kFewKeys ? V::sum_int(sums) : wide_sum(sums);
     over_hidden(keys, seen, [&](size_t hidden) {
       sum -= p[hidden];
       p[hidden] = 0;

@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kChunkTexts = 32;
 constexpr size_t kChunkBytes = 8192;
+constexpr size_t kKeptIds = size_t{1} << 18;  // of a text whose buffer is kept for the next one
 
 /// Content tokens of a sequence.
 size_t room(const TokenizeOptions& options) { return options.max_length - options.special_tokens(); }
@@ -93,6 +94,7 @@ void TokenWindow::tokenize(const TokenSource& source, const TokenizeOptions& opt
       source.append(i, scratch.words, scratch.content, limit(options), stop);
       options.pair ? add_pair(source, i, index, scratch, options, chunk, stop)
                    : add(i, index, scratch.content, options, chunk);
+      if (scratch.content.size() > kKeptIds) std::vector<int32_t>().swap(scratch.content);
     }
   }
 }

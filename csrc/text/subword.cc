@@ -15,7 +15,6 @@ namespace embedkit {
 namespace {
 
 constexpr size_t kWindow = size_t{1} << 16;  // of text that may be worked on in parts
-constexpr size_t kKept = size_t{1} << 18;    // buffers that held a longer piece of text are not kept
 constexpr size_t kMostSteps = 64;            // of a pre-tokenizer; published ones have up to four
 
 // Before a space between ASCII letters or digits, behind the size of a window; else the end of the text.
@@ -108,6 +107,8 @@ struct Subword::Tables {
 };
 
 struct Subword::Work : Tokenizer::Buffers {
+  bool oversized() const override { return longest > kKeptBytes; }
+
   Normalizer::Buffers normalizer;
   std::vector<std::string> texts;  // of each split step
   std::unique_ptr<SubwordModel::Buffers> model;
@@ -277,7 +278,7 @@ std::shared_ptr<Tokenizer::Buffers> Subword::make_buffers() const {
   }
   const auto give_back = [pool = pool_](Work* used) {
     std::unique_ptr<Work> mine(used);
-    if (mine->longest > kKept) return;
+    if (mine->oversized()) return;
     const std::unique_lock lock(pool->mutex, std::try_to_lock);
     if (!lock) return;
     try {

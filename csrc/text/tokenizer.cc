@@ -14,11 +14,17 @@ Tokenizer::Tokenizer() : number_(made.fetch_add(1, std::memory_order_relaxed) + 
 void Tokenizer::encode(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids, size_t limit,
                        StopToken* stop) const {
   if (scratch.owner_ != number_) {
-    scratch.buffers_.reset();
+    scratch.drop();  // before new ones are made, which may fail
     scratch.buffers_ = make_buffers();
     scratch.owner_ = number_;
   }
-  encode_with(text, *scratch.buffers_, ids, limit, stop);
+  try {
+    encode_with(text, *scratch.buffers_, ids, limit, stop);
+  } catch (...) {
+    scratch.drop();
+    throw;
+  }
+  if (scratch.buffers_->oversized()) scratch.drop();
 }
 
 }  // namespace embedkit

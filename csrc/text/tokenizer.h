@@ -28,13 +28,20 @@ class Tokenizer {
   /// What a kind of tokenizer keeps between texts.
   struct Buffers {
     virtual ~Buffers() = default;
+    /// Whether a long text has made them so large that they are not kept for the next one.
+    virtual bool oversized() const = 0;
   };
+  static constexpr size_t kKeptBytes = size_t{1} << 18;  // of a piece of text whose buffers are kept
 
   /// Buffers reused from text to text, so that no text allocates in steady state. It may serve several
   /// tokenizers one after another, and outlive them.
   class Scratch {
    private:
     friend class Tokenizer;
+    void drop() {
+      owner_ = 0;
+      buffers_.reset();
+    }
     std::shared_ptr<Buffers> buffers_;
     uint64_t owner_ = 0;
   };

@@ -133,6 +133,8 @@ struct WordPiece::Tables {
 namespace {
 
 struct Work : Tokenizer::Buffers {
+  bool oversized() const override { return normalized.capacity() > Tokenizer::kKeptBytes; }
+
   std::string word;  // normalized: of words that the fast loop could not take
   size_t chars = 0;  // code points in `word` and `marks`; the ones above the limit are counted, not kept
   MarkBuffer marks;  // follow `word`, not yet in canonical order
