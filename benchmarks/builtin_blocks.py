@@ -1,7 +1,6 @@
-"""Headings and paragraphs of what `builtin_texts.py` makes texts of: HTML, CNXML, Markdown, man, abstracts."""
+"""Headings and paragraphs of the documents from which `builtin_texts.py` makes texts: HTML, CNXML, Markdown, man."""
 
 import gzip
-import json
 import re
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -258,33 +257,7 @@ def dictionary(content: str) -> list[list[Block]]:
     return found
 
 
-_COMMAND = re.compile(r"\\[a-zA-Z]+\*?\{([^{}]*)\}")
-_LATEX = (("$", ""), ("~", " "), ("\\%", "%"), ("\\&", "&"), ("``", '"'), ("''", '"'))
-_ARXIV_NUMBER = re.compile(r"\s*\(arXiv:[^)]*\)\s*$")
-
-
-def abstract(content: str) -> list[Block]:
-    """Title and abstract of a paper's metadata in JSON, without commands of LaTeX; none where one is missing."""
-    try:
-        paper = json.loads(content)
-    except ValueError:
-        return []
-    title, text = (_without_latex(str(paper.get(key) or "")) for key in ("title", "abstract"))
-    if not text.endswith("."):  # cut at 1,000 characters
-        text = text[: text.rfind(". ") + 1] or text
-    return [(True, _ARXIV_NUMBER.sub("", title)), (False, text)] if title and text else []
-
-
-def _without_latex(text: str) -> str:
-    for _ in range(2):  # a command within another one
-        text = _COMMAND.sub(r"\1", text)
-    for mark, plain_text in _LATEX:
-        text = text.replace(mark, plain_text)
-    return " ".join(text.split())
-
-
 READERS: dict[str, Callable[[str], list[Block]]] = {
-    ".json": abstract,
     ".html": markup,
     ".xhtml": markup,
     ".cnxml": markup,

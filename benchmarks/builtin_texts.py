@@ -3,8 +3,8 @@
     python benchmarks/builtin_texts.py --data DATA --packages DEBIAN --repositories CLONES -o texts.jsonl
 
 DEBIAN holds the documentation packages of `PACKAGES`, each unpacked into a folder of its name (``dpkg-deb -x``); CLONES
-the repositories of `REPOSITORIES` and `QUESTION_SETS`, each as the folder ``owner+name/repo``. What is missing is left
-out and named. Beside the texts it writes their manifest: for each source the license, the texts and words.
+the repositories of `REPOSITORIES`, each as the folder ``owner+name/repo``. What is missing is left out and named.
+Beside the texts it writes their manifest: for each source the license, the texts and words.
 
 Left out is every text that shares eight words in a row with a document or query of the development and test
 collections (Cranfield, MED, CACM, the abstracts of SciFact) or equals a sentence of an STS test or a Quora question.
@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from builtin_blocks import Block, blocks_of, dictionary, read_text
-from builtin_questions import question_sets
 
 #: Sources of `corpus_en` whose terms allow a model for everybody (see the data's README), and how they are joined.
 SENTENCES = {
@@ -35,10 +34,7 @@ SENTENCES = {
 }
 RUNNING = {"state_union": "public domain", "inaugural": "public domain"}
 
-#: Titles and abstracts of 65,000 papers of arXiv on computer science, statistics and economics.
-ABSTRACTS = "qhduan/cn-chat-arxiv"
-
-#: Repository -> commit, ending of the files to read, license at that commit.
+#: Repository -> commit, folders or endings to read, license at that commit.
 REPOSITORIES = {
     **{
         f"openstax/osbooks-{name}": (commit, ".cnxml", "CC BY 4.0")
@@ -78,7 +74,6 @@ REPOSITORIES = {
     "cockroachdb/docs": ("HEAD", ".md", "CC BY 4.0"),
     "ethereum/EIPs": ("HEAD", ".md", "CC0"),
     "rust-lang/book": ("HEAD", ".md", "MIT or Apache-2.0"),
-    ABSTRACTS: ("bb505b8301996b69b950d7776328a4b2bf79f259", ".json", "CC0, as arXiv's metadata"),
 }
 
 #: Debian packages of documentation, all of Debian's main section: licenses that allow copying and changing.
@@ -387,8 +382,6 @@ def main() -> None:
         print(f"{name}: {len(new):,}; {len(texts):,} in all", flush=True)
 
     for name, terms, found in sentences(options.data):
-        add(name, terms, found)
-    for name, terms, found in question_sets(options.repositories):
         add(name, terms, found)
     add("wordnet", "WordNet license", glosses(options.data), MOST["wordnet"])
     for name in DICTIONARIES:
