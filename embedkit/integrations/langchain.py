@@ -25,12 +25,11 @@ except ImportError as error:
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
 from ..index import Index, IndexNotFoundError, InputError
+from ..index.storage.filters import Where
 from ..index.storage.manifest import Metric
 from .opening import encoder_of
 
 __all__ = ["EmbedkitEmbeddings", "EmbedkitVectorStore"]
-
-Filter = str | Mapping[str, str | float | bool | None]
 
 
 class EmbedkitEmbeddings(Embeddings):
@@ -76,8 +75,8 @@ class EmbedkitVectorStore(VectorStore):
     The first documents create the index. Every call that adds documents writes a segment, so add many at once, and
     call ``store.index.compact()`` after many small additions.
 
-    A filter is either a condition of `Index.search`, such as ``"lang = 'en' and year > 2019"``, or a dict of
-    fields and the values they must equal.
+    A filter is a condition of `Index.search`: ``"lang = 'en' and year > 2019"``, or a dict, such as
+    ``{"lang": "en", "year": {"$gt": 2019}}``. An empty dict holds for every document.
 
     Args:
         path: the index folder; an existing index is opened.
@@ -148,6 +147,7 @@ class EmbedkitVectorStore(VectorStore):
         metadatas: list[dict[str, Any]] | None = None,
         *,
         ids: Sequence[str | None] | None = None,
+        batch_size: int | None = None,
         **kwargs: Any,
     ) -> list[str]:
         """Encode and add texts; a text whose id exists replaces that document.
@@ -156,6 +156,7 @@ class EmbedkitVectorStore(VectorStore):
             texts: the texts.
             metadatas: of each text, stored as JSON.
             ids: of each text; None is replaced by a random id.
+            batch_size: ignored; LangChain's ``index`` passes it, and the encoder chooses its own batches.
             kwargs: must be empty.
 
         Returns:
@@ -178,6 +179,12 @@ class EmbedkitVectorStore(VectorStore):
         for number, text in enumerate(given):
             if isinstance(text, str) and not text.strip():  # an index leaves these out
                 raise InputError(f"texts[{number}]", "the text is blank; leave it out")
+        for number, field in enumerate(fields):
+            if not isinstance(field, Mapping):
+                raise InputError(
+                    f"metadatas[{number}]",
+                    f"it is {type(field).__name__}, not a dict; give {{}} for no metadata",
+                )
         # The last of several texts with the same id wins, as if they had been added one by one.
         documents = {
             document_id: IndexDocument(text, document_id, dict(field))
@@ -214,7 +221,7 @@ class EmbedkitVectorStore(VectorStore):
         return [_document(found.id, found.text, found.metadata) for found in self._index.get(ids)]
 
     def similarity_search(
-        self, query: str, k: int = 4, *, filter: Filter | None = None, **kwargs: Any
+        self, query: str, k: int = 4, *, filter: Where | None = None, **kwargs: Any
     ) -> list[Document]:
         """The ``k`` documents closest to ``query``, best first."""
         return [
@@ -222,7 +229,7 @@ class EmbedkitVectorStore(VectorStore):
         ]
 
     def similarity_search_with_score(
-        self, query: str, k: int = 4, *, filter: Filter | None = None, **kwargs: Any
+        self, query: str, k: int = 4, *, filter: Where | None = None, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """The ``k`` documents closest to ``query`` and their scores: cosines or dot products, best first.
 
@@ -236,7 +243,7 @@ class EmbedkitVectorStore(VectorStore):
         return self._search(query, k, filter, kwargs)
 
     def similarity_search_by_vector(
-        self, embedding: list[float], k: int = 4, *, filter: Filter | None = None, **kwargs: Any
+        self, embedding: list[float], k: int = 4, *, filter: Where | None = None, **kwargs: Any
     ) -> list[Document]:
         """The ``k`` documents closest to a vector; arguments as in `similarity_search_with_score`."""
         return [document for document, _ in self._search(_vector(embedding), k, filter, kwargs)]
@@ -248,7 +255,7 @@ class EmbedkitVectorStore(VectorStore):
         fetch_k: int = 20,
         lambda_mult: float = 0.5,
         *,
-        filter: Filter | None = None,
+        filter: Where | None = None,
         **kwargs: Any,
     ) -> list[Document]:
         """``k`` of the ``fetch_k`` documents closest to ``query``, chosen for relevance and diversity.
@@ -272,7 +279,7 @@ class EmbedkitVectorStore(VectorStore):
         fetch_k: int = 20,
         lambda_mult: float = 0.5,
         *,
-        filter: Filter | None = None,
+        filter: Where | None = None,
         **kwargs: Any,
     ) -> list[Document]:
         """`max_marginal_relevance_search` for a vector."""
@@ -307,7 +314,7 @@ class EmbedkitVectorStore(VectorStore):
         return store
 
     def _search(
-        self, query: str | npt.NDArray[np.float32], k: int, filter: Filter | None, options: Mapping[str, Any]
+        self, query: str | npt.NDArray[np.float32], k: int, filter: Where | None, options: Mapping[str, Any]
     ) -> list[tuple[Document, float]]:
         if self._index is None or not len(self._index):
             return []
@@ -330,28 +337,9 @@ def _vector(embedding: Sequence[float]) -> npt.NDArray[np.float32]:
     return np.asarray(embedding, np.float32)
 
 
-def _where(filter: Filter | None) -> str | None:
-    """``filter`` as a condition of `Index.search`."""
-    if filter is None or isinstance(filter, str):
-        return filter
-    conditions = []
-    for field, value in filter.items():
-        name = '"' + field.replace('"', '""') + '"'
-        if value is None:
-            conditions.append(f"{name} is null")
-        elif isinstance(value, str):
-            text = value.replace("'", "''")
-            conditions.append(f"{name} = '{text}'")
-        elif isinstance(value, bool):
-            conditions.append(f"{name} = {int(value)}")  # SQLite's true and false
-        elif isinstance(value, int | float):
-            conditions.append(f"{name} = {value!r}")
-        else:
-            raise TypeError(
-                f"filter[{field!r}] is {type(value).__name__}, expected a string, a number, a bool or None; "
-                'for anything else use a condition such as "year > 2019"'
-            )
-    return " and ".join(conditions) or None
+def _where(filter: Where | None) -> Where | None:
+    """``filter`` for `Index.search`, which refuses an empty condition."""
+    return None if isinstance(filter, Mapping) and not filter else filter
 
 
 def _refuse(method: str, options: Mapping[str, Any]) -> None:

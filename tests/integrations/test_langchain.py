@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.documents import Document
+from langchain_core.indexing import InMemoryRecordManager, aindex, index
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests, VectorStoreIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests
@@ -111,6 +113,11 @@ def test_scores_are_cosines_and_the_store_lasts(store: EmbedkitVectorStore, tmp_
         ({"tried": True}, "a"),
         ({"tried": None}, "cd"),
         ({"author's": "O'Neill"}, "c"),
+        ({"year": np.int64(2021)}, "bd"),
+        ({"year": np.float64(2021)}, "bd"),
+        ({"tried": np.bool_(True)}, "a"),
+        ({"year": True}, ""),
+        ({"year": {"$gt": 2020}, "topic": "food"}, "bc"),
         ({}, "abcd"),
         ("year >= 2021 and topic <> 'food'", "d"),
         ({"topic": "nothing"}, ""),
@@ -152,8 +159,12 @@ def test_what_does_not_fit_is_refused(store: EmbedkitVectorStore, tmp_path: Path
         store.add_texts(["a"], ids=["x", "y"])
     with pytest.raises(TypeError, match="unexpected keyword argument 'batch'"):
         store.add_texts(["a"], batch=3)
-    with pytest.raises(TypeError, match="filter\\['year'\\] is list"):
-        store.similarity_search("a", filter={"year": [1]})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match=r"metadatas\[1\]: it is NoneType, not a dict"):
+        store.add_texts(["a", "b"], [{}, None])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="the field 'year' can be compared with"):
+        store.similarity_search("a", filter={"year": [1]})
+    with pytest.raises(ValueError, match="the keys of a condition are names of fields, not 1"):
+        store.similarity_search("a", filter={1: 2})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="use EmbedkitEmbeddings or an Encoder"):
         EmbedkitVectorStore(tmp_path / "other", TestStandardVectorStore.get_embeddings())  # type: ignore[arg-type]
     with pytest.raises(ModelMismatchError):
@@ -164,6 +175,28 @@ def test_what_does_not_fit_is_refused(store: EmbedkitVectorStore, tmp_path: Path
     dot.add_texts(["a"])
     with pytest.raises(ValueError, match="metric='cosine'"):
         dot.similarity_search_with_relevance_scores("a")
+
+
+@pytest.mark.parametrize("way", ["index", "aindex"])
+def test_langchains_indexing(tmp_path: Path, way: str) -> None:
+    store = EmbedkitVectorStore(tmp_path / "index")
+    records = InMemoryRecordManager(namespace="notes")
+    records.create_schema()
+
+    def indexed(texts: list[str]) -> tuple[int, int, int]:
+        documents = [Document(page_content=text, metadata={"source": text}) for text in texts]
+        options: dict[str, Any] = {"cleanup": "full", "source_id_key": "source", "key_encoder": "sha256"}
+        done = (
+            index(documents, records, store, **options)
+            if way == "index"
+            else asyncio.run(aindex(documents, records, store, **options))
+        )
+        return done["num_added"], done["num_skipped"], done["num_deleted"]
+
+    assert indexed(["one", "two"]) == (2, 0, 0)
+    assert indexed(["one", "two"]) == (0, 2, 0)
+    assert indexed(["two", "three"]) == (1, 1, 1)
+    assert len(store.index) == 2
 
 
 def test_blank_texts_are_refused_before_anything_is_written(tmp_path: Path) -> None:
