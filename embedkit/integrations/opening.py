@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -60,16 +61,29 @@ def check_options(model: Any, options: Mapping[str, Any]) -> str | None:
 def open_encoder(model: str | None, options: Mapping[str, Any]) -> Encoder:
     """An encoder of ``model``, shared by all callers with the same arguments while any of them uses it.
 
-    Hosts copy their components, and each copy would hold the weights otherwise. An `Encoder` is thread-safe.
+    Hosts copy their components, and each copy would hold the weights otherwise. An `Encoder` is thread-safe. A folder
+    whose files have changed since is opened again, as is a model that was closed.
 
     Args:
         model: name or folder; None for the built-in model.
         options: further arguments of `Encoder` that passed `check_options`.
     """
-    key = json.dumps([model, dict(options)], sort_keys=True)
+    key = json.dumps([_identity(model), dict(options)], sort_keys=True)
     with _lock:
         encoder = _open.get(key)
-        if encoder is None:
+        if encoder is None or encoder._loaded is None:
             encoder = Encoder(model, **options)
             _open[key] = encoder
         return encoder
+
+
+def _identity(model: str | None) -> list[Any]:
+    """What changes when ``model`` means other weights: a folder's real path and its files; a name stays itself."""
+    folder = Path(model or "").expanduser()
+    if not model or not folder.is_dir():
+        return [model]
+    files = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [
+        os.path.realpath(folder),
+        *([str(path.relative_to(folder)), at.st_mtime_ns, at.st_size, at.st_ino] for path, at in files),
+    ]
