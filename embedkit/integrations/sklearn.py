@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ except ImportError as error:
     ) from error
 
 from ..encoder import Encoder
+from ..inputs import check_collection
 from .opening import encoder_of
 
 __all__ = ["EmbedkitTransformer"]
@@ -78,6 +80,7 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
         Raises:
             NotFittedError: `fit` was not called.
+            TypeError: ``X`` is an iterator, which can be read once only, or has no order.
             ValueError: ``X`` does not hold texts.
         """
         check_is_fitted(self)
@@ -116,6 +119,9 @@ def _texts(X: Any) -> list[str]:
         if len(shape) != 2 or shape[1] != 1:
             raise ValueError(f"X has the shape {shape}; give one column of texts")
         X = np.asarray(X)[:, 0]
+    if isinstance(X, Iterator):
+        raise TypeError("X is an iterator, which fit would use up before transform; pass list(X)")
+    check_collection(X, "a list of texts as X")
     texts = list(X)
     for row, text in enumerate(texts):
         if not isinstance(text, str):

@@ -136,6 +136,21 @@ def test_non_texts_are_refused(X: Any, message: str) -> None:
             call(X)
 
 
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (iter(TEXTS), r"X is an iterator.*pass list\(X\)"),
+        ({"a": "one"}, "expected a list of texts as X, got dict: pass its values"),
+        ({"a", "b"}, "got set: its order is not defined"),
+        (None, "expected a list of texts as X, got NoneType"),
+    ],
+)
+def test_what_cannot_be_read_twice_in_order_is_refused(X: Any, message: str) -> None:
+    for call in (EmbedkitTransformer().fit_transform, EmbedkitTransformer().fit(["a"]).transform):
+        with pytest.raises(TypeError, match=message):
+            call(X)
+
+
 def test_errors_of_parameters_come_with_fit() -> None:
     with pytest.raises(NotFittedError):
         EmbedkitTransformer().transform(["a"])
