@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+_LAST_PORT = 65535
 _EPILOG = """\
 examples:
   embedkit-serve                                             # the built-in model on http://127.0.0.1:8080
@@ -35,13 +37,11 @@ exit codes: 0 stopped by a signal after finishing its requests, 1 failed while r
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-serve`` with ``argv`` (default: the process' arguments) and return its exit code."""
     try:
-        arguments = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed help or what is wrong
-        return int(stop.code or 0)
-    try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
-            return _serve(arguments)
+            return _serve(_parser().parse_args(argv))
+    except SystemExit as stop:  # argparse has printed help or what is wrong
+        return int(stop.code or 0)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (FileNotFoundError, ValueError) as error:
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     where = parser.add_argument_group("who may use it")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    where.add_argument("--port", type=int, default=8080, help="0 for any free one (default: 8080)")
+    where.add_argument("--port", type=_port, default=8080, help="0 for any free one (default: 8080)")
     where.add_argument(
         "--api-key",
         action="append",
@@ -189,6 +189,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"invalid port: {text!r}; expected a number from 0 to {_LAST_PORT}")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -202,7 +208,7 @@ def _seconds(text: str) -> float:
 def _serve(arguments: argparse.Namespace) -> int:
     try:
         from ..serve.opening import Options, open_state
-        from ..serve.server import LOOPBACK, bind, run
+        from ..serve.server import LOOPBACK, run
         from ..serve.settings import Limits, Settings
     except ImportError as error:
         raise ImportError(f"{error}: the server needs pip install 'embedkit[serve]'") from error
@@ -228,7 +234,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         origins=tuple(arguments.allow_origin),
         hosts=() if "*" in hosts else hosts,
     )
-    bound = bind(arguments.host, arguments.port)
+    bound = _bound(arguments.host, arguments.port)
     with contextlib.closing(bound):
         state = open_state(
             Options(
@@ -253,6 +259,19 @@ def _serve(arguments: argparse.Namespace) -> int:
 
         run(state, bound, ready=ready, drain=arguments.drain, log_level=arguments.log_level)
     return EXIT_OK
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    from ..serve.server import bind
+
+    try:
+        return bind(host, port)
+    except (socket.gaierror, UnicodeError):  # a UnicodeError for what cannot be a name at all
+        raise ValueError(
+            f"--host {host}: no such host; give an address of this machine, e.g. 127.0.0.1 or 0.0.0.0"
+        ) from None
+    except OSError as error:
+        raise OSError(f"--host {host} --port {port}: {error.strerror}") from None
 
 
 def _keys(arguments: argparse.Namespace) -> tuple[str, ...]:

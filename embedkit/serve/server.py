@@ -45,7 +45,7 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening socket, so that a port in use is found before any model is loaded.
 
     Raises:
-        OSError: the address is not there, or in use.
+        OSError: the address is not there, or in use; a `socket.gaierror` if ``host`` is unknown.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, kind, protocol)

@@ -117,6 +117,10 @@ def test_wrong_options_end_it_before_it_listens(tmp_path: Path) -> None:
         (["--api-key-file", str(tmp_path / "empty")], "no API key"),
         (["--api-key-file", str(tmp_path / "none")], "none: No such file"),
         (["--timeout", "-1"], "invalid number of seconds"),
+        (["--port", "99999"], "argument --port: invalid port: '99999'; expected a number from 0 to 65535"),
+        (["--port", "-1"], "argument --port: invalid port: '-1'"),
+        (["--host", "no such host"], "--host no such host: no such host; give an address of this machine"),
+        (["--host", "a" * 300], "no such host"),
         (["--index", str(tmp_path)], "index"),
     ):
         done = run(*arguments)
@@ -129,8 +133,9 @@ def test_a_port_in_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert main(["--port", str(taken.getsockname()[1])]) == 1
-    assert "in use" in capsys.readouterr().err
+        port = str(taken.getsockname()[1])
+        assert main(["--port", port]) == 1
+    assert f"--host 127.0.0.1 --port {port}: Address already in use" in capsys.readouterr().err
 
 
 def test_it_listens_on_loopback_only_unless_told(start: Callable[..., RunningServer]) -> None:
