@@ -43,12 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    # argparse ends a list of positionals at the first option; what follows also belongs to the list.
+    # argparse ends a list of positionals at the first option; what follows also belongs to the list, and after "--"
+    # whatever it looks like.
     more = getattr(arguments, "more", None)
-    if rest and (more is None or any(word.startswith("-") and word != "-" for word in rest)):
+    end = rest.index("--") if "--" in rest else len(rest)
+    words = rest[:end]
+    if rest and (more is None or any(word.startswith("-") and word != "-" for word in words)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if more is not None:
-        getattr(arguments, more).extend(rest)
+        getattr(arguments, more).extend([*words, *rest[end + 1 :]])
     return arguments
 
 

@@ -478,6 +478,24 @@ def test_options_may_stand_between_index_and_texts(index: str, capsys: pytest.Ca
     assert "unrecognized arguments: --colour" in capsys.readouterr().err
 
 
+def test_two_dashes_end_the_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", index, "apple", "-k", "1", "--json", "--", "-5", "--", "banana"]) == 0
+    asked = [json.loads(line)["query"] for line in capsys.readouterr().out.splitlines()]
+    assert asked == ["apple", "-5", "--", "banana"]
+    assert main(["delete", index, "--missing-ok", "--", "-5"]) == 0
+    assert "0 documents deleted" in capsys.readouterr().out
+    Path("-f.txt").write_text("one\n", encoding="utf-8")
+    Path("g.txt").write_text("two\nthree\n", encoding="utf-8")
+    assert main(["build", "-o", "x", "g.txt", "--threads", "1", "--", "-f.txt"]) == 0
+    assert "3 documents in" in capsys.readouterr().out
+    for wrong in (
+        ["query", index, "a", "-k", "1", "--colour", "--", "b"],
+        ["info", index, "--json", "--", "b"],
+    ):
+        assert main(wrong) == 2
+        assert "unrecognized arguments: " in capsys.readouterr().err
+
+
 def test_closed_stdout(index: str) -> None:
     code = "import sys; sys.stdout = None; from embedkit.cli.main import main; sys.exit(main(['info', sys.argv[1]]))"
     done = subprocess.run([sys.executable, "-c", code, index], capture_output=True, text=True, check=False)
