@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..cli.common import Parser
+from ..cli.common import Parser, show
 from ..cli.interrupts import exit_code, sigterm_like_ctrl_c
 
 __all__ = ["main"]
@@ -54,9 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None:
         _keep_freed_memory()
     command = given[0] if given and given[0] in _COMMANDS else None
-    options = _options(given) if command is None else _command_options(command, given[1:])
     try:
         with sigterm_like_ctrl_c():
+            options = _options(given) if command is None else _command_options(command, given[1:])
             return _run(command, options)
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"embedkit-train: {error}", file=sys.stderr)
@@ -149,7 +149,7 @@ def _list() -> int:
     recipes = list_recipes()
     width = max(map(len, recipes))
     for name, description in recipes.items():
-        print(f"{name:{width}}  {description}")
+        show(f"{name:{width}}  {description}")
     return 0
 
 
@@ -185,7 +185,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _report(output: Path, result: dict[str, Any]) -> None:
-    print(f"{output / 'model'}: {result['steps']} steps, {result['train_seconds']:.0f} s")
+    show(f"{output / 'model'}: {result['steps']} steps, {result['train_seconds']:.0f} s")
     for part in ("dev", "test"):
         if result[part]:
             print(f"{part}: {result[part]}")

@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from ..arguments import check_threads
 from .interrupts import EXIT_INTERRUPTED, exit_code, sigterm_like_ctrl_c
@@ -59,6 +59,10 @@ class Parser(argparse.ArgumentParser):
         """Print ``message`` and exit."""
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\ntry '{self.prog} --help'\n")
 
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        """Print help, the version or an error, which `argparse` leaves to this method."""
+        super()._print_message(_encodable(message, file or sys.stderr), file)
+
 
 class CommandError(Exception):
     """Ends the command with a message and an exit code."""
@@ -91,15 +95,14 @@ def run(
         if getattr(sys, name) is None:  # closed by the caller, as by >&-
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
-        arguments = parse()
-    except SystemExit as stop:  # argparse has printed help or an error
-        return int(stop.code or 0)
-    try:
         with sigterm_like_ctrl_c(), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}", program)
+            arguments = parse()
             code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
+    except SystemExit as stop:  # argparse has printed help or an error
+        return int(stop.code or 0)
     except BrokenPipeError:
         # The reader (head, less) has seen enough. The interpreter flushes stdout once more when it exits.
         with contextlib.suppress(OSError, ValueError):
@@ -227,8 +230,13 @@ def open_reranker(model: str | None, threads: int | None) -> CrossEncoder | None
 
 def show(line: str) -> None:
     """Print ``line``, with ? for characters that stdout cannot encode."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(line.encode(encoding, "replace").decode(encoding))
+    print(_encodable(line, sys.stdout))
+
+
+def _encodable(text: str, stream: IO[str]) -> str:
+    """``text`` with ? for characters that ``stream`` cannot encode."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def complain(message: str, program: str = "embedkit-index") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from .common import EXIT_OK, Parser, run
+from .common import EXIT_OK, Parser, run, show
 from .terminal import printable
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     with _open(arguments.model) as encoder:
         encoder.save(arguments.output, arguments.precision, dequantize=True)
         size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
-        print(
+        show(
             f"{printable(str(arguments.output))}: {arguments.precision}, "
             f"{encoder.get_embedding_dimension()} dimensions, {size / 1e6:.1f} MB"
         )
@@ -114,7 +114,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     fidelity = export_onnx(_open(arguments.model, "fp32"), arguments.output, arguments.precision)
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
-    print(
+    show(
         f"{printable(str(arguments.output))}: {arguments.precision}, {size / 1e6:.1f} MB; cosine to the "
         f"fp32 core over {fidelity.texts} texts: minimum {fidelity.least:.6f}, mean {fidelity.mean:.6f}"
     )
@@ -126,8 +126,9 @@ def _list(arguments: argparse.Namespace) -> int:
     from .terminal import table
 
     needs = [(one.need, one.model, one.figures or "layout tried", one.note) for one in list_needs()]
-    print("\n".join(table(("need", "model", "measured", ""), needs, None, numbers=0)))
-    print()
+    for line in table(("need", "model", "measured", ""), needs, None, numbers=0):
+        show(line)
+    show("")
     rows = [
         (
             str(model.dimension),
@@ -141,5 +142,6 @@ def _list(arguments: argparse.Namespace) -> int:
         for model in list_models()
     ]
     header = ("dimension", "MB", "model", "tokens", "language", "license", "scores")
-    print("\n".join(table(header, rows, None)))
+    for line in table(header, rows, None):
+        show(line)
     return EXIT_OK

@@ -1,10 +1,14 @@
 import io
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
-from embedkit.cli.common import duration, in_time, plural
+from embedkit.cli.common import duration, in_time, plural, run
 from embedkit.cli.main import main
 from embedkit.cli.model import main as model_main
 from embedkit.cli.serve import main as serve_main
@@ -157,6 +161,38 @@ def test_wrong_arguments_are_told_in_two_lines(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and lines[0].startswith(message), lines
     assert re.fullmatch(r"try '.* --help'", lines[1])
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("cli.main", ["--help"]),
+        ("cli.main", ["query", "--help"]),
+        ("cli.model", ["--help"]),
+        ("cli.model", ["list"]),
+        ("cli.serve", ["--help"]),
+        ("training.cli", ["--help"]),
+        ("training.cli", ["distill", "--help"]),
+    ],
+)
+def test_help_on_a_terminal_that_knows_ascii_only(module: str, arguments: list[str]) -> None:
+    code = f"import sys; from embedkit.{module} import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode("ascii").strip()
+
+
+def test_ctrl_c_while_the_arguments_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped() -> NoReturn:
+        raise KeyboardInterrupt
+
+    assert run("embedkit-index", stopped, usage=()) == 130
+    assert capsys.readouterr().err == "embedkit-index: interrupted\n"
 
 
 def test_the_last_column_keeps_its_room() -> None:
