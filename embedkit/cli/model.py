@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.set_defaults(run=_convert)
     convert.add_argument("model", metavar="MODEL", help="model folder or Hub id")
-    convert.add_argument("output", metavar="OUT", type=Path, help="folder to write; new or empty")
+    convert.add_argument("output", metavar="OUT", type=_folder, help="folder to write; new or empty")
     convert.add_argument(
         "--precision", choices=("fp32", "int8"), required=True, help="precision of the new folder"
     )
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="export a model for another runtime", description=_EXPORT)
     export.set_defaults(run=_export)
     export.add_argument("model", metavar="MODEL", help="model folder or Hub id")
-    export.add_argument("output", metavar="OUT", type=Path, help="folder to write; new or empty")
+    export.add_argument("output", metavar="OUT", type=_folder, help="folder to write; new or empty")
     export.add_argument("--format", choices=("onnx",), required=True, help="format of the export")
     export.add_argument(
         "--precision",
@@ -79,6 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     known = commands.add_parser("list", help="list the models known to work")
     known.set_defaults(run=_list)
     return parser
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 def _open(model: str, precision: str = "auto") -> Encoder:
@@ -99,6 +103,9 @@ def _open(model: str, precision: str = "auto") -> Encoder:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
+    from ..model_folder.saving import check_new_folder
+
+    check_new_folder(arguments.output)  # before the model is loaded
     with _open(arguments.model) as encoder:
         encoder.save(arguments.output, arguments.precision, dequantize=True)
         size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
@@ -111,7 +118,9 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     from ..export.onnx import export_onnx
+    from ..model_folder.saving import check_new_folder
 
+    check_new_folder(arguments.output)
     fidelity = export_onnx(_open(arguments.model, "fp32"), arguments.output, arguments.precision)
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
     show(

@@ -5,6 +5,7 @@ The format is that of sentence-transformers, in the form that every version of i
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -95,7 +96,7 @@ def write_folder(
     `copy_without_weights`.
 
     Raises:
-        FileExistsError: ``target`` is a file or a folder that is not empty.
+        FileExistsError: as `check_new_folder`.
         FileNotFoundError: ``folder`` or one of its files is gone; names it.
         ValueError: ``folder`` has changed since it was opened.
     """
@@ -105,10 +106,22 @@ def write_folder(
         _write_metadata(folder, work, precision, settings, ranges)
 
 
-def check_new_folder(target: Path) -> None:
-    """Raise FileExistsError if ``target`` is a file or a folder that is not empty."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} exists and is not empty; remove it or save to another folder")
+def check_new_folder(target: Path) -> Path:
+    """Where ``target`` really is, if a new folder can take that place: nothing is there, or an empty folder.
+
+    Raises:
+        FileExistsError: ``target`` is a file, a folder that is not empty or cannot be replaced, or a link to nothing.
+    """
+    if target.is_symlink() and not target.exists():
+        raise FileExistsError(f"{target} is a link to nothing; remove it or save to another folder")
+    place = target.resolve()
+    if place.exists():
+        if not place.is_dir() or any(place.iterdir()):
+            raise FileExistsError(f"{target} exists and is not empty; remove it or save to another folder")
+        if place == Path.cwd() or os.path.ismount(place):
+            what = "the working directory" if place == Path.cwd() else "a mount point"
+            raise FileExistsError(f"{target} is {what}, which cannot be replaced; save to a folder inside it")
+    return place
 
 
 @contextmanager
@@ -116,17 +129,17 @@ def new_folder(target: Path) -> Iterator[Path]:
     """A folder to fill beside ``target``; it is renamed to ``target`` when the block ends without an error.
 
     Raises:
-        FileExistsError: ``target`` is a file or a folder that is not empty.
+        FileExistsError: as `check_new_folder`.
     """
-    check_new_folder(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = target.parent / f".{target.name}.{secrets.token_hex(8)}"
+    place = check_new_folder(target)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    work = place.parent / f".{place.name}.{secrets.token_hex(8)}"
     work.mkdir()
     try:
         yield work
-        if target.exists():
-            target.rmdir()
-        work.rename(target)
+        if place.exists():
+            place.rmdir()
+        work.rename(place)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise

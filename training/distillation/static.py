@@ -32,7 +32,7 @@ from ...model_folder.folder import BUILTIN, ModelFolder, open_folder
 from ...model_folder.hub import resolve
 from ...model_folder.json_file import present, read_json, write_json
 from ...model_folder.modules import Pooling
-from ...model_folder.saving import new_folder
+from ...model_folder.saving import check_new_folder, new_folder
 
 __all__ = ["StaticOptions", "distill_static"]
 
@@ -104,6 +104,8 @@ def distill_static(
             f"{path}: hidden_size is {folder.hidden_size}; a static model of it has at most as many dimensions, "
             f"not {options.dimension}"
         )
+    target = Path(output).expanduser()
+    check_new_folder(target)
     begin = time.perf_counter()
     vectors = _vocabulary_vectors(folder, options.threads)
     _LOG.info("%d tokens through %s in %.1f s", len(vectors), path, time.perf_counter() - begin)
@@ -113,7 +115,6 @@ def distill_static(
     rows[kept] = _components(vectors[kept], rows.shape[1])
     if options.sif is not None:
         rows[kept] *= sif_weights(len(kept), options.sif)[:, None]
-    target = Path(output)
     with new_folder(target) as work:
         _write(work, rows.astype(options.dtype), content, str(model or "the built-in model"), options)
     _LOG.info("%s: %d x %d in %.1f s", target, *rows.shape, time.perf_counter() - begin)

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from embedkit import Encoder, list_models
 from embedkit.cli.model import main
 from embedkit.model_folder.catalog import list_needs, multilingual
+from embedkit.model_folder.folder import BUILTIN
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
@@ -61,8 +62,6 @@ def test_there_and_back(
 
 def test_the_built_in_model_loads_in_sentence_transformers(tmp_path: Path) -> None:
     transformer = pytest.importorskip("sentence_transformers").SentenceTransformer
-    from embedkit.model_folder.folder import BUILTIN
-
     folder = str(tmp_path / "minilm")
     assert main(["convert", str(BUILTIN), folder, "--precision", "fp32"]) == 0
     sentences = ["The sky is blue.", "How do I cook lentils?", "Mein Rechner startet nicht."]
@@ -83,6 +82,21 @@ def test_errors_name_the_problem(
     assert main(["convert", source, str(tmp_path / "out")]) == 2
     assert "--precision" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_home_folder_and_a_place_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["convert", str(BUILTIN), "~/small", "--precision", "int8"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{tmp_path / 'small'}: int8, ") and ", 0.0 MB" not in printed
+    monkeypatch.chdir(tmp_path)
+    for command in (["convert", "--precision", "int8"], ["export", "--format", "onnx"]):
+        assert (
+            main([command[0], "no model", "small", *command[1:]]) == 2
+        )  # told before the model is looked for
+        assert "small exists and is not empty" in capsys.readouterr().err
 
 
 def test_a_cross_encoder_is_not_converted(

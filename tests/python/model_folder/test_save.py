@@ -136,6 +136,35 @@ def test_nothing_is_overwritten(make_model: Make, tmp_path: Path) -> None:
     assert Encoder(tmp_path / "new" / "deep").fingerprint == encoder.fingerprint
 
 
+def test_a_link_to_an_empty_folder_is_followed(make_model: Make, tmp_path: Path) -> None:
+    encoder = Encoder(make_model())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    encoder.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Encoder(tmp_path / "empty").verify() == encoder.fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "link"]
+
+
+def test_places_that_cannot_be_replaced_are_refused_before_the_work(
+    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder(make_model())
+    monkeypatch.setattr("embedkit.model_folder.saving.copy_without_weights", None)
+    for name in ("here", "disk"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for same in (".", "../here"):
+        with pytest.raises(FileExistsError, match=r"is the working directory, .* save to a folder inside it"):
+            encoder.save(same)
+    (tmp_path / "dangling").symlink_to("nothing")
+    with pytest.raises(FileExistsError, match="dangling is a link to nothing; remove it"):
+        encoder.save(tmp_path / "dangling")
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == tmp_path / "disk")
+    with pytest.raises(FileExistsError, match="disk is a mount point"):
+        encoder.save(tmp_path / "disk")
+
+
 def test_a_failed_save_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
     source = Path(shutil.copytree(make_model(), tmp_path / "source"))
     encoder = Encoder(source)
