@@ -62,7 +62,9 @@ def add_commands(commands: Any) -> None:
     )
     build.set_defaults(run=_build, more="inputs")
     _add_inputs(build)
-    build.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write to")
+    build.add_argument(
+        "-o", "--output", required=True, metavar="INDEX", type=os.path.expanduser, help="folder to write to"
+    )
     build.add_argument("--overwrite", action="store_true", help="replace an existing index")
     build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
     build.add_argument(
@@ -119,7 +121,7 @@ def add_commands(commands: Any) -> None:
     ):
         command = commands.add_parser(name, help=text, description=_ADD_DESCRIPTION)
         command.set_defaults(run=_add, more="inputs", change=name)
-        command.add_argument("index", metavar="INDEX", help="index folder")
+        command.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
         _add_inputs(command)
         command.add_argument("--model", metavar="M", help="the index's model, if it was moved")
 

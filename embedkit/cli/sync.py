@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def add_commands(commands: Any) -> None:
     follow = commands.add_parser("sync", help="make an index match its folder", description=_SYNC)
     follow.set_defaults(run=_sync)
     follow.add_argument("folder", metavar="FOLDER", help="the folder that the index was built from")
-    follow.add_argument("index", metavar="INDEX", help="index folder")
+    follow.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
     same = "as for build (default: as the index was built)"
     follow.add_argument("--include", action="append", metavar="PATTERN", help=same)
     follow.add_argument("--exclude", action="append", metavar="PATTERN", help=same)
@@ -59,7 +60,7 @@ def add_commands(commands: Any) -> None:
         "reembed", help="encode all documents again with another model", description=_REEMBED
     )
     again.set_defaults(run=_reembed)
-    again.add_argument("index", metavar="INDEX", help="index folder")
+    again.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
     again.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
     again.add_argument(
         "--precision", default="auto", help="fp32, bf16, int8 or auto, the model's own (default)"

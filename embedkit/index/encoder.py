@@ -52,9 +52,10 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
     """``encoder`` as a manifest records it."""
     description = encoder.describe()
     model = str(description["model"])
+    folder = Path(model).expanduser()
     return EncoderEntry(
         # a folder must be found again from another working directory
-        model=str(Path(model).resolve()) if Path(model).is_dir() else model,
+        model=str(folder.resolve()) if folder.is_dir() else model,
         fingerprint=encoder.fingerprint,
         precision=str(description["precision"]),
         document_prompt=encoder.prompts.get("document", ""),

@@ -87,7 +87,7 @@ class Index(Searcher):
         if threads is not None:
             check_threads(threads)
         check_device(device)
-        root = Path(path)
+        root = _place(path)
 
         def accept(manifest: Manifest) -> None:
             if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
@@ -200,7 +200,7 @@ class Index(Searcher):
         progress: Report | None = None,
     ) -> Index:
         """`build`, with all ``settings`` in one object."""
-        root = Path(path)
+        root = _place(path)
         encoder = opened(encoder, settings.threads)
         written = building.build(root, documents, encoder, mode="build", settings=settings, report=progress)
         index = cls.open(root, encoder, threads=settings.threads)
@@ -223,7 +223,7 @@ class Index(Searcher):
         """
         if isinstance(indexes, (str, os.PathLike)):
             raise TypeError(f"indexes must be a list of paths, not one path: {os.fspath(indexes)!r}")
-        change.merge(Path(path), [Path(source) for source in indexes])
+        change.merge(_place(path), [_place(source) for source in indexes])
         return cls.open(path)
 
     @classmethod
@@ -248,7 +248,7 @@ class Index(Searcher):
         Raises:
             InputError: the file cannot be used, or does not match the documents.
         """
-        transfer.import_faiss_file(Path(path), Path(file), encoder, documents, metric=metric)
+        transfer.import_faiss_file(_place(path), _place(file), encoder, documents, metric=metric)
         return cls.open(path, encoder)
 
     def export_faiss(
@@ -259,7 +259,7 @@ class Index(Searcher):
         ``file.ids.jsonl`` gets the id of each row, one JSON string per line.
         """
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)
-        return transfer.export_faiss_file(self.path, Path(file), settings, progress)
+        return transfer.export_faiss_file(self.path, _place(file), settings, progress)
 
     def export_parquet(self, file: PathLike, *, progress: Report | None = None) -> int:
         """Write the live documents with their vectors to ``file``, for vector databases; returns their number.
@@ -267,7 +267,7 @@ class Index(Searcher):
         Columns: ``id``, ``text``, ``metadata`` (a JSON object, or null) and ``vector``, a fixed-size list of float32:
         the vectors as they are kept, normalized if the metric is cosine. Needs ``embedkit[parquet]``.
         """
-        return transfer.export_parquet_file(self.path, Path(file), progress)
+        return transfer.export_parquet_file(self.path, _place(file), progress)
 
     def add(
         self,
@@ -452,3 +452,8 @@ class Index(Searcher):
         )
         self.refresh()
         return written
+
+
+def _place(path: PathLike) -> Path:
+    """``path``, in which ``~`` is the home folder, as where models are opened and saved."""
+    return Path(path).expanduser()

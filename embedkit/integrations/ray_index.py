@@ -125,7 +125,7 @@ def build_index(
         BuildError: Ray gave up on the job. Finished shards are kept, and the same call resumes.
         Others: as `Index.build`.
     """
-    root = Path(path)
+    root = Path(path).expanduser()
     check_fields(text_field, id_field)
     given = dict(options or {})
     name = check_options(model, given)

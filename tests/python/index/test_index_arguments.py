@@ -38,6 +38,22 @@ def test_a_condition_is_a_string_or_a_dict(index: Index, where: Any) -> None:
         index.delete(where=where)
 
 
+def test_a_folder_in_the_home_folder(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Index.build("~/index", ["a cat", "a dog"], encoder) as built:
+        assert built.path == tmp_path / "index"
+        assert built.export_faiss("~/vectors.faiss") == 2
+    with Index.open("~/index", encoder) as opened:
+        assert len(opened) == 2
+    Index.import_faiss(
+        "~/imported", "~/vectors.faiss", encoder, [Document("a cow", "x"), Document("a hen", "y")]
+    )
+    Index.merge("~/both", ["~/index", "~/imported"])
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["both", "imported", "index"]
+
+
 def test_an_encoder_is_no_number(tmp_path: Path) -> None:
     number: Any = 5
     with pytest.raises(TypeError, match=r"encoder must be .* not int"):
