@@ -10,7 +10,7 @@ from typing import Any
 from ..arguments import check_positive
 from ..documents import InputError
 from ..index import Index
-from ..index.auto.plot import FORMATS, check_plot
+from ..index.auto.plot import FORMATS, check_file, check_plot
 from ..index.picture import make_picture, write_page, write_plot
 from ..index.picture.make import LAYOUTS
 from ..index.picture.plot import title_of
@@ -56,11 +56,14 @@ def add_commands(commands: Any) -> None:
 
 def _map(arguments: argparse.Namespace) -> int:
     page = arguments.output.lower().endswith((".html", ".htm"))
-    if not page:
-        try:
+    try:
+        if page:
+            check_file(arguments.output)
+        else:
             check_plot(arguments.output)
-        except ValueError as error:
-            raise CommandError(EXIT_USAGE, f"{error} (or .html)") from None
+    except ValueError as error:
+        hint = "" if page or arguments.output.endswith(FORMATS) else " (or .html)"
+        raise CommandError(EXIT_USAGE, f"{error}{hint}") from None
     with Index.open(arguments.index) as index:
         try:
             picture = make_picture(

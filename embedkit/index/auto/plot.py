@@ -5,20 +5,36 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ..storage.durable import write_atomically
 from ..storage.search_parameters import SearchParameters
 from .measure import Point, frontier
 
-__all__ = ["FORMATS", "check_plot", "plot", "plot_choice"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["FORMATS", "check_file", "check_plot", "plot", "plot_choice", "save_figure"]
 
 FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Raise ValueError if no file can be written at ``path``: its folder does not exist, or it is a folder itself."""
+    file = Path(path)
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; name a file in it")
+    if not file.parent.is_dir():
+        raise ValueError(f"{file}: there is no folder {file.parent}; make it first, or name another file")
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
     """Raise what `plot` would raise about ``path``, before the work whose results it draws."""
     if not str(path).endswith(FORMATS):
         raise ValueError(f"a plot's file name must end in {', '.join(FORMATS)}, not {os.fspath(path)!r}")
+    check_file(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("a plot needs matplotlib, which is not installed: pip install matplotlib")
 
@@ -57,7 +73,7 @@ def plot(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: the file name does not end in one of `FORMATS`.
+        ValueError: the file name does not end in one of `FORMATS`, or its folder does not exist.
     """
     check_plot(path)
     from matplotlib.figure import Figure
@@ -100,4 +116,11 @@ def plot(
     axes.set_title(title, fontsize=10)
     axes.grid(which="both", alpha=0.25)
     axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write ``figure`` to ``path``, which holds what it held before if that fails."""
+    content = BytesIO()
+    figure.savefig(content, format=os.fspath(path).rpartition(".")[2])
+    write_atomically(Path(path), content.getvalue())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ..auto.plot import check_plot
+from ..auto.plot import check_plot, save_figure
 
 __all__ = ["plot_quality"]
 
@@ -24,7 +24,7 @@ def plot_quality(
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: the file name ends otherwise.
+        ValueError: the file name ends otherwise, or its folder does not exist.
     """
     check_plot(path)
     from matplotlib.figure import Figure
@@ -58,4 +58,4 @@ def plot_quality(
     axes.set_title(title, fontsize=10)
     axes.grid(which="both", alpha=0.25)
     axes.legend(handles=keys, fontsize=8, loc="best")
-    figure.savefig(path)
+    save_figure(figure, path)

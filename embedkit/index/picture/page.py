@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..storage.durable import write_atomically
 from .plot import groups_in_order, title_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _PAGE = Path(__file__).with_name("page.html")
 
 
 def write_page(picture: Picture, path: str | os.PathLike[str], *, name: str) -> None:
-    """Write ``picture`` of the index ``name`` to the .html file at ``path``."""
+    """Write ``picture`` of the index ``name`` to the .html file at ``path``, which stays as it is if that fails."""
     points = picture.points.astype(np.float64)
     low, high = points.min(axis=0), points.max(axis=0)
     unit = (points - (low + high) / 2) / max(float((high - low).max()), 1e-12)  # the longer side is 1
@@ -53,4 +54,5 @@ def write_page(picture: Picture, path: str | os.PathLike[str], *, name: str) -> 
     content = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = _PAGE.read_text(encoding="utf-8")
     parts = {"title": escape(f"{name}: {title_of(picture)}"), "data": content}
-    Path(path).write_text(re.sub(r"{{(title|data)}}", lambda at: parts[at[1]], page), encoding="utf-8")
+    content = re.sub(r"{{(title|data)}}", lambda at: parts[at[1]], page)
+    write_atomically(Path(path), content.encode("utf-8"))

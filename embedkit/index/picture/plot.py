@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..auto.plot import check_plot
+from ..auto.plot import check_plot, save_figure
 from .make import OTHER
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: the file name ends otherwise.
+        ValueError: the file name ends otherwise, or its folder does not exist.
     """
     check_plot(path)
     import matplotlib.patheffects as effects
@@ -90,7 +90,7 @@ def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
     axes.set_aspect("equal", "datalim")
     for side in axes.spines.values():
         side.set_visible(False)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def _plain(text: str) -> str:

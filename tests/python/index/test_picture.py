@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 from importlib.machinery import ModuleSpec
@@ -16,6 +18,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit.cli.main import main
 from embedkit.index import Document, Index, InputError
+from embedkit.index.auto.plot import check_plot
 from embedkit.index.picture import make_picture, write_page
 from embedkit.index.picture.make import _colored, layout_of, name_clusters
 
@@ -171,6 +174,8 @@ def test_images_and_colors(index_path: Path, tmp_path: Path, capsys: pytest.Capt
     ("options", "message"),
     [
         (["-o", "map.gif"], "or .html"),
+        (["-o", "nowhere/map.html"], "there is no folder nowhere; make it first"),
+        (["-o", "nowhere/map.png"], "there is no folder nowhere; make it first"),
         (["-o", "map.html", "--color", "nothing"], "no document has the field 'nothing'"),
         (["-o", "map.html", "--clusters", "0"], "must be a positive integer"),
     ],
@@ -180,6 +185,32 @@ def test_wrong_usage_of_map(
 ) -> None:
     assert main(["map", str(index_path), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["map.html", "map.png"])
+def test_a_full_disk_leaves_the_old_picture(
+    index_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / name).write_text("the old one")
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["map", str(index_path), "-o", str(tmp_path / name), "--layout", "pca"]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "the old one"
+
+
+def test_the_place_is_checked_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("folder.html", "folder.png"):
+        (tmp_path / name).mkdir()
+        assert main(["map", "no index", "-o", str(tmp_path / name)]) == 2
+        assert f"{name} is a folder; name a file in it" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"folder\.png is a folder; name a file in it"):
+        check_plot(tmp_path / "folder.png")
 
 
 def test_few_documents(tmp_path: Path) -> None:
