@@ -11,6 +11,7 @@ from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError
+from ..index.build.memory import DEFAULT_MAX_MEMORY
 from ..index.storage.manifest import METRICS
 from .common import (
     EXIT_OK,
@@ -235,8 +236,13 @@ def _import(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     name = printable(arguments.file)
+    parquet = arguments.file.lower().endswith(".parquet")
+    if parquet and arguments.max_memory != DEFAULT_MAX_MEMORY:
+        raise CommandError(
+            EXIT_USAGE, "--max-memory is for a Faiss file; a parquet file is written piece by piece"
+        )
     with Index.open(arguments.index, threads=arguments.threads) as index, ProgressBar(None) as bar:
-        if arguments.file.lower().endswith(".parquet"):
+        if parquet:
             rows = index.export_parquet(arguments.file, progress=bar.update)
             told = f"{name}: {plural(rows, 'document')}"
         else:

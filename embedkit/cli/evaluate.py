@@ -42,6 +42,8 @@ from .terminal import table
 
 __all__ = ["add_commands"]
 
+_TEXT_FIELD = "text"
+
 _DESCRIPTION = """Search for your own queries, and compare what is found with your own judgments. INPUT is an index, or
 files of documents: then an index is built in a temporary folder for each model, precision and kind of index that is
 named. Each is searched by vectors, by vectors and words, and with --rerank by both and a cross-encoder."""
@@ -97,7 +99,7 @@ def add_commands(commands: Any) -> None:
     )
     command.add_argument("--format", choices=FORMATS, help="format of the documents (default: by file name)")
     command.add_argument(
-        "--text-field", default="text", metavar="F", help="field of the text (default: text)"
+        "--text-field", default=_TEXT_FIELD, metavar="F", help="field of the text (default: text)"
     )
     command.add_argument("--id-field", metavar="F", help="field of the id (default: id)")
     add_language(command, AUTO, "language of the texts, for the words of hybrid search (default: auto)")
@@ -157,9 +159,7 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
     """Each index to measure, and what the table says of it."""
     folder = Path(arguments.inputs[0])
     if len(arguments.inputs) == 1 and (folder / CURRENT_FILE).exists():
-        for name in ("precision", "factory"):
-            if getattr(arguments, name):
-                raise CommandError(EXIT_USAGE, f"--{name} does not apply: {folder} is an index")
+        _check_options_of_an_index(arguments, folder)
         model = arguments.model[0] if arguments.model else None
         with Index.open(folder, model, threads=arguments.threads) as index:
             load_index_encoder(index)
@@ -175,6 +175,17 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
             with tempfile.TemporaryDirectory(prefix="embedkit-eval-") as work:
                 named = [storage_of(encoder, BuildSettings(factory))[0] for factory in factories]
                 yield from _built(arguments, encoder, list(dict.fromkeys(named)), Path(work) / "index")
+
+
+def _check_options_of_an_index(arguments: argparse.Namespace, folder: Path) -> None:
+    """Refuse options that say how an index is built."""
+    unset = {"text_field": _TEXT_FIELD, "language": AUTO}
+    for name in ("precision", "factory", "format", "text_field", "id_field", "language"):
+        if getattr(arguments, name) != unset.get(name):
+            option = name.replace("_", "-")
+            raise CommandError(EXIT_USAGE, f"--{option} does not apply: {folder} is an index")
+    if len(arguments.model or ()) > 1:
+        raise CommandError(EXIT_USAGE, f"give --model once: {folder} is an index, which has one model")
 
 
 def _built(

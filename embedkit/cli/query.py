@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 _QUERIES_AT_ONCE = 256
+_CANDIDATES = 50  # documents per query to rerank
 
 
 def add_commands(commands: Any) -> None:
@@ -80,7 +81,7 @@ def add_commands(commands: Any) -> None:
     query.add_argument(
         "--rerank", metavar="MODEL", help="rerank the results with this cross-encoder, a folder or Hub id"
     )
-    _add_number(query, "--candidates", "documents per query to rerank (default: 50)", default=50)
+    _add_number(query, "--candidates", "documents per query to rerank (default: 50)")
     query.add_argument("--json", action="store_true", help="print one JSON object per result")
     query.add_argument(
         "--stats", action="store_true", help="print queries per second and where the time went to stderr"
@@ -116,6 +117,10 @@ def _query(arguments: argparse.Namespace) -> int:
     if arguments.hybrid is False and arguments.words_weight is not None:
         raise CommandError(
             EXIT_USAGE, "--words-weight is for a hybrid search, which --no-hybrid switches off"
+        )
+    if arguments.candidates is not None and arguments.rerank is None:
+        raise CommandError(
+            EXIT_USAGE, "--candidates is how many documents --rerank reranks: it needs both options"
         )
     reranker = open_reranker(arguments.rerank, arguments.threads)
     index = Index.open(
@@ -181,7 +186,7 @@ def _search(
 
     found = index.search_stream(
         blocks(),
-        arguments.k if reranker is None else max(arguments.k, arguments.candidates),
+        arguments.k if reranker is None else max(arguments.k, arguments.candidates or _CANDIDATES),
         stats=stats,
         nprobe=arguments.nprobe,
         ef=arguments.ef,

@@ -84,6 +84,9 @@ def test_query_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the installed one is for the CPU only" in done(
         capsys, "query", index, "x", "--device", "cuda", code=1
     )
+    assert "--candidates is how many documents --rerank" in done(
+        capsys, "query", index, "x", "--candidates", 9, code=2
+    )
     assert main(["query", index, "number 3", "--model", "other", "--force"]) == 0
     err = capsys.readouterr().err
     assert "embedkit-index: warning: " in err
@@ -106,6 +109,9 @@ def test_import_and_export(index: str, capsys: pytest.CaptureFixture[str]) -> No
     with Index.open("back", FakeEncoder()) as back:
         assert back.search("text number 4", k=1)[0][0].id == "k4"
     assert "already exists" in done(capsys, "export", index, "out.faiss", code=2)
+    assert "--max-memory is for a Faiss file" in done(
+        capsys, "export", index, "x.parquet", "--max-memory", "1GB", code=2
+    )
 
 
 def test_export_parquet(index: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,6 +174,18 @@ def test_the_command_measures_an_index_as_it_is(folder: Path, capsys: pytest.Cap
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["search"] for row in rows] == ["vectors", "hybrid"]
     assert all(row["documents_per_s"] is None for row in rows)
+    for option, value in {
+        "--language": "english",
+        "--text-field": "body",
+        "--id-field": "key",
+        "--format": "txt",
+        "--precision": "int8",
+        "--factory": "Flat",
+    }.items():
+        assert main(["eval", "index", "--pairs", "pairs.tsv", option, value]) == 2
+        assert f"{option} does not apply: index is an index" in capsys.readouterr().err
+    assert main(["eval", "index", "--pairs", "pairs.tsv", "--model", "a", "--model", "b"]) == 2
+    assert "give --model once: index is an index" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
