@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from ...documents.document import Document
+from ...documents.document import Document, json_type
 from ...documents.errors import InputError
 from ..storage.faiss_index import Float32Array
 
@@ -14,11 +15,20 @@ __all__ = ["check_new_id", "given_vector", "is_blank", "with_id"]
 
 
 def with_id(item: str | Document, position: int, *, required: bool) -> Document:
-    """``item`` as a document with an id: its own, or else its ``position``, unless an id is ``required``."""
+    """``item`` as a document with an id: its own, or else its ``position``, unless an id is ``required``.
+
+    Raises:
+        InputError: it has no id, or its metadata is no dict; names its ``position`` unless it was read from a file.
+    """
     document = item if isinstance(item, Document) else Document(item)
+    known = "" if document.id is None else f" ({document.id!r:.80})"
+    origin = document.origin or f"document {position}{known}"
+    if document.metadata is not None and not isinstance(document.metadata, Mapping):
+        raise InputError(
+            origin, f"the metadata is {json_type(document.metadata)}, not a dict of fields", skippable=True
+        )
     if document.id is not None:
-        return document
-    origin = document.origin or f"document {position}"
+        return document if document.origin else replace(document, origin=origin)
     if required:
         raise InputError(origin, "a document that is added needs an id", skippable=True)
     return replace(document, id=str(position), origin=origin)

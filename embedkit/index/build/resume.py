@@ -7,7 +7,7 @@ import errno
 import hashlib
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,9 @@ class InputDigest:
         for item in documents:
             document = item if isinstance(item, Document) else Document(item)
             vector = None if document.vector is None else np.asarray(document.vector)
-            metadata = None if document.metadata is None else dict(document.metadata)
+            metadata = document.metadata  # whatever it is: it is checked later
+            if isinstance(metadata, Mapping):
+                metadata = dict(metadata)
             fields = (document.id, document.text, metadata, None if vector is None else vector.tobytes())
             try:
                 content = repr(fields)

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ _MOST_REPLACED = (
     1 << 20
 )  # characters by which replace() may lengthen a text: one step, which no clock can stop
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+
+_NO_JSON = (TypeError, ValueError, RecursionError)  # what json raises
 
 _READABLE = ("documents", "json_each")  # what a condition may read
 
@@ -272,22 +274,29 @@ def _dump_metadata(document: Document) -> str | None:
     if not document.metadata:
         return None
     try:
-        text = json.dumps(document.metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError(document.origin, "a metadata field holds a lone surrogate", skippable=True) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        for name, value in document.metadata.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(
-                    document.origin,
-                    f"the metadata field {name!r} holds {value}, which JSON does not have; leave it out, or use None",
-                    skippable=True,
-                ) from None
-        raise InputError(
-            document.origin, f"the metadata cannot be written as JSON: {error}", skippable=True
-        ) from None
+        return _json(document.metadata)
+    except _NO_JSON as error:
+        raise InputError(document.origin, _why_no_json(document.metadata, error), skippable=True) from None
+
+
+def _json(metadata: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(metadata), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text.encode("utf-8")
     return text
+
+
+def _why_no_json(metadata: Mapping[str, Any], error: Exception) -> str:
+    """Which field of ``metadata`` cannot be stored, and why."""
+    for name, value in metadata.items():
+        try:
+            _json({name: value})
+        except UnicodeEncodeError:
+            return f"the metadata field {name!r} holds a lone surrogate"
+        except _NO_JSON as own:
+            if isinstance(value, float) and not math.isfinite(value):
+                return f"the metadata field {name!r} holds {value}, which JSON does not have; leave it out, or use None"
+            return f"the metadata field {name!r} cannot be written as JSON: {own}"
+    return f"the metadata cannot be written as JSON: {error}"
 
 
 def _stored(document_id: object, text: object, metadata: object) -> StoredDocument:

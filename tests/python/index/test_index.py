@@ -196,16 +196,22 @@ def test_wrong_queries_are_refused(tmp_path: Path, encoder: FakeEncoder) -> None
         (None, "document 1: the text is null, not a string"),
         ("a\x00b", "document 1: the text holds a NUL character"),
         ("a\ud800b", r"document 1: the text holds a lone surrogate \(U\+D800\) at character 1"),
-        (Document("x", "0"), "the id '0' was used before; ids must be unique"),
-        (Document("x", ""), "the id is empty"),
-        (Document("x", 5), "the id is a number, not a string"),
+        (Document("x", "0"), r"^document 1 \('0'\): the id '0' was used before; ids must be unique"),
+        (Document("x", ""), r"^document 1 \(''\): the id is empty"),
+        (Document("x", 5), r"^document 1 \(5\): the id is a number, not a string"),
         (Document("x", "a\x00"), "the id holds a NUL"),
         (
             Document("x", "a", {"f": float("nan")}),
-            "the metadata field 'f' holds nan, which JSON does not have",
+            r"^document 1 \('a'\): the metadata field 'f' holds nan, which JSON does not have",
         ),
-        (Document("x", "a", {"f": object()}), "cannot be written as JSON"),
-        (Document("x", "a", {"f": "\udc00"}), "a metadata field holds a lone surrogate"),
+        (Document("x", "a", {"e": 1, "f": object()}), "the metadata field 'f' cannot be written as JSON: "),
+        (
+            Document("x", "a", {"e": 1, "f": {"g": float("nan")}}),
+            "the metadata field 'f' cannot be written as JSON",
+        ),
+        (Document("x", "a", [1]), r"^document 1 \('a'\): the metadata is an array, not a dict of fields"),
+        (Document("x", None, "a"), "^document 1: the metadata is str, not a dict of fields"),
+        (Document("x", "a", {"f": "\udc00"}), "the metadata field 'f' holds a lone surrogate"),
     ],
 )
 def test_an_unusable_document_stops_or_is_skipped(

@@ -203,7 +203,7 @@ def test_what_was_rejected_is_rejected_again(tmp_path: Path) -> None:
     with Index.build(tmp_path / "index", documents, FakeEncoder(), on_error=problems.append) as index:
         assert len(index) == 4000
     assert len(problems) == 1 + 999
-    assert str(problems[0]) == "the text holds a NUL character"
+    assert str(problems[0]) == "document 3 ('bad'): the text holds a NUL character"
 
 
 def test_a_malformed_document_keeps_what_was_encoded(tmp_path: Path) -> None:
