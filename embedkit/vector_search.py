@@ -43,10 +43,11 @@ _BLOCK_CELLS = 1 << 20  # neighbors of a block of queries
 _BUFFERED_PAIRS = 1 << 20  # pairs collected before only the best are kept
 
 
-def semantic_search(
+def semantic_search(  # noqa: PLR0917 (the positions of sentence-transformers)
     query_embeddings: Any,
     corpus_embeddings: Any,
-    *,
+    query_chunk_size: int | None = None,
+    corpus_chunk_size: int | None = None,
     top_k: int = 10,
     score_function: Score | Callable[..., Any] = "cosine",
 ) -> list[list[dict[str, int | float]]]:
@@ -57,6 +58,7 @@ def semantic_search(
     Args:
         query_embeddings: (n, dim) or (dim,): an array, a torch tensor, or a list of them.
         corpus_embeddings: (m, dim), likewise.
+        query_chunk_size, corpus_chunk_size: accepted as in sentence-transformers, without effect: memory is bounded.
         top_k: results per query.
         score_function: ``"cosine"`` or ``"dot"``, or sentence-transformers' ``cos_sim`` or ``dot_score``.
 
@@ -85,18 +87,20 @@ def semantic_search(
     ]
 
 
-def paraphrase_mining(
+def paraphrase_mining(  # noqa: PLR0917 (the positions of sentence-transformers)
     model: Encoder,
     sentences: Sequence[str],
-    *,
     show_progress_bar: bool = False,
     batch_size: int | None = None,
+    query_chunk_size: int | None = None,
+    corpus_chunk_size: int | None = None,
     max_pairs: int = 500_000,
     top_k: int = 100,
     score_function: Score | Callable[..., Any] = "cosine",
     truncate_dim: int | None = None,
     prompt_name: str | None = None,
     prompt: str | None = None,
+    *,
     factory: str = "Flat",
 ) -> list[list[int | float]]:
     """The most similar pairs of sentences.
@@ -107,6 +111,7 @@ def paraphrase_mining(
         model: the encoder.
         sentences: the texts.
         show_progress_bar, batch_size, truncate_dim, prompt_name, prompt: as in `Encoder.encode`.
+        query_chunk_size, corpus_chunk_size: as in `semantic_search`, without effect.
         max_pairs: return at most this many pairs, the best ones.
         top_k: nearest neighbors to consider per sentence.
         score_function: as in `semantic_search`.

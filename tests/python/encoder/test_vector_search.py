@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,6 +49,18 @@ def test_semantic_search_is_exact(score: Any, vectors: np.ndarray) -> None:
         best = np.argsort(-scores)[:7]
         assert [hit["corpus_id"] for hit in line] == best.tolist()
         np.testing.assert_allclose([hit["score"] for hit in line], scores[best], rtol=1e-5)
+
+
+def test_arguments_stand_where_sentence_transformers_has_them(vectors: np.ndarray) -> None:
+    util = pytest.importorskip("sentence_transformers.util", reason="sentence-transformers is not installed")
+    for function in (semantic_search, paraphrase_mining):
+        theirs = list(inspect.signature(getattr(util, function.__name__)).parameters)
+        assert list(inspect.signature(function).parameters)[: len(theirs)] == theirs
+    assert semantic_search(vectors[:2], vectors, 100, 500_000, 3) == semantic_search(
+        vectors[:2], vectors, top_k=3
+    )
+    chunks = {"query_chunk_size": 10, "corpus_chunk_size": 20}
+    assert mine(vectors, max_pairs=9, **chunks) == mine(vectors, max_pairs=9)
 
 
 @pytest.mark.parametrize("name", ["cos_sim", "dot_score"])
