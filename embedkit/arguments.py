@@ -37,6 +37,14 @@ PRECISIONS = ("auto", "fp32", "bf16", "int8")
 CUDA_PRECISIONS = ("auto", "fp32", "fp16", "bf16", "fp8", "int8")
 
 _FOLDER_ONLY = "embedkit uses a model folder as it is"
+_SCORING = {
+    "prompt_name": "embedkit does not support prompts for cross-encoders",
+    "prompt": "embedkit does not support prompts for cross-encoders; prepend it to the texts",
+    "pool": "embedkit scores in one process; set CrossEncoder(threads=...)",
+    "chunk_size": "it is for a pool of processes",
+    "device": "set CrossEncoder(device=...) instead",
+    "num_workers": "set CrossEncoder(threads=...) instead",
+}
 # Arguments of sentence-transformers that are not supported, and why.
 _UNSUPPORTED = {
     "Encoder": {
@@ -64,14 +72,8 @@ _UNSUPPORTED = {
         "prompts": "embedkit does not support prompts for cross-encoders; prepend them to the texts",
         "default_prompt_name": "embedkit does not support prompts for cross-encoders",
     },
-    "predict": {
-        "prompt_name": "embedkit does not support prompts for cross-encoders",
-        "prompt": "embedkit does not support prompts for cross-encoders; prepend it to the texts",
-        "pool": "embedkit scores in one process; set CrossEncoder(threads=...)",
-        "chunk_size": "it is for a pool of processes",
-        "device": "set CrossEncoder(device=...) instead",
-        "num_workers": "set CrossEncoder(threads=...) instead",
-    },
+    "predict": _SCORING,
+    "rank": _SCORING,
     "encode": {
         "pool": "embedkit encodes in one process; set Encoder(threads=...)",
         "chunk_size": "it is for a pool of processes; encode_iter(block_size=...) streams",

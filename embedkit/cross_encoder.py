@@ -120,7 +120,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
             show_progress_bar: True shows a progress bar on a terminal; None does if the logger "embedkit" is at
                 level INFO or DEBUG.
             activation_fn: applied to the logits (n, labels): ``"identity"``, ``"sigmoid"``, or a function of a
-                float32 array (a torch module is given a tensor); None for the model's own.
+                float32 array (modules and functions of torch are given a tensor); None for the model's own.
             apply_softmax: apply the softmax over the classes afterwards, if there are several.
             convert_to_numpy: False returns a list of torch tensors.
             convert_to_tensor: True returns one torch tensor; takes precedence over ``convert_to_numpy``.
@@ -178,7 +178,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         Raises:
             ValueError: the model has several classes.
         """
-        check_unsupported("predict", unsupported)
+        check_unsupported("rank", unsupported)
         if len(self.labels) != 1:
             raise ValueError(
                 f"rank needs a model with one class, and this one has {', '.join(self.labels[:10])}; "
@@ -266,10 +266,18 @@ def _activation(function: Any) -> Activation:
         raise ValueError(
             f"unknown activation_fn={function!r}; expected one of 'identity', 'sigmoid', or a function"
         )
-    if any(kind.__module__.partition(".")[0] == "torch" for kind in type(function).__mro__):
+    if _of_torch(function):
         return lambda logits: _through_torch(function, logits)
     result: Activation = function
     return result
+
+
+def _of_torch(function: Any) -> bool:
+    """Whether ``function`` is a module, a function or a method of torch, which takes tensors only."""
+    owner = getattr(function, "__self__", None)  # has a module where a function written in C has none
+    kinds = (function, owner, *type(function).__mro__, *type(owner).__mro__)
+    names = (getattr(kind, "__module__", None) for kind in kinds)
+    return any(isinstance(name, str) and name.partition(".")[0] == "torch" for name in names)
 
 
 def _through_torch(function: Activation, logits: Scores) -> Any:

@@ -115,6 +115,9 @@ def test_what_sentence_transformers_returns(labels: int, make_cross_encoder: Mak
         {"apply_softmax": True},
         {"activation_fn": torch.nn.Identity()},
         {"activation_fn": torch.nn.Sigmoid(), "convert_to_tensor": True},
+        {"activation_fn": torch.sigmoid},
+        {"activation_fn": torch.nn.functional.tanh},
+        {"activation_fn": torch.nn.Sigmoid().forward},
     ):
         for given in (PAIRS, PAIRS[0], list(PAIRS[0])):
             found, expected = model.predict(given, **options), theirs.predict(given, **options)
@@ -279,6 +282,10 @@ def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
         model.predict(PAIRS, activation_fn="softplus")
     with pytest.raises(ValueError, match=r"predict\(prompt=...\) is not supported"):
         model.predict(PAIRS, prompt="query: ")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"rank\(prompt=...\) is not supported"):
+        model.rank("a", ["b"], prompt="query: ")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"rank\(\) got an unexpected keyword argument 'foo'"):
+        model.rank("a", ["b"], foo=None)
     with pytest.raises(TypeError, match=r"documents\[1\] is int"):
         model.rank("a", ["b", 3])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="not a str"):
