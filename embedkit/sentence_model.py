@@ -129,6 +129,15 @@ class SentenceModel(LoadedModel[Engine]):
         return with_tensors(similarity_pairwise, embeddings1, embeddings2, self.similarity_fn_name)
 
     @property
+    def prompts(self) -> dict[str, str]:
+        """Prompt name -> text put before each input."""
+        return self._prompts
+
+    @prompts.setter
+    def prompts(self, prompts: Mapping[str, str]) -> None:
+        self._prompts = check_prompts(prompts)
+
+    @property
     def similarity_fn_name(self) -> str:
         """How `similarity` scores: "cosine" (also if set to None), "dot", "euclidean" or "manhattan"."""
         return self._similarity_fn_name

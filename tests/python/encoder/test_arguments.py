@@ -190,6 +190,12 @@ def test_wrong_types_of_the_constructor(make_model: Make) -> None:
         Encoder(make_model(), threads=1.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="prompts"):
         Encoder(make_model(), prompts={"query": 5})  # type: ignore[dict-item]
+    encoder = Encoder(make_model(), prompts={"q": "query: "})
+    with pytest.raises(TypeError, match=r"prompts\['q'\] must be a str, not int"):
+        encoder.prompts = {"q": 3}  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="prompts must be a dict of names and texts, not NoneType"):
+        encoder.prompts = None  # type: ignore[assignment]
+    assert encoder.prompts["q"] == "query: "
     with pytest.raises(TypeError, match="unexpected keyword argument 'thread'"):
         Encoder(make_model(), thread=None)
     with pytest.raises(TypeError, match="two names for the model"):
