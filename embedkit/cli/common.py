@@ -10,13 +10,15 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arguments import check_threads
 from .interrupts import EXIT_INTERRUPTED, exit_code, sigterm_like_ctrl_c
 from .terminal import printable
 
 if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
     from .. import CrossEncoder, Encoder, Index
 
 __all__ = [
@@ -59,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         """Print ``message`` and exit."""
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\ntry '{self.prog} --help'\n")
 
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         """Print help, the version or an error, which `argparse` leaves to this method."""
         super()._print_message(_encodable(message, file or sys.stderr), file)
 
@@ -233,7 +235,7 @@ def show(line: str) -> None:
     print(_encodable(line, sys.stdout))
 
 
-def _encodable(text: str, stream: IO[str]) -> str:
+def _encodable(text: str, stream: object) -> str:
     """``text`` with ? for characters that ``stream`` cannot encode."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
