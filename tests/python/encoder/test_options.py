@@ -58,7 +58,12 @@ def test_a_misspelt_key_of_a_config_or_a_module_is_named() -> None:
         _core.EncoderConfig(**CONFIG, pading_idx=1)
     with pytest.raises(ValueError, match="hidden_size 8 is not a multiple of 3 heads"):
         _core.EncoderConfig(**{**CONFIG, "num_attention_heads": 3})
-    large = {"hidden_size": 64, "num_attention_heads": 64, "max_position_embeddings": 1_000_000, "alibi": True}
+    large = {
+        "hidden_size": 64,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 1_000_000,
+        "alibi": True,
+    }
     with pytest.raises(ValueError, match="the ALiBi table for 64 heads would be too large"):
         _core.EncoderConfig(**{**CONFIG, **large})
     with pytest.raises(TypeError, match="HeadModule has no option 'weights'"):
