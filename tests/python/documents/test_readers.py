@@ -172,7 +172,7 @@ MALFORMED = {
     "surrogate in metadata": (
         "jsonl",
         b'{"text": "a", "x": "\\udfff"}',
-        "2: a metadata field holds a lone surr",
+        "2: the metadata field 'x' holds a lone surr",
     ),
     "infinite number": ("jsonl", b'{"text": "a", "x": 1e999}', "2: the metadata field 'x' holds inf"),
     "escaped NUL": ("jsonl", b'{"text": "a\\u0000"}', "2: the text holds a NUL character"),
