@@ -258,8 +258,8 @@ def probes(view: View, data: Path) -> dict[str, float]:
     }
 
 
-def speed(encoder: Any, texts: Sequence[str], queries: Sequence[str]) -> dict[str, float]:
-    """Texts a second, the median of three, and the median milliseconds of one query."""
+def speed(encoder: Any, texts: Sequence[str], queries: Sequence[str]) -> dict[str, Any]:
+    """Texts a second, the median of three, and the median milliseconds of one query; and when."""
     encoder.encode(list(texts[:64]))
     rates = []
     for _ in range(3):
@@ -271,7 +271,11 @@ def speed(encoder: Any, texts: Sequence[str], queries: Sequence[str]) -> dict[st
         begin = time.perf_counter()
         encoder.encode([query])
         taken.append(1e3 * (time.perf_counter() - begin))
-    return {"texts_per_s": round(statistics.median(rates), 1), "query_ms": round(statistics.median(taken), 3)}
+    return {
+        "texts_per_s": round(statistics.median(rates), 1),
+        "query_ms": round(statistics.median(taken), 3),
+        "date": common.now(),
+    }
 
 
 # --------------------------------------------------------------------------------------------------------- main

@@ -376,11 +376,16 @@ def report(benchmark: str, **content: Any) -> dict[str, Any]:
     """A result for `write_json`: the benchmark's name, date and arguments, then `content`."""
     return {
         "benchmark": benchmark,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": now(),
         # File names only, without the folders of this machine.
         "arguments": [Path(a).name if os.sep in a else a for a in sys.argv[1:]],
         **content,
     }
+
+
+def now() -> str:
+    """The time in UTC, as ISO 8601 has it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_json(path: Path, result: Mapping[str, Any]) -> None:

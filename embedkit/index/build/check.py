@@ -21,8 +21,7 @@ def with_id(item: str | Document, position: int, *, required: bool) -> Document:
         InputError: it has no id, or its metadata is no dict; names its ``position`` unless it was read from a file.
     """
     document = item if isinstance(item, Document) else Document(item)
-    known = "" if document.id is None else f" ({document.id!r:.80})"
-    origin = document.origin or f"document {position}{known}"
+    origin = document.origin or f"document {position}{_named(document)}"
     if document.metadata is not None and not isinstance(document.metadata, Mapping):
         raise InputError(
             origin, f"the metadata is {json_type(document.metadata)}, not a dict of fields", skippable=True
@@ -32,6 +31,10 @@ def with_id(item: str | Document, position: int, *, required: bool) -> Document:
     if required:
         raise InputError(origin, "a document that is added needs an id", skippable=True)
     return replace(document, id=str(position), origin=origin)
+
+
+def _named(document: Document) -> str:
+    return "" if document.id is None else f" ({document.id!r:.80})"
 
 
 def is_blank(document: Document) -> bool:
