@@ -78,11 +78,11 @@ def test_passages_and_large_integers(start: Callable[..., RunningServer], tmp_pa
         Document("Lentils cook in half an hour.", "soup"),
     ]
     Index.build(tmp_path / "index", documents, Encoder(), passages=40).close()
-    server = start("--index", str(tmp_path / "index"))
-    (hits,) = hits_of(server, like="sky", k=5)
-    assert [hit["id"] for hit in hits] == ["soup#1"]  # none of its own passages
-    (hits,) = hits_of(server, query="blue sky", k=1)
-    assert hits[0]["metadata"]["order"] == order
+    with start("--index", str(tmp_path / "index")) as server:
+        (hits,) = hits_of(server, like="sky", k=5)
+        assert [hit["id"] for hit in hits] == ["soup#1"]  # none of its own passages
+        (hits,) = hits_of(server, query="blue sky", k=1)
+        assert hits[0]["metadata"]["order"] == order
 
 
 def test_reranked(searching: RunningServer, index_folder: Path, reranker: Path) -> None:
