@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    from embedkit.training.distillation.run import DistillOptions
+    from embedkit.training.distillation.options import DistillOptions
     from embedkit.training.teacher import Teachers
 
     prompts = options.prompt or [""]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .distillation.run import DistillOptions, distill
+    from .distillation.options import DistillOptions
+    from .distillation.run import distill
     from .distillation.static import StaticOptions, distill_static
     from .hard_negatives import MineOptions, mine_negatives
     from .hub import push_to_hub
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DistillOptions": "distillation.run",
+    "DistillOptions": "distillation.options",
     "MineOptions": "hard_negatives",
     "Recipe": "recipe",
     "StaticOptions": "distillation.static",

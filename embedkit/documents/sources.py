@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,7 +24,6 @@ __all__ = [
     "Source",
     "Span",
     "csv_rows",
-    "expand",
     "format_of",
     "import_pyarrow",
     "listed_formats",
@@ -56,13 +55,6 @@ _ALSO = {"text": "", "ndjson": "jsonl", "htm": "html", "markdown": "md"}  # "tex
 _NEVER_PACKED = ("parquet", "pdf", "docx")
 _BOM = "\ufeff"
 _NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
-
-
-def expand(inputs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The files that ``inputs`` name; see `folders.find_files`."""
-    from .folders import find_files
-
-    return find_files(inputs).paths
 
 
 def listed_formats() -> str:

@@ -17,7 +17,8 @@ from pyarrow import ArrowException
 from pyarrow.parquet import ParquetFile
 
 from ..documents.errors import InputError, OnError
-from ..documents.sources import Source, Span, expand, names_of
+from ..documents.folders import find_files
+from ..documents.sources import Source, Span, names_of
 
 __all__ = ["File", "Piece", "digest", "files", "pieces_of", "source_of"]
 
@@ -63,7 +64,7 @@ def files(inputs: Sequence[str | os.PathLike[str]]) -> list[File]:
     given: list[str] = []
     for one in inputs:
         item = os.fspath(one)
-        given += _remote(item) if "://" in item else expand([item])
+        given += _remote(item) if "://" in item else find_files([item]).paths
     paths = [path if "://" in path else os.path.realpath(path) for path in given]
     for number, path in enumerate(paths):
         if not path.lower().endswith(READ):

@@ -139,7 +139,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Distill, and print the comparison."""
-    from .run import DistillOptions, distill
+    from .options import DistillOptions
+    from .run import distill
 
     fields = {field.name for field in dataclasses.fields(DistillOptions)}
     chosen = {name: value for name, value in vars(options).items() if name in fields}

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,7 @@ from ...encoder import Encoder
 from ..recipe import Recipe
 from ..teacher import TeacherOptions, encode_prompted
 from ..whole_file import write_text
-
-if TYPE_CHECKING:
-    from .run import DistillOptions
+from .options import DistillOptions
 
 __all__ = ["agreement", "compare", "labels", "write_report"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,7 @@ from ...encoder import Encoder
 from ..linear_map import fit, regress, sample_distinct
 from ..model import ModelOptions, SentenceModel, load_backbone, transformer_folder
 from ..teacher import TeacherOptions, encode_prompted
-
-if TYPE_CHECKING:
-    from .run import DistillOptions
+from .options import DistillOptions
 
 __all__ = ["candidates", "choose_layers", "explained"]
 
