@@ -58,6 +58,7 @@ from .check import check_new_id, given_vector, is_blank, with_id
 from .duplicates import near_duplicates
 from .encode import Chunk, encode_chunk, truncated_by
 from .filter import Filter
+from .fold import fold_last
 from .memory import faiss_budget
 from .publish import again, new_manifest, publish
 from .resume import (
@@ -148,6 +149,8 @@ def build(
         contextlib.ExitStack() as stack,
     ):
         state = left_behind(writer, settings.restart)
+        if state is None and mode in ("add", "upsert"):
+            fold_last(writer, settings)
         live = _live(writer, mode, settings, state)
         base = None
         if mode == "build":
@@ -369,7 +372,7 @@ def _index(job: _Job, staging: Staging) -> SegmentEntry:
     manifest, settings = job.manifest, job.settings
     factory = manifest.factory
     if job.mode != "build":
-        factory = _added_factory(factory, vectors.rows, vectors.dimension)
+        factory = faiss_index.added_factory(factory, vectors.rows, vectors.dimension)
     # if search parameters were measured, segments added later are searched with the same ones
     parameters = stored_parameters(manifest.tuning)
     (folder / CHOICE_FILE).unlink(missing_ok=True)
@@ -395,12 +398,3 @@ def _index(job: _Job, staging: Staging) -> SegmentEntry:
         parameters=parameters,
         report=job.report,
     )
-
-
-def _added_factory(factory: str, rows: int, dimension: int) -> str:
-    """The factory of a segment of ``rows`` documents that were added: exact search while they are few."""
-    if factory in faiss_index.AUTOMATIC:
-        return factory
-    nlist = faiss_index.inverted_lists(faiss_index.create_index(factory, dimension)) or 0
-    few = max(faiss_index.AUTO_IVF_ROWS, faiss_index.MIN_POINTS_PER_LIST * nlist)
-    return "Flat" if rows < few else factory

@@ -7,30 +7,25 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ...documents.document import Document
 from ...documents.errors import InputError
-from ..auto.stored import stored_parameters
 from ..errors import IndexExistsError, ModelMismatchError
 from ..several import several_ids
 from ..storage import faiss_index
-from ..storage.document_store import DocumentWriter
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
 from ..storage.manifest import Manifest, Raw, SegmentEntry
 from ..storage.search_parameters import SearchParameters
-from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from ..words.languages import check_language
+from .fold import copy_segments
 from .publish import dated, in_language_of, tombstone
 from .resume import change_errors
-from .segment import finish_segment, remove_all_but
-from .settings import READ_BACK, BuildSettings, Progress, Report
+from .settings import READ_BACK, BuildSettings, Report
 
 __all__ = ["compact", "delete", "merge", "set_search_defaults"]
 
@@ -120,39 +115,11 @@ def compact(
         if factory is not None:  # they were measured on a different kind of index
             manifest = replace(manifest, nprobe=None, ef=None, rescore=None, tuning=None)
         settings = replace(settings, factory=manifest.factory, kept=manifest.kept)
-        entry = _copy(writer, base, manifest, settings, report or (lambda _: None))
+        entry = copy_segments(writer, base.segments, manifest, settings, report or (lambda _: None))
         name = entry.name
         manifest = in_language_of(manifest.with_segments((entry,)), entry)
         writer.publish(dated(manifest, writer.generation), {name: writer.staged(name)})
         return True
-
-
-def _copy(
-    writer: Writer, base: Generation, manifest: Manifest, settings: BuildSettings, report: Report
-) -> SegmentEntry:
-    """Write the documents of ``base`` to one new staged segment, with their vectors as they are kept."""
-    name = writer.new_name()
-    folder = writer.stage(name)
-    documents = DocumentWriter(folder)
-    spool = SpoolWriter(folder / SPOOL_FILE, manifest.dimension)
-    with contextlib.closing(documents), contextlib.closing(spool):
-        for segment in base.segments:
-            for stored, vectors in segment.scan():
-                for document in stored:
-                    documents.add(Document(document.text, document.id, document.metadata))
-                spool.add(vectors)
-                report(Progress("copy", spool.rows, manifest.documents))
-        entry = finish_segment(
-            folder,
-            name,
-            Spool(spool.path, spool.rows, manifest.dimension),
-            partial(documents.finish, manifest.language),
-            settings=settings,
-            parameters=stored_parameters(manifest.tuning),
-            report=report,
-        )
-    remove_all_but(folder, entry.files)
-    return replace(entry, truncated=base.truncated())
 
 
 def merge(target: Path, sources: Sequence[Path]) -> int:

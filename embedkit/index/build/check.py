@@ -56,7 +56,10 @@ def given_vector(document: Document, dimension: int) -> Float32Array | None:
     """The vector (dimension,) that came with ``document``, if one did; `InputError` if it cannot be used."""
     if document.vector is None:
         return None
-    vector = np.asarray(document.vector, np.float32)
+    try:
+        vector = np.asarray(document.vector, np.float32)
+    except (TypeError, ValueError):
+        raise InputError(document.origin, "its vector is not a list of numbers", skippable=True) from None
     if vector.shape != (dimension,):
         raise InputError(
             document.origin,

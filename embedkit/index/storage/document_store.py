@@ -325,6 +325,8 @@ class DocumentReader:
             self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
             raise self.damaged(str(error)) from None
+        # a connection is in a cycle with its cache of statements: unclosed, it would wait for the garbage collector
+        weakref.finalize(self, self._db.close).atexit = False
         try:
             last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
             found = 0 if last is None else last + 1

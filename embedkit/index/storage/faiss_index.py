@@ -25,6 +25,7 @@ __all__ = [
     "Float32Array",
     "Int64Array",
     "SelectorError",
+    "added_factory",
     "auto_nlist",
     "create_index",
     "default_nprobe",
@@ -210,6 +211,15 @@ def inverted_lists(index: Any) -> int | None:
     """The number of inverted lists, or ``None`` for an index without."""
     ivf = ivf_of(index)
     return None if ivf is None else int(ivf.nlist)
+
+
+def added_factory(factory: str, rows: int, dimension: int) -> str:
+    """The factory of a segment of ``rows`` documents that were added: exact search while they are few."""
+    if factory in AUTOMATIC:
+        return factory
+    nlist = inverted_lists(create_index(factory, dimension)) or 0
+    few = max(AUTO_IVF_ROWS, MIN_POINTS_PER_LIST * nlist)
+    return "Flat" if rows < few else factory
 
 
 def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = None) -> Any:

@@ -23,6 +23,7 @@ _MAGIC = b"EKKEYS\x00\x01"
 _HEADER = struct.Struct("<8sQQ")
 _BLOCK = 8192
 _FEW = 32
+_SMALL = 1 << 16  # bytes
 
 
 def write_ids(path: Path, ids: Iterable[str]) -> int:
@@ -53,7 +54,7 @@ def write_ids(path: Path, ids: Iterable[str]) -> int:
 
 
 class Ids:
-    """The ids of a segment, memory-mapped."""
+    """The ids of a segment, memory-mapped unless they are few."""
 
     def __init__(self, path: Path, rows: int) -> None:
         """Map ``path``, which must hold ``rows`` ids (raises `IndexDamagedError` otherwise)."""
@@ -62,7 +63,10 @@ class Ids:
             size = file.seek(0, 2)
             if size < _HEADER.size:
                 raise IndexDamagedError(f"{path}: truncated ({size} bytes); build the index again")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # a map keeps a descriptor of its own, of which many small segments would need too many
+            small = size <= _SMALL
+            file.seek(0)
+            self._map = file.read() if small else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         magic, count, table = _HEADER.unpack_from(self._map)
         if magic != _MAGIC:
             raise self._damaged("not an ids file")

@@ -1,0 +1,100 @@
+"""Several segments into one: what `compact` does with all of them, and each addition with the last small ones.
+
+Every addition makes a segment, and each segment costs an open file and a query of its own. So before one more is
+made, as many of the last as hold eight times the rows of the largest among them are folded. Of documents added one
+at a time, a row is copied four times (and, if stored in codes, rounded so often), and a tail of 8,192 is at most 28
+segments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from ...documents.document import Document
+from ..auto.stored import stored_parameters
+from ..storage.document_store import DocumentWriter
+from ..storage.faiss_index import added_factory
+from ..storage.generation import open_generation
+from ..storage.layout import Writer
+from ..storage.manifest import Manifest, SegmentEntry
+from ..storage.segment import Segment
+from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
+from .publish import dated
+from .segment import finish_segment, remove_all_but
+from .settings import READ_BACK, BuildSettings, Progress, Report
+
+__all__ = ["copy_segments", "fold_last"]
+
+_TIMES = 8
+_MOST_ROWS = 8192  # of a fold, which an addition waits for
+
+
+def fold_last(writer: Writer, settings: BuildSettings) -> None:
+    """Fold the last segments of an index into one if they are small and many."""
+    manifest = writer.live()
+    if manifest is None or not (count := _foldable([entry.rows for entry in manifest.segments])):
+        return
+    with contextlib.closing(open_generation(writer.root, lambda _: None)) as base:
+        last = base.segments[-count:]
+        if not all(_can_be_read_back(segment) for segment in last):
+            return
+        rows = sum(segment.entry.documents for segment in last)
+        settings = replace(
+            settings,
+            factory=added_factory(manifest.factory, rows, manifest.dimension),
+            kept=manifest.kept,
+            target_recall=None,
+        )
+        entry = copy_segments(writer, last, manifest, settings, lambda _: None)
+        manifest = manifest.with_segments((*manifest.segments[:-count], entry))
+        writer.publish(dated(manifest, writer.generation), {entry.name: writer.staged(entry.name)})
+
+
+def _foldable(rows: Sequence[int]) -> int:
+    """How many of the last segments, which have so many ``rows``, are to be folded; 0 for none."""
+    foldable = total = largest = 0
+    for count, size in enumerate(reversed(rows), 1):
+        total, largest = total + size, max(largest, size)
+        if total > _MOST_ROWS:
+            break
+        if total >= _TIMES * largest:
+            foldable = count
+    return foldable
+
+
+def _can_be_read_back(segment: Segment) -> bool:
+    kept = segment.exact or segment.entry.raw != "none"
+    return kept or all(part.factory.endswith(READ_BACK) for part in segment.entry.parts)
+
+
+def copy_segments(
+    writer: Writer, segments: Sequence[Segment], manifest: Manifest, settings: BuildSettings, report: Report
+) -> SegmentEntry:
+    """Write the documents of ``segments`` to one new staged segment, with their vectors as they are kept."""
+    name = writer.new_name()
+    folder = writer.stage(name)
+    total = sum(segment.entry.documents for segment in segments)
+    documents = DocumentWriter(folder)
+    spool = SpoolWriter(folder / SPOOL_FILE, manifest.dimension)
+    with contextlib.closing(documents), contextlib.closing(spool):
+        for segment in segments:
+            for stored, vectors in segment.scan():
+                for document in stored:
+                    documents.add(Document(document.text, document.id, document.metadata))
+                spool.add(vectors)
+                report(Progress("copy", spool.rows, total))
+        entry = finish_segment(
+            folder,
+            name,
+            Spool(spool.path, spool.rows, manifest.dimension),
+            partial(documents.finish, manifest.language),
+            settings=settings,
+            parameters=stored_parameters(manifest.tuning),
+            report=report,
+        )
+    remove_all_but(folder, entry.files)
+    cut = [segment.entry.truncated for segment in segments]
+    return replace(entry, truncated=None if None in cut else sum(count or 0 for count in cut))
