@@ -1,0 +1,106 @@
+"""Additions fold the last small segments of an index, and leave no files open."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit import Index
+from embedkit.index import BuildError, Document
+from embedkit.index.build import fold
+
+
+def _index(path: Path, factory: str = "Flat") -> Index:
+    return Index.build(
+        path, [Document(f"old text {i}", f"old{i}") for i in range(40)], FakeEncoder(), factory=factory
+    )
+
+
+def _sizes(index: Index) -> list[int]:
+    return [segment.entry.rows for segment in index.generation.segments]
+
+
+def test_the_last_segments_are_folded_where_they_hold_eight_times_the_largest() -> None:
+    assert fold._foldable([]) == 0
+    assert fold._foldable([40, *[1] * 7]) == 0
+    assert fold._foldable([40, *[1] * 8]) == 8
+    assert fold._foldable([40, 8, *[1] * 7]) == 0
+    assert fold._foldable([*[8] * 7, *[1] * 8]) == 15
+    assert fold._foldable([1] * 30) == 30
+    assert fold._foldable([2000] * 8) == 0  # an addition would wait too long
+
+
+@pytest.mark.parametrize("factory", ["Flat", "auto-int8"])
+def test_many_single_additions_leave_few_segments(tmp_path: Path, factory: str) -> None:
+    index = _index(tmp_path / "index", factory)
+    texts = [f"word{i} of text {i * 7}" for i in range(30)]
+    for number, text in enumerate(texts):
+        index.add([Document(text, f"new{number}", {"number": number})])
+    assert _sizes(index) == [40, 8, 8, 8, *[1] * 6]
+    for number, text in enumerate(texts):
+        (hit,) = index.search(text, k=1)[0]
+        assert (hit.id, hit.text, hit.metadata) == (f"new{number}", text, {"number": number})
+    stored = index.generation.vectors(index.generation.living_rows())[40:]
+    np.testing.assert_allclose(
+        stored, FakeEncoder().encode_document(texts, normalize_embeddings=True), atol=5e-3
+    )
+
+
+def test_a_fold_leaves_deleted_and_replaced_documents_out(tmp_path: Path) -> None:
+    index = _index(tmp_path / "index")
+    for number in range(8):
+        index.add([Document(f"new text {number}", f"new{number}")])
+    index.delete(["new3"])
+    index.upsert([Document("another text", "new5")])  # folds eight segments, one of which is empty
+    assert _sizes(index)[0] == 40
+    assert len(index) == 47
+    index.add([Document("one more", "more")])
+    assert index.search("another text", k=1)[0][0].id == "new5"
+    assert [name for name in ("new3", "new4", "new5", "more") if index.get([name])] == [
+        "new4",
+        "new5",
+        "more",
+    ]
+
+
+def test_an_interrupted_command_is_finished_before_anything_is_folded(tmp_path: Path, monkeypatch) -> None:
+    index = _index(tmp_path / "index")
+    for number in range(8):
+        index.add([Document(f"new text {number}", f"new{number}")])
+
+    def stop(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("embedkit.index.build.build.finish_segment", stop)
+        patched.setattr(fold, "_TIMES", 1000)
+        with pytest.raises(BuildError):
+            index.upsert([Document("changed", "new2")])
+    assert index.upsert([Document("changed", "new2")]).resumed == 1
+    assert _sizes(index) == [40, *[1] * 8]
+    index.add([Document("one more", "more")])
+    assert _sizes(index)[0] == 40 and len(_sizes(index)) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the open files in /proc")
+def test_a_generation_that_is_replaced_closes_its_files(tmp_path: Path) -> None:
+    index = _index(tmp_path / "index")
+
+    def opened() -> int:
+        links = [os.path.join("/proc/self/fd", number) for number in os.listdir("/proc/self/fd")]
+        return sum(str(tmp_path) in os.readlink(link) for link in links if os.path.lexists(link))
+
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(12):
+            index.add([Document(f"new text {number}", f"new{number}")])
+        assert opened() == len(_sizes(index))
+    finally:
+        gc.enable()
