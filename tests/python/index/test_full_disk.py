@@ -12,7 +12,7 @@ import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit.index import BuildError, Index
-from embedkit.index.build import change
+from embedkit.index.build import fold
 from embedkit.index.storage import layout
 from embedkit.index.storage.manifest import WordsEntry
 
@@ -42,13 +42,13 @@ def test_a_change_on_a_full_disk(
 def test_compact_where_sqlite_finds_the_disk_full(
     tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full(change.DocumentWriter):
+    class Full(fold.DocumentWriter):
         def finish(self, language: str = "auto") -> WordsEntry | None:
             raise sqlite3.OperationalError("database or disk is full")
 
     with Index.build(tmp_path / "index", ["a cat", "a dog", "a bird"], encoder) as index:
         index.delete("1")
-        monkeypatch.setattr(change, "DocumentWriter", Full)
+        monkeypatch.setattr(fold, "DocumentWriter", Full)
         with pytest.raises(BuildError, match=r"compacting failed and was undone: database or disk is full"):
             index.compact()
         assert [item.id for item in index.get(["0", "1", "2"])] == ["0", "2"]
