@@ -135,6 +135,7 @@ def build(
             f"encoder must be an encoder such as embedkit.Encoder(...), not {type(encoder).__name__}"
         )
     # a bad string fails now, not after hours of encoding
+    faiss_index.faiss_name(root)
     if settings.factory not in faiss_index.AUTOMATIC:
         faiss_index.create_index(settings.factory, encoder.get_embedding_dimension())
     else:

@@ -20,7 +20,7 @@ from ..encoder import TextEncoder
 from ..errors import IndexExistsError
 from ..several import several_documents
 from ..storage.document_store import DocumentWriter
-from ..storage.faiss_index import import_faiss, is_exact, ivf_of, read_index, short, write_index
+from ..storage.faiss_index import faiss_name, import_faiss, is_exact, ivf_of, read_index, short, write_index
 from ..storage.generation import Generation, open_generation
 from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
@@ -87,7 +87,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
     if not path.is_file():
         raise InputError(str(path), "no such file")
     try:
-        index = faiss.read_index(str(path))
+        index = faiss.read_index(faiss_name(path))
     except (RuntimeError, MemoryError) as error:
         raise InputError(str(path), f"Faiss cannot read it ({short(error)})") from None
     ids = None

@@ -29,6 +29,7 @@ __all__ = [
     "auto_nlist",
     "create_index",
     "default_nprobe",
+    "faiss_name",
     "faiss_parameters",
     "faiss_threads",
     "import_faiss",
@@ -288,6 +289,20 @@ def write_index(index: Any, path: Path) -> None:
         raise BuildError(f"{path.name} cannot be written: {short(error)}") from None
 
 
+def faiss_name(path: Path) -> str:
+    """``path`` as Faiss takes names: in UTF-8, whatever the locale.
+
+    Raises:
+        ValueError: the name is no UTF-8.
+    """
+    try:
+        return os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"{str(path)!a}: the name is not valid UTF-8, and Faiss opens no such file; rename it"
+        ) from None
+
+
 def read_index(path: Path, *, rows: int, dimension: int) -> Any:
     """Map an inner-product index of (rows, dimension); `IndexDamagedError` if it is anything else.
 
@@ -296,7 +311,7 @@ def read_index(path: Path, *, rows: int, dimension: int) -> Any:
     faiss = import_faiss()
     flags = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
     try:
-        index = faiss.read_index(str(path), flags)
+        index = faiss.read_index(faiss_name(path), flags)
     except (RuntimeError, MemoryError) as error:  # a damaged length may demand any amount of memory
         raise IndexDamagedError(
             f"{path}: Faiss cannot read it ({short(error)}); build the index again"

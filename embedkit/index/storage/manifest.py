@@ -206,9 +206,9 @@ class Manifest:
         return replace(self, segments=segments, documents=sum(segment.documents for segment in segments))
 
     def to_json(self) -> bytes:
-        """The manifest as UTF-8 JSON."""
+        """The manifest as JSON, in ASCII: the name of a folder that is not UTF-8 has lone surrogates."""
         content = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
-        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+        return (json.dumps(content, indent=2) + "\n").encode("ascii")
 
 
 def manifest_name(generation: int) -> str:
