@@ -34,7 +34,7 @@ from types import TracebackType
 from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
 from .durable import TEMPORARY_SUFFIX, fsync, write_atomically
 from .journal import finished_segment
-from .manifest import Manifest, TombstonesEntry, read_manifest
+from .manifest import Manifest, TombstonesEntry, parse_manifest, read_manifest
 
 __all__ = [
     "CURRENT_FILE",
@@ -276,11 +276,16 @@ class Writer:
 
     def publish(self, manifest: Manifest, folders: Mapping[str, Path] | None = None) -> None:
         """Make ``manifest`` the live generation; ``folders``: the staged segments by their final names."""
+        path, content = self.root / MANIFESTS_FOLDER / manifest.filename, manifest.to_json()
+        try:
+            parse_manifest(path, content)
+        except IndexDamagedError as error:  # the old one must stay, for this one would never open again
+            raise AssertionError(f"{self.root}: a manifest that cannot be read was not written") from error
         self._forget_finished()
         for name, folder in (folders or {}).items():
             self.adopt(folder, name)
         fsync(self.root / TOMBSTONES_FOLDER)
-        write_atomically(self.root / MANIFESTS_FOLDER / manifest.filename, manifest.to_json())
+        write_atomically(path, content)
         fsync(self.root)
         try:
             write_atomically(self.root / CURRENT_FILE, (manifest.filename + "\n").encode("ascii"))

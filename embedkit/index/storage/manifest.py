@@ -32,6 +32,7 @@ __all__ = [
     "WordsEntry",
     "altered",
     "hash_file",
+    "parse_manifest",
     "read_manifest",
     "segment_from_json",
 ]
@@ -235,7 +236,11 @@ def read_manifest(path: Path) -> Manifest:
         IndexDamagedError: it is not a manifest, has another format version, or a field is wrong.
     """
     with path.open("rb") as file:
-        content = file.read(_MAX_BYTES + 1)
+        return parse_manifest(path, file.read(_MAX_BYTES + 1))
+
+
+def parse_manifest(path: Path, content: bytes) -> Manifest:
+    """`read_manifest` of the ``content`` of ``path``."""
     if len(content) > _MAX_BYTES:
         raise _damaged(path, f"larger than {_MAX_BYTES >> 20} MiB")
     try:
@@ -313,8 +318,8 @@ class _Parser:
             raise _damaged(self.path, f"field {name!r} is out of range ({value})")
         return value
 
-    def optional_count(self, data: dict[str, Any], name: str) -> int | None:
-        return None if data.get(name) is None else self.count(data, name)
+    def optional_count(self, data: dict[str, Any], name: str, least: int = 1) -> int | None:
+        return None if data.get(name) is None else self.count(data, name, least)
 
     def raw(self, data: dict[str, Any], name: str) -> Raw:
         value = self.field(data, name, str)
@@ -349,7 +354,7 @@ class _Parser:
             segments=segments,
             nprobe=self.optional_count(data, "nprobe"),
             ef=self.optional_count(data, "ef"),
-            rescore=self.optional_count(data, "rescore"),
+            rescore=self.optional_count(data, "rescore", least=0) or None,  # 0: an earlier embedkit wrote it
             tuning=None if data.get("tuning") is None else self.field(data, "tuning", dict),
             root=None if data.get("root") is None else self.field(data, "root", str),
             reading=None if data.get("reading") is None else self.reading(self.field(data, "reading", dict)),
