@@ -47,6 +47,7 @@ from ..errors import IndexDamagedError, IndexExistsError, ResumeError
 from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
+from ..storage.durable import fsync_files
 from ..storage.factory import check_rows
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State
@@ -183,8 +184,8 @@ def build(
             state = None
             _live(writer, mode, settings, None)
         check_header(root, state, header)
-        if state is not None and state.finished is not None:
-            entry: SegmentEntry | None = check_finished(root, state, job.made, documents)
+        entry = None if state is None else check_finished(writer, state, job.made, documents)
+        if state is not None and entry is not None:
             resumed, filtered = state.rows, Filter(None)
         else:
             entry, resumed, filtered = _make_segment(job, documents, state)
@@ -271,6 +272,7 @@ def _make_segment(
             return None, 0, filtered
         entry = replace(_index(job, staging), truncated=staging.truncated)
         made = replace(job.made, input=digest.hexdigest())
+        fsync_files(folder)  # before the journal says that they are complete
         staging.journal.finished(Finished(entry, made))
         return entry, staging.resumed, filtered
 

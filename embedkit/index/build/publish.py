@@ -112,7 +112,7 @@ def publish(
     Returns:
         Its number of documents, and how many of ``base`` they replace.
     """
-    folder = writer.building if writer.building.exists() else writer.segments / entry.name
+    folder = writer.finished(entry.name)
     if (tuning := read_choice(folder / CHOICE_FILE)) is not None:
         manifest = replace(manifest, factory=tuning["chosen"]["factory"], tuning=tuning)
     remove_all_but(folder, entry.files)

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
-from .durable import TEMPORARY_SUFFIX, fsync, write_atomically
+from .durable import TEMPORARY_SUFFIX, fsync, fsync_files, write_atomically
 from .journal import finished_segment
 from .manifest import Manifest, TombstonesEntry, parse_manifest, read_manifest
 
@@ -63,6 +63,7 @@ _OURS = {
     CURRENT_FILE + TEMPORARY_SUFFIX,
     LOCK_FILE,
     JOURNAL_FILE,
+    JOURNAL_FILE + TEMPORARY_SUFFIX,
     SYNC_FILE,
     f"{SYNC_FILE}-journal",
     MANIFESTS_FOLDER,
@@ -239,7 +240,8 @@ class Writer:
         for path in (self.root / MANIFESTS_FOLDER).iterdir():
             if live is None or path.name != live.filename:
                 path.unlink(missing_ok=True)
-        (self.root / (CURRENT_FILE + TEMPORARY_SUFFIX)).unlink(missing_ok=True)
+        for name in (CURRENT_FILE, JOURNAL_FILE):
+            (self.root / (name + TEMPORARY_SUFFIX)).unlink(missing_ok=True)
 
     def new_name(self) -> str:
         """A name for a new segment or tombstones."""
@@ -255,12 +257,14 @@ class Writer:
         """The folder that `stage` made for ``name``."""
         return self.segments / (_WRITING_PREFIX + name)
 
+    def finished(self, name: str) -> Path:
+        """Where the complete segment ``name`` of a build is, which may have got its final name before a crash."""
+        return self.building if self.building.exists() else self.segments / name
+
     def adopt(self, folder: Path, name: str) -> None:
         """Give the finished segment in ``folder`` its final name (again, after a crash in between)."""
         if folder.exists():
-            for path in folder.iterdir():
-                fsync(path)
-            fsync(folder)
+            fsync_files(folder)
             folder.rename(self.segments / name)
             fsync(self.segments)
 

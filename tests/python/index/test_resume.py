@@ -24,6 +24,7 @@ from embedkit.index.build.resume import resumable_rows
 from embedkit.index.build.settings import Progress
 from embedkit.index.search import searcher
 from embedkit.index.storage.generation import Generation
+from embedkit.index.storage.journal import Finished, Journal
 from embedkit.index.storage.layout import Writer
 
 TESTS = Path(__file__).parents[1]
@@ -452,7 +453,64 @@ def test_a_finished_upsert_is_of_the_index_that_it_was_compared_with(
     with Index.build(tmp_path / "index", [old], FakeEncoder()) as index:
         killed(monkeypatch, "before", lambda: index.upsert([old, new]))  # a is the same, and left out
         index.delete(["a"])
-        with pytest.raises(ResumeError, match="another generation of the index"):
+        with pytest.raises(ResumeError, match=r"index has changed since .*; discard it with --restart"):
             index.upsert([old, new])
         index.upsert([old, new], restart=True)
         assert len(index.get(["a", "b"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "encoded"),
+    [
+        ("finished", "vectors.faiss", 0),
+        ("finished", "keys", 0),
+        ("finished", "documents.sqlite", 1),
+        ("cleared", "vectors.faiss", 1),  # the spool is gone by then
+        ("renamed", "vectors.faiss", 1),
+    ],
+)
+def test_a_finished_segment_that_was_damaged_is_made_again(
+    index: Index, monkeypatch: pytest.MonkeyPatch, step: str, name: str, encoded: int
+) -> None:
+    with monkeypatch.context() as patch:
+        if step == "finished":
+            patch.setattr("embedkit.index.build.publish.remove_all_but", lambda *_: None)
+        killed(patch, "before", lambda: index.add([Document("text a", "a1")]))
+    folder = index.path / "segments" / ".building"
+    if step == "renamed":
+        last = json.loads((index.path / "build.journal").read_text().splitlines()[-1])
+        folder = folder.rename(folder.with_name(last["segment"]["name"]))
+    (folder / name).write_bytes(bytes((folder / name).stat().st_size))  # pages that a power cut has lost
+    encoder = Failing(0)
+    with Index.open(index.path, encoder) as again:
+        assert again.add(iter([Document("text a", "a1")])).documents == 1
+        assert encoder.texts == encoded
+        assert [found.id for found in again.get(["x1", "a1"])] == ["x1", "a1"]
+        again.verify(sample=2)
+
+
+def test_a_segment_is_on_disk_before_it_is_finished(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_disk, fsync, finished = set(), os.fsync, Journal.finished
+
+    def noted(descriptor: int) -> None:
+        on_disk.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def checked(self: Journal, record: Finished) -> None:
+        folder = index.path / "segments" / ".building"
+        assert {(folder / name).stat().st_ino for name in record.segment.files} <= on_disk
+        finished(self, record)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Journal, "finished", checked)
+    index.add([Document("text a", "a1")])
+
+
+def test_a_finished_addition_is_made_again_for_an_index_of_another_kind(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(monkeypatch, "before", lambda: index.add([Document("text a", "a1")]))
+    index.compact(factory="HNSW8")
+    assert index.add([Document("text a", "a1")]).documents == 1
+    assert (len(index), index.generation.manifest.factory) == (2, "HNSW8")
+    index.verify(sample=2)
