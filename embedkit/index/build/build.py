@@ -157,6 +157,7 @@ def build(
             assert live is not None
             old = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
             manifest, documents = again(old.manifest, encoder, settings), Stored(old)
+            _check_factory_fits(root, manifest)
         else:
             assert live is not None
             manifest = live
@@ -221,6 +222,19 @@ def _live(writer: Writer, mode: Mode, settings: BuildSettings, state: State | No
             f"{writer.root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
         )
     return live
+
+
+def _check_factory_fits(root: Path, manifest: Manifest) -> None:
+    """Raise ValueError if an index of this kind cannot hold vectors of a new model's dimension."""
+    if manifest.factory in faiss_index.AUTOMATIC:
+        return
+    try:
+        faiss_index.create_index(manifest.factory, manifest.dimension)
+    except ValueError as error:
+        raise ValueError(
+            f"{root}: the vectors of the new model do not fit the index: {error}; change it first: "
+            f"embedkit-index compact {root} --factory auto (compact(factory='auto'))"
+        ) from None
 
 
 def _header(mode: Mode, manifest: Manifest, encoder: TextEncoder) -> Header:
