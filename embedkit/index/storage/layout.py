@@ -113,6 +113,14 @@ def _not_found(root: Path) -> str:
     return f"{root}: not an index (it has no file {CURRENT_FILE})"
 
 
+def _unlock(descriptor: int) -> None:
+    """Release the lock and close its file, which a process forked meanwhile may hold open."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
 class Writer:
     """The right to write one index, and the steps that make a generation appear.
 
@@ -138,6 +146,7 @@ class Writer:
         self.building = self.segments / BUILDING
         if not create:
             current_name(root)
+        self._process = os.getpid()
         self._created = create and self._make_root()
         try:
             self._refuse_foreign()
@@ -158,7 +167,7 @@ class Writer:
             self.generation = 1 + max((int(path.stem) for path in self._manifests()), default=0)
         except BaseException:
             self._remove_empty_folders()
-            os.close(self._lock)
+            _unlock(self._lock)
             raise
 
     def live(self) -> Manifest | None:
@@ -206,7 +215,7 @@ class Writer:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         except BaseException:
-            os.close(descriptor)
+            _unlock(descriptor)
             raise
         return descriptor
 
@@ -331,10 +340,13 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove what was not published, and unlock."""
+        if os.getpid() != self._process:  # a forked child unwinds; its parent goes on writing
+            os.close(self._lock)
+            return
         try:
             self._discard()
         finally:
-            os.close(self._lock)
+            _unlock(self._lock)
 
     def _discard(self) -> None:
         # asks the disk what is live: Ctrl-C may have struck between the switch and any note of it in memory
