@@ -89,7 +89,8 @@ class _File:
 class _Memory:
     """``sync.sqlite``. A name of a file is stored as its bytes, each as the character of that number."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, built: int | None) -> None:
+        """Open ``path``; what it holds of an index before the generation ``built`` is forgotten."""
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._db.execute("PRAGMA synchronous=FULL")
@@ -100,6 +101,8 @@ class _Memory:
             self._db.execute("CREATE TABLE IF NOT EXISTS pending (ids TEXT)")
             self._db.execute("CREATE TABLE IF NOT EXISTS state (generation INTEGER, settings TEXT)")
             self.state = self._db.execute("SELECT generation, settings FROM state").fetchone()
+            if self.state is not None and built is not None and self.state[0] < built:
+                self._forget()
         except sqlite3.DatabaseError as error:
             self._db.close()
             if isinstance(error, sqlite3.OperationalError):
@@ -109,6 +112,13 @@ class _Memory:
                 f"is damaged ({error}); remove it: the next sync then reads all files, and takes all documents of "
                 "the index for the folder's",
             ) from None
+
+    def _forget(self) -> None:
+        self._db.execute("BEGIN")
+        for table in ("files", "pending", "state"):
+            self._db.execute(f"DELETE FROM {table}")
+        self._db.execute("COMMIT")
+        self.state = None
 
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Size and time of all files."""
@@ -221,7 +231,7 @@ def sync(
     of_vectors = (encoder.fingerprint, encoder.document_prompt, manifest.passages)
     fields = (settings.text_field, settings.id_field, settings.vector_field, settings.format)
     told = json.dumps([*of_vectors, whole, *fields])
-    with closing(_Memory(index.path / SYNC_FILE)) as memory:
+    with closing(_Memory(index.path / SYNC_FILE, manifest.built)) as memory:
         stamps = memory.stamps()
         valid = memory.state == (manifest.generation, told)
         suspects = {

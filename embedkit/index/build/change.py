@@ -202,6 +202,7 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
             tuning=None,
             root=_only(one.manifest.root for one in generations),
             reading=_only(one.manifest.reading for one in generations),
+            built=None,
         )
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents

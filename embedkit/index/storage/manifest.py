@@ -174,6 +174,7 @@ class Manifest:
         max_length: of the encoder, if it is not the model's own.
         on_overflow: "window" if the encoder reads texts beyond that so; ``None``: they are cut.
         language: of the words; "auto": not known yet.
+        built: the generation that ``build`` wrote; ``None``: by an earlier embedkit, or by another command.
     """
 
     generation: int
@@ -196,6 +197,7 @@ class Manifest:
     max_length: int | None = None
     on_overflow: str | None = None
     language: str = AUTO
+    built: int | None = None
 
     @property
     def filename(self) -> str:
@@ -362,6 +364,7 @@ class _Parser:
             max_length=self.optional_count(data, "max_length"),
             on_overflow=self.overflow(data),
             language=AUTO if data.get("language") is None else self.language(data),
+            built=self.optional_count(data, "built"),
         )
         if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -16,8 +17,9 @@ from fake_encoder import FakeEncoder
 from embedkit.cli.main import main
 from embedkit.documents import InputError
 from embedkit.documents.readers import Corpus, Names
-from embedkit.index import BuildSettings, Document, Index
+from embedkit.index import BuildError, BuildSettings, Document, Index
 from embedkit.index.build.settings import Progress
+from embedkit.index.storage import layout
 from embedkit.index.sync import FolderSettings, sync
 
 TESTS = Path(__file__).parents[1]
@@ -246,6 +248,41 @@ def test_what_was_remembered_of_an_index_that_is_replaced_is_forgotten(folder: P
     corpus = Corpus([folder], names=Names(whole_text=True))
     settings = BuildSettings(root=corpus.files.root, overwrite=True)
     with Index.build_with(tmp_path / "index", corpus, FakeEncoder(), settings) as index:
+        (folder / "new.txt").unlink()
+        assert sync(index, folder, WHOLE).deleted == 1
+        assert len(index) == 30
+
+
+def test_a_failed_overwrite_keeps_what_was_remembered(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        index.add([Document("from elsewhere", "mine")])
+        corpus = Corpus([folder], names=Names(whole_text=True))
+        settings = BuildSettings(root=corpus.files.root, overwrite=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(layout, "write_atomically", full)
+            with pytest.raises(BuildError, match="no space"):
+                Index.build_with(index.path, corpus, FakeEncoder(), settings)
+        assert sync(index, folder, WHOLE, restart=True).deleted == 0
+        assert "mine" in index
+
+
+def test_what_was_remembered_before_a_build_is_forgotten_after_other_changes_too(
+    folder: Path, tmp_path: Path
+) -> None:
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+    write(folder, {"new.txt": "a new file"})
+    corpus = Corpus([folder], names=Names(whole_text=True))
+    settings = BuildSettings(root=corpus.files.root, overwrite=True)
+    with Index.build_with(tmp_path / "index", corpus, FakeEncoder(), settings) as index:
+        index.delete("d0/f0.txt")
+        index.reembed(FakeEncoder("new"))
         (folder / "new.txt").unlink()
         assert sync(index, folder, WHOLE).deleted == 1
         assert len(index) == 30
