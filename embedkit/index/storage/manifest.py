@@ -51,7 +51,7 @@ RAW_KINDS: tuple[Raw, ...] = ("none", "fp32", "int8")
 
 _MAX_BYTES = 64 << 20  # a manifest is a few kilobytes; a hostile one must not fill the memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PART_NAME = re.compile(r"vectors(-[0-9]{3})?\.faiss")
+_PART_NAME = re.compile(r"vectors(-[0-9]{3,6})?\.faiss")
 _TOMBSTONES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.bits")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _T = TypeVar("_T")
