@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Set
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ..documents.readers import Corpus, Names
 from ..documents.sources import Format
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import Report
-from .errors import ResumeError
+from .errors import BuildError, ResumeError
 from .index import Index
 from .storage.journal import read_journal
 from .storage.layout import JOURNAL_FILE, SYNC_FILE
@@ -103,15 +103,9 @@ class _Memory:
             self.state = self._db.execute("SELECT generation, settings FROM state").fetchone()
             if self.state is not None and built is not None and self.state[0] < built:
                 self._forget()
-        except sqlite3.DatabaseError as error:
+        except BaseException:
             self._db.close()
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            raise InputError(
-                os.fspath(path),
-                f"is damaged ({error}); remove it: the next sync then reads all files, and takes all documents of "
-                "the index for the folder's",
-            ) from None
+            raise
 
     def _forget(self) -> None:
         self._db.execute("BEGIN")
@@ -180,6 +174,25 @@ class _Memory:
         self._db.close()
 
 
+@contextmanager
+def _remembering(path: Path, built: int | None) -> Iterator[_Memory]:
+    """The memory at ``path``; errors of it name it."""
+    try:
+        with closing(_Memory(path, built)) as memory:
+            yield memory
+    except sqlite3.OperationalError as error:
+        raise BuildError(
+            f"{path}: the sync cannot note what it does: {error}; what it has indexed stays, and the same command goes "
+            "on from there"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise InputError(
+            os.fspath(path),
+            f"is damaged ({error}); remove it: the next sync then reads all files, and takes all documents of "
+            "the index for the folder's",
+        ) from None
+
+
 def _key(name: str) -> str:
     return os.fsencode(name).decode("latin-1")
 
@@ -208,6 +221,7 @@ def sync(
 
     Raises:
         InputError: the index is of another folder, or a file cannot be used.
+        BuildError: the index cannot be written: the disk is full, or another sync is at work.
         (and what `Index.upsert` raises)
     """
     settings = settings or FolderSettings()
@@ -231,7 +245,7 @@ def sync(
     of_vectors = (encoder.fingerprint, encoder.document_prompt, manifest.passages)
     fields = (settings.text_field, settings.id_field, settings.vector_field, settings.format)
     told = json.dumps([*of_vectors, whole, *fields])
-    with closing(_Memory(index.path / SYNC_FILE, manifest.built)) as memory:
+    with _remembering(index.path / SYNC_FILE, manifest.built) as memory:
         stamps = memory.stamps()
         valid = memory.state == (manifest.generation, told)
         suspects = {

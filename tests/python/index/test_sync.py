@@ -6,8 +6,11 @@ import errno
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +320,32 @@ def test_a_damaged_memory_is_named(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"sync\.sqlite: is damaged .*; remove it"):
             sync(index, folder, WHOLE)
         (index.path / "sync.sqlite").unlink()
+        assert sync(index, folder, WHOLE).written == 0
+
+
+def test_a_memory_that_cannot_be_written_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        write(folder, {"new.md": "a new note"})
+        with closing(connect(index.path / "sync.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            monkeypatch.setattr(sqlite3, "connect", partial(connect, timeout=0))
+            with pytest.raises(
+                BuildError, match=r"sync\.sqlite: .*database is locked; .* same command goes on"
+            ):
+                sync(index, folder, WHOLE)
+
+        def full(*_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("embedkit.index.sync._Memory.finish", full)
+            with pytest.raises(BuildError, match=r"sync\.sqlite: .*database or disk is full"):
+                sync(index, folder, WHOLE)
+        assert "new.md" in index
         assert sync(index, folder, WHOLE).written == 0
 
 
