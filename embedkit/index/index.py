@@ -149,7 +149,8 @@ class Index(Searcher):
                 (`embedkit.index.auto`). The measurements are stored in the index: ``info()["tuning"]``.
             overwrite: replace an existing index.
             restart: discard what an interrupted build has encoded.
-            max_memory: bytes of memory that the process may take in all.
+            max_memory: bytes of memory that the process may take in all, without the pages of mapped files (programs,
+                an index that is open), which the system drops when it needs them.
             threads: threads of Faiss; ``None``: all.
             on_error: "stop" raises at the first document that cannot be used, "skip" leaves it out, a callable is
                 called with the `InputError`, and the document is left out if it returns.

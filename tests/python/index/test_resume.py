@@ -20,6 +20,7 @@ from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit.index import BuildError, Document, Index, InputError, ResumeError
 from embedkit.index.build import encode, staging
+from embedkit.index.build.memory import resident
 from embedkit.index.build.resume import resumable_rows
 from embedkit.index.build.settings import Progress
 from embedkit.index.search import searcher
@@ -395,7 +396,7 @@ def test_shards_are_journaled_during_the_build(tmp_path: Path, monkeypatch: pyte
 def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int) -> None:
     rows = int(os.environ.get("EMBEDKIT_TEST_ROWS", "100000"))
     code = (
-        f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
+        f"import os, sys; sys.path.insert(0, {str(TESTS)!r})\n"
         "import numpy as np, faiss\nfrom fake_encoder import FakeEncoder\n"
         "from embedkit.index import Index\nfrom embedkit.index.build.memory import resident\n"
         "class Noise(FakeEncoder):\n"
@@ -406,10 +407,11 @@ def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int
         "path, factory, rows, dimension = sys.argv[1], sys.argv[2], int(sys.argv[3]), 128\n"
         "Index.build(path + 'x', ['1'], Noise(truncate_dim=dimension)).close()\n"
         "bound = resident() + (96 + rows // 6250 << 20)\n"  # of the vectors' 49 MB, or 488 of 1,000,000
+        "mapped = int(open('/proc/self/statm').read().split()[2]) * os.sysconf('SC_PAGE_SIZE')\n"
         "texts = (f'{n}' for n in range(rows))\n"
         "index = Index.build(path, texts, Noise(truncate_dim=dimension), factory=factory, max_memory=bound,\n"
         "                    metric='dot')\n"
-        f"peak = {PEAK_KIB} * 1024\n"
+        f"peak = {PEAK_KIB} * 1024 - mapped\n"
         "index.verify()\n"
         "vectors = index.generation.vectors(np.arange(0, rows, 501))\n"
         "_, found = index.search_vectors(vectors, 1, nprobe=64 if 'IVF' in factory else None)\n"
@@ -430,6 +432,17 @@ def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int
     assert int(over) <= 0, f"{over} MiB above the bound"
     assert int(found_parts) >= parts if parts > 1 else int(found_parts) == 1
     assert float(right) > 0.95
+
+
+@needs_peak
+def test_mapped_files_are_not_memory_of_the_process(tmp_path: Path) -> None:
+    path, size = tmp_path / "file", 32 << 20
+    path.write_bytes(bytes(size))
+    before = resident()
+    pages = np.memmap(path, np.uint8, "r")
+    assert pages[::4096].sum() == 0
+    assert resident() - before < size // 2
+    assert len(pages) == size  # mapped until here
 
 
 def test_too_little_memory_says_how_much_is_needed(tmp_path: Path) -> None:
