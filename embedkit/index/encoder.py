@@ -50,6 +50,8 @@ class TextEncoder(Protocol):
 
 def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
     """``encoder`` as a manifest records it."""
+    if not isinstance(encoder.fingerprint, str):
+        raise TypeError(f"the encoder's fingerprint must be a string, not {encoder.fingerprint!r:.80}")
     description = encoder.describe()
     model = str(description["model"])
     folder = Path(model).expanduser()

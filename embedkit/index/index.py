@@ -20,7 +20,6 @@ from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
 from .encoder import TextEncoder, check_encoder, opened
 from .search.device import check_device
-from .search.prepared import check_search_parameters
 from .search.queries import Queries, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher
 from .search.verify import verify
@@ -150,7 +149,8 @@ class Index(Searcher):
                 (`embedkit.index.auto`). The measurements are stored in the index: ``info()["tuning"]``.
             overwrite: replace an existing index.
             restart: discard what an interrupted build has encoded.
-            max_memory: bytes of memory that the process may take in all.
+            max_memory: bytes of memory that the process may take in all, without the pages of mapped files (programs,
+                an index that is open), which the system drops when it needs them.
             threads: threads of Faiss; ``None``: all.
             on_error: "stop" raises at the first document that cannot be used, "skip" leaves it out, a callable is
                 called with the `InputError`, and the document is left out if it returns.
@@ -384,9 +384,17 @@ class Index(Searcher):
         rescore: int | None = None,
         tuning: dict[str, Any] | None = None,
     ) -> None:
-        """Store the index's default search parameters; ``tuning``: the measurements they were chosen from."""
-        parameters = SearchParameters(nprobe, ef, rescore)
-        check_search_parameters(self._open_generation(), parameters)
+        """Store the index's default search parameters; ``tuning``: the measurements they were chosen from.
+
+        ``rescore`` 0 is off, as is ``None``.
+
+        Raises:
+            ValueError: a parameter is out of range, or does not apply to this kind of index; nothing was stored.
+            TypeError: a parameter is not an integer, or ``tuning`` not a dict.
+        """
+        parameters = SearchParameters.checked(nprobe, ef, rescore)
+        if tuning is not None and not isinstance(tuning, dict):
+            raise TypeError(f"tuning must be a dict, not {type(tuning).__name__}")
         change.set_search_defaults(self.path, parameters, tuning)
         self.refresh()
 
@@ -406,6 +414,7 @@ class Index(Searcher):
 
         Raises:
             ValueError: ``target_recall`` is out of range, or there are no documents or no queries.
+            BuildError: another process has made another kind of index of it meanwhile; nothing was stored.
         """
         generation = self._open_generation()
         if not (generation.nlist or generation.ef):
@@ -422,14 +431,8 @@ class Index(Searcher):
                 raise ValueError("there are no queries to tune the index with")
         tuned = tune(generation, target_recall, vectors)
         if store:
-            manifest = generation.manifest
-            parameters = tuned.point.parameters
-            self.set_search_defaults(
-                nprobe=parameters.nprobe,
-                ef=parameters.ef,
-                rescore=manifest.rescore,
-                tuning={**(manifest.tuning or {}), "tuned": tuned.to_dict()},
-            )
+            change.store_tuned(self.path, tuned, generation.manifest)
+            self.refresh()
         return tuned
 
     def verify(self, sample: int = 0) -> dict[str, Any]:

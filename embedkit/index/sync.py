@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Set
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ..documents.readers import Corpus, Names
 from ..documents.sources import Format
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import Report
-from .errors import ResumeError
+from .errors import BuildError, ResumeError
 from .index import Index
 from .storage.journal import read_journal
 from .storage.layout import JOURNAL_FILE, SYNC_FILE
@@ -89,7 +89,8 @@ class _File:
 class _Memory:
     """``sync.sqlite``. A name of a file is stored as its bytes, each as the character of that number."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, built: int | None) -> None:
+        """Open ``path``; what it holds of an index before the generation ``built`` is forgotten."""
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._db.execute("PRAGMA synchronous=FULL")
@@ -100,15 +101,18 @@ class _Memory:
             self._db.execute("CREATE TABLE IF NOT EXISTS pending (ids TEXT)")
             self._db.execute("CREATE TABLE IF NOT EXISTS state (generation INTEGER, settings TEXT)")
             self.state = self._db.execute("SELECT generation, settings FROM state").fetchone()
-        except sqlite3.DatabaseError as error:
+            if self.state is not None and built is not None and self.state[0] < built:
+                self._forget()
+        except BaseException:
             self._db.close()
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            raise InputError(
-                os.fspath(path),
-                f"is damaged ({error}); remove it: the next sync then reads all files, and takes all documents of "
-                "the index for the folder's",
-            ) from None
+            raise
+
+    def _forget(self) -> None:
+        self._db.execute("BEGIN")
+        for table in ("files", "pending", "state"):
+            self._db.execute(f"DELETE FROM {table}")
+        self._db.execute("COMMIT")
+        self.state = None
 
     def stamps(self) -> dict[str, tuple[int, int]]:
         """Size and time of all files."""
@@ -170,6 +174,25 @@ class _Memory:
         self._db.close()
 
 
+@contextmanager
+def _remembering(path: Path, built: int | None) -> Iterator[_Memory]:
+    """The memory at ``path``; errors of it name it."""
+    try:
+        with closing(_Memory(path, built)) as memory:
+            yield memory
+    except sqlite3.OperationalError as error:
+        raise BuildError(
+            f"{path}: the sync cannot note what it does: {error}; what it has indexed stays, and the same command goes "
+            "on from there"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise InputError(
+            os.fspath(path),
+            f"is damaged ({error}); remove it: the next sync then reads all files, and takes all documents of "
+            "the index for the folder's",
+        ) from None
+
+
 def _key(name: str) -> str:
     return os.fsencode(name).decode("latin-1")
 
@@ -198,6 +221,7 @@ def sync(
 
     Raises:
         InputError: the index is of another folder, or a file cannot be used.
+        BuildError: the index cannot be written: the disk is full, or another sync is at work.
         (and what `Index.upsert` raises)
     """
     settings = settings or FolderSettings()
@@ -221,7 +245,7 @@ def sync(
     of_vectors = (encoder.fingerprint, encoder.document_prompt, manifest.passages)
     fields = (settings.text_field, settings.id_field, settings.vector_field, settings.format)
     told = json.dumps([*of_vectors, whole, *fields])
-    with closing(_Memory(index.path / SYNC_FILE)) as memory:
+    with _remembering(index.path / SYNC_FILE, manifest.built) as memory:
         stamps = memory.stamps()
         valid = memory.state == (manifest.generation, told)
         suspects = {

@@ -47,6 +47,7 @@ from ..errors import IndexDamagedError, IndexExistsError, ResumeError
 from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
+from ..storage.durable import fsync_files
 from ..storage.factory import check_rows
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State
@@ -160,6 +161,7 @@ def build(
             assert live is not None
             old = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
             manifest, documents = again(old.manifest, encoder, settings), Stored(old)
+            _check_factory_fits(root, manifest)
         else:
             assert live is not None
             manifest = live
@@ -187,8 +189,8 @@ def build(
             state = None
             _live(writer, mode, settings, None)
         check_header(root, state, header)
-        if state is not None and state.finished is not None:
-            entry: SegmentEntry | None = check_finished(root, state, job.made, documents)
+        entry = None if state is None else check_finished(writer, state, job.made, documents)
+        if state is not None and entry is not None:
             resumed, filtered = state.rows, Filter(None)
         else:
             entry, resumed, filtered = _make_segment(job, documents, state)
@@ -224,6 +226,19 @@ def _live(writer: Writer, mode: Mode, settings: BuildSettings, state: State | No
             f"{writer.root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
         )
     return live
+
+
+def _check_factory_fits(root: Path, manifest: Manifest) -> None:
+    """Raise ValueError if an index of this kind cannot hold vectors of a new model's dimension."""
+    if manifest.factory in faiss_index.AUTOMATIC:
+        return
+    try:
+        faiss_index.create_index(manifest.factory, manifest.dimension)
+    except ValueError as error:
+        raise ValueError(
+            f"{root}: the vectors of the new model do not fit the index: {error}; change it first: "
+            f"embedkit-index compact {root} --factory auto (compact(factory='auto'))"
+        ) from None
 
 
 def _header(mode: Mode, manifest: Manifest, encoder: TextEncoder) -> Header:
@@ -275,6 +290,7 @@ def _make_segment(
             return None, 0, filtered
         entry = replace(_index(job, staging), truncated=staging.truncated)
         made = replace(job.made, input=digest.hexdigest())
+        fsync_files(folder)  # before the journal says that they are complete
         staging.journal.finished(Finished(entry, made))
         return entry, staging.resumed, filtered
 

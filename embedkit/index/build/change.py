@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...documents.errors import InputError
-from ..errors import IndexExistsError, ModelMismatchError
+from ..auto.tune import Tuned
+from ..errors import BuildError, IndexExistsError, ModelMismatchError
+from ..search.prepared import check_search_parameters
 from ..several import several_ids
 from ..storage import faiss_index
 from ..storage.filters import Where
@@ -27,7 +29,7 @@ from .publish import dated, in_language_of, tombstone
 from .resume import change_errors
 from .settings import READ_BACK, BuildSettings, Report
 
-__all__ = ["compact", "delete", "merge", "set_search_defaults"]
+__all__ = ["compact", "delete", "merge", "set_search_defaults", "store_tuned"]
 
 _AT_ONCE = 4096
 _T = TypeVar("_T")
@@ -167,6 +169,7 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
             tuning=None,
             root=_only(one.manifest.root for one in generations),
             reading=_only(one.manifest.reading for one in generations),
+            built=None,
         )
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents
@@ -235,11 +238,32 @@ def _link(source: Path, target: Path) -> None:
 def set_search_defaults(root: Path, parameters: SearchParameters, tuning: dict[str, Any] | None) -> None:
     """Store the default search parameters, and the measurements they were chosen from."""
     with _changing(root, "storing the search defaults") as (writer, base):
-        manifest = replace(
-            base.manifest,
-            nprobe=parameters.nprobe,
-            ef=parameters.ef,
-            rescore=parameters.rescore,
-            tuning=tuning,
-        )
-        writer.publish(dated(manifest, writer.generation))
+        _store_defaults(writer, base, parameters, tuning)
+
+
+def store_tuned(root: Path, tuned: Tuned, measured: Manifest) -> None:
+    """Make what `tune` found on the generation ``measured`` the default; the rest stays as it is in the live one."""
+    with _changing(root, "storing what was tuned") as (writer, base):
+        manifest = base.manifest
+        if (manifest.factory, manifest.encoder) != (measured.factory, measured.encoder):
+            raise BuildError(
+                f"{root}: another process has changed the kind of index or its model since it was measured; nothing "
+                "was stored: tune it again"
+            )
+        parameters = replace(tuned.point.parameters, rescore=manifest.rescore)
+        tuning = {**(manifest.tuning or {}), "tuned": tuned.to_dict()}
+        _store_defaults(writer, base, parameters, tuning)
+
+
+def _store_defaults(
+    writer: Writer, base: Generation, parameters: SearchParameters, tuning: dict[str, Any] | None
+) -> None:
+    check_search_parameters(base, parameters)
+    manifest = replace(
+        base.manifest,
+        nprobe=parameters.nprobe,
+        ef=parameters.ef,
+        rescore=parameters.rescore,
+        tuning=tuning,
+    )
+    writer.publish(dated(manifest, writer.generation))

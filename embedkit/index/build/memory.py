@@ -17,10 +17,11 @@ _LEAST = 32 << 20
 
 
 def resident() -> int:
-    """Bytes of memory that the process holds now."""
+    """Bytes of memory that the process holds now, without pages of mapped files, which the system may drop."""
     try:
         with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            pages, shared = map(int, file.read().split()[1:3])
+        return (pages - shared) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         import resource  # the peak so far, the best figure on other systems
 

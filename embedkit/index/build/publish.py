@@ -19,7 +19,7 @@ from ..storage.faiss_index import AUTOMATIC, Int64Array, is_codes_alone
 from ..storage.faiss_part import bits_of
 from ..storage.generation import Generation
 from ..storage.ids import Ids
-from ..storage.layout import SYNC_FILE, Writer
+from ..storage.layout import Writer
 from ..storage.manifest import IDS_FILE, Manifest, Raw, SegmentEntry
 from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
@@ -85,6 +85,7 @@ def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> 
         reading=manifest.reading,
         passages=manifest.passages,
         language=manifest.language,
+        built=manifest.built,
     )
 
 
@@ -112,7 +113,7 @@ def publish(
     Returns:
         Its number of documents, and how many of ``base`` they replace.
     """
-    folder = writer.building if writer.building.exists() else writer.segments / entry.name
+    folder = writer.finished(entry.name)
     if (tuning := read_choice(folder / CHOICE_FILE)) is not None:
         manifest = replace(manifest, factory=tuning["chosen"]["factory"], tuning=tuning)
     remove_all_but(folder, entry.files)
@@ -133,8 +134,8 @@ def publish(
         replaced = sum(map(len, rows.values()))
         segments = tombstone(writer, base, rows)
     manifest = in_language_of(manifest.with_segments((*segments, entry)), entry)
-    if mode == "build":  # what sync remembers is of the index that is replaced
-        (writer.root / SYNC_FILE).unlink(missing_ok=True)
+    if mode == "build":
+        manifest = replace(manifest, built=writer.generation)
     writer.publish(dated(manifest, writer.generation), {entry.name: writer.building})
     return entry.documents, replaced
 

@@ -15,9 +15,9 @@ import numpy as np
 from ...documents.document import Document
 from ..errors import BuildError, ResumeError, TooFewVectorsError
 from ..storage.durable import fsync
-from ..storage.journal import Header, Made, State, read_journal
+from ..storage.journal import Header, Made, State, forget_finished, read_journal
 from ..storage.layout import JOURNAL_FILE, Writer
-from ..storage.manifest import Manifest, SegmentEntry
+from ..storage.manifest import Manifest, SegmentEntry, hash_file
 from .settings import Written
 
 __all__ = [
@@ -49,7 +49,6 @@ _MADE_NAMES = {
     "kept": "kind of kept vectors",
     "target_recall": "target recall",
     "language": "language",
-    "base": "generation of the index",
 }
 
 
@@ -141,22 +140,52 @@ def check_header(root: Path, state: State | None, header: Header) -> None:
         )
 
 
-def check_finished(root: Path, state: State, made: Made, documents: Iterable[str | Document]) -> SegmentEntry:
-    """The complete segment that an interrupted build has left, if it is the one to be made now."""
-    assert state.finished is not None
-    before, mode = state.finished.made, state.header.mode
-    for name, label in _MADE_NAMES.items():
-        if getattr(before, name) != getattr(made, name):
-            raise ResumeError(
-                f"{root}: an interrupted '{mode}' had finished with another {label} ({getattr(before, name)}, now "
-                f"{getattr(made, name)}); run that command again, or discard it with --restart (restart=True)"
-            )
+def check_finished(
+    writer: Writer, state: State, made: Made, documents: Iterable[str | Document]
+) -> SegmentEntry | None:
+    """The complete segment that an interrupted build has left, if it is the one to be made now.
+
+    ``None`` if there is none, or if it is to be made again: its files are not as they were written, or the index to
+    which its documents are added has become of another kind. What else is left of the build is used for that.
+    """
+    root, mode, finished = writer.root, state.header.mode, state.finished
+    if finished is None:
+        return None
+    before = finished.made
+    if before.base != made.base:  # other documents may be the ones that have not changed
+        raise ResumeError(
+            f"{root}: the index has changed since an interrupted '{mode}' had finished (generation {before.base}, now "
+            f"{made.base}); discard it with --restart (restart=True)"
+        )
+    differing = [name for name in _MADE_NAMES if getattr(before, name) != getattr(made, name)]
+    if differing and mode == "build":
+        name = differing[0]
+        raise ResumeError(
+            f"{root}: an interrupted '{mode}' had finished with another {_MADE_NAMES[name]} ({getattr(before, name)}, "
+            f"now {getattr(made, name)}); run that command again, or discard it with --restart (restart=True)"
+        )
+    if differing or _remove_damaged(writer, finished.segment):
+        forget_finished(writer.journal)
+        return None
     if _digest(documents) != before.input:
         raise ResumeError(
             f"{root}: these are not the documents that an interrupted '{mode}' has encoded; give the same input, "
             "or start over with --restart (restart=True)"
         )
-    return state.finished.segment
+    return finished.segment
+
+
+def _remove_damaged(writer: Writer, entry: SegmentEntry) -> bool:
+    """Remove the files of a finished segment that are not as they were written; whether there were any."""
+    folder = writer.finished(entry.name)
+    damaged = [
+        folder / name
+        for name, file in entry.files.items()
+        if not (folder / name).exists() or hash_file(folder / name) != file
+    ]
+    for path in damaged:
+        path.unlink(missing_ok=True)
+    return bool(damaged)
 
 
 @contextlib.contextmanager

@@ -110,8 +110,10 @@ class DocumentWriter:
         """Keep the first ``rows`` documents; `add` expects them again, and only compares them."""
         self._db.execute("DELETE FROM documents WHERE row >= ?", (rows,))
         self.commit()
-        self._replay_rows = rows
         self.rows = 0
+        if not rows:
+            return
+        self._replay_rows = rows
         self._replay = self._scan()
         self._stored = next(self._replay, None)
 

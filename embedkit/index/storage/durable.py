@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["TEMPORARY_SUFFIX", "fsync", "write_atomically"]
+__all__ = ["TEMPORARY_SUFFIX", "fsync", "fsync_files", "write_atomically"]
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -17,6 +17,13 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def fsync_files(folder: Path) -> None:
+    """Make the files in ``folder`` survive a power cut, with their names."""
+    for path in folder.iterdir():
+        fsync(path)
+    fsync(folder)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

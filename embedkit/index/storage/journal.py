@@ -21,12 +21,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..words.languages import AUTO
-from .durable import fsync
+from .durable import fsync, write_atomically
 from .manifest import SegmentEntry, segment_from_json
 
-__all__ = ["Finished", "Header", "Journal", "Made", "State", "finished_segment", "read_journal"]
+__all__ = [
+    "Finished",
+    "Header",
+    "Journal",
+    "Made",
+    "State",
+    "finished_segment",
+    "forget_finished",
+    "read_journal",
+]
 
 _VERSION = 1
+_SEGMENT = b'{"segment":'
 _Record = TypeVar("_Record", "Header", "Made")
 
 
@@ -138,6 +148,12 @@ def finished_segment(path: Path) -> str | None:
     """The name of the complete segment that the journal at ``path`` names, if any."""
     state = read_journal(path)
     return None if state is None or state.finished is None else state.finished.segment.name
+
+
+def forget_finished(path: Path) -> None:
+    """Drop the complete segment from the journal at ``path``; what is encoded stays."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    write_atomically(path, b"".join(line for line in lines if not line.startswith(_SEGMENT)))
 
 
 class Journal:

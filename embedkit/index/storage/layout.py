@@ -32,9 +32,9 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
-from .durable import TEMPORARY_SUFFIX, fsync, write_atomically
+from .durable import TEMPORARY_SUFFIX, fsync, fsync_files, write_atomically
 from .journal import finished_segment
-from .manifest import Manifest, TombstonesEntry, read_manifest
+from .manifest import Manifest, TombstonesEntry, parse_manifest, read_manifest
 
 __all__ = [
     "CURRENT_FILE",
@@ -63,6 +63,7 @@ _OURS = {
     CURRENT_FILE + TEMPORARY_SUFFIX,
     LOCK_FILE,
     JOURNAL_FILE,
+    JOURNAL_FILE + TEMPORARY_SUFFIX,
     SYNC_FILE,
     f"{SYNC_FILE}-journal",
     MANIFESTS_FOLDER,
@@ -112,6 +113,14 @@ def _not_found(root: Path) -> str:
     return f"{root}: not an index (it has no file {CURRENT_FILE})"
 
 
+def _unlock(descriptor: int) -> None:
+    """Release the lock and close its file, which a process forked meanwhile may hold open."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
 class Writer:
     """The right to write one index, and the steps that make a generation appear.
 
@@ -137,6 +146,7 @@ class Writer:
         self.building = self.segments / BUILDING
         if not create:
             current_name(root)
+        self._process = os.getpid()
         self._created = create and self._make_root()
         try:
             self._refuse_foreign()
@@ -157,7 +167,7 @@ class Writer:
             self.generation = 1 + max((int(path.stem) for path in self._manifests()), default=0)
         except BaseException:
             self._remove_empty_folders()
-            os.close(self._lock)
+            _unlock(self._lock)
             raise
 
     def live(self) -> Manifest | None:
@@ -205,7 +215,7 @@ class Writer:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         except BaseException:
-            os.close(descriptor)
+            _unlock(descriptor)
             raise
         return descriptor
 
@@ -239,7 +249,8 @@ class Writer:
         for path in (self.root / MANIFESTS_FOLDER).iterdir():
             if live is None or path.name != live.filename:
                 path.unlink(missing_ok=True)
-        (self.root / (CURRENT_FILE + TEMPORARY_SUFFIX)).unlink(missing_ok=True)
+        for name in (CURRENT_FILE, JOURNAL_FILE):
+            (self.root / (name + TEMPORARY_SUFFIX)).unlink(missing_ok=True)
 
     def new_name(self) -> str:
         """A name for a new segment or tombstones."""
@@ -255,12 +266,14 @@ class Writer:
         """The folder that `stage` made for ``name``."""
         return self.segments / (_WRITING_PREFIX + name)
 
+    def finished(self, name: str) -> Path:
+        """Where the complete segment ``name`` of a build is, which may have got its final name before a crash."""
+        return self.building if self.building.exists() else self.segments / name
+
     def adopt(self, folder: Path, name: str) -> None:
         """Give the finished segment in ``folder`` its final name (again, after a crash in between)."""
         if folder.exists():
-            for path in folder.iterdir():
-                fsync(path)
-            fsync(folder)
+            fsync_files(folder)
             folder.rename(self.segments / name)
             fsync(self.segments)
 
@@ -276,11 +289,16 @@ class Writer:
 
     def publish(self, manifest: Manifest, folders: Mapping[str, Path] | None = None) -> None:
         """Make ``manifest`` the live generation; ``folders``: the staged segments by their final names."""
+        path, content = self.root / MANIFESTS_FOLDER / manifest.filename, manifest.to_json()
+        try:
+            parse_manifest(path, content)
+        except IndexDamagedError as error:  # the old one must stay, for this one would never open again
+            raise AssertionError(f"{self.root}: a manifest that cannot be read was not written") from error
         self._forget_finished()
         for name, folder in (folders or {}).items():
             self.adopt(folder, name)
         fsync(self.root / TOMBSTONES_FOLDER)
-        write_atomically(self.root / MANIFESTS_FOLDER / manifest.filename, manifest.to_json())
+        write_atomically(path, content)
         fsync(self.root)
         try:
             write_atomically(self.root / CURRENT_FILE, (manifest.filename + "\n").encode("ascii"))
@@ -322,10 +340,13 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove what was not published, and unlock."""
+        if os.getpid() != self._process:  # a forked child unwinds; its parent goes on writing
+            os.close(self._lock)
+            return
         try:
             self._discard()
         finally:
-            os.close(self._lock)
+            _unlock(self._lock)
 
     def _discard(self) -> None:
         # asks the disk what is live: Ctrl-C may have struck between the switch and any note of it in memory

@@ -32,6 +32,7 @@ __all__ = [
     "WordsEntry",
     "altered",
     "hash_file",
+    "parse_manifest",
     "read_manifest",
     "segment_from_json",
 ]
@@ -50,7 +51,7 @@ RAW_KINDS: tuple[Raw, ...] = ("none", "fp32", "int8")
 
 _MAX_BYTES = 64 << 20  # a manifest is a few kilobytes; a hostile one must not fill the memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PART_NAME = re.compile(r"vectors(-[0-9]{3})?\.faiss")
+_PART_NAME = re.compile(r"vectors(-[0-9]{3,6})?\.faiss")
 _TOMBSTONES_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.bits")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _T = TypeVar("_T")
@@ -173,6 +174,7 @@ class Manifest:
         max_length: of the encoder, if it is not the model's own.
         on_overflow: "window" if the encoder reads texts beyond that so; ``None``: they are cut.
         language: of the words; "auto": not known yet.
+        built: the generation that ``build`` wrote; ``None``: by an earlier embedkit, or by another command.
     """
 
     generation: int
@@ -195,6 +197,7 @@ class Manifest:
     max_length: int | None = None
     on_overflow: str | None = None
     language: str = AUTO
+    built: int | None = None
 
     @property
     def filename(self) -> str:
@@ -235,7 +238,11 @@ def read_manifest(path: Path) -> Manifest:
         IndexDamagedError: it is not a manifest, has another format version, or a field is wrong.
     """
     with path.open("rb") as file:
-        content = file.read(_MAX_BYTES + 1)
+        return parse_manifest(path, file.read(_MAX_BYTES + 1))
+
+
+def parse_manifest(path: Path, content: bytes) -> Manifest:
+    """`read_manifest` of the ``content`` of ``path``."""
     if len(content) > _MAX_BYTES:
         raise _damaged(path, f"larger than {_MAX_BYTES >> 20} MiB")
     try:
@@ -313,8 +320,8 @@ class _Parser:
             raise _damaged(self.path, f"field {name!r} is out of range ({value})")
         return value
 
-    def optional_count(self, data: dict[str, Any], name: str) -> int | None:
-        return None if data.get(name) is None else self.count(data, name)
+    def optional_count(self, data: dict[str, Any], name: str, least: int = 1) -> int | None:
+        return None if data.get(name) is None else self.count(data, name, least)
 
     def raw(self, data: dict[str, Any], name: str) -> Raw:
         value = self.field(data, name, str)
@@ -349,7 +356,7 @@ class _Parser:
             segments=segments,
             nprobe=self.optional_count(data, "nprobe"),
             ef=self.optional_count(data, "ef"),
-            rescore=self.optional_count(data, "rescore"),
+            rescore=self.optional_count(data, "rescore", least=0) or None,  # 0: an earlier embedkit wrote it
             tuning=None if data.get("tuning") is None else self.field(data, "tuning", dict),
             root=None if data.get("root") is None else self.field(data, "root", str),
             reading=None if data.get("reading") is None else self.reading(self.field(data, "reading", dict)),
@@ -357,6 +364,7 @@ class _Parser:
             max_length=self.optional_count(data, "max_length"),
             on_overflow=self.overflow(data),
             language=AUTO if data.get("language") is None else self.language(data),
+            built=self.optional_count(data, "built"),
         )
         if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["SearchParameters"]
+
+_MOST = 2**31 - 1  # Faiss' efSearch is an int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,16 @@ class SearchParameters:
     ef: int | None = None
     rescore: int | None = None
 
+    @classmethod
+    def checked(cls, nprobe: Any, ef: Any, rescore: Any) -> SearchParameters:
+        """The same from arguments as an index stores them; a ``rescore`` of 0 (off) is ``None``.
+
+        Raises:
+            TypeError: one of them is not an integer.
+            ValueError: one of them is too large for any index.
+        """
+        return cls(_integer("nprobe", nprobe), _integer("ef", ef), _integer("rescore", rescore) or None)
+
     def __str__(self) -> str:
         """As ``nprobe 16, rescore 4``; empty where nothing is set."""
         named = (("nprobe", self.nprobe), ("ef", self.ef), ("rescore", self.rescore))
@@ -38,3 +51,17 @@ class SearchParameters:
         """What `to_json` wrote; anything but an integer becomes ``None``."""
         values = (data.get(name) for name in ("nprobe", "ef", "k_factor"))
         return cls(*(value if isinstance(value, int) else None for value in values))
+
+
+def _integer(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not {value!r:.80}")
+    if number > _MOST:
+        raise ValueError(f"{name} must be at most {_MOST}, not {number}")
+    return number

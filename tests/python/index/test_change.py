@@ -514,3 +514,20 @@ def test_what_reads_while_another_compacts(
         assert other.export_faiss(tmp_path / "out.faiss") == 60
     assert faiss.read_index(str(tmp_path / "out.faiss")).ntotal == 60
     assert sorted(one.name for one in tmp_path.glob("out*")) == ["out.faiss", "out.faiss.ids.jsonl"]
+
+
+def test_a_model_whose_vectors_the_index_cannot_hold_is_refused_before_the_work(tmp_path: Path) -> None:
+    class Unused(FakeEncoder):
+        def encode_document(self, sentences: list[str], **_: Any) -> np.ndarray:
+            raise AssertionError("a text was encoded")
+
+    texts = [f"text {n}" for n in range(300)]
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), factory="PQ8") as index:
+        with pytest.raises(
+            ValueError, match=r"do not fit .*'PQ8' for 20 dimensions.* compact .*--factory auto"
+        ):
+            index.reembed(Unused("new", truncate_dim=20))
+        index.add([Document("one more", "300")])
+        index.compact(factory="auto")
+        assert index.reembed(FakeEncoder("new", truncate_dim=20)).documents == 301
+        assert index.dimension == 20

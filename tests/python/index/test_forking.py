@@ -59,3 +59,46 @@ def test_a_forked_child_searches_and_adds(tmp_path: Path, factory: str) -> None:
         os.kill(int(out.split()[0]), signal.SIGKILL)
         pytest.fail(f"the child hangs ({time.monotonic() - begin:.0f} s)")
     assert out.split()[1:] == ["0"], err
+
+
+WRITING = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from fake_encoder import FakeEncoder
+from embedkit.index import Document, Index
+
+class Forking(FakeEncoder):
+    def encode_document(self, sentences, **options):
+        if (child := os.fork()) == 0:  # while the index is locked
+            if sentences == ["unwinds"]:
+                raise KeyboardInterrupt
+            os.read(ends[0], 1)
+            os._exit(0)
+        if sentences == ["unwinds"]:
+            os.waitpid(child, 0)
+            try:
+                Index.open(sys.argv[2], FakeEncoder()).add([Document("other", "o")])
+            except BlockingIOError:
+                print("locked")
+        return super().encode_document(sentences, **options)
+
+Index.build(sys.argv[2], ["a cat"], FakeEncoder()).close()
+ends = os.pipe()
+index = Index.open(sys.argv[2], Forking())
+index.add([Document("a dog", "d")])
+Index.open(sys.argv[2], FakeEncoder()).add([Document("a hen", "h")])  # the child still sleeps
+os.write(ends[1], b"x")
+index.add([Document("unwinds", "u")])
+print(len(index))
+"""
+
+
+def test_a_child_that_is_forked_while_an_index_is_written_keeps_no_lock(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WRITING, str(TESTS), str(tmp_path / "index")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["locked", "4"], done.stderr

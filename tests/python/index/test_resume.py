@@ -20,10 +20,12 @@ from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit.index import BuildError, Document, Index, InputError, ResumeError
 from embedkit.index.build import encode, staging
+from embedkit.index.build.memory import resident
 from embedkit.index.build.resume import resumable_rows
 from embedkit.index.build.settings import Progress
 from embedkit.index.search import searcher
 from embedkit.index.storage.generation import Generation
+from embedkit.index.storage.journal import Finished, Journal
 from embedkit.index.storage.layout import Writer
 
 TESTS = Path(__file__).parents[1]
@@ -394,7 +396,7 @@ def test_shards_are_journaled_during_the_build(tmp_path: Path, monkeypatch: pyte
 def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int) -> None:
     rows = int(os.environ.get("EMBEDKIT_TEST_ROWS", "100000"))
     code = (
-        f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
+        f"import os, sys; sys.path.insert(0, {str(TESTS)!r})\n"
         "import numpy as np, faiss\nfrom fake_encoder import FakeEncoder\n"
         "from embedkit.index import Index\nfrom embedkit.index.build.memory import resident\n"
         "class Noise(FakeEncoder):\n"
@@ -405,10 +407,11 @@ def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int
         "path, factory, rows, dimension = sys.argv[1], sys.argv[2], int(sys.argv[3]), 128\n"
         "Index.build(path + 'x', ['1'], Noise(truncate_dim=dimension)).close()\n"
         "bound = resident() + (96 + rows // 6250 << 20)\n"  # of the vectors' 49 MB, or 488 of 1,000,000
+        "mapped = int(open('/proc/self/statm').read().split()[2]) * os.sysconf('SC_PAGE_SIZE')\n"
         "texts = (f'{n}' for n in range(rows))\n"
         "index = Index.build(path, texts, Noise(truncate_dim=dimension), factory=factory, max_memory=bound,\n"
         "                    metric='dot')\n"
-        f"peak = {PEAK_KIB} * 1024\n"
+        f"peak = {PEAK_KIB} * 1024 - mapped\n"
         "index.verify()\n"
         "vectors = index.generation.vectors(np.arange(0, rows, 501))\n"
         "_, found = index.search_vectors(vectors, 1, nprobe=64 if 'IVF' in factory else None)\n"
@@ -429,6 +432,17 @@ def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int
     assert int(over) <= 0, f"{over} MiB above the bound"
     assert int(found_parts) >= parts if parts > 1 else int(found_parts) == 1
     assert float(right) > 0.95
+
+
+@needs_peak
+def test_mapped_files_are_not_memory_of_the_process(tmp_path: Path) -> None:
+    path, size = tmp_path / "file", 32 << 20
+    path.write_bytes(bytes(size))
+    before = resident()
+    pages = np.memmap(path, np.uint8, "r")
+    assert pages[::4096].sum() == 0
+    assert resident() - before < size // 2
+    assert len(pages) == size  # mapped until here
 
 
 def test_too_little_memory_says_how_much_is_needed(tmp_path: Path) -> None:
@@ -452,7 +466,64 @@ def test_a_finished_upsert_is_of_the_index_that_it_was_compared_with(
     with Index.build(tmp_path / "index", [old], FakeEncoder()) as index:
         killed(monkeypatch, "before", lambda: index.upsert([old, new]))  # a is the same, and left out
         index.delete(["a"])
-        with pytest.raises(ResumeError, match="another generation of the index"):
+        with pytest.raises(ResumeError, match=r"index has changed since .*; discard it with --restart"):
             index.upsert([old, new])
         index.upsert([old, new], restart=True)
         assert len(index.get(["a", "b"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "encoded"),
+    [
+        ("finished", "vectors.faiss", 0),
+        ("finished", "keys", 0),
+        ("finished", "documents.sqlite", 1),
+        ("cleared", "vectors.faiss", 1),  # the spool is gone by then
+        ("renamed", "vectors.faiss", 1),
+    ],
+)
+def test_a_finished_segment_that_was_damaged_is_made_again(
+    index: Index, monkeypatch: pytest.MonkeyPatch, step: str, name: str, encoded: int
+) -> None:
+    with monkeypatch.context() as patch:
+        if step == "finished":
+            patch.setattr("embedkit.index.build.publish.remove_all_but", lambda *_: None)
+        killed(patch, "before", lambda: index.add([Document("text a", "a1")]))
+    folder = index.path / "segments" / ".building"
+    if step == "renamed":
+        last = json.loads((index.path / "build.journal").read_text().splitlines()[-1])
+        folder = folder.rename(folder.with_name(last["segment"]["name"]))
+    (folder / name).write_bytes(bytes((folder / name).stat().st_size))  # pages that a power cut has lost
+    encoder = Failing(0)
+    with Index.open(index.path, encoder) as again:
+        assert again.add(iter([Document("text a", "a1")])).documents == 1
+        assert encoder.texts == encoded
+        assert [found.id for found in again.get(["x1", "a1"])] == ["x1", "a1"]
+        again.verify(sample=2)
+
+
+def test_a_segment_is_on_disk_before_it_is_finished(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_disk, fsync, finished = set(), os.fsync, Journal.finished
+
+    def noted(descriptor: int) -> None:
+        on_disk.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def checked(self: Journal, record: Finished) -> None:
+        folder = index.path / "segments" / ".building"
+        assert {(folder / name).stat().st_ino for name in record.segment.files} <= on_disk
+        finished(self, record)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(Journal, "finished", checked)
+    index.add([Document("text a", "a1")])
+
+
+def test_a_finished_addition_is_made_again_for_an_index_of_another_kind(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(monkeypatch, "before", lambda: index.add([Document("text a", "a1")]))
+    index.compact(factory="HNSW8")
+    assert index.add([Document("text a", "a1")]).documents == 1
+    assert (len(index), index.generation.manifest.factory) == (2, "HNSW8")
+    index.verify(sample=2)

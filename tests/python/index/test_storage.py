@@ -476,3 +476,11 @@ def test_an_index_of_format_version_1_is_read(root: Path, encoder: FakeEncoder) 
         assert index.compact()
         assert index.search("a dog", k=1, hybrid=True)[0][0].text == "a dog"
         assert json.loads(manifest_path(root).read_bytes())["format_version"] == 2
+
+
+def test_more_than_999_parts_have_names(root: Path, encoder: FakeEncoder) -> None:
+    segment_file(root, "vectors.faiss").rename(segment_file(root, "vectors-1000.faiss"))
+    path = manifest_path(root)
+    path.write_text(path.read_text().replace("vectors.faiss", "vectors-1000.faiss"))
+    with Index.open(root, encoder) as index:
+        assert index.search("a dog", k=1)[0][0].text == "a dog"

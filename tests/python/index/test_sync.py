@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,9 @@ from fake_encoder import FakeEncoder
 from embedkit.cli.main import main
 from embedkit.documents import InputError
 from embedkit.documents.readers import Corpus, Names
-from embedkit.index import BuildSettings, Document, Index
+from embedkit.index import BuildError, BuildSettings, Document, Index
 from embedkit.index.build.settings import Progress
+from embedkit.index.storage import layout
 from embedkit.index.sync import FolderSettings, sync
 
 TESTS = Path(__file__).parents[1]
@@ -251,6 +256,41 @@ def test_what_was_remembered_of_an_index_that_is_replaced_is_forgotten(folder: P
         assert len(index) == 30
 
 
+def test_a_failed_overwrite_keeps_what_was_remembered(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        index.add([Document("from elsewhere", "mine")])
+        corpus = Corpus([folder], names=Names(whole_text=True))
+        settings = BuildSettings(root=corpus.files.root, overwrite=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(layout, "write_atomically", full)
+            with pytest.raises(BuildError, match="no space"):
+                Index.build_with(index.path, corpus, FakeEncoder(), settings)
+        assert sync(index, folder, WHOLE, restart=True).deleted == 0
+        assert "mine" in index
+
+
+def test_what_was_remembered_before_a_build_is_forgotten_after_other_changes_too(
+    folder: Path, tmp_path: Path
+) -> None:
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+    write(folder, {"new.txt": "a new file"})
+    corpus = Corpus([folder], names=Names(whole_text=True))
+    settings = BuildSettings(root=corpus.files.root, overwrite=True)
+    with Index.build_with(tmp_path / "index", corpus, FakeEncoder(), settings) as index:
+        index.delete("d0/f0.txt")
+        index.reembed(FakeEncoder("new"))
+        (folder / "new.txt").unlink()
+        assert sync(index, folder, WHOLE).deleted == 1
+        assert len(index) == 30
+
+
 def test_of_two_files_with_one_id_the_one_that_stays_counts(folder: Path, tmp_path: Path) -> None:
     write(folder, {"a.jsonl": '{"id": "x", "text": "of a"}\n'})
     with built(folder, tmp_path / "index", FakeEncoder()) as index:
@@ -280,6 +320,32 @@ def test_a_damaged_memory_is_named(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"sync\.sqlite: is damaged .*; remove it"):
             sync(index, folder, WHOLE)
         (index.path / "sync.sqlite").unlink()
+        assert sync(index, folder, WHOLE).written == 0
+
+
+def test_a_memory_that_cannot_be_written_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        write(folder, {"new.md": "a new note"})
+        with closing(connect(index.path / "sync.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            monkeypatch.setattr(sqlite3, "connect", partial(connect, timeout=0))
+            with pytest.raises(
+                BuildError, match=r"sync\.sqlite: .*database is locked; .* same command goes on"
+            ):
+                sync(index, folder, WHOLE)
+
+        def full(*_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("embedkit.index.sync._Memory.finish", full)
+            with pytest.raises(BuildError, match=r"sync\.sqlite: .*database or disk is full"):
+                sync(index, folder, WHOLE)
+        assert "new.md" in index
         assert sync(index, folder, WHOLE).written == 0
 
 

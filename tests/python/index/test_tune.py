@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from fake_encoder import FakeEncoder
 pytest.importorskip("faiss")
 
 from embedkit.cli import main as cli
-from embedkit.index import Document, Index
+from embedkit.index import BuildError, Document, Index
+from embedkit.index.build import change
 
 
 @functools.cache
@@ -177,3 +180,56 @@ def test_the_command_builds_with_a_target(tmp_path: Path, capsys: pytest.Capture
     assert cli.main([*command, "--overwrite", "--factory", "Flat"]) == 2
     assert "leave out one of them" in capsys.readouterr().err
     assert cli.main(["tune", str(tmp_path / "index"), "--target-recall", "3"]) == 2
+
+
+def test_defaults_that_could_not_be_read_again_are_refused(
+    inverted: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong: dict[str, Any]
+    for wrong in ({"nprobe": 2.0}, {"nprobe": True}, {"rescore": False}, {"tuning": [1]}):
+        with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be an? (integer|dict), not"):
+            inverted.set_search_defaults(**wrong)
+    for wrong in ({"nprobe": 33}, {"rescore": -1}, {"rescore": 10**15}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            inverted.set_search_defaults(**wrong)
+    inverted.set_search_defaults(nprobe=np.int64(3), rescore=0)  # type: ignore[arg-type]
+    manifest = inverted.generation.manifest
+    monkeypatch.setattr(change, "dated", lambda manifest, _: replace(manifest, generation=-1))
+    with pytest.raises(AssertionError, match="was not written"):
+        inverted.delete("d1")
+    with Index.open(inverted.path) as again:
+        assert again.generation.manifest == manifest
+        assert (manifest.nprobe, manifest.rescore) == (3, None)
+
+
+def test_a_default_of_0_that_an_earlier_version_wrote_is_read(inverted: Index) -> None:
+    path = inverted.path / "manifests" / inverted.generation.manifest.filename
+    path.write_text(path.read_text().replace('"rescore": null', '"rescore": 0'))
+    with Index.open(inverted.path, WordEncoder()) as again:
+        assert again.generation.manifest.rescore is None
+        assert len(again.search("w1 w2")[0]) == 10
+
+
+def test_an_encoder_whose_fingerprint_is_no_string(tmp_path: Path) -> None:
+    class Numbered(FakeEncoder):
+        fingerprint: Any = 5
+
+    with pytest.raises(TypeError, match="fingerprint must be a string, not 5"):
+        Index.build(tmp_path / "other", ["a cat"], Numbered())
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_another_process_stores_during_a_tune_stays(inverted: Index) -> None:
+    with Index.open(inverted.path) as other:
+        other.set_search_defaults(rescore=3, tuning={"of": "another"})
+    tuned = inverted.tune(0.9)  # of the generation before
+    assert tuned is not None
+    manifest = inverted.generation.manifest
+    assert (manifest.nprobe, manifest.rescore) == (tuned.point.parameters.nprobe, 3)
+    assert manifest.tuning == {"of": "another", "tuned": tuned.to_dict()}
+    with Index.open(inverted.path) as other:
+        other.compact(factory="IVF8,Flat")
+    with pytest.raises(BuildError, match="another process has changed the kind of index"):
+        inverted.tune(0.9)
+    with pytest.raises(ValueError, match="nprobe must be from 1 to 8"):
+        inverted.set_search_defaults(nprobe=20)
