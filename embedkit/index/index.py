@@ -341,8 +341,10 @@ class Index(Searcher):
     ) -> int:
         """Delete the documents with ``ids`` (one, or several), or those that match the condition ``where``.
 
+        In an index of passages, a document whose passage is named or matches is deleted with all its passages.
+
         Returns:
-            How many were deleted.
+            How many documents were deleted.
 
         Raises:
             InputError: one of ``ids`` is not in the index, unless ``missing_ok``; nothing was deleted.

@@ -293,8 +293,8 @@ def _stored(
         for document in pieces:
             known = store.replaying
             try:
-                if adding_to is not None and not known and isinstance(document.id, str):
-                    check_new_id(document, bool(adding_to.find([document.id])))
+                if adding_to is not None and not known and document is pieces[0]:
+                    check_new_id(document, adding_to)
                 vector = given_vector(document, job.header.dimension)
                 store.add(document)
             except InputError as error:

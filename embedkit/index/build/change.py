@@ -15,6 +15,7 @@ import numpy as np
 
 from ...documents.document import Document
 from ...documents.errors import InputError
+from ...documents.passages import document_of
 from ..auto.stored import stored_parameters
 from ..errors import IndexExistsError, ModelMismatchError
 from ..several import several_ids
@@ -27,7 +28,7 @@ from ..storage.manifest import Manifest, Raw, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from ..words.languages import check_language
-from .publish import dated, in_language_of, tombstone
+from .publish import dated, in_language_of, rows_of_documents, tombstone
 from .resume import change_errors
 from .segment import finish_segment, remove_all_but
 from .settings import READ_BACK, BuildSettings, Progress, Report
@@ -50,7 +51,7 @@ def _changing(root: Path, what: str) -> Iterator[tuple[Writer, Generation]]:
 
 
 def delete(root: Path, ids: str | Iterable[str] | None, where: Where | None, *, missing_ok: bool) -> int:
-    """Delete documents; see `Index.delete`. Returns how many."""
+    """Delete documents, with all passages of each; see `Index.delete`. Returns how many."""
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
     with _changing(root, "deleting") as (writer, base):
@@ -60,6 +61,9 @@ def delete(root: Path, ids: str | Iterable[str] | None, where: Where | None, *, 
             else _rows_where(base, "" if where is None else where)
         )
         count = sum(map(len, rows.values()))
+        if base.manifest.passages is not None:
+            documents = {document_of(passage) for passage in _ids_of(base, rows)}
+            rows, count = rows_of_documents(base, documents), len(documents)
         if count:
             manifest = base.manifest.with_segments(tombstone(writer, base, rows))
             writer.publish(dated(manifest, writer.generation))
@@ -71,6 +75,12 @@ def _rows_where(base: Generation, where: Where) -> dict[int, Any]:
         number: np.flatnonzero(np.unpackbits(bits, count=segment.entry.rows, bitorder="little"))
         for number, (segment, bits) in enumerate(zip(base.segments, base.choose(where), strict=True))
     }
+
+
+def _ids_of(base: Generation, rows: dict[int, Any]) -> Iterator[str]:
+    for number, several in rows.items():
+        for begin in range(0, len(several), _AT_ONCE):
+            yield from base.segments[number].ids.many(np.asarray(several[begin : begin + _AT_ONCE], np.int64))
 
 
 def _rows_of_ids(base: Generation, ids: str | Iterable[str], missing_ok: bool) -> dict[int, Any]:

@@ -131,7 +131,8 @@ class Generation:
                 return known
         chosen = []
         for segment in self.segments:
-            bits = bits_of(segment.documents.select(where), segment.entry.rows)
+            rows = segment.documents.select(where, passages=self.manifest.passages is not None)
+            bits = bits_of(rows, segment.entry.rows)
             living = segment.living()
             chosen.append(bits if living is None else bits & living)
         if names_time(where):  # its rows change by themselves

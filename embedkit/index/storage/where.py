@@ -6,9 +6,9 @@ The condition is an SQL expression of SQLite over the fields of a document's met
     author.name like 'A%' or tags is null
     'soup' in tags and 3 not in ratings
 
-A bare name is a field (dots reach into objects), but ``id`` and ``text`` are those of the document; a name in double
-quotes is always a field of the metadata. A text or number before ``in`` and a field after it asks whether the array in
-the field holds it.
+A bare name is a field (dots reach into objects), but ``id`` is that of the document and ``text`` its text (in an index
+of passages that of the passage); a name in double quotes is always a field of the metadata. A text or number before
+``in`` and a field after it asks whether the array in the field holds it.
 
 What is compared or reckoned with a number is read as one, such as any field of a CSV file; text that is not numeric
 matches no number. Two fields are compared as numbers if both hold one.

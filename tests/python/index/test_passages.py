@@ -135,11 +135,44 @@ def test_a_document_is_replaced_and_deleted_with_all_its_passages(index: Index) 
     assert written.replaced == of_one
     assert len(index) == before - of_one + len(index.get("d1"))
     assert [found.text for found in index.get("d1#1#1")] == ["Short."]
-    assert index.delete("d1") == written.documents
+    assert written.documents > 1
+    assert index.delete("d1") == 1
     assert index.get("d1") == []
     assert index.get("d1#1") != []
     with pytest.raises(InputError, match="no document with the id 'd1'"):
         index.delete("d1")
+
+
+def test_a_condition_on_one_passage_deletes_its_whole_document(index: Index) -> None:
+    before, of_one = len(index), len(index.get("d2"))
+    assert index.delete(where="text like '%d2s4 %' or text like '%d1#1%'") == 1
+    assert index.get("d2") == [] and len(index) == before - of_one
+    assert index.delete([index.get("d3")[1].id, index.get("d3")[2].id, "d1#1"]) == 2
+    assert index.get("d3") == index.get("d1#1#1") == [] and len(index.get("d1")) == of_one
+    index.add([Document("short text", "d2")])
+    assert [found.id for found in index.get("d2")] == ["d2#1"]
+    index.verify()
+
+
+def test_the_id_in_a_condition_is_that_of_the_document(index: Index) -> None:
+    def found(where: str) -> set[str]:
+        return {hit.document for hit in index.search("Sentence", k=99, where=where)[0]}
+
+    assert found("id = 'd2'") == {"d2"}
+    assert found("id in ('d1#1', 'd4')") == {"d1#1", "d4"}
+    assert found("id = 'd1'") == {"d1"}
+    assert len(index.search("Sentence", k=99, where="id = 'd2'")[0]) == len(index.get("d2"))
+    assert index.delete(where="id like 'd%' and id != 'd3'") == 5
+    assert found("id is not null") == {"d3"}
+
+
+def test_a_document_is_not_added_beside_its_own_passages(index: Index) -> None:
+    before = len(index)
+    with pytest.raises(InputError, match="the id 'd1' is already in the index; upsert"):
+        index.add([Document("short text", "d1")])
+    skipped: list[InputError] = []
+    index.add([Document("short text", "d1"), Document("another", "new")], on_error=skipped.append)
+    assert len(skipped) == 1 and len(index) == before + 1
 
 
 def test_the_last_of_two_documents_with_one_id_wins(index: Index) -> None:
@@ -250,7 +283,7 @@ def test_an_id_is_of_a_document_before_it_is_of_a_passage(index: Index) -> None:
     passages = len(index.get("d1"))
     assert index.delete("d1#1") == 1
     assert len(index.get("d1")) == passages
-    assert index.delete(["d1", "d1#2"]) == passages  # no passage counts twice
+    assert index.delete(["d1", "d1#2"]) == 1  # no document counts twice
 
 
 def test_judgments_of_documents(index: Index) -> None:
