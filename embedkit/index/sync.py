@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Set
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..documents.document import Document
@@ -191,7 +191,8 @@ def sync(
     """Make ``index`` hold what ``folder`` holds. Only texts that are new or changed are encoded.
 
     A file is read if its size or time differs from what is remembered, and its documents are compared if its hash does.
-    ``checksum``: all files are read, for file systems whose times cannot be trusted.
+    ``checksum``: all files are read, for file systems whose times cannot be trusted. Of two documents with one id, that
+    of the later file counts, in the order of their names.
 
     The index must have been built of this folder (its ``root``). Documents that come from elsewhere stay, once a sync
     has been made; the first one takes all documents for the folder's.
@@ -253,7 +254,7 @@ def sync(
                 changed[name] = _File(file.size, file.mtime, file.sha256, [])
                 touched.pop(name, None)
             changed = {name: changed[name] for name in found if name in changed}
-        reader = _Reader(root, changed, settings, whole, memory)
+        reader = _Reader(root, changed, found.keys(), replace(settings, whole_text=whole), memory)
         written = replaced = 0
         if changed:
             begun = memory.begun
@@ -305,38 +306,79 @@ class _Reader:
     """The documents of the changed files; notes each file's ids, and announces them before the last step."""
 
     def __init__(
-        self, root: str, files: dict[str, _File], settings: FolderSettings, whole: bool, memory: _Memory
+        self,
+        root: str,
+        files: dict[str, _File],
+        found: Set[str],
+        settings: FolderSettings,
+        memory: _Memory,
     ) -> None:
+        """Read ``files`` of those ``found`` in the folder, both in the order in which they are read."""
         self.blank = 0
         self._root = root
         self._files = files
+        self._found = found
         self._settings = settings
-        self._whole = whole
         self._memory = memory
 
     def __iter__(self) -> Iterator[Document]:
         for file in self._files.values():
             file.ids = []
-        corpus = Corpus(
-            [os.path.join(self._root, name) for name in self._files],
-            text_field=self._settings.text_field,
-            id_field=self._settings.id_field,
-            vector_field=self._settings.vector_field,
-            format=self._settings.format,
-            on_error=self._settings.on_error,
-            names=Names(self._root, whole_text=self._whole),
-        )
+        corpus = self._corpus(self._files, self._settings.on_error)
         for document in corpus:
-            name = document.origin.rpartition(":")[0][len(self._root) + 1 :]
-            ids = self._files[name].ids
+            ids = self._files[self._file_of(document.origin)].ids
             if document.id is not None and ids is not None:
                 ids.append(document.id)
             yield document
         self.blank = corpus.blank
+        # the last of several documents with one id counts, so these come again, in the order of their files
+        if contested := self._contested():
+            told_already: OnError = "stop" if self._settings.on_error == "stop" else "skip"
+            yield from self._corpus(contested, told_already)
         self._memory.announce(sorted(_ids(self._files, self._files)))
         for name, file in self._files.items():
             if file.ids == [name]:
                 file.ids = None
+
+    def _corpus(self, names: Iterable[str], on_error: OnError) -> Corpus:
+        return Corpus(
+            [os.path.join(self._root, name) for name in names],
+            text_field=self._settings.text_field,
+            id_field=self._settings.id_field,
+            vector_field=self._settings.vector_field,
+            format=self._settings.format,
+            on_error=on_error,
+            names=Names(self._root, whole_text=bool(self._settings.whole_text)),
+        )
+
+    def _file_of(self, origin: str) -> str:
+        return origin.rpartition(":")[0][len(self._root) + 1 :]
+
+    def _contested(self) -> list[str]:
+        """The files that share ids with each other, if some of them were read now and some were not."""
+        ids = _ids(self._files, self._files)
+        shared: set[str] = set()
+        for name, own in self._held():
+            if name not in self._files and not ids.isdisjoint(own):
+                shared.update(own)
+        contested: set[str] = set()
+        more = bool(shared)
+        while more:
+            more = False
+            for name, own in self._held():
+                if name not in contested and not shared.isdisjoint(own):
+                    contested.add(name)
+                    shared.update(own)
+                    more = True
+        return [name for name in self._found if name in contested]
+
+    def _held(self) -> Iterator[tuple[str, list[str]]]:
+        """The files of the folder, each with the ids of its documents."""
+        for name, file in self._files.items():
+            yield name, file.ids or []
+        for name, ids in self._memory.others(self._files.keys()):
+            if name in self._found:
+                yield name, ids
 
 
 def _hash(path: str) -> str:
