@@ -12,13 +12,14 @@ import json
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..documents.document import Document
-from ..documents.errors import InputError, OnError
+from ..documents.errors import InputError, OnError, reject
 from ..documents.folders import Patterns, walk
 from ..documents.passages import document_of
 from ..documents.readers import Corpus, Names
@@ -264,7 +265,7 @@ def sync(
                     reader,
                     restart=restart,
                     max_memory=max_memory,
-                    on_error=settings.on_error,
+                    on_error=reader.on_error,
                     progress=progress,
                 )
             except ResumeError:
@@ -273,8 +274,9 @@ def sync(
                     raise
                 # an interrupted sync, and a file has changed since
                 done = index.upsert(
-                    reader, restart=True, max_memory=max_memory, on_error=settings.on_error, progress=progress
+                    reader, restart=True, max_memory=max_memory, on_error=reader.on_error, progress=progress
                 )
+            reader.forget_refused()
             written, replaced = done.documents, done.replaced
         gone = owned - _ids(changed, changed.keys())
         if gone:  # a document may have moved to another file
@@ -320,6 +322,27 @@ class _Reader:
         self._found = found
         self._settings = settings
         self._memory = memory
+        self._refused: dict[str, str] = {}
+
+    @property
+    def on_error(self) -> OnError:
+        """What to do with a document that cannot be stored; one that is skipped is noted, and told once."""
+        return "stop" if self._settings.on_error == "stop" else self._refuse
+
+    def _refuse(self, error: InputError) -> None:
+        if error.origin not in self._refused:
+            reject(error, self._settings.on_error)
+        if error.document_id is not None:
+            self._refused[error.origin] = error.document_id
+
+    def forget_refused(self) -> None:
+        """Take the ids of the documents that were not stored from those of their files."""
+        refused: dict[str, Counter[str]] = {}
+        for origin, document_id in self._refused.items():
+            refused.setdefault(self._file_of(origin), Counter())[document_id] += 1
+        for name, ids in refused.items():
+            if (file := self._files.get(name)) is not None:
+                file.ids = list((Counter([name] if file.ids is None else file.ids) - ids).elements())
 
     def __iter__(self) -> Iterator[Document]:
         for file in self._files.values():
