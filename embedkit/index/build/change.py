@@ -33,7 +33,7 @@ from .resume import change_errors
 from .segment import finish_segment, remove_all_but
 from .settings import READ_BACK, BuildSettings, Progress, Report
 
-__all__ = ["compact", "delete", "merge", "set_search_defaults"]
+__all__ = ["compact", "delete", "link_or_copy", "merge", "set_search_defaults"]
 
 _AT_ONCE = 4096
 _T = TypeVar("_T")
@@ -260,7 +260,7 @@ def _adopt(writer: Writer, source: Path, entry: SegmentEntry) -> SegmentEntry:
     name = writer.new_name()
     folder = writer.stage(name)
     for file in entry.files:
-        _link(source / SEGMENTS_FOLDER / entry.name / file, folder / file)
+        link_or_copy(source / SEGMENTS_FOLDER / entry.name / file, folder / file)
     tombstones = entry.tombstones
     if tombstones is not None:
         content = (source / TOMBSTONES_FOLDER / tombstones.file).read_bytes()
@@ -268,9 +268,10 @@ def _adopt(writer: Writer, source: Path, entry: SegmentEntry) -> SegmentEntry:
     return replace(entry, name=name, tombstones=tombstones)
 
 
-def _link(source: Path, target: Path) -> None:
+def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Make ``target`` the same file as ``source``, which must not change, or a copy where that cannot be."""
     try:
-        os.link(source, target)  # files of a segment never change
+        os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
 
