@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit import Encoder
+from embedkit.cli.main import main
 from embedkit.documents.passages import PassageCutter, Passages
 from embedkit.index import Document, Index, InputError, ModelMismatchError
 from embedkit.index.evaluate import Judgments, Search, evaluate
@@ -250,6 +252,29 @@ def test_truncated_texts_are_counted(tmp_path: Path) -> None:
         pytest.raises(ModelMismatchError, match="max_length=16"),
     ):
         other.add([Document("new", "x")])
+
+
+def test_long_texts_are_read_as_before_by_another_model(tmp_path: Path) -> None:
+    encoder = Encoder(max_length=16, on_overflow="window")
+    path = str(tmp_path / "index")
+
+    def lengths() -> tuple[int | None, str | None]:
+        with Index.open(path) as index:
+            return index.info()["max_length"], index.info()["on_overflow"]
+
+    Index.build(path, ["word " * 100, "short"], encoder).close()
+    assert main(["reembed", path]) == 0 and lengths() == (16, "window")
+    with Index.open(path) as index:
+        index.reembed(None)
+        before = index.generation.vectors(index.generation.living_rows())
+    assert lengths() == (16, "window")
+    assert main(["reembed", path, "--max-length", "24", "--on-overflow", "truncate"]) == 0
+    assert lengths() == (24, None)
+    with Index.open(path) as index:
+        index.reembed(encoder)
+        np.testing.assert_allclose(
+            index.generation.vectors(index.generation.living_rows()), before, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(("dedup", "left"), [("exact", 4), ("near:0.9", 3)])
