@@ -16,6 +16,7 @@ from embedkit.cli.main import main
 from embedkit.documents.passages import PassageCutter, Passages
 from embedkit.index import Document, Index, InputError, ModelMismatchError
 from embedkit.index.evaluate import Judgments, Search, evaluate
+from embedkit.index.search.prepared import Found, PreparedSearch
 
 
 class Tokenizing(FakeEncoder):
@@ -127,6 +128,24 @@ def test_the_best_passage_of_each_document(index: Index) -> None:
     assert [hit.id for hit in stream[0]] == [hit.id for hit in hits]
     (few,) = index.search("Sentence", k=6, where="n = 2", per_document=True)
     assert [hit.document for hit in few] == ["d2"]
+
+
+def test_no_deeper_search_once_every_document_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depths: list[int] = []
+    run = PreparedSearch.run
+
+    def watched(search: PreparedSearch, *arguments: Any) -> Found:
+        depths.append(search.k)
+        return run(search, *arguments)
+
+    monkeypatch.setattr(PreparedSearch, "run", watched)
+    documents = [Document(" ".join(sentences(number, 60)), f"d{number}") for number in range(3)]
+    with Index.build(tmp_path / "index", documents, Tokenizing(), passages="10:0") as built:
+        (hits,) = built.search("Sentence tells of and", k=9, per_document=True)
+        assert {hit.document for hit in hits} == {"d0", "d1", "d2"} and len(hits) == 3
+        assert depths == [36] and len(built) > 100
 
 
 def test_a_document_is_replaced_and_deleted_with_all_its_passages(index: Index) -> None:
