@@ -29,6 +29,7 @@ from .common import (
     show,
     size,
 )
+from .outcome import counted
 from .terminal import ProgressBar, printable
 
 __all__ = ["add_commands"]
@@ -139,7 +140,9 @@ def _delete(arguments: argparse.Namespace) -> int:
             raise
         except ValueError as error:  # the condition
             raise CommandError(EXIT_USAGE, str(error)) from None
-        show(f"{printable(arguments.index)}: {plural(count, 'document')} deleted; {len(index):,} in all")
+        whole = index.generation.manifest.passages is None
+        left = f"{len(index):,}" if whole else counted(index.info())
+        show(f"{printable(arguments.index)}: {plural(count, 'document')} deleted; {left} in all")
         if not count and arguments.where is not None and (why := index.generation.why_empty(arguments.where)):
             complain(f"note: {why}")
     return EXIT_OK

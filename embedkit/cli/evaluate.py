@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from ..documents import InputError
 from ..documents.readers import FORMATS, Corpus
 from ..index import BuildError, BuildSettings, Index, ModelMismatchError
 from ..index.auto.plot import check_plot
+from ..index.build.change import link_or_copy
 from ..index.build.publish import storage_of
 from ..index.evaluate import Judgments, Measured, Search, evaluate, read_judgments, read_pairs
 from ..index.evaluate.plot import plot_quality
@@ -204,13 +206,18 @@ def _built(
     begin = time.perf_counter()
     with Index.build_with(path, corpus, encoder, settings) as index:
         rate = len(index) / (time.perf_counter() - begin)
-        for factory in factories:
+    for number, factory in enumerate(factories):
+        # each is made of the vectors as they were encoded: one before it may have kept only their codes
+        own = path.with_name(f"{path.name}-{number}")
+        shutil.copytree(path, own, copy_function=link_or_copy)
+        with Index.open(own, encoder, threads=arguments.threads) as index:
             try:
                 index.compact(factory=factory, max_memory=arguments.max_memory)
             except BuildError as error:  # too few documents for its lists
                 complain(f"{factory}: left out: {error}")
-                continue
-            yield index, _about(index, rate)
+            else:
+                yield index, _about(index, rate)
+        shutil.rmtree(own)
 
 
 def _about(index: Index, rate: float | None) -> dict[str, Any]:

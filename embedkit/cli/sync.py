@@ -65,6 +65,8 @@ def add_commands(commands: Any) -> None:
     again.add_argument(
         "--precision", default="auto", help="fp32, bf16, int8 or auto, the model's own (default)"
     )
+    again.add_argument("--max-length", type=int, metavar="TOKENS", help=same)
+    again.add_argument("--on-overflow", choices=("truncate", "error", "window"), help=same)
     again.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")
     for command in (follow, again):
         command.add_argument(
@@ -137,12 +139,20 @@ def _sync(arguments: argparse.Namespace) -> int:
 
 def _reembed(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
-    encoder = load_encoder(arguments.model, arguments.precision, arguments.threads, arguments.device)
     with (
         explained(lambda: _left(arguments.index)),
         Index.open(arguments.index, threads=arguments.threads) as index,
         ProgressBar(None) as bar,
     ):
+        built, length, overflow = index.generation.manifest, arguments.max_length, arguments.on_overflow
+        encoder = load_encoder(
+            arguments.model,
+            arguments.precision,
+            arguments.threads,
+            arguments.device,
+            max_length=built.max_length if length is None else length,
+            on_overflow=overflow or built.on_overflow,
+        )
         before = index.info()["model"]
         written = index.reembed(
             encoder, restart=arguments.restart, max_memory=arguments.max_memory, progress=bar.update

@@ -15,7 +15,10 @@ class InputError(ValueError):
         origin: where the input came from, as ``file:line`` or a name; empty if unknown.
         reason: what is wrong with it.
         skippable: only one line or document is concerned, which can be skipped.
+        document_id: the id of a document that was read and cannot be stored; else ``None``.
     """
+
+    document_id: str | None = None
 
     def __init__(self, origin: str, reason: str, *, skippable: bool = False) -> None:
         """Join ``origin`` and ``reason`` into the message."""

@@ -64,8 +64,13 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
     )
 
 
-def opened(encoder: TextEncoder | str | os.PathLike[str] | None, threads: int | None) -> TextEncoder:
-    """``encoder``, or the one of a path or name; ``None`` is the built-in model."""
+def opened(
+    encoder: TextEncoder | str | os.PathLike[str] | None, threads: int | None, like: Manifest | None = None
+) -> TextEncoder:
+    """``encoder``, or the one of a path or name; ``None`` is the built-in model.
+
+    One that is loaded here reads long texts as that of the index ``like`` does.
+    """
     if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
         return encoder
     from .. import Encoder
@@ -73,7 +78,13 @@ def opened(encoder: TextEncoder | str | os.PathLike[str] | None, threads: int | 
 
     if encoder is not None and os.fspath(encoder) == BUILTIN.name:  # as `info` prints it
         encoder = None
-    return Encoder(encoder, threads=threads)
+    return Encoder(encoder, threads=threads, **({} if like is None else _lengths(like)))
+
+
+def _lengths(manifest: Manifest) -> dict[str, Any]:
+    """Options of an `embedkit.Encoder` that reads long texts as that of the index did."""
+    given = {"max_length": manifest.max_length, "on_overflow": manifest.on_overflow}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def own_max_length(encoder: TextEncoder) -> int | None:
@@ -109,9 +120,7 @@ def load_encoder(
         model = entry.model
     # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16.
     precision = entry.precision if device != "cpu" or entry.precision in ("fp32", "int8") else "auto"
-    given = {"max_length": manifest.max_length, "on_overflow": manifest.on_overflow}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    encoder = Encoder(model, device=device, precision=precision, threads=threads, **options)
+    encoder = Encoder(model, device=device, precision=precision, threads=threads, **_lengths(manifest))
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension
     return encoder

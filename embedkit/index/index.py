@@ -323,10 +323,11 @@ class Index(Searcher):
         they were measured on other vectors.
 
         Args:
-            encoder: computes the vectors; a path or name: that model, ``None``: the built-in one.
+            encoder: computes the vectors; a path or name: that model, ``None``: the built-in one. Such a model reads
+                long texts as the one before did (``max_length``, ``on_overflow``).
             restart, max_memory, progress: as for `build`.
         """
-        encoder = opened(encoder, self._threads)
+        encoder = opened(encoder, self._threads, self._open_generation().manifest)
         settings = BuildSettings(
             overwrite=True, restart=restart, max_memory=max_memory, threads=self._threads
         )
@@ -341,8 +342,10 @@ class Index(Searcher):
     ) -> int:
         """Delete the documents with ``ids`` (one, or several), or those that match the condition ``where``.
 
+        In an index of passages, a document whose passage is named or matches is deleted with all its passages.
+
         Returns:
-            How many were deleted.
+            How many documents were deleted.
 
         Raises:
             InputError: one of ``ids`` is not in the index, unless ``missing_ok``; nothing was deleted.

@@ -12,13 +12,14 @@ import json
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..documents.document import Document
-from ..documents.errors import InputError, OnError
+from ..documents.errors import InputError, OnError, reject
 from ..documents.folders import Patterns, walk
 from ..documents.passages import document_of
 from ..documents.readers import Corpus, Names
@@ -214,7 +215,8 @@ def sync(
     """Make ``index`` hold what ``folder`` holds. Only texts that are new or changed are encoded.
 
     A file is read if its size or time differs from what is remembered, and its documents are compared if its hash does.
-    ``checksum``: all files are read, for file systems whose times cannot be trusted.
+    ``checksum``: all files are read, for file systems whose times cannot be trusted. Of two documents with one id, that
+    of the later file counts, in the order of their names.
 
     The index must have been built of this folder (its ``root``). Documents that come from elsewhere stay, once a sync
     has been made; the first one takes all documents for the folder's.
@@ -277,7 +279,7 @@ def sync(
                 changed[name] = _File(file.size, file.mtime, file.sha256, [])
                 touched.pop(name, None)
             changed = {name: changed[name] for name in found if name in changed}
-        reader = _Reader(root, changed, settings, whole, memory)
+        reader = _Reader(root, changed, found.keys(), replace(settings, whole_text=whole), memory)
         written = replaced = 0
         if changed:
             begun = memory.begun
@@ -287,7 +289,7 @@ def sync(
                     reader,
                     restart=restart,
                     max_memory=max_memory,
-                    on_error=settings.on_error,
+                    on_error=reader.on_error,
                     progress=progress,
                 )
             except ResumeError:
@@ -296,8 +298,9 @@ def sync(
                     raise
                 # an interrupted sync, and a file has changed since
                 done = index.upsert(
-                    reader, restart=True, max_memory=max_memory, on_error=settings.on_error, progress=progress
+                    reader, restart=True, max_memory=max_memory, on_error=reader.on_error, progress=progress
                 )
+            reader.forget_refused()
             written, replaced = done.documents, done.replaced
         gone = owned - _ids(changed, changed.keys())
         if gone:  # a document may have moved to another file
@@ -329,38 +332,100 @@ class _Reader:
     """The documents of the changed files; notes each file's ids, and announces them before the last step."""
 
     def __init__(
-        self, root: str, files: dict[str, _File], settings: FolderSettings, whole: bool, memory: _Memory
+        self,
+        root: str,
+        files: dict[str, _File],
+        found: Set[str],
+        settings: FolderSettings,
+        memory: _Memory,
     ) -> None:
+        """Read ``files`` of those ``found`` in the folder, both in the order in which they are read."""
         self.blank = 0
         self._root = root
         self._files = files
+        self._found = found
         self._settings = settings
-        self._whole = whole
         self._memory = memory
+        self._refused: dict[str, str] = {}
+
+    @property
+    def on_error(self) -> OnError:
+        """What to do with a document that cannot be stored; one that is skipped is noted, and told once."""
+        return "stop" if self._settings.on_error == "stop" else self._refuse
+
+    def _refuse(self, error: InputError) -> None:
+        if error.origin not in self._refused:
+            reject(error, self._settings.on_error)
+        if error.document_id is not None:
+            self._refused[error.origin] = error.document_id
+
+    def forget_refused(self) -> None:
+        """Take the ids of the documents that were not stored from those of their files."""
+        refused: dict[str, Counter[str]] = {}
+        for origin, document_id in self._refused.items():
+            refused.setdefault(self._file_of(origin), Counter())[document_id] += 1
+        for name, ids in refused.items():
+            if (file := self._files.get(name)) is not None:
+                file.ids = list((Counter([name] if file.ids is None else file.ids) - ids).elements())
 
     def __iter__(self) -> Iterator[Document]:
         for file in self._files.values():
             file.ids = []
-        corpus = Corpus(
-            [os.path.join(self._root, name) for name in self._files],
-            text_field=self._settings.text_field,
-            id_field=self._settings.id_field,
-            vector_field=self._settings.vector_field,
-            format=self._settings.format,
-            on_error=self._settings.on_error,
-            names=Names(self._root, whole_text=self._whole),
-        )
+        corpus = self._corpus(self._files, self._settings.on_error)
         for document in corpus:
-            name = document.origin.rpartition(":")[0][len(self._root) + 1 :]
-            ids = self._files[name].ids
+            ids = self._files[self._file_of(document.origin)].ids
             if document.id is not None and ids is not None:
                 ids.append(document.id)
             yield document
         self.blank = corpus.blank
+        # the last of several documents with one id counts, so these come again, in the order of their files
+        if contested := self._contested():
+            told_already: OnError = "stop" if self._settings.on_error == "stop" else "skip"
+            yield from self._corpus(contested, told_already)
         self._memory.announce(sorted(_ids(self._files, self._files)))
         for name, file in self._files.items():
             if file.ids == [name]:
                 file.ids = None
+
+    def _corpus(self, names: Iterable[str], on_error: OnError) -> Corpus:
+        return Corpus(
+            [os.path.join(self._root, name) for name in names],
+            text_field=self._settings.text_field,
+            id_field=self._settings.id_field,
+            vector_field=self._settings.vector_field,
+            format=self._settings.format,
+            on_error=on_error,
+            names=Names(self._root, whole_text=bool(self._settings.whole_text)),
+        )
+
+    def _file_of(self, origin: str) -> str:
+        return origin.rpartition(":")[0][len(self._root) + 1 :]
+
+    def _contested(self) -> list[str]:
+        """The files that share ids with each other, if some of them were read now and some were not."""
+        ids = _ids(self._files, self._files)
+        shared: set[str] = set()
+        for name, own in self._held():
+            if name not in self._files and not ids.isdisjoint(own):
+                shared.update(own)
+        contested: set[str] = set()
+        more = bool(shared)
+        while more:
+            more = False
+            for name, own in self._held():
+                if name not in contested and not shared.isdisjoint(own):
+                    contested.add(name)
+                    shared.update(own)
+                    more = True
+        return [name for name in self._found if name in contested]
+
+    def _held(self) -> Iterator[tuple[str, list[str]]]:
+        """The files of the folder, each with the ids of its documents."""
+        for name, file in self._files.items():
+            yield name, file.ids or []
+        for name, ids in self._memory.others(self._files.keys()):
+            if name in self._found:
+                yield name, ids
 
 
 def _hash(path: str) -> str:

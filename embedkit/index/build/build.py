@@ -33,7 +33,7 @@ from pathlib import Path
 
 from ...documents.document import Document, check_document
 from ...documents.errors import InputError, reject
-from ...documents.passages import PassageCutter, Passages
+from ...documents.passages import PassageCutter, Passages, document_of
 from ..auto.stored import CHOICE_FILE, choose_for, stored_parameters, write_choice
 from ..encoder import (
     TextEncoder,
@@ -313,11 +313,12 @@ def _stored(
         for document in pieces:
             known = store.replaying
             try:
-                if adding_to is not None and not known and isinstance(document.id, str):
-                    check_new_id(document, bool(adding_to.find([document.id])))
+                if adding_to is not None and not known and document is pieces[0]:
+                    check_new_id(document, adding_to)
                 vector = given_vector(document, job.header.dimension)
                 store.add(document)
             except InputError as error:
+                error.document_id = document_of(document.id or "") if job.cutter else document.id
                 reject(error, job.settings.on_error)
                 break  # the other passages of a document are refused for the same reason
             if known:
@@ -351,6 +352,7 @@ def _pieces(job: _Job, documents: Iterable[str | Document], filtered: Filter) ->
             check_document(document)
             pieces = job.cutter.cut(document)
         except InputError as error:
+            error.document_id = item.id if isinstance(item, Document) else None
             reject(error, job.settings.on_error)
             continue
         yield pieces

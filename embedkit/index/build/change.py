@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...documents.errors import InputError
+from ...documents.passages import document_of
 from ..auto.tune import Tuned
 from ..errors import BuildError, IndexExistsError, ModelMismatchError
 from ..search.prepared import check_search_parameters
@@ -25,11 +26,11 @@ from ..storage.manifest import Manifest, Raw, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
 from .fold import copy_segments
-from .publish import dated, in_language_of, tombstone
+from .publish import dated, in_language_of, rows_of_documents, tombstone
 from .resume import change_errors
 from .settings import READ_BACK, BuildSettings, Report
 
-__all__ = ["compact", "delete", "merge", "set_search_defaults", "store_tuned"]
+__all__ = ["compact", "delete", "link_or_copy", "merge", "set_search_defaults", "store_tuned"]
 
 _AT_ONCE = 4096
 _T = TypeVar("_T")
@@ -47,7 +48,7 @@ def _changing(root: Path, what: str) -> Iterator[tuple[Writer, Generation]]:
 
 
 def delete(root: Path, ids: str | Iterable[str] | None, where: Where | None, *, missing_ok: bool) -> int:
-    """Delete documents; see `Index.delete`. Returns how many."""
+    """Delete documents, with all passages of each; see `Index.delete`. Returns how many."""
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
     with _changing(root, "deleting") as (writer, base):
@@ -57,6 +58,9 @@ def delete(root: Path, ids: str | Iterable[str] | None, where: Where | None, *, 
             else _rows_where(base, "" if where is None else where)
         )
         count = sum(map(len, rows.values()))
+        if base.manifest.passages is not None:
+            documents = {document_of(passage) for passage in _ids_of(base, rows)}
+            rows, count = rows_of_documents(base, documents), len(documents)
         if count:
             manifest = base.manifest.with_segments(tombstone(writer, base, rows))
             writer.publish(dated(manifest, writer.generation))
@@ -68,6 +72,12 @@ def _rows_where(base: Generation, where: Where) -> dict[int, Any]:
         number: np.flatnonzero(np.unpackbits(bits, count=segment.entry.rows, bitorder="little"))
         for number, (segment, bits) in enumerate(zip(base.segments, base.choose(where), strict=True))
     }
+
+
+def _ids_of(base: Generation, rows: dict[int, Any]) -> Iterator[str]:
+    for number, several in rows.items():
+        for begin in range(0, len(several), _AT_ONCE):
+            yield from base.segments[number].ids.many(np.asarray(several[begin : begin + _AT_ONCE], np.int64))
 
 
 def _rows_of_ids(base: Generation, ids: str | Iterable[str], missing_ok: bool) -> dict[int, Any]:
@@ -220,7 +230,7 @@ def _adopt(writer: Writer, source: Path, entry: SegmentEntry) -> SegmentEntry:
     name = writer.new_name()
     folder = writer.stage(name)
     for file in entry.files:
-        _link(source / SEGMENTS_FOLDER / entry.name / file, folder / file)
+        link_or_copy(source / SEGMENTS_FOLDER / entry.name / file, folder / file)
     tombstones = entry.tombstones
     if tombstones is not None:
         content = (source / TOMBSTONES_FOLDER / tombstones.file).read_bytes()
@@ -228,9 +238,10 @@ def _adopt(writer: Writer, source: Path, entry: SegmentEntry) -> SegmentEntry:
     return replace(entry, name=name, tombstones=tombstones)
 
 
-def _link(source: Path, target: Path) -> None:
+def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Make ``target`` the same file as ``source``, which must not change, or a copy where that cannot be."""
     try:
-        os.link(source, target)  # files of a segment never change
+        os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
 

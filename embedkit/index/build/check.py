@@ -9,7 +9,9 @@ import numpy as np
 
 from ...documents.document import Document, json_type
 from ...documents.errors import InputError
+from ...documents.passages import document_of
 from ..storage.faiss_index import Float32Array
+from ..storage.generation import Generation
 
 __all__ = ["check_new_id", "given_vector", "is_blank", "with_id"]
 
@@ -42,12 +44,16 @@ def is_blank(document: Document) -> bool:
     return document.vector is None and isinstance(document.text, str) and not document.text.strip()
 
 
-def check_new_id(document: Document, taken: bool) -> None:
-    """Refuse a document whose id is ``taken``."""
-    if taken:
+def check_new_id(document: Document, base: Generation) -> None:
+    """Refuse a document, or the first passage of one, whose id is in ``base``."""
+    if not isinstance(document.id, str):  # refused where it is stored
+        return
+    passages = base.manifest.passages is not None
+    own = document_of(document.id) if passages else document.id
+    if base.find_passages([own]) if passages else base.find([own]):
         raise InputError(
             document.origin,
-            f"the id {document.id!r} is already in the index; upsert replaces documents",
+            f"the id {own!r} is already in the index; upsert replaces documents",
             skippable=True,
         )
 

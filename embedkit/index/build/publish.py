@@ -31,6 +31,7 @@ __all__ = [
     "in_language_of",
     "new_manifest",
     "publish",
+    "rows_of_documents",
     "storage_of",
     "tombstone",
 ]
@@ -129,7 +130,7 @@ def publish(
         rows = (
             _rows_with_ids(base, new, mode)
             if mode == "add" or manifest.passages is None
-            else _rows_of_documents(base, new)
+            else rows_of_documents(base, (document_of(passage) for passage in new if passage))
         )
         replaced = sum(map(len, rows.values()))
         segments = tombstone(writer, base, rows)
@@ -162,10 +163,10 @@ def _rows_with_ids(base: Generation, ids: Iterator[str], mode: Mode) -> dict[int
     return rows
 
 
-def _rows_of_documents(base: Generation, ids: Iterator[str]) -> dict[int, list[int]]:
-    """Rows of ``base`` with passages of the documents that passages with ``ids`` are of."""
+def rows_of_documents(base: Generation, documents: Iterable[str]) -> dict[int, list[int]]:
+    """Rows of ``base`` with passages of ``documents``, by segment number."""
     rows: dict[int, list[int]] = {}
-    wanted = iter(dict.fromkeys(document_of(passage) for passage in ids if passage))
+    wanted = iter(dict.fromkeys(documents))
     while block := list(islice(wanted, _IDS_AT_ONCE)):
         for found in base.find_passages(block).values():
             for number, row in found:

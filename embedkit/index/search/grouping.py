@@ -45,7 +45,8 @@ def best_of_documents(search: PreparedSearch, vectors: Float32Array, texts: list
             if found.parts is not None:
                 explained = True
                 parts[line] = [found.parts[at][place] for place in best]
-            if len(best) < k and living.all() and depth < generation.manifest.documents:
+            more = living.all() and depth < generation.manifest.documents
+            if more and len(best) < k and len(best) < generation.whole_documents:
                 unfinished.append(line)
         open_lines = np.array(unfinished, np.int64)
     return Found(scores, rows, parts if explained else None)

@@ -128,7 +128,7 @@ class Searcher:
         return {
             "path": str(self.path),
             "documents": manifest.documents,
-            **({} if manifest.passages is None else {"whole_documents": generation.whole_documents()}),
+            **({} if manifest.passages is None else {"whole_documents": generation.whole_documents}),
             "passages": manifest.passages,
             "truncated": generation.truncated(),
             "deleted": generation.rows - manifest.documents,

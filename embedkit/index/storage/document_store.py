@@ -419,13 +419,17 @@ class DocumentReader:
                     raise self.damaged(str(error)) from None
             last = found[-1][0]
 
-    def select(self, where: str) -> npt.NDArray[np.int64]:
+    def select(self, where: str, *, passages: bool = False) -> npt.NDArray[np.int64]:
         """The rows, deleted ones included, that match the condition ``where`` (see `compile_where`).
+
+        ``passages``: they are those of passages.
 
         Raises:
             ValueError: the condition is invalid.
         """
-        found = self._selected(f"SELECT row FROM documents WHERE ({compile_where(where)})", where)
+        found = self._selected(
+            f"SELECT row FROM documents WHERE ({compile_where(where, passages=passages)})", where
+        )
         return np.fromiter((row for (row,) in found), np.int64, len(found))
 
     def lacks(self, field: Field) -> bool:

@@ -21,7 +21,7 @@ from .faiss_part import Bits, FaissPart, bits_of
 from .filters import Where, condition_of
 from .layout import SEGMENTS_FOLDER, current_name, manifest_at
 from .manifest import Manifest
-from .raw import best
+from .raw import MISSING, best
 from .search_parameters import SearchParameters
 from .segment import Segment
 from .where import fields_of, names_time
@@ -131,7 +131,8 @@ class Generation:
                 return known
         chosen = []
         for segment in self.segments:
-            bits = bits_of(segment.documents.select(where), segment.entry.rows)
+            rows = segment.documents.select(where, passages=self.manifest.passages is not None)
+            bits = bits_of(rows, segment.entry.rows)
             living = segment.living()
             chosen.append(bits if living is None else bits & living)
         if names_time(where):  # its rows change by themselves
@@ -161,7 +162,7 @@ class Generation:
     def search(
         self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best ``k`` (at most all documents), both (n, k); row -1 where fewer were found."""
+        """Scores and rows of the best ``k``, both (n, min(k, documents)); row -1 where fewer were found."""
         only = self._only
         if only is not None and chosen is None and (parameters.rescore is None or only.exact):
             return only.parts[0].search(vectors, k, None, parameters, _no_exact)
@@ -173,7 +174,12 @@ class Generation:
             found = np.where(found < 0, -1, found + self._starts[number])
             scores = np.concatenate([scores, some], axis=1)
             rows = np.concatenate([rows, found], axis=1)
-        return best(scores, rows, k)  # Faiss scores a missing hit -3.4e38
+        scores, rows = best(scores, rows, k)  # Faiss scores a missing hit -3.4e38
+        missing = min(k, self.manifest.documents) - rows.shape[1]
+        if missing <= 0:
+            return scores, rows
+        columns = ((0, 0), (0, missing))
+        return np.pad(scores, columns, constant_values=MISSING), np.pad(rows, columns, constant_values=-1)
 
     @property
     def has_words(self) -> bool:
@@ -273,6 +279,7 @@ class Generation:
                     found.setdefault(document, []).append((int(place), number, row))
         return {name: [(number, row) for _, number, row in sorted(rows)] for name, rows in found.items()}
 
+    @cached_property
     def whole_documents(self) -> int:
         """The number of documents whose passages this index holds."""
         rows = self.living_rows()

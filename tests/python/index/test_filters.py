@@ -202,7 +202,11 @@ def test_delete_by_a_dict(tmp_path: Path, encoder: FakeEncoder) -> None:
         (hits,) = next(iter(index.search_stream([["text"]], 1, where={"year": 0})))
         assert [hit.id for hit in hits] == ["6"]
         scores, rows = index.search_vectors(encoder.encode_query(["text"]), 9, where={"lang": "en"})
-        assert index.ids(rows[0][rows[0] >= 0]) == ["4"] and scores.shape[0] == 1
+        assert index.ids(rows[0][rows[0] >= 0]) == ["4"]
+        assert scores.shape == rows.shape == (1, 5) and (rows[0][1:] == -1).all()
+        assert (scores[0][1:] < scores[0][0]).all() and scores.dtype == np.float32
+        scores, rows = index.search_vectors(encoder.encode_query(["text"]), 2, where={"lang": "none"})
+        assert scores.shape == rows.shape == (1, 2) and (rows == -1).all()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,26 @@ def test_a_kind_for_which_there_are_too_few_documents_is_left_out(
     out, err = capsys.readouterr()
     assert {json.loads(line)["factory"] for line in out.splitlines()} == {"Flat"}
     assert "IVF500,Flat: left out" in err
+
+
+def test_each_kind_is_made_of_the_vectors_as_they_were_encoded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, np.ndarray] = {}
+
+    def watched(index: Index, *arguments: Any, **options: Any) -> Any:
+        seen[index.info()["factory"]] = index.generation.vectors(index.generation.living_rows())
+        return evaluate(index, *arguments, **options)
+
+    monkeypatch.setattr("embedkit.cli.evaluate.evaluate", watched)
+    options = [word for kind in ("auto-int6", "SQ8", "Flat") for word in ("--factory", kind)]
+    assert main(["eval", "docs.jsonl", "--pairs", "pairs.tsv", *options]) == 0
+    texts = [f"text number {n}" for n in range(60)]
+    encoded = FakeEncoder().encode_document(texts, normalize_embeddings=True)
+    assert list(seen) == ["SQ6", "SQ8", "Flat"]
+    np.testing.assert_allclose(seen["Flat"], encoded, atol=1e-6)
+    np.testing.assert_allclose(seen["SQ8"], encoded, atol=1e-6)  # kept beside the codes
+    assert np.abs(seen["SQ6"] - encoded).max() > 1e-4
 
 
 def test_reranking_is_measured(tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit import Encoder
+from embedkit.cli.main import main
 from embedkit.documents.passages import PassageCutter, Passages
 from embedkit.index import Document, Index, InputError, ModelMismatchError
 from embedkit.index.evaluate import Judgments, Search, evaluate
+from embedkit.index.search.prepared import Found, PreparedSearch
 
 
 class Tokenizing(FakeEncoder):
@@ -127,6 +130,24 @@ def test_the_best_passage_of_each_document(index: Index) -> None:
     assert [hit.document for hit in few] == ["d2"]
 
 
+def test_no_deeper_search_once_every_document_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depths: list[int] = []
+    run = PreparedSearch.run
+
+    def watched(search: PreparedSearch, *arguments: Any) -> Found:
+        depths.append(search.k)
+        return run(search, *arguments)
+
+    monkeypatch.setattr(PreparedSearch, "run", watched)
+    documents = [Document(" ".join(sentences(number, 60)), f"d{number}") for number in range(3)]
+    with Index.build(tmp_path / "index", documents, Tokenizing(), passages="10:0") as built:
+        (hits,) = built.search("Sentence tells of and", k=9, per_document=True)
+        assert {hit.document for hit in hits} == {"d0", "d1", "d2"} and len(hits) == 3
+        assert depths == [36] and len(built) > 100
+
+
 def test_a_document_is_replaced_and_deleted_with_all_its_passages(index: Index) -> None:
     before = len(index)
     of_one = len(index.get("d1"))
@@ -135,11 +156,44 @@ def test_a_document_is_replaced_and_deleted_with_all_its_passages(index: Index) 
     assert written.replaced == of_one
     assert len(index) == before - of_one + len(index.get("d1"))
     assert [found.text for found in index.get("d1#1#1")] == ["Short."]
-    assert index.delete("d1") == written.documents
+    assert written.documents > 1
+    assert index.delete("d1") == 1
     assert index.get("d1") == []
     assert index.get("d1#1") != []
     with pytest.raises(InputError, match="no document with the id 'd1'"):
         index.delete("d1")
+
+
+def test_a_condition_on_one_passage_deletes_its_whole_document(index: Index) -> None:
+    before, of_one = len(index), len(index.get("d2"))
+    assert index.delete(where="text like '%d2s4 %' or text like '%d1#1%'") == 1
+    assert index.get("d2") == [] and len(index) == before - of_one
+    assert index.delete([index.get("d3")[1].id, index.get("d3")[2].id, "d1#1"]) == 2
+    assert index.get("d3") == index.get("d1#1#1") == [] and len(index.get("d1")) == of_one
+    index.add([Document("short text", "d2")])
+    assert [found.id for found in index.get("d2")] == ["d2#1"]
+    index.verify()
+
+
+def test_the_id_in_a_condition_is_that_of_the_document(index: Index) -> None:
+    def found(where: str) -> set[str]:
+        return {hit.document for hit in index.search("Sentence", k=99, where=where)[0]}
+
+    assert found("id = 'd2'") == {"d2"}
+    assert found("id in ('d1#1', 'd4')") == {"d1#1", "d4"}
+    assert found("id = 'd1'") == {"d1"}
+    assert len(index.search("Sentence", k=99, where="id = 'd2'")[0]) == len(index.get("d2"))
+    assert index.delete(where="id like 'd%' and id != 'd3'") == 5
+    assert found("id is not null") == {"d3"}
+
+
+def test_a_document_is_not_added_beside_its_own_passages(index: Index) -> None:
+    before = len(index)
+    with pytest.raises(InputError, match="the id 'd1' is already in the index; upsert"):
+        index.add([Document("short text", "d1")])
+    skipped: list[InputError] = []
+    index.add([Document("short text", "d1"), Document("another", "new")], on_error=skipped.append)
+    assert len(skipped) == 1 and len(index) == before + 1
 
 
 def test_the_last_of_two_documents_with_one_id_wins(index: Index) -> None:
@@ -219,6 +273,29 @@ def test_truncated_texts_are_counted(tmp_path: Path) -> None:
         other.add([Document("new", "x")])
 
 
+def test_long_texts_are_read_as_before_by_another_model(tmp_path: Path) -> None:
+    encoder = Encoder(max_length=16, on_overflow="window")
+    path = str(tmp_path / "index")
+
+    def lengths() -> tuple[int | None, str | None]:
+        with Index.open(path) as index:
+            return index.info()["max_length"], index.info()["on_overflow"]
+
+    Index.build(path, ["word " * 100, "short"], encoder).close()
+    assert main(["reembed", path]) == 0 and lengths() == (16, "window")
+    with Index.open(path) as index:
+        index.reembed(None)
+        before = index.generation.vectors(index.generation.living_rows())
+    assert lengths() == (16, "window")
+    assert main(["reembed", path, "--max-length", "24", "--on-overflow", "truncate"]) == 0
+    assert lengths() == (24, None)
+    with Index.open(path) as index:
+        index.reembed(encoder)
+        np.testing.assert_allclose(
+            index.generation.vectors(index.generation.living_rows()), before, atol=1e-6
+        )
+
+
 @pytest.mark.parametrize(("dedup", "left"), [("exact", 4), ("near:0.9", 3)])
 def test_repeated_texts_are_left_out(tmp_path: Path, dedup: str, left: int) -> None:
     near = "alpha beta gamma delta epsilon zeta eta theta iota kappa"
@@ -250,7 +327,7 @@ def test_an_id_is_of_a_document_before_it_is_of_a_passage(index: Index) -> None:
     passages = len(index.get("d1"))
     assert index.delete("d1#1") == 1
     assert len(index.get("d1")) == passages
-    assert index.delete(["d1", "d1#2"]) == passages  # no passage counts twice
+    assert index.delete(["d1", "d1#2"]) == 1  # no document counts twice
 
 
 def test_judgments_of_documents(index: Index) -> None:

@@ -303,6 +303,61 @@ def test_of_two_files_with_one_id_the_one_that_stays_counts(folder: Path, tmp_pa
         assert held(index)["x"] == "of a"
 
 
+def records(texts: dict[str, str]) -> str:
+    return "".join(f'{{"id": "{name}", "text": "{text}"}}\n' for name, text in texts.items())
+
+
+def test_of_two_files_with_one_id_the_later_one_counts_whatever_came_first(
+    folder: Path, tmp_path: Path
+) -> None:
+    contents = {
+        "a.jsonl": records({"x": "x of a", "own": "of a alone"}),
+        "b.jsonl": records({"x": "x of b", "y": "y of b"}),
+        "c.jsonl": records({"y": "y of c"}),
+        "d.jsonl": records({"z": "z of d"}),
+    }
+    expected = {"x": "x of b", "own": "of a alone", "y": "y of c", "z": "z of d"}
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        write(folder, {name: contents[name] for name in ("b.jsonl", "c.jsonl", "d.jsonl")})
+        sync(index, folder, WHOLE)
+        write(folder, {"a.jsonl": contents["a.jsonl"]})
+        assert sync(index, folder, WHOLE).deleted == 0
+        assert expected.items() <= held(index).items()
+        (folder / "c.jsonl").unlink()
+        sync(index, folder, WHOLE)
+        assert held(index)["y"] == "y of b"
+        write(
+            folder,
+            {"c.jsonl": contents["c.jsonl"], "a.jsonl": contents["a.jsonl"] + records({"z": "z of a"})},
+        )
+        sync(index, folder, WHOLE)
+        assert expected.items() <= held(index).items()
+        sync(index, folder, WHOLE, checksum=True)
+        assert expected.items() <= held(index).items()
+        index.verify()
+
+
+def test_a_document_that_cannot_be_stored_is_deleted_as_a_malformed_line_is(
+    folder: Path, tmp_path: Path
+) -> None:
+    told: list[InputError] = []
+    skipping = FolderSettings(whole_text=True, on_error=told.append)
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        write(folder, {"a.jsonl": records({"x": "x one", "y": "y one", "z": "z one"})})
+        sync(index, folder, skipping)
+        write(folder, {"a.jsonl": records({"x": r"x \ud800", "z": "z two"}) + "malformed\n"})
+        done = sync(index, folder, skipping)
+        assert (done.written, done.deleted) == (1, 2)
+        assert "x" not in index and "y" not in index and index["z"].text == "z two"
+        assert [error.document_id for error in told if error.document_id] == ["x"] and len(told) == 2
+        write(folder, {"a.jsonl": records({"x": "x three", "z": "z two"})})
+        assert sync(index, folder, skipping).written == 1
+        with pytest.raises(InputError, match="lone surrogate"):
+            write(folder, {"a.jsonl": records({"x": r"x \ud800"})})
+            sync(index, folder, WHOLE)
+        assert index["x"].text == "x three"
+
+
 def test_names_that_are_not_utf8(folder: Path, tmp_path: Path) -> None:
     path = os.fsencode(folder) + b"/caf\xe9.jsonl"
     with open(path, "w") as file:
