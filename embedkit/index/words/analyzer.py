@@ -177,7 +177,11 @@ class Analyzer:
         Stop words are left out unless there is nothing else. Of a letter without spaces that stands alone every word
         is meant that begins with it; it ends in "*".
         """
-        wanted: dict[str, None] = {}
+        return [word for word, _ in self._words(query)]
+
+    def _words(self, query: str) -> list[tuple[str, str]]:
+        """`words`, each with what it was in ``query`` before Snowball stemmed it."""
+        wanted: dict[str, str] = {}
         if self._turkish:
             query = query.translate(_TURKISH_CAPITALS)
         text, word = query, _ASCII_WORD
@@ -185,14 +189,15 @@ class Analyzer:
             run, letter, word = _patterns()
             text = _folded(query)
             for found in run.findall(text):
-                wanted.update(dict.fromkeys(_pairs(letter.findall(found)) or [f"{found}*"]))
+                wanted.update((one, one) for one in _pairs(letter.findall(found)) or [f"{found}*"])
             text = run.sub(" ", text)
         words = [one[:_LONGEST] for one in word.findall(text.lower())]
         telling = [one for one in words if one not in self._stops]
         if not telling and not wanted:
             telling = words
-        wanted.update(dict.fromkeys(one if self._stem is None else self._stem(one) for one in telling))
-        return list(wanted)[:_MOST_WORDS]
+        for one in telling:
+            wanted.setdefault(one if self._stem is None else self._stem(one), one)
+        return list(wanted.items())[:_MOST_WORDS]
 
     def found(self, query: str, text: str) -> list[str]:
         """The words of ``text`` that ``query`` asks for, each in the form that it has first in the text."""
@@ -210,12 +215,16 @@ class Analyzer:
 
     def terms(self, query: str) -> list[str]:
         """The words of ``query`` as they are stored; one that is there in two forms is twice in the list."""
-        words = self.words(query)
-        cut = self._cut([word.removesuffix("*") for word in words])
+        return [term for _, term in self.forms(query)]
+
+    def forms(self, query: str) -> list[tuple[tuple[str, int], str]]:
+        """The `terms` of ``query``, each after what the terms of other languages are told by: its word and a number."""
+        words = self._words(query)
+        cut = self._cut([word.removesuffix("*") for word, _ in words])
         return [
-            f"{term}*" if word.endswith("*") else term
-            for word, terms in zip(words, cut, strict=True)
-            for term in terms
+            ((given, number), f"{term}*" if word.endswith("*") else term)
+            for (word, given), terms in zip(words, cut, strict=True)
+            for number, term in enumerate(terms)
         ]
 
 
