@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from .errors import ModelMismatchError
 from .storage.manifest import EncoderEntry, Manifest
 
 __all__ = [
+    "LazyEncoder",
     "TextEncoder",
     "check_encoder",
     "check_lengths",
@@ -171,3 +173,58 @@ def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force
             f"{root} holds vectors of {manifest.dimension} dimensions, but the encoder returns {dimension} "
             "(truncate_dim?); open it with an encoder of the same dimension, or build it again"
         )
+
+
+class LazyEncoder:
+    """The encoder of a generation of an index: as given, or loaded when it is first needed. Thread-safe."""
+
+    def __init__(
+        self,
+        root: Path,
+        manifest: Manifest,
+        given: TextEncoder | str | os.PathLike[str] | None,
+        threads: int | None,
+        device: str,
+        *,
+        force: bool,
+    ) -> None:
+        """For the generation of ``manifest`` of the index at ``root``; the others are as in `Index.open`."""
+        self._root = root
+        self._manifest = manifest
+        self._given = given
+        self._threads = threads
+        self._device = device
+        self._force = force
+        self._lock = threading.Lock()
+        self._loaded = None if given is None or isinstance(given, (str, os.PathLike)) else given
+
+    @property
+    def known(self) -> TextEncoder | str | os.PathLike[str] | None:
+        """The encoder, or while it is not loaded what was given for it."""
+        return self._given if self._loaded is None else self._loaded
+
+    def get(self) -> TextEncoder:
+        """The encoder (`ModelMismatchError` if its model has changed)."""
+        with self._lock:
+            if self._loaded is None:
+                assert self._given is None or isinstance(self._given, (str, os.PathLike))
+                encoder = load_encoder(self._manifest, self._given, self._threads, self._device)
+                check_encoder(self._root, self._manifest, encoder, force=self._force)
+                self._loaded = encoder
+            return self._loaded
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise `ModelMismatchError` if this is loaded, and another generation has vectors of another model."""
+        if self._loaded is not None and _made_by(manifest) != _made_by(self._manifest):
+            check_encoder(self._root, manifest, self._loaded, force=self._force)
+
+    def following(self, manifest: Manifest) -> LazyEncoder:
+        """The encoder of another generation, which passed the `check`."""
+        if _made_by(manifest) == _made_by(self._manifest) or self._loaded is self._given is not None:
+            return self
+        return LazyEncoder(self._root, manifest, self._given, self._threads, self._device, force=self._force)
+
+
+def _made_by(manifest: Manifest) -> tuple[object, ...]:
+    """What `load_encoder` makes an encoder of."""
+    return manifest.encoder, manifest.dimension, manifest.max_length, manifest.on_overflow

@@ -22,7 +22,7 @@ from .encoder import TextEncoder, check_encoder, opened
 from .search.device import check_device
 from .search.prepared import check_search_parameters
 from .search.queries import Queries, query_texts, query_vectors
-from .search.searcher import PathLike, Searcher
+from .search.searcher import PathLike, Searcher, encoded
 from .search.verify import verify
 from .storage.faiss_index import AUTO
 from .storage.filters import Where
@@ -331,9 +331,7 @@ class Index(Searcher):
             overwrite=True, restart=restart, max_memory=max_memory, threads=self._threads
         )
         written = building.build(self.path, [], encoder, mode="reembed", settings=settings, report=progress)
-        with self._encoder_lock:
-            self._encoder = encoder
-        self.refresh()
+        self._refresh(encoder)
         return written
 
     def delete(
@@ -407,7 +405,7 @@ class Index(Searcher):
         Raises:
             ValueError: ``target_recall`` is out of range, or there are no documents or no queries.
         """
-        generation = self._open_generation()
+        generation, encoder = self._open_live()
         if not (generation.nlist or generation.ef):
             return None
         vectors = None
@@ -415,7 +413,7 @@ class Index(Searcher):
             given = (
                 queries
                 if isinstance(queries, np.ndarray)
-                else self._encode(query_texts(queries), generation.manifest)
+                else encoded(encoder, query_texts(queries), generation.manifest)
             )
             vectors = query_vectors(given, generation.manifest)
             if not len(vectors):
@@ -441,8 +439,8 @@ class Index(Searcher):
         Raises:
             IndexDamagedError: names the first file or document that does not match.
         """
-        generation = self._open_generation()
-        return verify(generation, self.encoder if sample else None, sample)
+        generation, encoder = self._open_live()
+        return verify(generation, encoder.get() if sample else None, sample)
 
     def _write(
         self, mode: Mode, documents: Iterable[Document], settings: BuildSettings, progress: Report | None
