@@ -59,7 +59,7 @@ class Searcher:
         force: bool = False,
     ) -> None:
         """Search ``generation`` of the index at ``path``; the other arguments are as in `Index.open`."""
-        self.path = path
+        self.path = path.absolute()  # the index stays where it is when the process goes to another folder
         self._generation_lock = threading.Lock()
         self._threads = threads
         self._device = device
@@ -337,7 +337,7 @@ class Searcher:
     def __getstate__(self) -> dict[str, Any]:
         """The path and the settings: the receiver opens what is live there then."""
         return {
-            "path": self.path.absolute(),
+            "path": self.path,
             "encoder": self._live.encoder.known,
             "threads": self._threads,
             "device": self._device,
