@@ -16,7 +16,7 @@ __all__ = [
     "LazyEncoder",
     "TextEncoder",
     "check_encoder",
-    "check_lengths",
+    "check_reading",
     "describe_encoder",
     "load_encoder",
     "opened",
@@ -61,6 +61,7 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
         fingerprint=encoder.fingerprint,
         precision=str(description["precision"]),
         document_prompt=encoder.prompts.get("document", ""),
+        query_prompt=encoder.prompts.get("query"),
     )
 
 
@@ -93,7 +94,7 @@ def own_overflow(encoder: TextEncoder) -> str | None:
 def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
 ) -> TextEncoder:
-    """The encoder that the manifest names, or the one at ``model``, with the precision of the index."""
+    """The encoder that the manifest names, or the one at ``model``, with the settings of the index's own."""
     from .. import Encoder
     from ..model_folder.folder import BUILTIN, FORMER_BUILTIN
 
@@ -112,15 +113,26 @@ def load_encoder(
     given = {"max_length": manifest.max_length, "on_overflow": manifest.on_overflow}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     encoder = Encoder(model, device=device, precision=precision, threads=threads, **options)
+    prompts = {"document": entry.document_prompt, "query": entry.query_prompt}
+    encoder.prompts = {
+        **encoder.prompts,
+        **{name: text for name, text in prompts.items() if text is not None},
+    }
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension
     return encoder
 
 
-def check_lengths(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
-    """Raise `ModelMismatchError` if long documents would be read otherwise than those of the index."""
+def check_reading(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
+    """Raise `ModelMismatchError` if documents would be read otherwise than those of the index."""
     from ..encoder import Encoder
 
+    prompt, recorded = encoder.prompts.get("document", ""), manifest.encoder.document_prompt
+    if prompt != recorded:
+        raise ModelMismatchError(
+            f"{root} was built with the document prompt {recorded!r}, but the encoder's is {prompt!r}; open it "
+            f"with an encoder of the same (prompts={{'document': {recorded!r}}}), or build it again"
+        )
     own, built = getattr(encoder, "max_seq_length", None), manifest.max_length
     if built is None and isinstance(encoder, Encoder):
         built = encoder._engine.folder_length

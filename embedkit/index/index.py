@@ -18,7 +18,7 @@ from .build import build as building
 from .build import change, transfer
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
-from .encoder import TextEncoder, check_encoder, opened
+from .encoder import TextEncoder, check_encoder, check_reading, opened
 from .search.device import check_device
 from .search.prepared import check_search_parameters
 from .search.queries import Queries, query_texts, query_vectors
@@ -66,10 +66,10 @@ class Index(Searcher):
 
         Args:
             path: the index folder.
-            encoder: encodes queries. ``None``: the model named in the index, loaded when the first text is
-                searched; a path or name: where that model is now. An `embedkit.Encoder` is needed only if its
-                settings differ from the model's own (prompts, max_length); it must have the fingerprint and the
-                dimension of the one that built the index.
+            encoder: encodes queries. ``None``: the model named in the index, with the prompts and the maximum
+                length of the one that built it, loaded when the first text is searched; a path or name: where that
+                model is now. An `embedkit.Encoder` must have the fingerprint and the dimension of the one that built
+                the index.
             threads: threads of Faiss (and of an encoder loaded here); ``None``: all.
             device: "cpu", or "cuda" (or e.g. "cuda:1") to search with faiss-gpu, and to encode there if the encoder is
                 loaded here. Faiss visits at most 2,048 inverted lists there; searches for more than 2,048 hits run on
@@ -214,7 +214,8 @@ class Index(Searcher):
     def merge(cls, path: PathLike, indexes: Sequence[PathLike]) -> Index:
         """Merge several indexes into a new one at ``path``, without encoding, and open it.
 
-        Their files are hard-linked, or copied. `compact` merges them into one segment.
+        Their files are hard-linked, or copied. `compact` merges them into one segment. Of the prompts of their queries,
+        the model's own is used if they differ.
 
         Raises:
             ModelMismatchError: their models, dimensions, metrics or precisions differ.
@@ -287,7 +288,8 @@ class Index(Searcher):
 
         Raises:
             InputError: a document cannot be used, or its id is already in the index.
-            ModelMismatchError: the encoder is another model, even with ``force``.
+            ModelMismatchError: the encoder is another model, even with ``force``, or reads documents with another
+                prompt or maximum length.
         """
         settings = BuildSettings(
             restart=restart, max_memory=max_memory, threads=self._threads, on_error=on_error
@@ -438,8 +440,12 @@ class Index(Searcher):
 
         Raises:
             IndexDamagedError: names the first file or document that does not match.
+            ModelMismatchError: the encoder reads documents otherwise than the one that built the index (another
+                document prompt or maximum length), so that its vectors tell nothing.
         """
         generation, encoder = self._open_live()
+        if sample:
+            check_reading(self.path, encoder.get(), generation.manifest)
         return verify(generation, encoder.get() if sample else None, sample)
 
     def _write(

@@ -141,6 +141,7 @@ class Searcher:
             "fingerprint": entry.fingerprint,
             "precision": entry.precision,
             "document_prompt": entry.document_prompt,
+            "query_prompt": entry.query_prompt,
             "max_length": manifest.max_length,
             "on_overflow": manifest.on_overflow,
             "root": manifest.root,
