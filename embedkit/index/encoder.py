@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,9 +13,10 @@ from .errors import ModelMismatchError
 from .storage.manifest import EncoderEntry, Manifest
 
 __all__ = [
+    "LazyEncoder",
     "TextEncoder",
     "check_encoder",
-    "check_lengths",
+    "check_reading",
     "describe_encoder",
     "load_encoder",
     "opened",
@@ -61,6 +63,7 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
         fingerprint=encoder.fingerprint,
         precision=str(description["precision"]),
         document_prompt=encoder.prompts.get("document", ""),
+        query_prompt=encoder.prompts.get("query"),
     )
 
 
@@ -104,7 +107,7 @@ def own_overflow(encoder: TextEncoder) -> str | None:
 def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
 ) -> TextEncoder:
-    """The encoder that the manifest names, or the one at ``model``, with the precision of the index."""
+    """The encoder that the manifest names, or the one at ``model``, with the settings of the index's own."""
     from .. import Encoder
     from ..model_folder.folder import BUILTIN, FORMER_BUILTIN
 
@@ -121,15 +124,26 @@ def load_encoder(
     # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16.
     precision = entry.precision if device != "cpu" or entry.precision in ("fp32", "int8") else "auto"
     encoder = Encoder(model, device=device, precision=precision, threads=threads, **_lengths(manifest))
+    prompts = {"document": entry.document_prompt, "query": entry.query_prompt}
+    encoder.prompts = {
+        **encoder.prompts,
+        **{name: text for name, text in prompts.items() if text is not None},
+    }
     if encoder.get_embedding_dimension() > manifest.dimension:
         encoder.truncate_dim = manifest.dimension
     return encoder
 
 
-def check_lengths(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
-    """Raise `ModelMismatchError` if long documents would be read otherwise than those of the index."""
+def check_reading(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
+    """Raise `ModelMismatchError` if documents would be read otherwise than those of the index."""
     from ..encoder import Encoder
 
+    prompt, recorded = encoder.prompts.get("document", ""), manifest.encoder.document_prompt
+    if prompt != recorded:
+        raise ModelMismatchError(
+            f"{root} was built with the document prompt {recorded!r}, but the encoder's is {prompt!r}; open it "
+            f"with an encoder of the same (prompts={{'document': {recorded!r}}}), or build it again"
+        )
     own, built = getattr(encoder, "max_seq_length", None), manifest.max_length
     if built is None and isinstance(encoder, Encoder):
         built = encoder._engine.folder_length
@@ -182,3 +196,58 @@ def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force
             f"{root} holds vectors of {manifest.dimension} dimensions, but the encoder returns {dimension} "
             "(truncate_dim?); open it with an encoder of the same dimension, or build it again"
         )
+
+
+class LazyEncoder:
+    """The encoder of a generation of an index: as given, or loaded when it is first needed. Thread-safe."""
+
+    def __init__(
+        self,
+        root: Path,
+        manifest: Manifest,
+        given: TextEncoder | str | os.PathLike[str] | None,
+        threads: int | None,
+        device: str,
+        *,
+        force: bool,
+    ) -> None:
+        """For the generation of ``manifest`` of the index at ``root``; the others are as in `Index.open`."""
+        self._root = root
+        self._manifest = manifest
+        self._given = given
+        self._threads = threads
+        self._device = device
+        self._force = force
+        self._lock = threading.Lock()
+        self._loaded = None if given is None or isinstance(given, (str, os.PathLike)) else given
+
+    @property
+    def known(self) -> TextEncoder | str | os.PathLike[str] | None:
+        """The encoder, or while it is not loaded what was given for it."""
+        return self._given if self._loaded is None else self._loaded
+
+    def get(self) -> TextEncoder:
+        """The encoder (`ModelMismatchError` if its model has changed)."""
+        with self._lock:
+            if self._loaded is None:
+                assert self._given is None or isinstance(self._given, (str, os.PathLike))
+                encoder = load_encoder(self._manifest, self._given, self._threads, self._device)
+                check_encoder(self._root, self._manifest, encoder, force=self._force)
+                self._loaded = encoder
+            return self._loaded
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise `ModelMismatchError` if this is loaded, and another generation has vectors of another model."""
+        if self._loaded is not None and _made_by(manifest) != _made_by(self._manifest):
+            check_encoder(self._root, manifest, self._loaded, force=self._force)
+
+    def following(self, manifest: Manifest) -> LazyEncoder:
+        """The encoder of another generation, which passed the `check`."""
+        if _made_by(manifest) == _made_by(self._manifest) or self._loaded is self._given is not None:
+            return self
+        return LazyEncoder(self._root, manifest, self._given, self._threads, self._device, force=self._force)
+
+
+def _made_by(manifest: Manifest) -> tuple[object, ...]:
+    """What `load_encoder` makes an encoder of."""
+    return manifest.encoder, manifest.dimension, manifest.max_length, manifest.on_overflow

@@ -18,10 +18,10 @@ from .build import build as building
 from .build import change, transfer
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
-from .encoder import TextEncoder, check_encoder, opened
+from .encoder import TextEncoder, check_encoder, check_reading, opened
 from .search.device import check_device
 from .search.queries import Queries, query_texts, query_vectors
-from .search.searcher import PathLike, Searcher
+from .search.searcher import PathLike, Searcher, encoded
 from .search.verify import verify
 from .storage.faiss_index import AUTO
 from .storage.filters import Where
@@ -65,10 +65,10 @@ class Index(Searcher):
 
         Args:
             path: the index folder.
-            encoder: encodes queries. ``None``: the model named in the index, loaded when the first text is
-                searched; a path or name: where that model is now. An `embedkit.Encoder` is needed only if its
-                settings differ from the model's own (prompts, max_length); it must have the fingerprint and the
-                dimension of the one that built the index.
+            encoder: encodes queries. ``None``: the model named in the index, with the prompts and the maximum
+                length of the one that built it, loaded when the first text is searched; a path or name: where that
+                model is now. An `embedkit.Encoder` must have the fingerprint and the dimension of the one that built
+                the index.
             threads: threads of Faiss (and of an encoder loaded here); ``None``: all.
             device: "cpu", or "cuda" (or e.g. "cuda:1") to search with faiss-gpu, and to encode there if the encoder is
                 loaded here. Faiss visits at most 2,048 inverted lists there; searches for more than 2,048 hits run on
@@ -214,7 +214,8 @@ class Index(Searcher):
     def merge(cls, path: PathLike, indexes: Sequence[PathLike]) -> Index:
         """Merge several indexes into a new one at ``path``, without encoding, and open it.
 
-        Their files are hard-linked, or copied. `compact` merges them into one segment.
+        Their files are hard-linked, or copied. `compact` merges them into one segment. Of the prompts of their queries,
+        the model's own is used if they differ.
 
         Raises:
             ModelMismatchError: their models, dimensions, metrics or precisions differ.
@@ -287,7 +288,8 @@ class Index(Searcher):
 
         Raises:
             InputError: a document cannot be used, or its id is already in the index.
-            ModelMismatchError: the encoder is another model, even with ``force``.
+            ModelMismatchError: the encoder is another model, even with ``force``, or reads documents with another
+                prompt or maximum length.
         """
         settings = BuildSettings(
             restart=restart, max_memory=max_memory, threads=self._threads, on_error=on_error
@@ -332,9 +334,7 @@ class Index(Searcher):
             overwrite=True, restart=restart, max_memory=max_memory, threads=self._threads
         )
         written = building.build(self.path, [], encoder, mode="reembed", settings=settings, report=progress)
-        with self._encoder_lock:
-            self._encoder = encoder
-        self.refresh()
+        self._refresh(encoder)
         return written
 
     def delete(
@@ -419,7 +419,7 @@ class Index(Searcher):
             ValueError: ``target_recall`` is out of range, or there are no documents or no queries.
             BuildError: another process has made another kind of index of it meanwhile; nothing was stored.
         """
-        generation = self._open_generation()
+        generation, encoder = self._open_live()
         if not (generation.nlist or generation.ef):
             return None
         vectors = None
@@ -427,7 +427,7 @@ class Index(Searcher):
             given = (
                 queries
                 if isinstance(queries, np.ndarray)
-                else self._encode(query_texts(queries), generation.manifest)
+                else encoded(encoder, query_texts(queries), generation.manifest)
             )
             vectors = query_vectors(given, generation.manifest)
             if not len(vectors):
@@ -446,9 +446,13 @@ class Index(Searcher):
 
         Raises:
             IndexDamagedError: names the first file or document that does not match.
+            ModelMismatchError: the encoder reads documents otherwise than the one that built the index (another
+                document prompt or maximum length), so that its vectors tell nothing.
         """
-        generation = self._open_generation()
-        return verify(generation, self.encoder if sample else None, sample)
+        generation, encoder = self._open_live()
+        if sample:
+            check_reading(self.path, encoder.get(), generation.manifest)
+        return verify(generation, encoder.get() if sample else None, sample)
 
     def _write(
         self, mode: Mode, documents: Iterable[Document], settings: BuildSettings, progress: Report | None

@@ -172,6 +172,7 @@ def _search(
             and loaded.encoder.fingerprint == info["fingerprint"]
             and loaded.dimension == info["dimension"]
             and loaded.about["precision"] == info["precision"]
+            and info["query_prompt"] in (None, loaded.encoder.prompts.get("query"))
         ):
             served.users += 1  # it stays loaded
             break

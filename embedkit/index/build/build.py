@@ -38,7 +38,7 @@ from ..auto.stored import CHOICE_FILE, choose_for, stored_parameters, write_choi
 from ..encoder import (
     TextEncoder,
     check_encoder,
-    check_lengths,
+    check_reading,
     describe_encoder,
     own_max_length,
     own_overflow,
@@ -166,7 +166,7 @@ def build(
             assert live is not None
             manifest = live
             check_encoder(root, manifest, encoder)
-            check_lengths(root, encoder, manifest)
+            check_reading(root, encoder, manifest)
             base = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
         if manifest.language != AUTO_LANGUAGE:
             analyzer(manifest.language)  # a stemmer that is missing fails now as well

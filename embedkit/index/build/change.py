@@ -177,6 +177,12 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
             ef=None,
             rescore=None,
             tuning=None,
+            encoder=replace(
+                first.encoder,
+                query_prompt=_only(
+                    prompt for one in generations if (prompt := one.manifest.encoder.query_prompt) is not None
+                ),
+            ),
             root=_only(one.manifest.root for one in generations),
             reading=_only(one.manifest.reading for one in generations),
             built=None,

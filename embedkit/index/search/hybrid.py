@@ -8,9 +8,9 @@ if that is more: with k above 100 scores, and so the order, depend on k. A docum
 where c is its cosine (or dot product), c_best and c_last those of the first and the last candidate by vector, b its
 BM25 score and b_best the best one; what was not found by one of the two counts 0 there. b_rare is what a text of
 average length with the `RARE` rarest words of the query would score (`attainable`): where no document has them, the
-best one is no good match in words, and vectors count for more. Each segment of an index weighs words by its own counts;
-its scores are brought to the scale of the whole by the quotient of what is attainable in the whole and in it. Scores
-lie between 0 and 1, and 1 is the best by both. w, `DEPTH` and `RARE` are those of `benchmarks/hybrid.py`.
+best one is no good match in words, and vectors count for more. Words are weighed by how many documents of the whole
+index hold them, whatever segment these are in. Scores lie between 0 and 1, and 1 is the best by both. w, `DEPTH` and
+`RARE` are those of `benchmarks/hybrid.py`.
 """
 
 from __future__ import annotations

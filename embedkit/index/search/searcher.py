@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..encoder import TextEncoder, check_encoder, load_encoder, query_steps
+from ..encoder import LazyEncoder, TextEncoder, query_steps
 from ..several import several_ids
 from ..storage.document_store import StoredDocument
 from ..storage.faiss_gpu import faiss_gpu
@@ -31,10 +31,17 @@ from .pipeline import SearchStats, overlapped
 from .prepared import Found, Hybrid, PreparedSearch, prepare
 from .queries import Queries, query_texts, query_vectors
 
-__all__ = ["PathLike", "Searcher"]
+__all__ = ["PathLike", "Searcher", "encoded"]
 
 PathLike = str | os.PathLike[str]
 _Self = TypeVar("_Self", bound="Searcher")
+
+
+class _Live(NamedTuple):
+    """What is searched, always replaced together: queries of one model find nothing among vectors of another."""
+
+    generation: Generation | None  # None: the index is closed
+    encoder: LazyEncoder
 
 
 class Searcher:
@@ -52,15 +59,13 @@ class Searcher:
         force: bool = False,
     ) -> None:
         """Search ``generation`` of the index at ``path``; the other arguments are as in `Index.open`."""
-        self.path = path
-        self._generation: Generation | None = generation
-        self._encoder = encoder
-        self._encoder_lock = threading.Lock()
+        self.path = path.absolute()  # the index stays where it is when the process goes to another folder
         self._generation_lock = threading.Lock()
         self._threads = threads
         self._device = device
         self._half = half
         self._force = force
+        self._live = _Live(generation, self._lazy(generation.manifest, encoder))
         self._to_device(generation, [])
 
     def refresh(self) -> bool:
@@ -70,29 +75,25 @@ class Searcher:
             ModelMismatchError: it has vectors of another model than the encoder in use: the index was encoded again.
             IndexDamagedError: it cannot be read. In both cases the generation that is open stays.
         """
+        return self._refresh(None)
+
+    def _refresh(self, given: TextEncoder | None) -> bool:
+        """`refresh`, from now on with the encoder ``given`` unless it is ``None``."""
         with self._generation_lock:  # otherwise a slow call would restore an older generation
-            before = self._open_generation()
-            generation = open_generation(
-                self.path, lambda manifest: self._accept(before.manifest, manifest), searches=True
-            )
+            before, encoder = self._open_live()
+            if given is not None:
+                encoder = self._lazy(before.manifest, given)
+            generation = open_generation(self.path, encoder.check, searches=True)
             if generation.manifest.generation == before.manifest.generation:
                 generation.close()
                 return False
             self._to_device(generation, before.faiss_parts)
             # the old one is closed when the last search that uses it has ended
-            self._generation = generation
+            self._live = _Live(generation, encoder.following(generation.manifest))
             return True
 
-    def _accept(self, before: Manifest, manifest: Manifest) -> None:
-        """Refuse vectors of another model than those before, if the encoder is loaded."""
-        encoder = self._encoder
-        if encoder is None or isinstance(encoder, (str, os.PathLike)):
-            return
-        if (manifest.encoder.fingerprint, manifest.dimension) != (
-            before.encoder.fingerprint,
-            before.dimension,
-        ):
-            check_encoder(self.path, manifest, encoder, force=self._force)
+    def _lazy(self, manifest: Manifest, encoder: TextEncoder | PathLike | None) -> LazyEncoder:
+        return LazyEncoder(self.path, manifest, encoder, self._threads, self._device, force=self._force)
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -111,13 +112,7 @@ class Searcher:
     @property
     def encoder(self) -> TextEncoder:
         """The encoder of queries, loaded on first use (`ModelMismatchError` if the model has changed)."""
-        with self._encoder_lock:
-            if self._encoder is None or isinstance(self._encoder, (str, os.PathLike)):
-                manifest = self._open_generation().manifest
-                encoder = load_encoder(manifest, self._encoder, self._threads, self._device)
-                check_encoder(self.path, manifest, encoder, force=self._force)
-                self._encoder = encoder
-            return self._encoder
+        return self._live.encoder.get()
 
     def info(self) -> dict[str, Any]:
         """Describe the index: ``path``, the fields of its manifest, its kind, and its ``bytes`` on disk."""
@@ -146,6 +141,7 @@ class Searcher:
             "fingerprint": entry.fingerprint,
             "precision": entry.precision,
             "document_prompt": entry.document_prompt,
+            "query_prompt": entry.query_prompt,
             "max_length": manifest.max_length,
             "on_overflow": manifest.on_overflow,
             "root": manifest.root,
@@ -197,7 +193,7 @@ class Searcher:
             TypeError: a query is neither a text nor a vector.
             IndexDamagedError: a document cannot be read.
         """
-        generation = self._open_generation()
+        generation, encoder = self._open_live()
         texts = None if isinstance(queries, np.ndarray) else query_texts(queries)
         if texts is None:
             if hybrid is not None and hybrid is not False:
@@ -206,7 +202,7 @@ class Searcher:
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
         run = _run_of(search, per_document)
         vectors = query_vectors(
-            self._encode(texts, generation.manifest) if texts is not None else np.asarray(queries),
+            encoded(encoder, texts, generation.manifest) if texts is not None else np.asarray(queries),
             generation.manifest,
         )
         with faiss_threads(self._threads, len(vectors)):
@@ -270,12 +266,12 @@ class Searcher:
         """
         if isinstance(queries, (str, bytes)):
             raise TypeError("queries must be an iterable of lists of texts, not one text; use search")
-        generation = self._open_generation()
+        generation, encoder = self._open_live()
         counts = SearchStats() if stats is None else stats
         search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
         run = _run_of(search, per_document)
         manifest = generation.manifest
-        steps = cache(lambda: query_steps(self.encoder, normalize=manifest.metric == "cosine"))
+        steps = cache(lambda: query_steps(encoder.get(), normalize=manifest.metric == "cosine"))
 
         def tokenize(block: list[str]) -> tuple[list[str], Any]:
             texts = query_texts(block)
@@ -342,8 +338,8 @@ class Searcher:
     def __getstate__(self) -> dict[str, Any]:
         """The path and the settings: the receiver opens what is live there then."""
         return {
-            "path": self.path.absolute(),
-            "encoder": self._encoder,
+            "path": self.path,
+            "encoder": self._live.encoder.known,
             "threads": self._threads,
             "device": self._device,
             "half": self._half,
@@ -359,9 +355,9 @@ class Searcher:
     def close(self) -> None:
         """Close the files; the index cannot be used afterwards."""
         with self._generation_lock:
-            if self._generation is not None:
-                self._generation.close()
-                self._generation = None
+            if self._live.generation is not None:
+                self._live.generation.close()
+                self._live = self._live._replace(generation=None)
 
     def __enter__(self: _Self) -> _Self:
         """Return the index itself."""
@@ -375,16 +371,21 @@ class Searcher:
 
     def __repr__(self) -> str:
         """Path, size and kind."""
-        if self._generation is None:
+        generation = self._live.generation
+        if generation is None:
             return f"{type(self).__name__}({str(self.path)!r}, closed)"
-        manifest = self._generation.manifest
-        kind = f"{self._generation.factory}, {manifest.metric}"
+        manifest = generation.manifest
+        kind = f"{generation.factory}, {manifest.metric}"
         return f"{type(self).__name__}({str(self.path)!r}, {manifest.documents} documents, {kind})"
 
-    def _open_generation(self) -> Generation:
-        if self._generation is None:
+    def _open_live(self) -> tuple[Generation, LazyEncoder]:
+        generation, encoder = self._live
+        if generation is None:
             raise ValueError(f"{self.path}: the index is closed")
-        return self._generation
+        return generation, encoder
+
+    def _open_generation(self) -> Generation:
+        return self._open_live()[0]
 
     def _to_device(self, generation: Generation, before: Sequence[FaissPart]) -> None:
         if self._device != "cpu":
@@ -392,11 +393,13 @@ class Searcher:
             for part in generation.faiss_parts:
                 part.to_gpu(gpu, half=self._half, before=before)
 
-    def _encode(self, texts: list[str], manifest: Manifest) -> npt.NDArray[np.floating[Any]]:
-        if not texts:
-            return np.empty((0, manifest.dimension), np.float32)
-        encoded = self.encoder.encode_query(texts, normalize_embeddings=manifest.metric == "cosine")
-        return np.asarray(encoded, np.float32)
+
+def encoded(encoder: LazyEncoder, texts: list[str], manifest: Manifest) -> npt.NDArray[np.floating[Any]]:
+    """The vectors of the queries ``texts``, to be compared with those of ``manifest``: (n, dimension)."""
+    if not texts:
+        return np.empty((0, manifest.dimension), np.float32)
+    vectors = encoder.get().encode_query(texts, normalize_embeddings=manifest.metric == "cosine")
+    return np.asarray(vectors, np.float32)
 
 
 def _run_of(search: PreparedSearch, per_document: bool) -> Callable[[Float32Array, list[str] | None], Found]:

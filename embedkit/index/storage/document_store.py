@@ -47,6 +47,9 @@ _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_
 
 _NO_JSON = (TypeError, ValueError, RecursionError)  # what json raises
 
+# What SQLite says of a file that it cannot read now; of a damaged one it says other things.
+_DISK_ERRORS = ("disk I/O error", "unable to open database file")
+
 _READABLE = ("documents", "json_each")  # what a condition may read
 
 
@@ -309,6 +312,10 @@ def _stored(document_id: object, text: object, metadata: object) -> StoredDocume
     return StoredDocument(document_id, text, fields)
 
 
+def _is_of_the_disk(error: Exception) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and str(error) in _DISK_ERRORS
+
+
 class DocumentReader:
     """Reads ``documents.sqlite`` of a finished segment, from any thread.
 
@@ -345,7 +352,7 @@ class DocumentReader:
             )
         except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
             self._db.close()
-            raise error if isinstance(error, IndexDamagedError) else self.damaged(str(error)) from None
+            raise error if isinstance(error, IndexDamagedError) else self._failed(error) from None
 
     def _authorize(
         self, action: int, name: str | None, _: str | None, __: str | None, ___: str | None
@@ -361,13 +368,21 @@ class DocumentReader:
         """The error that says what is wrong with this file."""
         return IndexDamagedError(f"{self._path}: {reason}; build the index again")
 
+    def _failed(self, error: Exception) -> Exception:
+        """What ``error`` of a query means: that the index was closed meanwhile, or that its disk or content fails."""
+        if isinstance(error, sqlite3.ProgrammingError):
+            return ValueError(f"{self._path}: the index is closed")
+        if _is_of_the_disk(error):
+            return OSError(f"{self._path}: {error}; check the disk, and try again")
+        return self.damaged(str(error))
+
     def query(self, sql: str, *values: object) -> list[Any]:
         """The rows that ``sql`` selects (`IndexDamagedError` if the file cannot be read)."""
         try:
             with self._lock:
                 return self._db.execute(sql, values).fetchall()
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise self.damaged(str(error)) from None
+            raise self._failed(error) from None
 
     def fetch(self, rows: Iterable[int]) -> dict[int, StoredDocument]:
         """The documents of ``rows``, in one query; repeated rows are read once.
@@ -404,7 +419,7 @@ class DocumentReader:
             with self._lock:
                 return dict(_passages_of(self._db, documents))
         except (sqlite3.DatabaseError, ValueError) as error:
-            raise self.damaged(str(error)) from None
+            raise self._failed(error) from None
 
     def scan(self, block: int = 2048) -> Iterator[tuple[int, StoredDocument]]:
         """All rows in order, deleted ones included, ``block`` at a time."""
@@ -442,14 +457,14 @@ class DocumentReader:
         with self._lock:
             self._restricted = True
             deadline = time.monotonic() + _MOST_SECONDS
-            self._db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
             try:
+                self._db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
                 return self._db.execute(sql).fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
                 # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
                 denied = "prohibited" in str(error) or "not authorized" in str(error)
-                if not isinstance(error, sqlite3.OperationalError) and not denied:
-                    raise self.damaged(str(error)) from None
+                if not denied and (not isinstance(error, sqlite3.OperationalError) or _is_of_the_disk(error)):
+                    raise self._failed(error) from None
                 if time.monotonic() >= deadline:
                     raise ValueError(
                         f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
@@ -458,7 +473,8 @@ class DocumentReader:
                 problem = str(error).replace('near ")": syntax error', "it is incomplete")
                 raise ValueError(f"invalid condition {where[:200]!r}: {problem}") from None
             finally:
-                self._db.set_progress_handler(None, 0)
+                with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed
+                    self._db.set_progress_handler(None, 0)
                 self._restricted = False
 
     def close(self) -> None:

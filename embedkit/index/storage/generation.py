@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ from .raw import MISSING, best
 from .search_parameters import SearchParameters
 from .segment import Segment
 from .where import fields_of, names_time
-from .words import Postings, attainable, common_from
+from .words import Postings, attainable, common_from, weight_of
 
 __all__ = ["Asked", "Chosen", "Generation", "open_generation"]
 
@@ -43,12 +43,14 @@ class Asked:
 
     Attributes:
         words: for each segment, the postings of the words.
-        scales: for each segment, what its scores are multiplied by.
-        attainable: what a text with the rarest words would score; 0 if that cannot be told.
+        weights: for each segment, those of the words, by how many documents of all segments hold each.
+        average: words of a document, on average over all segments.
+        attainable: what a text with the rarest words would score.
     """
 
     words: list[list[Postings]]
-    scales: list[float]
+    weights: list[list[float]]
+    average: float
     attainable: float
 
 
@@ -193,43 +195,45 @@ class Generation:
 
     def asked(self, query: str) -> Asked:
         """The words of ``query``, as each segment is asked for them; `has_words` must hold."""
-        terms: list[list[str]] = []
-        words: list[list[Postings]] = []
-        for segment in self.segments:
-            entry = segment.entry.words
-            assert entry is not None
-            terms.append(analyzer(entry.language).terms(query))
-            words.append(segment.words.find(terms[-1]))
-        if not terms or any(one != terms[0] for one in terms[1:]):
-            # segments in several languages cannot be measured by one scale
-            return Asked(words, [1.0] * len(words), 0.0)
-        counts = [[word.rows for word in one] for one in words]
-        rows = [segment.entry.rows for segment in self.segments]
-        most = common_from(sum(rows))
-        sums = [sum(one) for one in zip(*counts, strict=True)]
-        rare = [place for place, count in enumerate(sums) if count < most]
-        whole = attainable([sums[place] for place in rare], sum(rows))
-        own = [
-            attainable([one[place] for place in rare], each) for one, each in zip(counts, rows, strict=True)
-        ]
-        single = len(counts) == 1 or not whole
-        scales = [1.0 if single or not each else whole / each for each in own]
-        return Asked(words, scales, whole)
+        languages = [segment.entry.words.language for segment in self.segments if segment.entry.words]
+        forms = {language: analyzer(language).forms(query) for language in set(languages)}
+        every = {word for each in forms.values() for (word, _), _ in each}
+        words = []
+        held: Counter[tuple[str, int]] = Counter()  # documents with a word, whatever its stem
+        for segment, language in zip(self.segments, languages, strict=True):
+            own = forms[language]
+            # what is a stop word in one language and asked for in another is counted in both
+            left_out = every - {word for (word, _), _ in own}
+            counted = [*own, *(form for word in left_out for form in analyzer(language).forms(word))]
+            found = segment.words.find([term for _, term in counted])
+            for (word, _), postings in zip(counted, found, strict=True):
+                held[word] += postings.rows
+            words.append(found[: len(own)])
+        documents = sum(segment.words.documents for segment in self.segments)
+        length = sum(segment.words.length for segment in self.segments)
+        counts = {language: [held[word] for word, _ in each] for language, each in forms.items()}
+        weights = {language: [weight_of(one, documents) for one in each] for language, each in counts.items()}
+        most = common_from(documents)
+        rarest = (attainable([one for one in each if one < most], documents) for each in counts.values())
+        return Asked(
+            words,
+            [weights[language] for language in languages],
+            length / max(documents, 1),
+            max(rarest, default=0.0),
+        )
 
     def keywords(self, query: str | Asked, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
         """The ``limit`` best rows for the words of ``query`` and their BM25 scores, best first.
 
-        Each segment weighs words by its own documents; its scores are brought to the scale of all.
+        The scores are those that one segment of all documents would give.
         """
         asked = self.asked(query) if isinstance(query, str) else query
         found: list[tuple[float, int]] = []
         for number, segment in enumerate(self.segments):
             bits = segment.living() if chosen is None else chosen[number]
-            start, scale = int(self._starts[number]), asked.scales[number]
-            found += [
-                (-score * scale, start + row)
-                for row, score in segment.words.best(asked.words[number], limit, bits)
-            ]
+            words, weights, start = asked.words[number], asked.weights[number], int(self._starts[number])
+            some = segment.words.best(words, weights, asked.average, limit, bits)
+            found += [(-score, start + row) for row, score in some]
         return [(row, -negative) for negative, row in sorted(found)[:limit]]
 
     def id(self, row: int) -> str:

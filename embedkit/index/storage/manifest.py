@@ -138,6 +138,7 @@ class EncoderEntry:
     fingerprint: str
     precision: str
     document_prompt: str  # what encode_document put before each text; "" for none
+    query_prompt: str | None = None  # what encode_query does; None: not recorded, so that of the model
 
 
 @dataclass(frozen=True)
@@ -351,7 +352,10 @@ class _Parser:
                 **{
                     name: self.field(encoder, name, str)
                     for name in ("model", "fingerprint", "precision", "document_prompt")
-                }
+                },
+                query_prompt=(
+                    None if encoder.get("query_prompt") is None else self.field(encoder, "query_prompt", str)
+                ),
             ),
             segments=segments,
             nprobe=self.optional_count(data, "nprobe"),

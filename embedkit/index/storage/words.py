@@ -32,7 +32,16 @@ T = TypeVar("T")
 Lengths = npt.NDArray[np.uint32]
 Term = tuple[str, int, int]  # a word, the rows that hold it, and how often it is in them
 
-__all__ = ["RARE", "TITLE_WEIGHT", "Postings", "Words", "attainable", "common_from", "write_words"]
+__all__ = [
+    "RARE",
+    "TITLE_WEIGHT",
+    "Postings",
+    "Words",
+    "attainable",
+    "common_from",
+    "weight_of",
+    "write_words",
+]
 
 RARE = 3
 """Rarest words of a query that a document is expected to hold."""
@@ -62,10 +71,10 @@ def attainable(counts: Sequence[int], rows: int) -> float:
         rows: texts in all.
     """
     # of such a text, the other factor of BM25 is 1
-    return sum(sorted((_weight(count, rows) for count in counts), reverse=True)[:RARE])
+    return sum(sorted((weight_of(count, rows) for count in counts), reverse=True)[:RARE])
 
 
-def _weight(count: int, rows: int) -> float:
+def weight_of(count: int, rows: int) -> float:
     """The inverse document frequency of a word in ``count`` of ``rows`` texts, as FTS5 has it."""
     return max(math.log((rows - count + 0.5) / (count + 0.5)), 1e-6)
 
@@ -201,7 +210,7 @@ class Postings(NamedTuple):
 
 class _Lengths(NamedTuple):
     documents: int
-    average: float
+    words: int
     of_rows: Lengths
 
 
@@ -221,8 +230,20 @@ class Words:
             documents, words, lengths = found[0]
             numbers = isinstance(documents, int) and isinstance(words, int) and 0 <= documents <= self._rows
             if numbers and isinstance(lengths, bytes) and len(lengths) == 4 * self._rows:
-                return _Lengths(documents, words / max(documents, 1), np.frombuffer(lengths, "<u4"))
+                of_rows = np.frombuffer(lengths, "<u4")
+                if int(of_rows.sum(dtype=np.int64)) == words:
+                    return _Lengths(documents, words, of_rows)
         raise self._documents.damaged("the numbers of its words are damaged")
+
+    @property
+    def documents(self) -> int:
+        """The number of documents, deleted ones included."""
+        return self._lengths.documents
+
+    @property
+    def length(self) -> int:
+        """The number of words of all documents."""
+        return self._lengths.words
 
     def find(self, terms: Sequence[str]) -> list[Postings]:
         """The postings of each of ``terms``; one that ends in "*" stands for all words that begin with it."""
@@ -234,9 +255,12 @@ class Words:
             )
         }
         for rows, postings in found.values():
-            if not isinstance(rows, int) or not 0 < rows <= self._rows or not isinstance(postings, bytes):
+            if not isinstance(rows, int) or rows <= 0 or not isinstance(postings, bytes):
                 raise self._documents.damaged("its words are damaged")
-        return [self._prefix(term) if term.endswith("*") else found.get(term, _NONE) for term in terms]
+        words = [self._prefix(term) if term.endswith("*") else found.get(term, _NONE) for term in terms]
+        if any(word.rows > self.documents for word in words):
+            raise self._documents.damaged("its words are damaged")
+        return words
 
     def _prefix(self, term: str) -> Postings:
         known = self._prefixes.get(term)
@@ -251,24 +275,32 @@ class Words:
             self._prefixes[term] = known
         return known
 
-    def best(self, words: Sequence[Postings], limit: int, chosen: Bits | None) -> list[tuple[int, float]]:
+    def best(
+        self,
+        words: Sequence[Postings],
+        weights: Sequence[float],
+        average: float,
+        limit: int,
+        chosen: Bits | None,
+    ) -> list[tuple[int, float]]:
         """The ``limit`` best rows by BM25, with their scores, best first.
 
         Args:
             words: of a query; one that is there twice counts twice.
+            weights: of each word (`weight_of`).
+            average: words of a document, on average.
             limit: most rows.
             chosen: a bitmap of rows; ``None``: all.
         """
-        held = [word for word in words if word.rows]
+        held = [(word.list, weight) for word, weight in zip(words, weights, strict=True) if word.rows]
         if not held:
             return []
-        lengths = self._lengths
         rows, scores = self._checked(
             lambda: _core.bm25(
-                [word.list for word in held],
-                [_weight(word.rows, lengths.documents) for word in held],
-                lengths.of_rows,
-                lengths.average,
+                [postings for postings, _ in held],
+                [weight for _, weight in held],
+                self._lengths.of_rows,
+                average,
                 TITLE_WEIGHT,
                 limit,
                 chosen,

@@ -7,6 +7,7 @@ before:
 * Scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and Korean, whose words carry particles: each
   run of their letters is stored as its overlapping pairs, 苹果汁 as 苹果 果汁. The last letter follows by itself, so
   that a query of a single letter, which asks for a prefix, finds every one.
+* Words of any length: of a longer one, the first 8,192 letters count.
 * Unicode: NFKC, so that full-width and composed letters are found by their usual forms; the vowel points of Arabic and
   Hebrew, soft hyphens and joiners are left out.
 """
@@ -27,6 +28,8 @@ __all__ = ["Analyzer", "analyzer", "create_table"]
 
 _MOST_WORDS = 64  # of a query
 _CACHED_STEMS = 65_536
+_LONGEST = 8192  # letters of a word that are kept: FTS5 cuts it at 32,768 bytes, even within a letter
+_MOST_MARKS = 1000  # of a letter in a script without spaces, so that pairs of them are shorter than that
 
 # Without spaces between words; combining marks belong to the letter before them.
 _UNSPACED = (
@@ -68,7 +71,7 @@ def _marks() -> str:
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
     """A run of letters without spaces; a letter of it with its marks; and a word of any other script."""
     letters, marks = f"[{_UNSPACED}{_SOUTHEAST_ASIAN}]", _marks()
-    unit = f"{letters}(?:[{_STACKERS}]{letters}|[{marks}])*"
+    unit = f"{letters}(?:[{_STACKERS}]{letters}|[{marks}]){{,{_MOST_MARKS}}}"
     return re.compile(f"(?:{unit})+"), re.compile(unit), re.compile(f"(?:[^\\W_]|[{marks}])+")
 
 
@@ -162,9 +165,11 @@ class Analyzer:
             text = _folded(text)
             if _ANY_UNSPACED.search(text):
                 text = _patterns()[0].sub(_stored_pairs, text)
-        if self._stem is None:
+        short = len(text) <= _LONGEST or all(len(piece) <= _LONGEST for piece in text.split())
+        if self._stem is None and short:
             return text
-        return " ".join(map(self._stem, _patterns()[2].findall(text.lower())))
+        words = [one[:_LONGEST] for one in _patterns()[2].findall(text.lower())]
+        return " ".join(words if self._stem is None else map(self._stem, words))
 
     def words(self, query: str) -> list[str]:
         """The distinct words of ``query``, before FTS5 cuts and stems them.
@@ -172,7 +177,11 @@ class Analyzer:
         Stop words are left out unless there is nothing else. Of a letter without spaces that stands alone every word
         is meant that begins with it; it ends in "*".
         """
-        wanted: dict[str, None] = {}
+        return [word for word, _ in self._words(query)]
+
+    def _words(self, query: str) -> list[tuple[str, str]]:
+        """`words`, each with what it was in ``query`` before Snowball stemmed it."""
+        wanted: dict[str, str] = {}
         if self._turkish:
             query = query.translate(_TURKISH_CAPITALS)
         text, word = query, _ASCII_WORD
@@ -180,14 +189,15 @@ class Analyzer:
             run, letter, word = _patterns()
             text = _folded(query)
             for found in run.findall(text):
-                wanted.update(dict.fromkeys(_pairs(letter.findall(found)) or [f"{found}*"]))
+                wanted.update((one, one) for one in _pairs(letter.findall(found)) or [f"{found}*"])
             text = run.sub(" ", text)
-        words = word.findall(text.lower())
+        words = [one[:_LONGEST] for one in word.findall(text.lower())]
         telling = [one for one in words if one not in self._stops]
         if not telling and not wanted:
             telling = words
-        wanted.update(dict.fromkeys(one if self._stem is None else self._stem(one) for one in telling))
-        return list(wanted)[:_MOST_WORDS]
+        for one in telling:
+            wanted.setdefault(one if self._stem is None else self._stem(one), one)
+        return list(wanted.items())[:_MOST_WORDS]
 
     def found(self, query: str, text: str) -> list[str]:
         """The words of ``text`` that ``query`` asks for, each in the form that it has first in the text."""
@@ -205,12 +215,16 @@ class Analyzer:
 
     def terms(self, query: str) -> list[str]:
         """The words of ``query`` as they are stored; one that is there in two forms is twice in the list."""
-        words = self.words(query)
-        cut = self._cut([word.removesuffix("*") for word in words])
+        return [term for _, term in self.forms(query)]
+
+    def forms(self, query: str) -> list[tuple[tuple[str, int], str]]:
+        """The `terms` of ``query``, each after what the terms of other languages are told by: its word and a number."""
+        words = self._words(query)
+        cut = self._cut([word.removesuffix("*") for word, _ in words])
         return [
-            f"{term}*" if word.endswith("*") else term
-            for word, terms in zip(words, cut, strict=True)
-            for term in terms
+            ((given, number), f"{term}*" if word.endswith("*") else term)
+            for (word, given), terms in zip(words, cut, strict=True)
+            for number, term in enumerate(terms)
         ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -187,6 +188,60 @@ def test_wrong_queries_are_refused(tmp_path: Path, encoder: FakeEncoder) -> None
             index.ids([1])
     with pytest.raises(ValueError, match="the index is closed"):
         index.search(np.zeros((1, 32)))
+
+
+def test_closing_an_index_that_is_in_use_is_no_damage(tmp_path: Path, encoder: FakeEncoder) -> None:
+    Index.build(tmp_path / "index", sentences(5000), encoder).close()
+    uses: list[Callable[[Index], Iterator[Any]]] = [
+        iter,
+        lambda index: index.search_stream([[f"red {n}"] for n in range(100)]),
+    ]
+    for use in uses:
+        with Index.open(tmp_path / "index", encoder) as index:
+            iterator = use(index)
+            next(iterator)
+        with pytest.raises(ValueError, match="the index is closed"):
+            list(iterator)
+    with Index.open(tmp_path / "index", encoder) as index:
+        generation = index.generation
+    reads: list[Callable[[], object]] = [
+        lambda: generation.find_passages(["0"]),
+        lambda: generation.choose("id = '0'"),
+        lambda: generation.keywords("red", 5, None),
+    ]
+    for read in reads:
+        with pytest.raises(ValueError, match="the index is closed"):
+            read()
+
+
+def test_a_failing_disk_is_no_damage(tmp_path: Path, encoder: FakeEncoder) -> None:
+    class Failing:
+        def execute(self, *_: object) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        def set_progress_handler(self, *_: object) -> None:
+            pass
+
+    with Index.build(tmp_path / "index", ["a", "b"], encoder) as index:
+        documents = index.generation.segments[0].documents
+        whole, documents._db = documents._db, Failing()
+        for search in (lambda: index.search("a"), lambda: index.search("a", where="id = 'a'")):
+            with pytest.raises(OSError, match=r"documents\.sqlite: disk I/O error; check the disk, and try"):
+                search()
+        documents._db = whole
+        assert len(index.search("a")[0]) == 2
+
+
+def test_a_relative_path_is_that_of_the_folder_where_it_was_given(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Index.build("index", ["a"], encoder) as index, Index.open("index", encoder) as other:
+        monkeypatch.chdir("elsewhere")
+        index.add([Document("b", "b")])
+        assert other.refresh() and len(other) == 2
+        assert index.path == tmp_path / "index"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from fake_encoder import FakeEncoder
 from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.index import Document, Index, ModelMismatchError
+from embedkit.index.search import searcher
 from embedkit.index.storage.faiss_index import resolve_factory
+from embedkit.index.storage.generation import Generation
 from embedkit.model_folder.folder import BUILTIN, FORMER_BUILTIN
 
 
@@ -31,6 +33,18 @@ class InSixBits(InBytes):
     """Vectors of which six bits a column are enough."""
 
     precision_of_index = "int6"
+
+
+class Turned(FakeEncoder):
+    """Another model: the vectors of FakeEncoder, turned round."""
+
+    def __init__(self, model: str = "turned") -> None:
+        super().__init__(model)
+
+    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool = False) -> np.ndarray:
+        return -super().encode_document(sentences, normalize_embeddings=normalize_embeddings)
+
+    encode_query = encode_document
 
 
 def corpus(rows: int, dimension: int = 32) -> tuple[np.ndarray, list[Document]]:
@@ -207,3 +221,45 @@ def test_refresh_refuses_vectors_of_another_model(tmp_path: Path) -> None:
         with pytest.raises(ModelMismatchError, match="but the encoder is"):
             index.refresh()
         assert index.search(["one text"], 1) == before  # by the generation that is open
+
+
+def test_a_search_while_the_index_is_encoded_again_asks_the_model_of_its_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    open_generation = searcher.open_generation
+
+    def meanwhile(*arguments: Any, **options: Any) -> Generation:
+        generation = open_generation(*arguments, **options)
+        found.append(index.search("one text", 1, hybrid=False)[0][0])
+        return generation
+
+    with Index.build(tmp_path / "index", ["one text", "another text"], FakeEncoder()) as index:
+        monkeypatch.setattr(searcher, "open_generation", meanwhile)
+        index.reembed(Turned())
+        assert index.encoder.describe()["model"] == "turned"
+        found.append(index.search("one text", 1, hybrid=False)[0][0])
+    assert [hit.id for hit in found] == ["0", "0"]
+    assert [hit.score for hit in found] == pytest.approx([1, 1])
+
+
+def test_a_model_loaded_during_a_refresh_is_that_of_the_vectors_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"fake": FakeEncoder(), "turned": Turned()}
+    monkeypatch.setattr(
+        "embedkit.index.encoder.load_encoder", lambda manifest, *_: models[manifest.encoder.model]
+    )
+    Index.build(tmp_path / "index", ["one text", "another text"], FakeEncoder()).close()
+
+    def queries() -> Iterator[str]:
+        assert index.refresh()
+        yield "one text"
+
+    with Index.open(tmp_path / "index") as index:
+        with Index.open(tmp_path / "index") as writer:
+            writer.reembed(Turned())
+        ((before,),) = index.search(queries(), 1, hybrid=False)  # of the generation before the refresh
+        ((after,),) = index.search(["one text"], 1, hybrid=False)
+    assert before.id == after.id == "0"
+    assert [before.score, after.score] == pytest.approx([1, 1])

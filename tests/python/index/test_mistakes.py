@@ -61,7 +61,7 @@ def test_an_add_that_fails_is_called_so(here: Path, capsys: pytest.CaptureFixtur
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "write_atomically", full)
         message = told(capsys, "add", "index", "more.jsonl", code=1)
-    assert message.startswith("embedkit-index: index: adding failed: No space left on device")
+    assert message.startswith(f"embedkit-index: {here / 'index'}: adding failed: No space left on device")
 
 
 FACTORIES = """PQ8x4 IVF10,Flat IVF10,PQ8x4 IVF300,PQ8x4fs OPQ8,PQ8x4 PCA8,Flat PCAR4,IVF2,Flat IVF12_HNSW4,SQ4

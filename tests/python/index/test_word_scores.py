@@ -109,17 +109,43 @@ def test_conditions_deletions_and_replacements(tmp_path: Path) -> None:
         assert left == [(row, score) for row, score in every if ids[row] not in gone]
 
 
-def test_segments_together_score_as_one_would_by_the_words_that_tell(tmp_path: Path) -> None:
-    documents = some_documents(3000, 3)
+def test_segments_together_score_as_one(tmp_path: Path) -> None:
+    documents = some_documents(158, 3)
+    queries = ["w40 w50 boundary", "wing connected zyzzyva", "果 東京 x", "w59"]
     with Index.build(tmp_path / "one", documents, FakeEncoder(), language="english") as index:
-        whole = index.generation.keywords("w40 w50 boundary", 10, None)
-    with Index.build(tmp_path / "two", documents[:1500], FakeEncoder(), language="english") as index:
-        index.add(documents[1500:])
-        assert len(index.generation.segments) == 2
-        parts = index.generation.keywords("w40 w50 boundary", 10, None)
-    scores = dict(whole)
-    assert sum(row in scores for row, _ in parts) >= 9
-    assert all(scores[row] == pytest.approx(score, rel=0.05) for row, score in parts if row in scores)
+        whole = [index.generation.keywords(query, 400, None) for query in queries]
+        best = index.search(queries, k=10)
+    with Index.build(tmp_path / "many", documents[:100], FakeEncoder(), language="english") as index:
+        for start, end in [(100, 150), (150, 155), (155, 156), (156, 157), (157, 158)]:
+            index.add(documents[start:end])
+        assert len(index.generation.segments) == 6
+        assert all(whole) and [index.generation.keywords(query, 400, None) for query in queries] == whole
+        for hits, expected in zip(index.search(queries, k=10), best, strict=True):
+            assert [hit.id for hit in hits] == [hit.id for hit in expected]
+            assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in expected], rel=1e-5)
+
+
+def test_a_document_added_alone_scores_by_the_words_of_all(tmp_path: Path) -> None:
+    documents = [Document(f"restarting the mail server number {n}", str(n)) for n in range(60)]
+    with Index.build(tmp_path / "index", documents, FakeEncoder(), language="english") as index:
+        index.add([Document("the zebra cluster", "zebra")])
+        ((row, score),) = index.generation.keywords("zebra lentil printer", 5, None)
+        assert index.generation.id(row) == "zebra" and score > 3
+
+
+def test_segments_of_several_languages_share_their_counts(tmp_path: Path) -> None:
+    """A word is as rare in each of them, whatever its stem, and even if it is a stop word in one of them."""
+    wings = [Document(f"wings and recipes {n}", f"one {n}") for n in range(30)]
+    other = [Document("wings and recipes", "two"), Document("a zebra", "zebra")]
+    Index.build(tmp_path / "english", wings, FakeEncoder(), language="english").close()
+    Index.build(tmp_path / "none", other, FakeEncoder(), language="none").close()
+    with Index.merge(tmp_path / "both", [tmp_path / "english", tmp_path / "none"]) as index:
+        asked = index.generation.asked("recipes zebra and")
+        (recipes, zebra), (plain_recipes, plain_zebra, stop) = asked.weights
+        assert recipes == plain_recipes == stop < 1e-5 and zebra == plain_zebra > 3
+        assert asked.attainable == zebra
+        found = index.generation.keywords("zebra recipes", 50, None)
+        assert index.generation.id(found[0][0]) == "zebra" and len(found) == 32
 
 
 def test_lists_that_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +201,12 @@ DAMAGE = [
     "UPDATE words SET rows = 'many' WHERE term = 'wing'",
     "UPDATE words SET rows = -1 WHERE term = 'wing'",
     "UPDATE words SET rows = 1000000 WHERE term = 'wing'",
+    "UPDATE lengths SET documents = 2",
     "DELETE FROM lengths",
     "UPDATE lengths SET documents = 0.5",
     "UPDATE lengths SET documents = 0",
     "UPDATE lengths SET words = 0",
+    "UPDATE lengths SET words = words + 1",
     "UPDATE lengths SET lengths = x'00'",
     "UPDATE lengths SET lengths = NULL",
     "DROP TABLE words",

@@ -103,6 +103,27 @@ def test_letters_and_their_marks_stay_together() -> None:
     assert none.text("ភ្នំ").split() == ["ភ្នំ"]
 
 
+@pytest.mark.parametrize("language", ["english", "none", "russian"])
+def test_words_of_any_length_are_stored_and_found(tmp_path: Path, language: str) -> None:
+    if language == "russian":
+        pytest.importorskip("snowballstemmer")
+    # letters of one to four bytes; a letter with many marks, in a script of words and in one without spaces
+    words = ["x" * 100_000, "a" + "ж" * 40_000, "ა" * 20_000, "𐐨" * 9000, "e" + "\u0301" * 20_000]
+    words += ["ก" + "ุ" * 20_000, "กข" + "ุ" * 20_000, "苹果汁" * 9000]
+    documents = [Document(f"soup {word} end", str(n)) for n, word in enumerate(words)]
+    documents += [
+        Document("soup " + "🙂" * 20_000 + " end", "emoji"),
+        Document("soup", "title", {"title": "ბ" * 20_000}),
+    ]
+    with Index.build(tmp_path / "index", documents, FakeEncoder(), language=language) as index:
+        for number, word in enumerate(words):
+            assert rows_found(index, word)[0] == str(number)
+        assert rows_found(index, "ბ" * 20_000) == ["title"]
+        assert len(rows_found(index, "end")) == len(words) + 1
+        assert len(rows_found(index, "soup")) == len(documents)
+        assert rows_found(index, "🙂" * 20_000) == []
+
+
 def test_titles_and_headings_count_more(tmp_path: Path) -> None:
     body = "words about other things, and more of them"
     documents = [

@@ -1,0 +1,76 @@
+"""Indexes of encoders whose prompts are not the model's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit import Encoder
+from embedkit.cli.main import main
+from embedkit.index import Document, Index, ModelMismatchError
+from embedkit.index.storage.layout import current_name
+
+PROMPTS = {"document": "passage: ", "query": "query: "}
+TEXT = "many people say that the weather is lovely today"
+
+
+class Prompted(FakeEncoder):
+    def __init__(self, prompts: Mapping[str, str]) -> None:
+        super().__init__()
+        self.prompts = {**FakeEncoder.prompts, **prompts}  # type: ignore[misc]
+
+
+def test_the_prompts_of_an_index_are_remembered(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    path = str(tmp_path / "index")
+    Index.build(path, [Document(TEXT, "a")], Encoder(make_model(), prompts=PROMPTS)).close()
+    assert main(["verify", path]) == 0
+    (tmp_path / "more.jsonl").write_text(json.dumps({"id": "b", "text": TEXT}))
+    assert main(["upsert", path, str(tmp_path / "more.jsonl")]) == 0
+    with Index.open(path) as index:
+        index.add([Document(TEXT, "c")])
+        index.verify(sample=3)
+        one, *others = index.generation.vectors(index.generation.living_rows())
+        assert [one @ other for other in others] == pytest.approx([1, 1])
+        assert {name: index.encoder.prompts[name] for name in PROMPTS} == PROMPTS
+        assert index.info()["query_prompt"] == "query: "
+        expected = Encoder(make_model(), prompts=PROMPTS).encode_query([TEXT], normalize_embeddings=True)
+        ((hit, *_),) = index.search([TEXT], hybrid=False)
+        assert hit.score == pytest.approx(float(np.max(expected @ one)), abs=1e-5)
+
+
+def test_documents_with_another_prompt_are_refused(tmp_path: Path) -> None:
+    Index.build(tmp_path / "index", [Document(TEXT, "a")], Prompted(PROMPTS)).close()
+    told = "the document prompt 'passage: ', but the encoder's is ''"
+    with Index.open(tmp_path / "index", FakeEncoder()) as index:
+        for change in (index.add, index.upsert):
+            with pytest.raises(ModelMismatchError, match=told):
+                change([Document(TEXT, "b")])
+        with pytest.raises(ModelMismatchError, match=told):
+            index.verify(sample=1)
+        index.verify()
+        assert len(index.search(TEXT)) == 1  # queries may have any prompt
+
+
+def test_an_index_that_recorded_no_prompt_of_queries(tmp_path: Path, make_model: Callable[..., Path]) -> None:
+    path = tmp_path / "index"
+    Index.build(path, [Document(TEXT, "a")], Encoder(make_model(), prompts=PROMPTS)).close()
+    manifest = path / "manifests" / current_name(path)
+    content = json.loads(manifest.read_bytes())
+    assert content["encoder"].pop("query_prompt") == "query: "
+    manifest.write_text(json.dumps(content))
+    with Index.open(path) as index:
+        assert index.encoder.prompts["query"] == Encoder(make_model()).prompts["query"]
+        assert index.encoder.prompts["document"] == "passage: "
+
+
+def test_prompts_of_queries_that_are_merged(tmp_path: Path) -> None:
+    for name, query in (("a", "q: "), ("b", "q: "), ("c", "other: ")):
+        Index.build(tmp_path / name, [Document(TEXT, name)], Prompted({"query": query})).close()
+    for names, expected in (("ab", "q: "), ("ac", None)):
+        with Index.merge(tmp_path / f"to-{names}", [tmp_path / one for one in names]) as index:
+            assert index.info()["query_prompt"] == expected
