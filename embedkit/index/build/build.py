@@ -55,7 +55,7 @@ from ..storage.layout import Writer
 from ..storage.manifest import Manifest, SegmentEntry
 from ..words.analyzer import analyzer
 from ..words.languages import AUTO as AUTO_LANGUAGE
-from .check import check_new_id, given_vector, is_blank, with_id
+from .check import check_new_id, given_vector, is_blank, with_id, with_taken
 from .duplicates import near_duplicates
 from .encode import Chunk, encode_chunk, truncated_by
 from .filter import Filter
@@ -309,12 +309,12 @@ def _stored(
     store = staging.documents
     adding_to = job.base if job.mode == "add" else None
     chunk = Chunk()
-    for pieces in filtered.pieces(_pieces(job, documents, filtered)):
+    for pieces, taken in with_taken(filtered.pieces(_pieces(job, documents, filtered)), adding_to):
         for document in pieces:
             known = store.replaying
             try:
-                if adding_to is not None and not known and document is pieces[0]:
-                    check_new_id(document, adding_to)
+                if not known:
+                    check_new_id(document, taken)
                 vector = given_vector(document, job.header.dimension)
                 store.add(document)
             except InputError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -13,7 +14,9 @@ from ...documents.passages import document_of
 from ..storage.faiss_index import Float32Array
 from ..storage.generation import Generation
 
-__all__ = ["check_new_id", "given_vector", "is_blank", "with_id"]
+__all__ = ["check_new_id", "given_vector", "is_blank", "with_id", "with_taken"]
+
+_AT_ONCE = 256
 
 
 def with_id(item: str | Document, position: int, *, required: bool) -> Document:
@@ -44,16 +47,31 @@ def is_blank(document: Document) -> bool:
     return document.vector is None and isinstance(document.text, str) and not document.text.strip()
 
 
-def check_new_id(document: Document, base: Generation) -> None:
-    """Refuse a document, or the first passage of one, whose id is in ``base``."""
-    if not isinstance(document.id, str):  # refused where it is stored
+def with_taken(
+    groups: Iterable[list[Document]], base: Generation | None
+) -> Iterator[tuple[list[Document], str | None]]:
+    """Each document, or all its passages, with its id if ``base`` holds that already; many are looked up at once."""
+    if base is None:
+        yield from ((group, None) for group in groups)
         return
     passages = base.manifest.passages is not None
-    own = document_of(document.id) if passages else document.id
-    if base.find_passages([own]) if passages else base.find([own]):
+    remaining = iter(groups)
+    while block := list(islice(remaining, _AT_ONCE)):
+        ids = [
+            group[0].id if isinstance(group[0].id, str) else "" for group in block
+        ]  # others are refused later
+        names = list(map(document_of, ids)) if passages else ids
+        found = base.find_passages(names) if passages else base.find(names)
+        for name, group in zip(names, block, strict=True):
+            yield group, name if name and name in found else None
+
+
+def check_new_id(document: Document, taken: str | None) -> None:
+    """Refuse a document whose id is ``taken``."""
+    if taken is not None:
         raise InputError(
             document.origin,
-            f"the id {own!r} is already in the index; upsert replaces documents",
+            f"the id {taken!r} is already in the index; upsert replaces documents",
             skippable=True,
         )
 
