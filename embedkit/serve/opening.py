@@ -179,4 +179,4 @@ def _search(
         loaded = _of_index(index.path, index.generation.manifest, options, ModelMetrics(metrics, "index"))
     opened = Index.open(index.path, BatchedEncoder(loaded))
     index.close()
-    return SearchService(opened, options.settings.limits)
+    return SearchService(opened)
