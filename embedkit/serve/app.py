@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from . import openapi, page, routes
 from .errors import ApiError, error_response, style_of
 from .search import search
+from .settings import host_name
 from .state import State
 
 __all__ = ["create_app"]
@@ -129,10 +130,11 @@ class _Gate:
         """
         settings = self._state.settings
         host = headers.get("host", "")
-        if settings.hosts and _name(host.lower()) not in settings.hosts:
+        if settings.hosts and host_name(host) not in settings.hosts:
             raise ApiError(403, f"the host {host!r} is not served; see --allow-host", code="host_not_allowed")
         origin = headers.get("origin")
-        if origin is not None and origin not in settings.origins and origin.partition("://")[2] != host:
+        known = origin is None or "*" in settings.origins or origin in settings.origins
+        if not known and origin.partition("://")[2] != host:
             raise ApiError(403, f"pages of {origin!r} may not call this server", code="origin_not_allowed")
         if self._keys and path not in _OPEN_PATHS:
             kind, _, key = headers.get("authorization", "").partition(" ")
@@ -147,10 +149,3 @@ class _Gate:
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
-
-
-def _name(host: str) -> str:
-    """A Host header without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.rpartition(":")[0] if ":" in host else host
