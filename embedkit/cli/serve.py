@@ -253,7 +253,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         hosts=() if "*" in hosts else hosts,
     )
     bound = _bound(arguments.host, arguments.port)
-    with contextlib.closing(bound):
+    with contextlib.ExitStack() as stack:
+        for one in bound:
+            stack.enter_context(contextlib.closing(one))
         state = open_state(
             Options(
                 models=arguments.model,
@@ -266,7 +268,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 settings=settings,
             )
         )
-        host, port = bound.getsockname()[:2]
+        host, port = bound[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         models = ", ".join([*state.embedders.models, *state.rerankers.models])
 
@@ -279,7 +281,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int) -> list[socket.socket]:
     from ..serve.server import bind
 
     try:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import openapi, page, routes
-from .errors import ApiError, error_response, style_of
+from .errors import ApiError, busy, error_response, style_of
 from .search import search
 from .settings import host_name
 from .state import State
@@ -27,7 +27,8 @@ __all__ = ["create_app"]
 
 logger = logging.getLogger("embedkit.serve")
 
-_OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz"})  # without a key: they tell nothing
+_PROBES = frozenset({"/health", "/livez", "/readyz"})
+_OPEN_PATHS = _PROBES | {"/"}  # without a key: they tell nothing
 
 
 def create_app(state: State) -> Starlette:
@@ -100,6 +101,8 @@ class _Gate:
             await send(message)
 
         try:
+            if scope.get("state", {}).get("crowded") and path not in _PROBES:
+                raise self._crowded()
             self._admit(path, Headers(scope=scope))
             await self._app(scope, receive, send_and_note)
         except ApiError as error:
@@ -121,6 +124,12 @@ class _Gate:
             )
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - begin)
+
+    def _crowded(self) -> ApiError:
+        self._metrics.rejected.labels("connections").inc()
+        error = busy("too many connections; try again later", 1, 503, "too_many_connections")
+        error.headers["connection"] = "close"
+        return error
 
     def _admit(self, path: str, headers: Headers) -> None:
         """Refuse who may not ask.

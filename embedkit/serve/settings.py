@@ -25,7 +25,7 @@ class Limits:
         header_timeout: seconds that a client may take to send the head of a request.
         body_timeout: seconds that a client may take to send a body, or to read what was sent to it.
         keep_alive: seconds that an idle connection stays open.
-        connections: connections at once; further ones get 503.
+        connections: connections at once; requests of further ones get 503, but for the probes of health.
         hits: most hits of a search.
     """
 
