@@ -267,3 +267,22 @@ def test_the_indexs_model_takes_the_device_and_refuses_another_precision(index_f
     assert served.loaded is not None
     assert served.loaded.encoder.describe()["device"] == "cpu"
     state.close()
+
+
+def test_an_indexs_own_model_is_seen_by_metrics_and_health_and_closed(
+    index_folder: Path, tmp_path: Path
+) -> None:
+    from embedkit.serve.opening import Options, open_state
+
+    Encoder(truncate_dim=16).save(tmp_path / "small")
+    state = open_state(Options(models=(str(tmp_path / "small"),), index=str(index_folder), threads=1))
+    assert [name for name, _, _ in state.queues()] == ["small", "index"]
+    assert state.problem() is None
+    assert state.search is not None
+    model = state.search.index.encoder._model
+    model.batcher.close()
+    assert state.problem() == "the thread of index has ended"
+    state.close()
+    assert list(state.queues()) == []
+    with pytest.raises(Exception, match="closed"):
+        model.encoder.encode(["a"])
