@@ -85,7 +85,7 @@ class DropIn(SentenceModel):
                 "Encoder.tokenizer is that of transformers, which is not installed; Encoder.tokenize(texts) returns "
                 "the token ids without it"
             ) from error
-        return AutoTokenizer.from_pretrained(str(self._engine.folder.path))
+        return AutoTokenizer.from_pretrained(str(self._engine.folder.transformer))
 
     def to(self: _Self, device: Any = None, *args: Any, **options: Any) -> _Self:
         """Return the encoder, if it is on ``device`` already.

@@ -124,15 +124,18 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-origin",
         action="append",
         default=[],
+        type=_origin,
         metavar="ORIGIN",
-        help="web origin whose pages may call it",
+        help="web origin whose pages may call it, such as https://app.example, * for any; repeatable",
     )
     where.add_argument(
         "--allow-host",
         action="append",
         default=[],
+        type=_host,
         metavar="NAME",
-        help="name that the Host header may have, * for any (default on loopback without a key: localhost)",
+        help="name that the Host header may have, whatever the port, * for any; repeatable (default on loopback "
+        "without a key: localhost)",
     )
     _add_limits(parser)
     return parser
@@ -195,6 +198,21 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _origin(text: str) -> str:
+    from ..serve.settings import web_origin
+
+    try:
+        return web_origin(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _host(text: str) -> str:
+    from ..serve.settings import host_name
+
+    return host_name(text)
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -235,7 +253,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         hosts=() if "*" in hosts else hosts,
     )
     bound = _bound(arguments.host, arguments.port)
-    with contextlib.closing(bound):
+    with contextlib.ExitStack() as stack:
+        for one in bound:
+            stack.enter_context(contextlib.closing(one))
         state = open_state(
             Options(
                 models=arguments.model,
@@ -248,7 +268,7 @@ def _serve(arguments: argparse.Namespace) -> int:
                 settings=settings,
             )
         )
-        host, port = bound.getsockname()[:2]
+        host, port = bound[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         models = ", ".join([*state.embedders.models, *state.rerankers.models])
 
@@ -261,7 +281,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int) -> list[socket.socket]:
     from ..serve.server import bind
 
     try:
@@ -275,16 +295,26 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _keys(arguments: argparse.Namespace) -> tuple[str, ...]:
-    keys = [*arguments.api_key, *os.environ.get("EMBEDKIT_API_KEY", "").split(",")]
-    if arguments.api_key_file is not None:
+    given = [("--api-key", key) for key in arguments.api_key]
+    given += [("EMBEDKIT_API_KEY", key) for key in os.environ.get("EMBEDKIT_API_KEY", "").split(",")]
+    file = arguments.api_key_file
+    if file is not None:
         try:
-            keys += arguments.api_key_file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
         except OSError as error:
-            raise ValueError(f"--api-key-file {arguments.api_key_file}: {error.strerror}") from None
-    keys = [key.strip() for key in keys if key.strip()]
-    if (arguments.api_key or arguments.api_key_file) and not keys:
+            raise ValueError(f"--api-key-file {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"--api-key-file {file}: it is not UTF-8; write a key a line") from None
+        given += [(f"--api-key-file {file}, line {number}", line) for number, line in enumerate(lines, 1)]
+    keys = {key.strip(): source for source, key in given if key.strip()}
+    for key, source in keys.items():  # the key itself is not told: messages end in logs
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(
+                f"{source}: the key holds a character that clients cannot send in a header; use printable ASCII"
+            )
+    if (arguments.api_key or file) and not keys:
         raise ValueError("no API key was given: --api-key or the file of --api-key-file is empty")
-    return tuple(dict.fromkeys(keys))
+    return tuple(keys)
 
 
 def _complain(message: str) -> None:

@@ -18,15 +18,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import openapi, page, routes
-from .errors import ApiError, error_response, style_of
+from .errors import ApiError, busy, error_response, style_of
 from .search import search
+from .settings import host_name
 from .state import State
 
 __all__ = ["create_app"]
 
 logger = logging.getLogger("embedkit.serve")
 
-_OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz"})  # without a key: they tell nothing
+_PROBES = frozenset({"/health", "/livez", "/readyz"})
+_OPEN_PATHS = _PROBES | {"/"}  # without a key: they tell nothing
 
 
 def create_app(state: State) -> Starlette:
@@ -99,6 +101,8 @@ class _Gate:
             await send(message)
 
         try:
+            if scope.get("state", {}).get("crowded") and path not in _PROBES:
+                raise self._crowded()
             self._admit(path, Headers(scope=scope))
             await self._app(scope, receive, send_and_note)
         except ApiError as error:
@@ -121,6 +125,12 @@ class _Gate:
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - begin)
 
+    def _crowded(self) -> ApiError:
+        self._metrics.rejected.labels("connections").inc()
+        error = busy("too many connections; try again later", 1, 503, "too_many_connections")
+        error.headers["connection"] = "close"
+        return error
+
     def _admit(self, path: str, headers: Headers) -> None:
         """Refuse who may not ask.
 
@@ -129,10 +139,11 @@ class _Gate:
         """
         settings = self._state.settings
         host = headers.get("host", "")
-        if settings.hosts and _name(host.lower()) not in settings.hosts:
+        if settings.hosts and host_name(host) not in settings.hosts:
             raise ApiError(403, f"the host {host!r} is not served; see --allow-host", code="host_not_allowed")
         origin = headers.get("origin")
-        if origin is not None and origin not in settings.origins and origin.partition("://")[2] != host:
+        known = origin is None or "*" in settings.origins or origin in settings.origins
+        if not known and origin.partition("://")[2] != host:
             raise ApiError(403, f"pages of {origin!r} may not call this server", code="origin_not_allowed")
         if self._keys and path not in _OPEN_PATHS:
             kind, _, key = headers.get("authorization", "").partition(" ")
@@ -147,10 +158,3 @@ class _Gate:
                     code="invalid_api_key",
                     headers={"www-authenticate": "Bearer"},
                 )
-
-
-def _name(host: str) -> str:
-    """A Host header without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.rpartition(":")[0] if ":" in host else host

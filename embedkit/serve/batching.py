@@ -48,7 +48,7 @@ class Job:
         self.next = 0  # the first item that no batch has taken
         self.left = len(items)
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.began = time.monotonic()
         self.charge = 0  # tokens that it counts for while it waits
         self._settled = settled
@@ -222,7 +222,7 @@ class Batcher:
                 batch = self._take()
             try:
                 self._run(batch)
-            except Exception as error:  # the thread must outlive it: requests to come depend on it
+            except BaseException as error:  # a panic of a library, too: requests to come need the thread
                 for job, _, _ in batch:
                     self._fail(job, error)
 
@@ -278,7 +278,7 @@ class Batcher:
             items = [item for job, start, stop in parts for item in job.items[start:stop]]
         try:
             rows = self._compute(key, items)
-        except Exception as error:
+        except BaseException as error:
             if len(parts) > 1:  # only the job whose text it is should fail
                 for part in parts:
                     self._call(key, [part])
@@ -292,9 +292,13 @@ class Batcher:
             if job.left == 0:
                 job.settle()
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _fail(self, job: Job, error: BaseException) -> None:
         self.withdraw(job)
         if job.error is None:
+            if not isinstance(error, Exception):  # which would end whoever waits for the job
+                failed = RuntimeError(f"the model failed: {error!r}")
+                failed.__cause__ = error
+                error = failed
             job.error = error
             job.settle()
 

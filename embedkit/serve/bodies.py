@@ -105,7 +105,10 @@ Name = Annotated[str, Field(max_length=1000)]
 
 
 class _Body(BaseModel):
-    """Strict: "12" is no number. Unknown fields are ignored, since each client has some of its own."""
+    """Strict: "12" is no number. Unknown fields are ignored, since each client has some of its own.
+
+    Clients that know a field send null for its default.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -115,7 +118,7 @@ class EmbeddingsRequest(_Body):
 
     input: Input = Field(description="A text, a list of texts, token ids, or a list of them.")
     model: Name | None = Field(None, description="One of /v1/models; the first where none is named.")
-    encoding_format: Literal["float", "base64"] = Field(
+    encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="base64: little-endian float32, which is smaller and faster."
     )
     dimensions: int | None = Field(None, ge=1, description="How many dimensions to keep.")
@@ -141,7 +144,7 @@ class EmbedRequest(_Body):
 
     inputs: Annotated[Any, _texts("inputs"), WithJsonSchema(_STRING_OR_LIST)]
     model: Name | None = None
-    normalize: bool = True
+    normalize: bool | None = True
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
         None, description="The end of a text is cut: Left is refused."
@@ -162,9 +165,9 @@ class RerankRequest(_Body):
         None, description="Text Embeddings Inference's shape."
     )
     top_n: int | None = Field(None, ge=1)
-    return_documents: bool = False
-    return_text: bool = False
-    raw_scores: bool = Field(False, description="The model's logits in place of scores from 0 to 1.")
+    return_documents: bool | None = False
+    return_text: bool | None = False
+    raw_scores: bool | None = Field(False, description="The model's logits in place of scores from 0 to 1.")
     truncate: bool | None = Field(None, description="Pairs that are too long are cut: false is refused.")
 
 

@@ -103,8 +103,10 @@ def open_state(options: Options) -> State:
     )
     embedders.load_what_fits()
     rerankers.load_what_fits()
-    search = None if index is None else _search(index, embedders, options, metrics)
-    return State(settings, embedders, rerankers, search, metrics)
+    if index is None:
+        return State(settings, embedders, rerankers, None, metrics)
+    search, own = _search(index, embedders, options, metrics)
+    return State(settings, embedders, rerankers, search, metrics, own=own)
 
 
 def _size(model: str, precision: str) -> int:
@@ -159,12 +161,13 @@ def _of_index(path: Path, manifest: Manifest, options: Options, metrics: ModelMe
 
 def _search(
     index: Index, embedders: Pool[EmbeddingModel], options: Options, metrics: Metrics
-) -> SearchService:
-    """The index, with a served model if that is the index's, else with one of its own."""
+) -> tuple[SearchService, Served[EmbeddingModel] | None]:
+    """The index, with a served model if that is the index's, else with one of its own, the second of the two."""
     from ..index import Index
     from .search import BatchedEncoder, SearchService
 
     info = index.info()
+    own: Served[EmbeddingModel] | None = None
     for served in embedders.distinct:
         loaded = served.loaded
         if (
@@ -177,7 +180,11 @@ def _search(
             served.users += 1  # it stays loaded
             break
     else:
-        loaded = _of_index(index.path, index.generation.manifest, options, ModelMetrics(metrics, "index"))
+        load = partial(
+            _of_index, index.path, index.generation.manifest, options, ModelMetrics(metrics, "index")
+        )
+        loaded = load()
+        own = Served("index", load, loaded)
     opened = Index.open(index.path, BatchedEncoder(loaded))
     index.close()
-    return SearchService(opened, options.settings.limits)
+    return SearchService(opened), own

@@ -18,6 +18,8 @@ _logger = logging.getLogger("embedkit.serve.protocol")
 _logger.setLevel(logging.ERROR)
 
 _HEAD = 64 << 10  # bytes of all headers together
+# Until a client that has ended its side is taken for one that has gone: on the wire the two look the same.
+_HALF_CLOSED_SECONDS = 1.0
 
 
 def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:
@@ -59,6 +61,14 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
             if self._silent > _HEAD + len(data) or self._head > _HEAD:
                 self._drop("head_too_large")
 
+        def eof_received(self) -> bool:
+            """Answer a client that has ended its side of the connection, if that takes a moment only."""
+            if not self._answering:
+                return False
+            self.cycle.keep_alive = False
+            self._timer = self.loop.call_later(_HALF_CLOSED_SECONDS, self.transport.close)
+            return True
+
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._between = False
@@ -74,6 +84,8 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
         def on_headers_complete(self) -> None:
             self._silent = 0
             self._arm(limits.body_timeout)
+            at_once = max(len(self.connections), len(self.tasks))  # a task may outlive its connection
+            self.scope["state"]["crowded"] = at_once > limits.connections  # which the application refuses
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
@@ -99,6 +111,11 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
                 self._write_timer = None
             super().resume_writing()
 
+        @property
+        def _answering(self) -> bool:
+            """Whether the last request has been received as a whole, and not answered."""
+            return self._between and self.cycle is not None and not self.cycle.response_complete
+
         def _arm(self, seconds: float) -> None:
             if self._timer is not None:
                 self._timer.cancel()
@@ -107,8 +124,7 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
         def _late(self, seconds: float) -> None:
             self._timer = None
             waits = self.flow is not None and self.flow.read_paused
-            answering = self._between and self.cycle is not None and not self.cycle.response_complete
-            if waits or answering:  # it is not the client who is slow
+            if waits or self._answering:  # it is not the client who is slow
                 self._arm(seconds)
             else:
                 self._drop("slow_client")

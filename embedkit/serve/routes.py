@@ -74,7 +74,7 @@ async def embed(request: Request) -> Response:
             400, "texts are cut at their end; leave truncation_direction out", param="truncation_direction"
         )
     async with state.embedders.use(body.model) as (_, model):
-        form = model.form(body.prompt_name, body.dimensions, body.normalize)
+        form = model.form(body.prompt_name, body.dimensions, body.normalize is not False)
         tokens = await model.count(texts, form)
         await check_lengths(
             model, texts, form, tokens, param="inputs", truncate=body.truncate, settings=settings
@@ -95,7 +95,7 @@ async def rerank(request: Request) -> Response:
     texts: list[str] = body.texts if body.documents is None else body.documents
     check_count(len(texts), state.settings.limits, param)
     async with state.rerankers.use(body.model) as (name, model):
-        scores = await model.score(body.query, texts, body.raw_scores, hang_up_of(request))
+        scores = await model.score(body.query, texts, bool(body.raw_scores), hang_up_of(request))
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results: list[dict[str, Any]] = []
     if param == "texts":

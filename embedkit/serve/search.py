@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ from .state import State
 __all__ = ["BatchedEncoder", "SearchService", "search"]
 
 logger = logging.getLogger("embedkit.serve")
+
+_T = TypeVar("_T")
 
 _THREADS = 4
 _WAITING = 256  # searches at once, running ones included
@@ -78,10 +81,9 @@ class BatchedEncoder:
 class SearchService:
     """An index that is served."""
 
-    def __init__(self, index: Index, limits: Limits) -> None:
+    def __init__(self, index: Index) -> None:
         """Search ``index`` on threads of its own."""
         self.index = index
-        self._limits = limits
         self._pool = ThreadPoolExecutor(_THREADS, "embedkit-search")
         self._running = 0
         self._refreshed = time.monotonic()
@@ -100,32 +102,48 @@ class SearchService:
     async def search(
         self, body: SearchRequest, k: int, hang_up: Callable[[], Awaitable[None]]
     ) -> list[list[Hit]]:
-        """Hits of each query. A search that nobody waits for any more is not begun.
+        """Hits of each query.
 
         Raises:
-            ApiError: 429, too many searches wait; 504, the deadline has passed; 499, ``hang_up`` has returned; 400,
-                404: of the request.
+            ApiError: 429, too many searches wait; 499, ``hang_up`` has returned; 400, 404: of the request.
         """
         if self._running >= _WAITING:
             raise busy("too many searches are waiting; try again later", 1)
+        return await self._run(lambda _: self._search(body, k), hang_up)
+
+    async def written(
+        self,
+        queries: list[str],
+        found: list[list[Hit]],
+        explain: bool,
+        hang_up: Callable[[], Awaitable[None]],
+    ) -> bytes:
+        """The hits of each query as JSON.
+
+        Raises:
+            ApiError: 499, ``hang_up`` has returned.
+        """
+        language = self.index.generation.manifest.language
+        return await self._run(lambda left: dumps(_rows(queries, found, language, explain, left)), hang_up)
+
+    async def _run(self, work: Callable[[threading.Event], _T], hang_up: Callable[[], Awaitable[None]]) -> _T:
+        """What ``work`` returns; it is not begun when nobody waits for it any more, and told so by its event."""
+        left = threading.Event()
         self._running += 1
-        waiting = self._pool.submit(self._search, body, k)
-        work: asyncio.Future[list[list[Hit]]] = asyncio.wrap_future(waiting)
-        work.add_done_callback(self._ended)
+        waiting = self._pool.submit(work, left)
+        done: asyncio.Future[_T] = asyncio.wrap_future(waiting)
+        done.add_done_callback(self._ended)
         gone: asyncio.Future[None] = asyncio.ensure_future(hang_up())
-        either: set[asyncio.Future[Any]] = {work, gone}
+        either: set[asyncio.Future[Any]] = {done, gone}
         try:
-            done, _ = await asyncio.wait(
-                either, timeout=self._limits.timeout, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-            waiting.cancel()  # no effect on a search that runs or is done
-        if work in done:
-            return work.result()
-        if gone in done:
-            raise ApiError(499, "the client closed the connection", code="client_closed")
-        raise _late()
+            waiting.cancel()  # no effect on one that runs or is done
+            left.set()
+        if done.done():
+            return done.result()
+        raise ApiError(499, "the client closed the connection", code="client_closed")
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._running -= 1
@@ -192,43 +210,58 @@ async def search(request: Request) -> Response:
     state = State.of(request)
     if state.search is None:
         raise ApiError(404, "no index is open; start the server with --index", code="no_index")
-    body = await read(request, SearchRequest, state.settings.limits)
-    queries = _check(body, state.settings.limits)
-    k = body.k
-    found = await state.search.search(body, _fetched(body), hang_up_of(request))
+    limits = state.settings.limits
+    body = await read(request, SearchRequest, limits)
+    queries = _check(body, limits)
+    try:
+        data = await asyncio.wait_for(_answer(request, body, queries), limits.timeout)
+    except asyncio.TimeoutError:
+        raise ApiError(504, "the search was not done in time", code="timeout") from None
+    tail = {
+        "documents": len(state.search.index),
+        "took_ms": round((time.monotonic() - begin) * 1000, 2),
+    }
+    return Response(b'{"object":"list","data":%b,%b' % (data, dumps(tail)[1:]), media_type="application/json")
+
+
+async def _answer(request: Request, body: SearchRequest, queries: list[str]) -> bytes:
+    """The hits of each query as JSON; `search` bounds the time that all of it takes."""
+    state = State.of(request)
+    assert state.search is not None
+    hang_up = hang_up_of(request)
+    found = await state.search.search(body, _fetched(body), hang_up)
     if body.rerank:
         name = body.rerank if isinstance(body.rerank, str) else None
         async with state.rerankers.use(name) as (_, model):
             for at, hits in enumerate(found):
-                if time.monotonic() - begin > state.settings.limits.timeout:
-                    raise _late()
                 texts = [hit.text for hit in hits]
-                scores = await model.score(queries[at], texts, False, hang_up_of(request))
-                order = np.argsort(-scores, kind="stable")[:k].tolist()
+                scores = await model.score(queries[at], texts, False, hang_up)
+                order = np.argsort(-scores, kind="stable")[: body.k].tolist()
                 found[at] = [
                     replace(hits[i], rank=rank, score=float(scores[i])) for rank, i in enumerate(order, 1)
                 ]
-    language = state.search.index.generation.manifest.language
-    data = await asyncio.to_thread(_rows, queries, found, language, body.explain)
-    answer = {
-        "object": "list",
-        "data": data,
-        "documents": len(state.search.index),
-        "took_ms": round((time.monotonic() - begin) * 1000, 2),
-    }
-    return Response(dumps(answer), media_type="application/json")
+    return await state.search.written(queries, found, body.explain, hang_up)
 
 
 def _fields(hit: Hit, explain: bool) -> dict[str, Any]:
-    fields = asdict(hit)
-    if not explain or hit.parts is None:
-        del fields["parts"]
-    del fields["passage"]
-    return fields if hit.passage is None else {**fields, "passage": passage_fields(hit.passage)}
+    fields: dict[str, Any] = {
+        "rank": hit.rank,
+        "score": hit.score,
+        "id": hit.id,
+        "text": hit.text,
+        "metadata": hit.metadata,
+    }
+    if explain and hit.parts is not None:
+        fields["parts"] = asdict(hit.parts)
+    if hit.passage is not None:
+        fields["passage"] = passage_fields(hit.passage)
+    return fields
 
 
-def _rows(queries: list[str], found: list[list[Hit]], language: str, explain: bool) -> list[dict[str, Any]]:
-    """The hits of each query as they are sent."""
+def _rows(
+    queries: list[str], found: list[list[Hit]], language: str, explain: bool, left: threading.Event
+) -> list[dict[str, Any]]:
+    """The hits of each query as they are sent; none any more when whoever waited has ``left``."""
     data = []
     try:
         words = analyzer(NONE if language == AUTO else language)
@@ -236,7 +269,11 @@ def _rows(queries: list[str], found: list[list[Hit]], language: str, explain: bo
         words = analyzer(NONE)
     for at, hits in enumerate(found):
         query = queries[at] if queries else ""
-        shown = [{**_fields(hit, explain), "words": words.found(query, hit.text)} for hit in hits]
+        shown = [
+            {**_fields(hit, explain), "words": words.found(query, hit.text)}
+            for hit in hits
+            if not left.is_set()
+        ]
         data.append({"index": at, "hits": shown})
     return data
 
@@ -263,10 +300,6 @@ def _check(body: SearchRequest, limits: Limits) -> list[str]:
 def _fetched(body: SearchRequest) -> int:
     """Hits of a query that are looked for: a reranker orders more than are answered."""
     return max(body.k, _CANDIDATES) if body.rerank else body.k
-
-
-def _late() -> ApiError:
-    return ApiError(504, "the search was not done in time", code="timeout")
 
 
 def _condition(body: SearchRequest) -> str | None:

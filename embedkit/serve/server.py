@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import socket
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -41,26 +43,50 @@ class _Server(uvicorn.Server):
         self._captured_signals.clear()  # to end with exit code 0, not by the signal
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a port in use is found before any model is loaded.
+def bind(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address that ``host`` has here, so that a port in use is found before any model is loaded.
 
     Raises:
-        OSError: the address is not there, or in use; a `socket.gaierror` if ``host`` is unknown.
+        OSError: no address is of this machine, or one is in use; a `socket.gaierror` if ``host`` is unknown.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    bound = socket.socket(family, kind, protocol)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    bound: list[socket.socket] = []
+    elsewhere: OSError | None = None
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        for family, address in dict.fromkeys((one[0], one[4]) for one in found):
+            try:
+                bound.append(
+                    _bound(family, address, bound[0].getsockname()[1] if bound else port, len(found) > 1)
+                )
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                elsewhere = error  # such as the ::1 of localhost on a machine without IPv6
+        if elsewhere is not None and not bound:
+            raise elsewhere
     except OSError:
-        bound.close()
+        for one in bound:
+            one.close()
         raise
     return bound
 
 
+def _bound(family: int, address: tuple[Any, ...], port: int, several: bool) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if several and family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+        made.bind((address[0], port, *address[2:]))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
 def run(
     state: State,
-    bound: socket.socket,
+    bound: list[socket.socket],
     *,
     ready: Callable[[], None] = lambda: None,
     drain: float = 30.0,
@@ -81,9 +107,8 @@ def run(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=int(limits.keep_alive),
-        timeout_graceful_shutdown=int(drain) or 1,
-        limit_concurrency=limits.connections,
+        timeout_keep_alive=limits.keep_alive,
+        timeout_graceful_shutdown=drain,
         backlog=1024,
     )
     before = sys.getswitchinterval()
@@ -92,7 +117,7 @@ def run(
     gc.freeze()  # models and code are not looked at again
     try:
         with suppress(KeyboardInterrupt):
-            _Server(config, state, ready).run([bound])
+            _Server(config, state, ready).run(bound)
     finally:
         sys.setswitchinterval(before)
         state.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from .metrics import Metrics
-from .models import EmbeddingModel, Pool, RerankModel
+from .models import EmbeddingModel, Pool, RerankModel, Served
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -33,12 +33,15 @@ class State:
         rerankers: Pool[RerankModel],
         search: SearchService | None,
         metrics: Metrics,
+        *,
+        own: Served[EmbeddingModel] | None = None,
     ) -> None:
-        """Take what is open; `close` closes it."""
+        """Take what is open; `close` closes it. ``own`` is a model of the index's own, which no request can name."""
         self.settings = settings
         self.embedders = embedders
         self.rerankers = rerankers
         self.search = search
+        self._own = own
         self.metrics = metrics
         self.draining = False
         self.created = int(time.time())
@@ -50,21 +53,24 @@ class State:
         state: State = request.app.state.shared
         return state
 
+    def _loaded(self) -> Iterable[tuple[str, EmbeddingModel | RerankModel]]:
+        served: list[Served[Any]] = [*self.embedders.distinct, *self.rerankers.distinct]
+        if self._own is not None:
+            served.append(self._own)
+        return [(model.name, model.loaded) for model in served if model.loaded is not None]
+
     def queues(self) -> Iterable[tuple[str, int, int]]:
         """Name, waiting requests and waiting tokens of each loaded model."""
-        for pool in (self.embedders, self.rerankers):
-            for model in pool.distinct:
-                if model.loaded is not None:
-                    yield (model.name, *model.loaded.batcher.queued)
+        for name, model in self._loaded():
+            yield (name, *model.batcher.queued)
 
     def problem(self) -> str | None:
         """Why no requests should be sent here now; None if they should."""
         if self.draining:
             return "the server is stopping"
-        for pool in (self.embedders, self.rerankers):
-            for model in pool.distinct:
-                if model.loaded is not None and not model.loaded.batcher.alive:
-                    return f"the thread of {model.name} has ended"
+        for name, model in self._loaded():
+            if not model.batcher.alive:
+                return f"the thread of {name} has ended"
         return None
 
     def close(self) -> None:
@@ -73,3 +79,6 @@ class State:
             self.search.close()
         self.embedders.close()
         self.rerankers.close()
+        if self._own is not None and self._own.loaded is not None:
+            self._own.loaded.close()
+            self._own.loaded = None

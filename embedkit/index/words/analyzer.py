@@ -20,7 +20,7 @@ import sqlite3
 import threading
 import unicodedata
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from .languages import NONE, stop_words
 
@@ -30,6 +30,8 @@ _MOST_WORDS = 64  # of a query
 _CACHED_STEMS = 65_536
 _LONGEST = 8192  # letters of a word that are kept: FTS5 cuts it at 32,768 bytes, even within a letter
 _MOST_MARKS = 1000  # of a letter in a script without spaces, so that pairs of them are shorter than that
+_SEARCHED = 20_000  # characters of a text in which the words of a query are looked for
+_CUT_AT_ONCE = 512  # of its words
 
 # Without spaces between words; combining marks belong to the letter before them.
 _UNSPACED = (
@@ -94,10 +96,11 @@ class _Cutter(threading.local):
 
     def __call__(self, words: list[str]) -> list[list[str]]:
         """The terms of each word."""
-        if len(self._known) >= _CACHED_STEMS:
-            self._known.clear()
         unknown = [word for word in words if word not in self._known]
         if unknown:
+            if len(self._known) >= _CACHED_STEMS:
+                self._known.clear()
+                unknown = words
             self._known.update(zip(unknown, self._cut(unknown), strict=True))
         return [self._known[word] for word in words]
 
@@ -200,17 +203,19 @@ class Analyzer:
         return list(wanted.items())[:_MOST_WORDS]
 
     def found(self, query: str, text: str) -> list[str]:
-        """The words of ``text`` that ``query`` asks for, each in the form that it has first in the text."""
+        """The words of the beginning of ``text`` that ``query`` asks for, each in the form that it has first there."""
         run, _, word = _patterns()
+        text = text[:_SEARCHED]
         found = {one: None for one in run.findall(_folded(query)) if one in text}
-        words = list(dict.fromkeys(word.findall(run.sub(" ", text))))
-        self._cut([cut for one in words for cut in self.words(one)])  # all at once, for what follows
+        words = iter(dict.fromkeys(word.findall(run.sub(" ", text))))
         left = set(self.terms(query))
-        for one in words:
-            terms = left.intersection(self.terms(one))
-            if terms:
-                found[one] = None
-                left -= terms
+        while left and (some := list(islice(words, _CUT_AT_ONCE))):
+            self._cut([cut for one in some for cut in self.words(one)])  # all at once, for what follows
+            for one in some:
+                terms = left.intersection(self.terms(one))
+                if terms:
+                    found[one] = None
+                    left -= terms
         return list(found)
 
     def terms(self, query: str) -> list[str]:

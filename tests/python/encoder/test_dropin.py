@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import pickle
 import warnings
 from collections.abc import Callable
@@ -60,6 +61,20 @@ def test_the_tokenizer_is_that_of_transformers(encoder: Encoder, reference: Any)
 
 def test_the_tokenizer_of_the_builtin_model() -> None:
     encoder = Encoder()
+    assert encoder.tokenizer(TEXTS)["input_ids"] == encoder.tokenize(TEXTS)["input_ids"]
+
+
+def test_the_tokenizer_of_a_transformer_in_its_own_folder(make_model: Callable[..., Path]) -> None:
+    folder = make_model()
+    inner = folder / "0_Transformer"
+    inner.mkdir()
+    for path in list(folder.iterdir()):
+        if path.is_file() and path.name not in {"modules.json", "config_sentence_transformers.json"}:
+            path.rename(inner / path.name)
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    modules[0] |= {"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    encoder = Encoder(folder)
     assert encoder.tokenizer(TEXTS)["input_ids"] == encoder.tokenize(TEXTS)["input_ids"]
 
 

@@ -205,6 +205,25 @@ def test_the_thread_outlives_a_function_that_returns_nonsense(metrics: Metrics) 
     batcher.close()
 
 
+def test_the_thread_outlives_a_panic(metrics: Metrics) -> None:
+    class Panic(BaseException):
+        """As pyo3 raises it."""
+
+    def compute(_: Any, items: list[str]) -> np.ndarray[Any, Any]:
+        if "bad" in items:
+            raise Panic("index out of bounds")
+        return np.zeros((len(items), 1), np.float32)
+
+    made = Batcher(compute, Limits(timeout=5), ModelMetrics(metrics, "m"))
+    with pytest.raises(RuntimeError, match="the model failed: Panic"):
+        made.run_here("k", ["bad"], [1])
+    with pytest.raises(RuntimeError, match="the model failed: Panic"):
+        asyncio.run(made.run("k", ["bad"], [1]))
+    assert made.run_here("k", ["good"], [1]).tolist() == [[0.0]]
+    assert made.alive
+    made.close()
+
+
 def test_closing_finishes_what_is_queued_and_refuses_more(gate: Gate, metrics: Metrics) -> None:
     batcher = Batcher(gate, Limits(), ModelMetrics(metrics, "m"))
     one, done = job(["a"])

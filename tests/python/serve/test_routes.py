@@ -198,3 +198,19 @@ def test_api_keys(start: Callable[..., RunningServer], tmp_path: Path) -> None:
         assert running.client.get("/metrics").status_code == 401
         assert running.client.get("/health").status_code == 200
         assert running.client.get("/livez").status_code == 200
+
+
+def test_null_is_the_default(searching: RunningServer) -> None:
+    for path, body, fields in (
+        (
+            "/v1/embeddings",
+            {"input": "a"},
+            ("encoding_format", "dimensions", "normalize", "truncate", "model"),
+        ),
+        ("/embed", {"inputs": "a"}, ("normalize", "truncate", "dimensions", "prompt_name")),
+        ("/rerank", {"query": "a", "texts": ["b"]}, ("return_text", "raw_scores", "truncate", "documents")),
+    ):
+        expected = searching.post(path, body)
+        answer = searching.post(path, {**body, **dict.fromkeys(fields)})
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == expected.json()

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from fake_encoder import FakeEncoder
 from running_server import RunningServer
 
 from embedkit import CrossEncoder, Encoder, Index
 from embedkit.index import Document
+from embedkit.index.words import analyzer
 from embedkit.index.words.analyzer import Analyzer
+from embedkit.serve.app import create_app
+from embedkit.serve.errors import ApiError
+from embedkit.serve.metrics import Metrics
+from embedkit.serve.models import Memory, Pool
+from embedkit.serve.search import SearchService
+from embedkit.serve.settings import Limits, Settings
+from embedkit.serve.state import State
 
 QUERIES = ["why is the sky blue", "cooking lentils"]
 
@@ -106,6 +119,86 @@ def test_words_found() -> None:
     assert none.found("日本 family", "家族: 日本語の本, a family") == ["日本", "family"]
 
 
+def test_words_are_found_in_the_beginning_of_a_text_and_cut_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analyzer, "_CACHED_STEMS", 4)
+    cuts = []
+    cut = analyzer._Cutter._cut
+    monkeypatch.setattr(analyzer._Cutter, "_cut", lambda self, words: cuts.append(words) or cut(self, words))
+    none = Analyzer("none")
+    text = " ".join(f"word{number}" for number in range(5000))
+    assert none.found("sky word1 word400 word4999", text) == ["word1", "word400"]
+    assert len(cuts) < 10
+    cuts.clear()
+    assert none.found("word1 word2", text) == ["word1", "word2"]
+    assert len(cuts) == 2  # of the query, and of the first words alone
+
+
+class _Slow:
+    """Finds the words of a text in 20 ms; ``calls`` counts them."""
+
+    calls = 0
+
+    def found(self, query: str, text: str) -> list[str]:
+        self.calls += 1
+        time.sleep(0.02)
+        return [query]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> _Slow:
+    made = _Slow()
+    monkeypatch.setattr("embedkit.serve.search.analyzer", lambda _: made)
+    return made
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[SearchService]:
+    pytest.importorskip("faiss")
+    documents = [Document(f"text number {number}", str(number)) for number in range(300)]
+    made = SearchService(Index.build(tmp_path / "index", documents, FakeEncoder()))
+    yield made
+    made.close()
+
+
+def test_hits_are_written_within_the_timeout(service: SearchService, slow: _Slow) -> None:
+    nothing: Pool[Any] = Pool([], Memory(None))
+    state = State(Settings(Limits(timeout=0.5)), nothing, nothing, service, Metrics())
+
+    async def ask(k: int) -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post("/v1/search", json={"query": "text", "k": k})
+
+    answer = asyncio.run(ask(3)).json()
+    assert [hit["words"] for hit in answer["data"][0]["hits"]] == [["text"]] * 3
+    assert answer["documents"] == 300
+    begin = time.monotonic()
+    late = asyncio.run(ask(300))
+    assert late.status_code == 504
+    assert late.json()["error"]["code"] == "timeout"
+    service.close()  # waits for what runs
+    assert time.monotonic() - begin < 2
+    assert slow.calls < 100
+
+
+def test_hits_are_not_written_for_a_client_that_has_gone(service: SearchService, slow: _Slow) -> None:
+    found = service.index.search(["text"], 300)
+    gone = threading.Event()
+
+    async def hang_up() -> None:
+        while not gone.is_set():
+            await asyncio.sleep(0.01)
+
+    async def write() -> None:
+        asyncio.get_running_loop().call_later(0.2, gone.set)
+        with pytest.raises(ApiError, match="the client closed"):
+            await service.written(["text"], found, False, hang_up)
+
+    asyncio.run(write())
+    service.close()
+    assert 0 < slow.calls < 100
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -174,3 +267,22 @@ def test_the_indexs_model_takes_the_device_and_refuses_another_precision(index_f
     assert served.loaded is not None
     assert served.loaded.encoder.describe()["device"] == "cpu"
     state.close()
+
+
+def test_an_indexs_own_model_is_seen_by_metrics_and_health_and_closed(
+    index_folder: Path, tmp_path: Path
+) -> None:
+    from embedkit.serve.opening import Options, open_state
+
+    Encoder(truncate_dim=16).save(tmp_path / "small")
+    state = open_state(Options(models=(str(tmp_path / "small"),), index=str(index_folder), threads=1))
+    assert [name for name, _, _ in state.queues()] == ["small", "index"]
+    assert state.problem() is None
+    assert state.search is not None
+    model = state.search.index.encoder._model
+    model.batcher.close()
+    assert state.problem() == "the thread of index has ended"
+    state.close()
+    assert list(state.queues()) == []
+    with pytest.raises(Exception, match="closed"):
+        model.encoder.encode(["a"])
