@@ -208,7 +208,7 @@ def test_null_is_the_default(searching: RunningServer) -> None:
             ("encoding_format", "dimensions", "normalize", "truncate", "model"),
         ),
         ("/embed", {"inputs": "a"}, ("normalize", "truncate", "dimensions", "prompt_name")),
-        ("/rerank", {"query": "a", "texts": ["b"]}, ("return_text", "raw_scores", "truncate", "documents")),
+        ("/rerank", {"query": "a", "texts": ["b"]}, ("return_text", "raw_scores", "truncate", "top_n")),
     ):
         expected = searching.post(path, body)
         answer = searching.post(path, {**body, **dict.fromkeys(fields)})
