@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-__all__ = ["InputError", "OnError", "reject"]
+__all__ = ["InputError", "OnError", "UnreadableError", "reject"]
 
 
 class InputError(ValueError):
@@ -26,6 +26,10 @@ class InputError(ValueError):
         self.origin = origin
         self.reason = reason
         self.skippable = skippable
+
+
+class UnreadableError(Exception):
+    """A file of one document is damaged or protected; the message says how."""
 
 
 OnError = Literal["stop", "skip"] | Callable[[InputError], None]

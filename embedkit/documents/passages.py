@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from .document import Document
@@ -90,6 +91,12 @@ class _Unit:
     tokens: int
     level: int = 0  # of a heading
     heading: str = ""
+    gap: int = 0  # tokens of the white space before it
+
+    @property
+    def behind(self) -> int:
+        """Tokens that it adds to what is before it."""
+        return self.gap + self.tokens
 
 
 class PassageCutter:
@@ -112,6 +119,9 @@ class PassageCutter:
         self._special = len(empty)
         prompt = encoder.prompts.get("document", "")
         room = getattr(encoder, "max_seq_length", None)
+        self._full = None if room is None else room - self._special
+        one, two = self._lengths(["a", "a a"])
+        self._gaps = {"": 0, " ": max(0, two - 2 * one)}
         used = self._special + (self._lengths([prompt])[0] if prompt else 0)
         if room is not None and passages.tokens + used > room:
             raise ValueError(
@@ -165,10 +175,10 @@ class PassageCutter:
         first = 0
         while first < len(units):
             last, total = first, 0
-            while last < len(units) and (last == first or total + units[last].tokens <= most):
+            while last < len(units) and (last == first or total + units[last].behind <= most):
                 if units[last].level and total >= most // 4:
                     break
-                total += units[last].tokens
+                total += units[last].tokens if last == first else units[last].behind
                 last += 1
             if last < len(units):  # a heading belongs to what follows it
                 keep = last
@@ -178,14 +188,14 @@ class PassageCutter:
             spans.append((units[first].begin, units[last - 1].end, headings[last - 1]))
             following, repeated = last, 0
             if last < len(units) and not units[last].level:
-                while following - 1 > first and repeated + units[following - 1].tokens <= overlap:
+                while following - 1 > first and repeated + units[following - 1].behind <= overlap:
                     following -= 1
-                    repeated += units[following].tokens
+                    repeated += units[following].behind
                     if units[following].level:
                         break
                 # what is repeated must leave room for the next unit, or nothing new would follow
-                while following < last and repeated + units[last].tokens > most:
-                    repeated -= units[following].tokens
+                while following < last and repeated + units[last].behind > most:
+                    repeated -= units[following].behind
                     following += 1
             first = following
         return spans
@@ -211,39 +221,59 @@ class PassageCutter:
                 units.append(_Unit(start, stop, 0))
         for unit, tokens in zip(units, self._lengths([text[u.begin : u.end] for u in units]), strict=True):
             unit.tokens = tokens
+        for before, unit in pairwise(units):
+            unit.gap = self._gap(text[before.end : unit.begin])
         return [part for unit in units for part in self._parts(text, unit)]
 
     def _parts(self, text: str, unit: _Unit) -> list[_Unit]:
-        """A unit longer than a passage, in parts of whole words."""
+        """A unit longer than a passage, in parts of whole words; of pieces of words that are longer themselves."""
         most = self.passages.tokens
         if unit.tokens <= most:
             return [unit]
         words: list[tuple[int, int]] = []
         for match in _WORD.finditer(text, unit.begin, unit.end):
-            # without spaces between words (Chinese), characters; a token is at least one
+            # without spaces between words (Chinese), characters; a token is mostly at least one
             step = most if match.end() - match.start() > 4 * most else match.end() - match.start()
             words += [(at, min(at + step, match.end())) for at in range(match.start(), match.end(), step)]
-        words = [
-            piece
-            for (begin, end), tokens in zip(words, self._lengths([text[b:e] for b, e in words]), strict=True)
-            for piece in (
-                [(begin, end)]
-                if tokens <= most
-                else [(at, min(at + most, end)) for at in range(begin, end, most)]
-            )
-        ]
+        lengths = self._lengths([text[begin:end] for begin, end in words])
+        while any(n > most and end - begin > 1 for (begin, end), n in zip(words, lengths, strict=True)):
+            words = [
+                piece
+                for (begin, end), tokens in zip(words, lengths, strict=True)
+                for piece in _halves(begin, end, halve=tokens > most)
+            ]
+            lengths = self._lengths([text[begin:end] for begin, end in words])
         parts: list[_Unit] = []
-        for (begin, end), tokens in zip(words, self._lengths([text[b:e] for b, e in words]), strict=True):
-            if parts and parts[-1].tokens + tokens <= most:
+        for (begin, end), tokens in zip(words, lengths, strict=True):
+            gap = self._gap(text[parts[-1].end : begin]) if parts else unit.gap
+            if parts and parts[-1].tokens + gap + tokens <= most:
                 parts[-1].end = end
-                parts[-1].tokens += tokens
+                parts[-1].tokens += gap + tokens
             else:
-                parts.append(_Unit(begin, end, tokens, unit.level, unit.heading))
+                parts.append(_Unit(begin, end, tokens, unit.level, unit.heading, gap))
         return parts
 
+    def _gap(self, white: str) -> int:
+        """Tokens of the white space between two words, which models with byte-level tokens count."""
+        if white not in self._gaps:
+            (self._gaps[white],) = self._lengths([white])
+        return self._gaps[white]
+
     def _lengths(self, texts: list[str]) -> list[int]:
-        """Tokens of each text, without special ones; more than the model's maximum count as the maximum."""
-        return [len(ids) - self._special for ids in self._tokenize(texts)["input_ids"]] if texts else []
+        """Tokens of each text, without special ones.
+
+        One that fills the model's maximum may have been truncated to it, and counts as longer than a passage.
+        """
+        if not texts:
+            return []
+        lengths = (len(ids) - self._special for ids in self._tokenize(texts)["input_ids"])
+        return [n if n != self._full else n + 1 for n in lengths]
+
+
+def _halves(begin: int, end: int, *, halve: bool) -> list[tuple[int, int]]:
+    """The span, or its halves; a single character has none."""
+    middle = (begin + end) // 2
+    return [(begin, middle), (middle, end)] if halve and middle > begin else [(begin, end)]
 
 
 def _line_end(text: str, at: int) -> int:

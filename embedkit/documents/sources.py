@@ -54,6 +54,10 @@ _PACKED_AS = ("gz", "zst")
 _ALSO = {"text": "", "ndjson": "jsonl", "htm": "html", "markdown": "md"}  # "text" is no file name's ending
 _NEVER_PACKED = ("parquet", "pdf", "docx")
 _BOM = "\ufeff"
+_NO_VALUE = (
+    OverflowError,
+    ValueError,
+)  # of a date beyond Python's, an unknown time zone, text that is not UTF-8
 _NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
 
 
@@ -277,15 +281,35 @@ class Source:
                 start, stop = max(begin - row, 0), min(end - row, batch.num_rows)
                 self._fraction = (row + stop) / max(1, file.metadata.num_rows)
                 if start < stop:
-                    columns = batch.slice(start, stop - start).to_pydict()
-                    for name, kind in maps.items():
-                        columns[name] = [_with_dicts(value, kind) for value in columns[name]]
-                    yield row + start + 1, columns
+                    for first, columns in self._columns(batch.slice(start, stop - start), row + start + 1):
+                        for name, kind in maps.items():
+                            columns[name] = [_with_dicts(value, kind) for value in columns[name]]
+                        yield first, columns
                 row += batch.num_rows
             if begin >= end:
                 yield begin + 1, {name: [] for name in file.schema_arrow.names}
         except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"{self.path}:{row + 1}", f"the parquet data is damaged: {error}") from None
+
+    def _columns(self, batch: Any, first: int) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+        """The columns of ``batch``; row by row if Python has no such value, to reject only the rows that hold one."""
+        try:
+            yield first, batch.to_pydict()
+            return
+        except _NO_VALUE:
+            pass
+        for at in range(batch.num_rows):
+            columns: dict[str, list[Any]] = {}
+            for name, column in zip(batch.schema.names, batch.slice(at, 1).columns, strict=True):
+                try:
+                    columns[name] = column.to_pylist()
+                except _NO_VALUE as error:
+                    self.reject(
+                        first + at, f"the field {name!r}, {column.type}, holds no usable value: {error}"
+                    )
+                    break
+            else:
+                yield first + at, columns
 
 
 def _holds_bytes(kind: Any) -> bool:

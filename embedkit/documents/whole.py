@@ -8,10 +8,13 @@ from __future__ import annotations
 import datetime
 import io
 import re
+import zipfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from html.parser import HTMLParser
 from typing import Any
+
+from .errors import UnreadableError
+from .html_page import read_page
 
 __all__ = [
     "WHOLE",
@@ -29,6 +32,14 @@ WHOLE = ("text", "md", "html", "pdf", "docx")
 
 _MODULES = {"pdf": ("pypdf", "pypdf"), "docx": ("docx", "python-docx")}
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_MOST_UNPACKED = 256 << 20
+_MOST_XML = 64 << 20
+"""Bytes of a Word file's parts, all and those of XML, which takes many times as much memory: 64 MiB of zeros are packed
+in 64 kB."""
+_MOST_ALIASED = 100_000
+"""Characters and values of front matter, those of an alias counted at each place: a few lines may mean billions."""
+_MOST_BITS = 14_000
+"""Of an integer: Python writes none of more than 4,300 digits."""
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 _UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
@@ -39,10 +50,6 @@ def not_utf8(content: bytes, error: UnicodeDecodeError, *, first: bool = True) -
     """Why ``content`` cannot be read; ``first``: a file begins with it."""
     hint = "; the file looks like UTF-16: convert it" if first and content[:2] in _UTF16_BOMS else ""
     return f"not valid UTF-8: byte 0x{content[error.start]:02x} at byte {error.start + 1}{hint}"
-
-
-class UnreadableError(Exception):
-    """The file is damaged or protected; the message says how."""
 
 
 def import_reader(format: str) -> Any:
@@ -83,7 +90,7 @@ def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
     if format == "md":
         return _markdown(text)
     if format == "html":
-        return _html(text)
+        return read_page(text)
     return text, {}
 
 
@@ -146,7 +153,11 @@ def _front_matter(content: str) -> dict[str, Any] | None:
             "reading the front matter of .md needs PyYAML, which is not installed: pip install 'embedkit[files]'"
         ) from error
     try:
-        fields = yaml.safe_load(content)
+        loader = yaml.SafeLoader(content)
+        root = loader.get_single_node()
+        if root is not None and _size(root, {}) > max(_MOST_ALIASED, 4 * len(content)):
+            raise ValueError("its aliases repeat too much")
+        fields = None if root is None else loader.construct_document(root)
         if isinstance(fields, dict):
             return {str(name): _as_json(value) for name, value in fields.items()}
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last: a list may hold itself
@@ -155,7 +166,18 @@ def _front_matter(content: str) -> dict[str, Any] | None:
     return {} if fields is None else None
 
 
+def _size(node: Any, known: dict[int, int]) -> int:
+    """Characters and values of a YAML node; ``known``: of the nodes counted before, by their `id`."""
+    if id(node) not in known:
+        known[id(node)] = 1  # while it is counted: it may hold itself
+        parts = node.value if node.id != "mapping" else [part for pair in node.value for part in pair]
+        known[id(node)] += len(parts) if node.id == "scalar" else sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
 def _as_json(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError("an integer has more than 4,200 digits")
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, (list, tuple, set)):
@@ -163,87 +185,6 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _as_json(item) for name, item in value.items()}
     return value.hex() if isinstance(value, bytes) else value
-
-
-class _Text(HTMLParser):
-    """The visible text of a page, a block per line, headings as Markdown's."""
-
-    _HIDDEN = frozenset(("script", "style", "noscript", "template", "svg", "head", "nav"))
-    _BLOCKS = frozenset(
-        re.findall(
-            r"\w+",
-            "address article aside blockquote br button caption center dd details dialog div dl dt fieldset figcaption "
-            "figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu ol optgroup option p pre "
-            "section select summary table tbody td textarea tfoot th thead tr ul",
-        )
-    )
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.lines: list[str] = []
-        self.title: list[str] = []
-        self._line: list[str] = []
-        self._hidden: list[str] = []
-        self._in_title = False
-        self._in_pre = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "title":
-            self._in_title = "svg" not in self._hidden and not self.title
-            return
-        if tag == "body" or (tag in self._BLOCKS and self._hidden == ["head"]):
-            self._hidden.clear()  # a head that was not closed
-        if tag in self._HIDDEN:
-            self._hidden.append(tag)
-        elif tag in self._BLOCKS and not self._hidden:
-            heading = len(tag) == 2 and tag[0] == "h" and tag[1].isdigit()
-            self.end_line()
-            if heading:
-                self.end_line()
-                self._line.append(f"{'#' * int(tag[1])} ")
-            self._in_pre = tag == "pre" or (self._in_pre and not heading)  # a heading: pre was not closed
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "title":
-            self._in_title = False
-        elif tag in self._hidden:
-            while self._hidden.pop() != tag:
-                pass
-        elif tag in self._BLOCKS and not self._hidden:
-            self.end_line()
-            if tag == "pre":
-                self._in_pre = False
-
-    def parse_marked_section(self, i: int, report: bool = True) -> int:
-        """``<![ endif]>`` and the like of Office: no text, where html.parser of Python 3.11 raises AssertionError."""
-        return self.parse_bogus_comment(i)
-
-    def handle_data(self, data: str) -> None:
-        if self._in_title:
-            self.title.append(data)
-        elif not self._hidden:
-            first, *others = data.split("\n") if self._in_pre else [data]
-            self._line.append(first)
-            for line in others:
-                self.end_line()
-                self._line.append(line)
-
-    def end_line(self) -> None:
-        """Begin a new line, if only an empty one."""
-        line = " ".join("".join(self._line).split())
-        # indented: a comment in code is no heading
-        self.lines.append(f" {line}" if self._in_pre and line.startswith("#") else line)
-        self._line.clear()
-
-
-def _html(content: str) -> tuple[str, dict[str, Any]]:
-    parser = _Text()
-    parser.feed(content)
-    parser.close()
-    parser.end_line()
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(parser.lines)).strip("\n")
-    title = " ".join("".join(parser.title).split())
-    return text, {"title": title} if title else {}
 
 
 def _pdf(content: bytes) -> tuple[str, dict[str, Any]]:
@@ -257,6 +198,11 @@ def _pdf(content: bytes) -> tuple[str, dict[str, Any]]:
         pages = len(reader.pages)
     except UnreadableError:
         raise
+    except pypdf.errors.DependencyError:
+        raise UnreadableError(
+            "the PDF is encrypted with AES, and reading it needs cryptography, which is not installed: "
+            "pip install cryptography"
+        ) from None
     except Exception as error:  # pypdf raises errors of many types for damaged files
         raise UnreadableError(f"the PDF is damaged: {' '.join(str(error).split())[:200]}") from None
     # fonts without a table of characters yield lone surrogates and NULs
@@ -267,10 +213,19 @@ def _pdf(content: bytes) -> tuple[str, dict[str, Any]]:
 def _docx(content: bytes) -> tuple[str, dict[str, Any]]:
     docx = import_reader("docx")
     try:
+        parts = zipfile.ZipFile(io.BytesIO(content)).infolist()
+        xml = sum(part.file_size for part in parts if part.filename.lower().endswith((".xml", ".rels")))
+        if xml > _MOST_XML or sum(part.file_size for part in parts) > _MOST_UNPACKED:
+            raise UnreadableError(
+                f"the Word file is larger than {_MOST_XML >> 20} MiB of XML or {_MOST_UNPACKED >> 20} MiB in all, "
+                "unpacked"
+            )
         document = docx.Document(io.BytesIO(content))
         word = _Word(lambda paragraph: docx.text.paragraph.Paragraph(paragraph, document).style)
         lines = list(word.lines(document.element.body))
         title = document.core_properties.title or word.title
+    except UnreadableError:
+        raise
     except Exception as error:  # a zip archive of XML: errors of three libraries
         raise UnreadableError(f"the Word file is damaged: {' '.join(str(error).split())[:200]}") from None
     return "\n\n".join(line for line in lines if line.strip()), {"title": title} if title else {}

@@ -83,7 +83,7 @@ class Architecture:
         spans_heads: ``hidden_size`` need not be a multiple of the heads.
         classifier_norm: a norm between the two linear layers of the classifier.
         classifier: the head of ``…ForSequenceClassification`` on the first token: a linear layer to hidden_size,
-            its activation (None for the model's own), and the linear layer to the classes.
+            its activation (None for the model's own), and the linear layer to the classes; empty names for none.
     """
 
     prefix: str

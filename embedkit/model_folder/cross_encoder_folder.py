@@ -15,6 +15,7 @@ from .architectures import Architecture
 from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
 from .json_file import present, read_json
 from .modules import ACTIVATIONS, Pooling, transformer_entry
+from .sentence_settings import check_template
 from .tokenizer_files import TokenizerSettings
 
 __all__ = ["CrossEncoderFolder", "open_cross_encoder"]
@@ -66,6 +67,13 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
             f"{where}: architectures is {kinds!r:.80}, not ...ForSequenceClassification: the folder holds no "
             "cross-encoder. A sentence encoder is opened with embedkit.Encoder."
         )
+    if not architecture.classifier[2]:
+        raise ValueError(
+            f"{where}: a cross-encoder of model_type {raw['model_type']!r} classifies the last token of a pair; "
+            "embedkit runs those that classify the first, or a mean. Use sentence-transformers for this model"
+        )
+    if not present(path / "modules.json"):
+        check_template(transformer)
     labels = _labels(raw, where)
     typed = TokenizerSettings(transformer).uses_token_types(
         _TOKENIZER_CLASSES.get(str(raw["model_type"]), "")
@@ -76,6 +84,7 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
         architecture=_with_activation(architecture, raw, where),
         config=config,
         pooling=Pooling((_pooled(raw, where),)),
+        task="sequence-classification",
     )
     return CrossEncoderFolder(
         model=model,

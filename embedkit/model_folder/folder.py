@@ -19,8 +19,9 @@ import numpy.typing as npt
 from .architectures import FOREIGN, Architecture, CoreConfig, graph_config
 from .families import REFUSED, architecture_of, known_types
 from .json_file import present, read_json
-from .modules import Dense, Normalize, Pooling, module_entries, read_head, read_pooling
+from .modules import Dense, Normalize, Pooling, module_entries, plain_pooling, read_head, read_pooling
 from .router import Routing, read_routing
+from .sentence_settings import check_template, read_length
 from .static import STATIC, StaticFiles, read_static
 
 __all__ = [
@@ -51,33 +52,6 @@ FORMAT = 1
 METADATA_FILE = "embedkit.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-
-_SENTENCE_CONFIGS = (
-    "sentence_bert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_albert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
-)
-
-# Settings of sentence_bert_config.json that change token ids and that embedkit does not apply.
-_LENGTHS = ("query_length", "document_length", "query_expansion")
-_ARGUMENTS = ("processing_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
-# Arguments that change no result: of the download, of padding, and of input that is not text.
-_HARMLESS = {
-    *(
-        "trust_remote_code",
-        "revision",
-        "code_revision",
-        "token",
-        "cache_dir",
-        "local_files_only",
-        "subfolder",
-    ),
-    *("use_cache", "use_fast", "padding_side", "chat_template", "audio", "image", "video"),
-}
 
 
 @dataclass(frozen=True)
@@ -259,9 +233,13 @@ def _open_entries(path: Path, entries: list[tuple[str, Path]], *, graph: bool = 
     kind, transformer = entries[0]
     if kind == "StaticEmbedding":
         return _open_static(path, entries)
-    architecture, config, _ = read_config(path, transformer, graph=graph)
+    architecture, config, raw = read_config(path, transformer, graph=graph)
     hidden_size = int(config["hidden_size"])
-    pooling = read_pooling(entries[1][1], hidden_size) if len(entries) > 1 else Pooling()
+    if len(entries) > 1:
+        pooling = read_pooling(entries[1][1], hidden_size)
+    else:
+        check_template(transformer)
+        pooling = plain_pooling(raw)
     head = read_head(entries[2:], hidden_size * len(pooling.modes))
     return assemble(path, transformer, architecture=architecture, config=config, pooling=pooling, head=head)
 
@@ -346,9 +324,10 @@ def assemble(
     config: CoreConfig,
     pooling: Pooling,
     head: tuple[Dense | Normalize, ...] = (),
+    task: str = "feature-extraction",
 ) -> ModelFolder:
-    """A folder from its checked modules; its settings are read here."""
-    max_seq_length, max_seq_length_path, do_lower_case = read_length(transformer)
+    """A folder from its checked modules; its settings are read here, ``task`` is one of `TASKS`."""
+    max_seq_length, max_seq_length_path, do_lower_case = read_length(transformer, task)
     settings = SentenceConfig(path)
     precision, stamp = _metadata(path / METADATA_FILE)
     return ModelFolder(
@@ -369,43 +348,6 @@ def assemble(
         stamp=stamp,
         index_precision=settings.index_precision(),
     )
-
-
-def read_length(folder: Path) -> tuple[int | None, Path | None, bool]:
-    """``max_seq_length`` and the file that sets it, and ``do_lower_case``; ``folder`` is the transformer's.
-
-    Raises:
-        ValueError: the file is damaged, or has a setting that embedkit does not apply.
-    """
-    for name in _SENTENCE_CONFIGS:
-        path = folder / name
-        if present(path):
-            config = read_json(path)
-            _refuse_unread(config, path)
-            length = config.get("max_seq_length")
-            if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-                raise ValueError(f"{path}: max_seq_length must be a positive integer, not {length!r}")
-            lower = config.get("do_lower_case", False)
-            if not isinstance(lower, bool):
-                raise ValueError(f"{path}: do_lower_case must be true or false, not {lower!r:.80}")
-            return length, None if length is None else path, lower
-    return None, None, False
-
-
-def _refuse_unread(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse settings of ``sentence_bert_config.json`` that change the token ids and are not read here."""
-    unread = {key: config.get(key) for key in _LENGTHS}
-    for key in _ARGUMENTS:
-        values = config.get(key) or {}
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: {key} must be an object, not {values!r:.80}")
-        unread |= {f"{key}.{name}": value for name, value in values.items() if name not in _HARMLESS}
-    for key, value in unread.items():
-        if value not in (None, {}):
-            raise ValueError(
-                f"{path}: {key} is {value!r:.80}, which embedkit does not apply; remove it, or use "
-                "sentence-transformers for this model"
-            )
 
 
 class SentenceConfig:

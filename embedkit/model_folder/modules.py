@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = [
     "module_entries",
     "module_folder",
     "module_kind",
+    "plain_pooling",
     "read_head",
     "read_pooling",
     "transformer_entry",
@@ -86,8 +88,8 @@ class Normalize:
 def module_entries(root: Path) -> list[tuple[str, Path]]:
     """The ``(kind, folder)`` of each entry of ``modules.json``, in order, checked.
 
-    A folder without that file is a plain transformers folder: mean pooling, as sentence-transformers does. Or it is
-    Model2Vec's of an old version.
+    A folder without that file is a plain transformers folder, pooled as `plain_pooling` says. Or it is Model2Vec's of
+    an old version.
 
     Raises:
         ValueError: a kind or an order is not supported, or a path leaves the folder.
@@ -170,6 +172,16 @@ def module_folder(root: Path, relative: str, path: Path) -> Path:
     if len(relative) > _MAX_PATH:
         raise ValueError(f"{path}: the path {relative!r:.80}… is too long. Fetch the file again.")
     return root / parts
+
+
+def plain_pooling(config: Mapping[str, Any]) -> Pooling:
+    """The pooling of a folder without ``modules.json``, as in sentence-transformers; ``config`` is its config.json.
+
+    It is the mean, but the last token of a causal language model, as its architectures name it.
+    """
+    kinds = config.get("architectures")
+    causal = isinstance(kinds, list) and str([*kinds, ""][0]).endswith("ForCausalLM")
+    return Pooling(("lasttoken",) if causal and config.get("is_causal", True) else ("mean",))
 
 
 def read_pooling(folder: Path, hidden_size: int) -> Pooling:

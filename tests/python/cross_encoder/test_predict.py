@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_families
 from tiny_cross_encoders import KINDS, WORDS
 
 from embedkit import CrossEncoder, Encoder, _core
@@ -323,6 +324,27 @@ def _changed(folder: Path, target: Path, **changes: Any) -> Path:
 def test_bad_folders(changes: dict[str, Any], message: str, make_cross_encoder: Make, tmp_path: Path) -> None:
     folder = _changed(make_cross_encoder("bert", 1), tmp_path / "model", **changes)
     with pytest.raises(ValueError, match=message):
+        CrossEncoder(folder)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma"])
+def test_a_decoder_is_refused(kind: str, tmp_path: Path) -> None:
+    """Its head reads the last token, and is named otherwise."""
+    transformers = pytest.importorskip("transformers")
+    name, options = tiny_families.KINDS[kind]
+    config = getattr(transformers, name)(vocab_size=18, **options)
+    config.architectures = [name.replace("Config", "ForSequenceClassification")]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"config.json: a cross-encoder of model_type .* classifies the last token"
+    ):
+        CrossEncoder(tmp_path)
+
+
+def test_a_plain_folder_with_a_chat_template_is_refused(make_cross_encoder: Make, tmp_path: Path) -> None:
+    folder = _changed(make_cross_encoder("bert", 1), tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"chat_template.jinja: the tokenizer has a chat template"):
         CrossEncoder(folder)
 
 

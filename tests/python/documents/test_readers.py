@@ -545,6 +545,26 @@ def test_what_json_does_not_have_in_parquet(tmp_path: Path) -> None:
         list(Corpus([path]))
 
 
+def test_rows_of_parquet_with_values_that_python_does_not_have(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    times = pyarrow.array([0, 10**12, 1, 10**12], pyarrow.timestamp("s"))
+    path = write_parquet(tmp_path / "x.parquet", {"text": ["a", "b", "c", "d"], "t": times})
+    rejected: list[InputError] = []
+    found = list(Corpus(path, on_error=rejected.append))
+    assert [(d.id, d.metadata) for d in found] == [
+        ("x.parquet:1", {"t": "1970-01-01T00:00:00"}),
+        ("x.parquet:3", {"t": "1970-01-01T00:00:01"}),
+    ]
+    assert [error.origin for error in rejected] == [f"{path}:2", f"{path}:4"]
+    for kind, value in ((pyarrow.date32(), 10**8), (pyarrow.timestamp("us", tz="Foo/Bar"), 1)):
+        values = pyarrow.array([value], kind)
+        path = write_parquet(tmp_path / "y.parquet", {"text": ["a"], "t": values})
+        with pytest.raises(
+            InputError, match=rf"y.parquet:1: the field 't', {re.escape(str(kind))}, holds no usable value"
+        ):
+            list(Corpus(path))
+
+
 def test_maps_in_parquet_are_objects(tmp_path: Path, encoder: FakeEncoder) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     day = datetime.date(2024, 2, 29)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import time
+import zipfile
 from typing import Any
 
 import pytest
 
-from embedkit.documents import Document
+from embedkit.documents import Document, whole
 from embedkit.documents.passages import _END, _HEADING, PassageCutter, Passages
 from embedkit.documents.whole import UnreadableError, read_whole
 
@@ -37,6 +38,28 @@ from embedkit.documents.whole import UnreadableError, read_whole
         # a comment in code is no heading
         ("<h2>Run</h2><pre># first\nmake</pre>", ("## Run\n\n # first\nmake", {})),
         ("<pre>a\nb<h2>not closed</h2>c\nd", ("a\nb\n\n## not closed\nc d", {})),
+        ("<p>a<br/>b<br>c<hr/>d", ("a\nb\nc\nd", {})),
+        # a heading is one line, whatever is in it
+        ("<h2><button>What is it?</button></h2><p>All.", ("## What is it?\n\nAll.", {})),
+        ("<h1><div>Title</div><p>and <b>more</b></h1>a", ("# Title and more\na", {})),
+        ("<h2>A<br>B</h3>c", ("## A B\nc", {})),
+        ("<h2><img src=x></h2><p>a", ("a", {})),
+        # but one that is not closed is its first line
+        ("<h1><p>Title<p>a<p>b", ("# Title\na\nb", {})),
+        ("<div><h2>Title</div>a<h3>b", ("## Title\n\na\n\n### b", {})),
+        ("<h1>A<h2>B</h2>c", ("# A\n\n## B\nc", {})),
+        # what is hidden ends with what is around it, and hides nothing if it does not end
+        ("<div><nav>Menu</div><p>All.", ("All.", {})),
+        ("<div><nav><div>Menu</div><p>x</nav><p>All.</div>", ("All.", {})),
+        ("<h1>A<nav><h2>x</h2></nav> B</h1>c", ("# A B\nc", {})),
+        ("<p>a</p><nav>Menu<p>All.", ("a\n\nMenu\nAll.", {})),
+        ("<p>a<template>b", ("a\nb", {})),
+        ("<body><nav><a>Only</a></nav></body>", ("Only", {})),
+        ("<title>T</title><script>x = '</nav>'</script><nav></nav>", ("", {"title": "T"})),
+        # tags and comments that do not end
+        ("<p>a < b &amp; c<d", ("a < b & c<d", {})),
+        ("<p>a<!-- b<p>c", ("a<!-- b<p>c", {})),
+        ("<p>a<b x='<p>c<p>d</p>", ("a<b x='<p>c\nd", {})),
     ],
 )
 def test_html(page: str, expected: tuple[str, dict[str, Any]]) -> None:
@@ -154,6 +177,72 @@ def test_text_between_rules_is_no_front_matter(text: str, expected: tuple[str, d
 def test_front_matter_that_holds_itself() -> None:
     with pytest.raises(UnreadableError, match="front matter is not valid YAML"):
         read_whole("md", b"---\na: &a [*a]\n---\ntext")
+
+
+@pytest.mark.parametrize("page", ["<a ", '<a "', "<!--", "<!", "<nav>", "</p", "<h1>", "&amp"])
+def test_what_does_not_end_takes_no_time(page: str) -> None:
+    begin = time.perf_counter()
+    read_whole("html", page.encode() * 20_000)
+    assert time.perf_counter() - begin < 10  # one after the other they took minutes
+
+
+@pytest.mark.parametrize("page", ["<!--x>" * 1000, '<a y=">" ' * 1000 + "x='"])
+def test_many_tags_that_do_not_end_are_damage(page: str) -> None:
+    with pytest.raises(UnreadableError, match="more than 20 tags or comments do not end"):
+        read_whole("html", page.encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("a: &a [1,1]\nb: [*a, *a]\n", None),
+        ("a: &a {x: 1}\nb: {<<: *a, y: 2}\n", None),
+        (
+            "a0: &a0 [1,1,1,1,1,1,1,1]\n"
+            + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 12)),
+            "its aliases repeat too much",
+        ),
+        (
+            "a0: &a0 {x: 1}\n"
+            + "".join(f"a{n}: &a{n} {{<<: [{','.join([f'*a{n - 1}'] * 8)}]}}\n" for n in range(1, 12)),
+            "its aliases repeat too much",
+        ),
+        (f"n: 0x{'f' * 5000}\n", "an integer has more than 4,200 digits"),
+        (f"n: [{{a: 0x{'f' * 5000}}}]\n", "an integer has more than 4,200 digits"),
+        (f"n: {'9' * 5000}\n", "4300"),
+    ],
+)
+def test_front_matter_that_stands_for_too_much(fields: str, message: str | None) -> None:
+    pytest.importorskip("yaml")
+    content = f"---\n{fields}---\ntext".encode()
+    if message is None:
+        assert read_whole("md", content)[0] == "text"
+        return
+    with pytest.raises(UnreadableError, match=f"front matter is not valid YAML: .*{message}"):
+        read_whole("md", content)
+
+
+@pytest.mark.parametrize("limit", ["_MOST_XML", "_MOST_UNPACKED"])
+def test_word_files_that_unpack_to_too_much(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = io.BytesIO()
+    pytest.importorskip("docx").Document().save(packed)
+    assert read_whole("docx", packed.getvalue()) == ("", {})
+    monkeypatch.setattr(whole, limit, 5 * len(packed.getvalue()))
+    with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("word/more.xml", b" " * 5 * len(packed.getvalue()))
+    with pytest.raises(UnreadableError, match="the Word file is larger than"):
+        read_whole("docx", packed.getvalue())
+
+
+def test_pdf_encrypted_with_aes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pypdf = pytest.importorskip("pypdf")
+
+    def no_cryptography(*_: Any) -> None:
+        raise pypdf.errors.DependencyError("cryptography>=3.1 is required for AES algorithm")
+
+    monkeypatch.setattr(pypdf, "PdfReader", no_cryptography)
+    with pytest.raises(UnreadableError, match=r"encrypted with AES, .*: pip install cryptography"):
+        read_whole("pdf", b"")
 
 
 def test_long_runs_take_no_time() -> None:

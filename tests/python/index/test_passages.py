@@ -28,8 +28,17 @@ class Tokenizing(FakeEncoder):
         return {"input_ids": [[0] * (2 + len(text.split())) for text in texts]}
 
 
-def cut(text: str, passages: str) -> list[Document]:
-    return PassageCutter(Tokenizing(), Passages.of(passages) or Passages(8)).cut(Document(text, "a"))
+class Bytes(Tokenizing):
+    """A token per byte, white space too, truncated to the model's maximum."""
+
+    def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[0] * min(2 + len(text.encode()), self.max_seq_length) for text in texts]}
+
+
+def cut(text: str, passages: str, encoder: Tokenizing | None = None) -> list[Document]:
+    return PassageCutter(encoder or Tokenizing(), Passages.of(passages) or Passages(8)).cut(
+        Document(text, "a")
+    )
 
 
 def test_passages_end_at_sentences_and_headings() -> None:
@@ -67,6 +76,28 @@ def test_nothing_is_lost_and_nothing_is_too_long(passages: str) -> None:
             covered = place["end"]
             assert len(piece.text.split()) <= int(passages.split(":", maxsplit=1)[0])
         assert not text[covered:].strip()
+
+
+@pytest.mark.parametrize("passages", ["8", "30:15", "62", "62:31"])
+def test_no_passage_is_too_long_for_tokens_of_bytes(passages: str) -> None:
+    choose = random.Random(passages)
+    most = int(passages.split(":", maxsplit=1)[0])
+    for _ in range(30):
+        words = ["a", "word.", "\n\n", "\n    ", "# Head\n", "x" * 100, "天气很好。", "漢" * 70, " "]
+        text = "".join(choose.choice(words) for _ in range(choose.randrange(60)))
+        covered = 0
+        for piece in cut(text, passages, Bytes()):
+            place = dict(piece.metadata or {})["passage"]
+            assert not text[covered : place["begin"]].strip()
+            covered = place["end"]
+            assert len(piece.text.encode()) <= most or not piece.text.strip()
+        assert not text[covered:].strip()
+
+
+def test_long_sentences_are_cut_where_a_passage_takes_all_of_the_model() -> None:
+    # the tokenizer counts no more tokens than that
+    sizes = [len(piece.text) for piece in cut("word thing " * 50, "62", Bytes())]
+    assert len(sizes) == 10 and max(sizes) <= 62
 
 
 def test_overlap_repeats_whole_sentences() -> None:

@@ -24,6 +24,8 @@ FLAGS = {
     "lasttoken": "pooling_mode_lasttoken",
 }
 
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+
 
 def edit(path: Path, **changes: Any) -> None:
     """Change keys of a JSON file; None removes one."""
@@ -86,6 +88,18 @@ def test_pooling_modes(folder: Path, modes: tuple[str, ...], style: str) -> None
         ({"processor_kwargs": {"do_lower_case": False}}, "processor_kwargs.do_lower_case is False"),
         ({"config_args": {"is_causal": False}}, "config_args.is_causal is False"),
         ({"processor_kwargs": [1]}, "processor_kwargs must be an object"),
+        ({"transformer_task": "fill-mask"}, "transformer_task is 'fill-mask'"),
+        ({"transformer_task": "sequence-classification"}, "transformer_task is 'sequence-classification'"),
+        ({"modality_config": {"text": FORWARD, "message": FORWARD}}, "modality_config.message is {"),
+        (
+            {"modality_config": {"text": {**FORWARD, "method_output_name": "pooler_output"}}},
+            "modality_config.text.method_output_name is 'pooler_output'",
+        ),
+        (
+            {"modality_config": {"text": {**FORWARD, "method": "encode"}}},
+            "modality_config.text.method is 'encode'",
+        ),
+        ({"module_output_name": "sentence_embedding"}, "module_output_name is 'sentence_embedding'"),
     ],
 )
 def test_sentence_settings_that_are_not_applied(folder: Path, changes: dict[str, Any], message: str) -> None:
@@ -95,7 +109,12 @@ def test_sentence_settings_that_are_not_applied(folder: Path, changes: dict[str,
 
 
 def test_sentence_settings_that_change_nothing(folder: Path) -> None:
-    kept = {"transformer_task": "feature-extraction", "processing_kwargs": {"text": {}, "image": {"size": 2}}}
+    kept = {
+        "transformer_task": "feature-extraction",
+        "processing_kwargs": {"text": {}, "image": {"size": 2}},
+        "modality_config": {"text": FORWARD},
+        "module_output_name": "token_embeddings",
+    }
     nothing = {"query_length": None, "document_length": None, "processor_kwargs": None, "tokenizer_args": {}}
     path = folder / "sentence_bert_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **kept, **nothing}))
@@ -126,6 +145,33 @@ def test_plain_transformers_folder_gets_mean_pooling(folder: Path) -> None:
     (folder / "modules.json").unlink()
     model = open_folder(folder)
     assert model.pooling == Pooling(("mean",)) and model.head == () and model.dimension == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({"architectures": ["BertForCausalLM"]}, "lasttoken"),
+        ({"architectures": ["BertForCausalLM"], "is_causal": False}, "mean"),
+        ({"architectures": ["BertModel", "BertForCausalLM"]}, "mean"),
+        ({"architectures": []}, "mean"),
+    ],
+)
+def test_plain_folder_of_a_causal_language_model_gets_its_last_token(
+    folder: Path, changes: dict[str, Any], mode: str
+) -> None:
+    edit(folder / "config.json", **changes)
+    assert open_folder(folder).pooling == Pooling(("mean",))  # as 1_Pooling says
+    (folder / "modules.json").unlink()
+    assert open_folder(folder).pooling == Pooling((mode,))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_plain_folder_with_a_chat_template(folder: Path, name: str) -> None:
+    edit(folder / name, chat_template="{{ messages }}")
+    assert open_folder(folder).dimension == 24
+    (folder / "modules.json").unlink()
+    with pytest.raises(ValueError, match=f"{name}: the tokenizer has a chat template"):
+        open_folder(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,188 @@
+"""The visible text of an HTML page."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html import unescape
+from html.parser import HTMLParser
+from typing import Any
+
+from .errors import UnreadableError
+
+__all__ = ["read_page"]
+
+_SCRIPTS = frozenset(("script", "style"))
+_HIDDEN = _SCRIPTS | frozenset(("noscript", "template", "svg", "head", "nav"))
+# Blocks that may go without an end tag: a tag that ends an element around them ends nothing else.
+_LOOSE = frozenset(re.findall(r"\w+", "p li dt dd option optgroup caption thead tbody tfoot tr td th br hr"))
+_CLOSED = frozenset(
+    re.findall(
+        r"\w+",
+        "address article aside blockquote button center details dialog div dl fieldset figcaption figure footer form "
+        "h1 h2 h3 h4 h5 h6 header hgroup legend main menu ol pre section select summary table textarea ul",
+    )
+)
+_VOID = frozenset(("br", "hr"))
+_MOST_UNENDED = 20
+"""Tags and comments of a page that do not end: behind each, all of the page is read again."""
+
+
+def read_page(content: str) -> tuple[str, dict[str, Any]]:
+    """Text of a page, a block per line, headings as Markdown's; its title as metadata.
+
+    Navigation, pictures and the like are hidden, but not those that the page never closes, which would hide the rest
+    of it, nor navigation where there is nothing else.
+
+    Raises:
+        UnreadableError: many tags or comments do not end.
+    """
+    hidden = _HIDDEN
+    while True:
+        page = _Text(hidden)
+        page.read(content)
+        text = re.sub(r"\n{3,}", "\n\n", "\n".join(page.lines)).strip("\n")
+        shown = page.unclosed() if text else page.unclosed() | (hidden & {"nav"})
+        if not shown:
+            break
+        hidden -= shown
+    title = " ".join("".join(page.title).split())
+    return text, {"title": title} if title else {}
+
+
+class _Text(HTMLParser):
+    """The lines of a page, without what is in the elements ``hidden``."""
+
+    def __init__(self, hidden: frozenset[str]) -> None:
+        super().__init__(convert_charrefs=True)
+        self.lines: list[str] = []
+        self.title: list[str] = []
+        self._line: list[str] = []
+        self._hides = hidden
+        self._open: list[
+            str
+        ] = []  # elements that need an end tag; "h" for headings, which any of theirs ends
+        self._count = Counter[str]()  # of each in them
+        self._hidden = 0  # how many of them are hidden
+        self._heading: tuple[int, int] | None = None  # level of the open one, and its first line
+        self._in_title = False
+        self._in_pre = False
+
+    def read(self, content: str) -> None:
+        """Read all of a page.
+
+        (`close` of html.parser takes a time that grows with the square of what does not end.)
+        """
+        self.feed(content)
+        for _ in range(_MOST_UNENDED):
+            rest, self.rawdata = self.rawdata, ""
+            end = rest.find(">") + 1
+            if not end or not rest.startswith("<") or self.cdata_elem is not None:  # no tag follows
+                self.handle_data(unescape(rest))
+                break
+            self.handle_data(unescape(rest[:end]))
+            self.feed(rest[end:])
+        else:
+            raise UnreadableError(
+                f"the HTML is damaged: more than {_MOST_UNENDED} tags or comments do not end"
+            )
+        self._end_heading(closed=False)
+        self._end_line()
+
+    def unclosed(self) -> frozenset[str]:
+        """The kinds of hidden elements that are open."""
+        return self._hides.intersection(self._open) - _SCRIPTS
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "title":
+            self._in_title = not self._count["svg"] and not self.title
+            return
+        block = tag in _LOOSE or tag in _CLOSED
+        if tag == "body" or (block and self._hidden and self._hidden == self._count["head"]):
+            while self._open:  # a head that was not closed
+                self._pop()
+        level = _level(tag)
+        if not self._hidden and (block or tag in _HIDDEN - self._hides):
+            self._end_line()
+            if level:
+                if self._open[-1:] == ["h"]:
+                    self._pop()
+                self._end_heading(closed=False)
+                self._end_line()
+                self._heading = level, len(self.lines)
+            self._in_pre = tag == "pre" or (self._in_pre and not level)  # a heading: pre was not closed
+        if tag in _CLOSED or tag in _HIDDEN:
+            name = "h" if level else tag
+            self._open.append(name)
+            self._count[name] += 1
+            self._hidden += name in self._hides
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        name = "h" if _level(tag) else tag
+        if tag == "title":
+            self._in_title = False
+        elif self._count[name]:
+            while self._open[-1] != name:  # what was not closed
+                self._pop()
+            self._pop(closed=True)
+        elif (tag in _LOOSE or tag in _CLOSED) and not self._hidden:
+            self._end_line()
+
+    def _pop(self, *, closed: bool = False) -> None:
+        """End the innermost open element; ``closed``: by its own tag."""
+        name = self._open.pop()
+        self._count[name] -= 1
+        if name in self._hides:
+            self._hidden -= 1
+        elif self._hidden:
+            return
+        elif name == "h":
+            self._end_heading(closed=closed)
+        else:
+            if closed:
+                self._end_line()
+            self._in_pre = self._in_pre and name != "pre"
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """``<![ endif]>`` and the like of Office: no text, where html.parser of Python 3.11 raises AssertionError."""
+        return self.parse_bogus_comment(i)
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title.append(data)
+        elif not self._hidden:
+            first, *others = data.split("\n") if self._in_pre else [data]
+            self._line.append(first)
+            for line in others:
+                self._end_line()
+                self._line.append(line)
+
+    def _end_line(self) -> None:
+        """Begin a new line, if only an empty one."""
+        line = " ".join("".join(self._line).split())
+        # indented: a comment in code is no heading
+        self.lines.append(f" {line}" if self._in_pre and line.startswith("#") else line)
+        self._line.clear()
+
+    def _end_heading(self, *, closed: bool) -> None:
+        """Mark the open heading, if there is one: its lines as one, or the first of them if it was not closed."""
+        if self._heading is None:
+            return
+        self._end_line()
+        level, first = self._heading
+        self._heading = None
+        lines = [line.strip() for line in self.lines[first:] if line]
+        del self.lines[first:]
+        if lines:
+            count = len(lines) if closed else 1
+            self.lines += [f"{'#' * level} {' '.join(lines[:count])}", *lines[count:]]
+
+
+def _level(tag: str) -> int:
+    """Of a heading; 0 for other tags."""
+    return int(tag[1]) if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit() else 0
