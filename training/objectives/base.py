@@ -75,6 +75,7 @@ class Objective(nn.Module, ABC):
         self.encoder = encoder
         self.options = options
         self.tasks = list(tables)
+        self._training_tables = list(tables.values())
         self.progress = 0.0
         self.mini_batch_size: int | None = None
 
@@ -114,6 +115,10 @@ class Objective(nn.Module, ABC):
         del options, root, cache
         return dict(tables)
 
+    def is_training(self, table: Table) -> bool:
+        """Whether a table is of the training data; a dev set may have the name of its task."""
+        return any(table is own for own in self._training_tables)
+
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The content of a batch of ``task`` besides its texts: arrays with one row per example.
 
@@ -140,7 +145,10 @@ class Objective(nn.Module, ABC):
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
-        """The ``loss`` (a mean over the batch), and the inputs of `score`, (batch, ...) each."""
+        """The ``loss`` (a mean over the batch), and the inputs of `score`, (batch, ...) each.
+
+        In inference mode dev sets are scored, and the loss may be missing.
+        """
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Dev scores (x 100) of a task from the outputs and arrays of all its examples."""

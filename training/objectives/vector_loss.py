@@ -57,11 +57,13 @@ class VectorLoss(Objective):
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
-        """See `Objective.forward`."""
+        """See `Objective.forward`; in inference mode without the loss, whose targets dev data may lack."""
         vectors = self.encode(input_ids, cu_seqlens)
+        cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (fields - 1, batch)
+        if torch.is_inference_mode_enabled():
+            return {"cosine": cosine.t()}
         widths = (*self.options.matryoshka, vectors.shape[-1])
         loss = torch.stack([self.loss(vectors[..., :width], targets) for width in widths]).mean()
-        cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (fields - 1, batch)
         return {"loss": loss, "cosine": cosine.t()}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
