@@ -49,6 +49,7 @@ class Objective(nn.Module, ABC):
 
     Attributes:
         fields: the text columns of an example, in the order of a batch; override `fields_of` if tasks differ.
+        minimized: the names that `score` gives to scores of which the lowest is best, as of perplexities.
         drop_last: whether to drop a partial last batch (contrastive losses depend on the batch size).
         encoder: the model to train and write: a `SentenceModel`, or another module with ``tokenizer_folder``,
             ``autocast`` and ``save``.
@@ -62,6 +63,7 @@ class Objective(nn.Module, ABC):
 
     Options: ClassVar[type[Any]]
     fields: tuple[str, ...] = ("text1", "text2")
+    minimized: ClassVar[tuple[str, ...]] = ()
     drop_last: ClassVar[bool] = False
     encoder: Any
     pipeline_tag: ClassVar[str] = "sentence-similarity"
@@ -313,8 +315,10 @@ def check_classes(where: str, table: Table, classes: Sequence[str]) -> None:
         )
 
 
-def check_scores(where: str, table: Table, max_score: float) -> None:
+def check_scores(where: str, table: Table, max_score: float | None) -> None:
     """Refuse a table without scores in the field ``label``, or with scores below 0 or above ``max_score``.
+
+    ``max_score`` is None if only the order of the scores counts.
 
     Raises:
         ValueError: names the key and the remedy.
@@ -323,9 +327,14 @@ def check_scores(where: str, table: Table, max_score: float) -> None:
         raise ValueError(
             f"{where} needs scores: name their column in {where}.columns.label, and give no {where}.labels"
         )
+    if max_score is None:
+        return
     low, top = float(table["label"].min()), float(table["label"].max())
     if low < 0:
-        raise ValueError(f"{where} has the score {low:g}, but scores start at 0; set {where}.min_score")
+        raise ValueError(
+            f"{where} has the score {low:g}, but the scores that mean 0 to 1 are those from 0 to objective.max_score; "
+            "add a number to all scores of the file, so that they start at 0"
+        )
     if top > max_score:
         raise ValueError(f"{where} has the score {top:g}, but objective.max_score is {max_score:g}")
 

@@ -74,6 +74,7 @@ class RoformerSim(Objective):
     """Generation and similarity, learned together."""
 
     Options: ClassVar[type[Any]] = RoformerSimOptions
+    minimized: ClassVar[tuple[str, ...]] = ("perplexity",)
     drop_last: ClassVar[bool] = True
     options: RoformerSimOptions
     encoder: UnilmModel

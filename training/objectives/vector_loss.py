@@ -80,11 +80,9 @@ class ScoredPairsOptions(VectorOptions):
 
     Attributes:
         scale: of the similarities.
-        max_score: the highest score in the data.
     """
 
     scale: float = 20.0
-    max_score: float = 5.0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -94,14 +92,14 @@ class ScoredPairsOptions(VectorOptions):
 
 
 class ScoredPairs(VectorLoss):
-    """Pairs of texts with a score in the field ``label``."""
+    """Pairs of texts with a score of any range in the field ``label``."""
 
     Options: ClassVar[type[Any]] = ScoredPairsOptions
     options: ScoredPairsOptions
 
     def check(self, where: str, task: str, table: Table) -> None:
         """See `Objective.check`."""
-        check_scores(where, table, self.options.max_score)
+        check_scores(where, table, None)
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Spearman's correlation of the cosine with the score."""
