@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
 
 __all__ = ["load_backbone", "position_offset", "quiet", "root_folder", "transformer_folder"]
 
+_LOG = logging.getLogger("embedkit")
+_DROPOUTS = (  # of embeddings, hidden states and attention, as the families of transformers name them
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "dropout",
+    "hidden_dropout",
+    "attention_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+    "residual_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "dropout_rate",
+)
+
 
 def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", **extra: Any) -> Any:
     """The transformers model of ``options``: an ``AutoModel`` or another of its auto classes, in fp32."""
@@ -41,9 +58,10 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
             f"set model.max_length to at most {positions}"
         )
     if options.dropout is not None:
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
-            if hasattr(config, name):
-                setattr(config, name, options.dropout)
+        names = [name for name in _DROPOUTS if hasattr(config, name)]
+        if not names:
+            raise ValueError(f"model.dropout: {folder} ({config.model_type}) has no dropout; remove it")
+        config.update(dict.fromkeys(names, options.dropout))
     auto = getattr(transformers, kind)
     arguments = {"add_pooling_layer": False} if kind == "AutoModel" and _has_pooling_layer(config) else {}
     if options.random:
@@ -57,11 +75,26 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
             if _saved_in_int8(folder):
                 model = _from_int8(auto.from_config(config, **arguments), root_folder(options.path))
             else:
-                model = auto.from_pretrained(folder, config=config, **arguments).float()
+                model, report = auto.from_pretrained(
+                    folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **arguments
+                )
+                model = model.float()
+                _check_sizes(model, report, folder, new_head="id2label" in extra)
         if options.layers is not None:
             _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
     replace_dropout(model)
     return model
+
+
+def _check_sizes(model: Any, report: Mapping[str, Any], folder: Path, *, new_head: bool) -> None:
+    """Refuse a folder with tensors of other sizes than the model's; with ``new_head`` only the head's may differ."""
+    for name, saved, own in sorted(report["mismatched_keys"]):
+        if not new_head or name.startswith(f"{model.base_model_prefix}."):
+            raise ValueError(
+                f"{folder}: the tensor {name} has the shape {tuple(saved)} and not {tuple(own)}; model.config must "
+                "leave the sizes as they are, unless model.random is true"
+            )
+        _LOG.info("%s: %s is new, since it has the shape %s", folder, name, tuple(own))
 
 
 def _saved_in_int8(folder: Path) -> bool:

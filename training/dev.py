@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,21 @@ from .evaluate import Pair, PairSet, TextEncoder, score_pairs, sts_dev_sets
 from .evaluate.collection import collection_quality, read_collection
 from .recipe import EvaluationOptions
 
-__all__ = ["DevSets", "Evaluator"]
+__all__ = ["DevSets", "Evaluator", "add_scores"]
 
 Evaluator = Callable[[Any], float | Mapping[str, float]]
 """Called with the encoder in training (`embedkit.training.model.SentenceModel`); higher scores are better."""
+
+
+def add_scores(scores: dict[str, float], more: Mapping[str, float]) -> None:
+    """Add ``more`` dev scores to ``scores``.
+
+    Raises:
+        ValueError: one of them is there already.
+    """
+    if both := sorted(scores.keys() & more.keys()):
+        raise ValueError(f"two dev scores are named {both[0]!r}; rename a set of evaluation, or an evaluator")
+    scores.update(more)
 
 
 class DevSets:
@@ -40,6 +52,7 @@ class DevSets:
             self._sts = sts_dev_sets(root)
             self.sts_pairs = sum(len(one.pairs) for one in self._sts.values())
         self._pairs = {name: _pairs(name, source, root) for name, source in options.pairs.items()}
+        self._prompted = {name for name, source in options.pairs.items() if source.get("prompts") is not None}
         self._collections = {}
         for name, spec in options.retrieval.items():
             try:
@@ -62,22 +75,29 @@ class DevSets:
         return found
 
     def scores(self, encoder: TextEncoder) -> dict[str, float]:
-        """All scores, x 100 but for evaluators' own: ``stsb_dev``, ``NAME_spearman``, ``NAME_ndcg``, ``NAME_mrr``."""
+        """All scores, x 100 but for evaluators' own: ``stsb_dev``, ``NAME_spearman``, ``NAME_ndcg``, ``NAME_mrr``.
+
+        Raises:
+            ValueError: two have one name.
+        """
         scores: dict[str, float] = {}
         for name, one in self._pairs.items():
-            scores[f"{name}_spearman"] = score_pairs(encoder, {name: one}).average
+            # texts that have their prompts already are read without the model's own
+            encode: Any = encoder.encode
+            bare = partial(encode, prompt="") if name in self._prompted else None
+            scores[f"{name}_spearman"] = score_pairs(encoder, {name: one}, bare).average
         for name, collection in self._collections.items():
             quality = collection_quality(encoder, collection)
-            scores[f"{name}_ndcg"] = 100 * quality.ndcg_at_10
-            scores[f"{name}_mrr"] = 100 * quality.mrr_at_10
+            add_scores(scores, {f"{name}_ndcg": 100 * quality.ndcg_at_10})
+            add_scores(scores, {f"{name}_mrr": 100 * quality.mrr_at_10})
         for name, evaluator in self._evaluators.items():
             value = evaluator(encoder)
             if isinstance(value, Mapping):
-                scores.update({f"{name}_{key}": float(one) for key, one in value.items()})
+                add_scores(scores, {f"{name}_{key}": float(one) for key, one in value.items()})
             else:
-                scores[name] = float(value)
+                add_scores(scores, {name: float(value)})
         if self._sts:
-            scores["stsb_dev"] = score_pairs(encoder, self._sts).average
+            add_scores(scores, {"stsb_dev": score_pairs(encoder, self._sts).average})
         return scores
 
 

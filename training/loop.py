@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,13 @@ def trainer_arguments(
     steps: int,
     *,
     evaluated: bool,
+    minimized: Collection[str],
     report_to: Sequence[str] = (),
 ) -> Any:
-    """The ``TrainingArguments`` of a run of ``steps`` optimizer steps; ``evaluated``: it has dev scores."""
+    """The ``TrainingArguments`` of a run of ``steps`` optimizer steps.
+
+    ``evaluated``: it has dev scores; ``minimized``: those of them of which the lowest is best.
+    """
     every = options.eval_steps if options.eval_steps >= 1 else steps * options.eval_steps
     every = min(steps, max(1, round(every)))
     select = evaluation.select
@@ -141,7 +145,7 @@ def trainer_arguments(
         save_total_limit=1 if select is None else 2,
         load_best_model_at_end=select is not None,
         metric_for_best_model=None if select is None else f"eval_{select}",
-        greater_is_better=not (select or "").endswith("perplexity"),
+        greater_is_better=select not in minimized,
         logging_steps=options.logging_steps,
         logging_nan_inf_filter=False,
         disable_tqdm=sys.stderr is None or not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO),

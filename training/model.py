@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,7 @@ class ModelOptions:
         projection: a linear layer after the pooling, or None.
         normalize: whether vectors are scaled to length 1, in training and in the saved folder.
         max_length: maximum number of tokens in a text, special tokens included.
-        dropout: of hidden states and attention; None for the backbone's own.
+        dropout: of embeddings, hidden states and attention; None for the backbone's own.
         freeze_embeddings: do not train the word, position and type embeddings.
         prompts: name -> text, written into the model folder. The prompt of training data is ``data.TASK.prompts``; dev
             sets of queries and documents use ``query`` and ``document``.
@@ -150,7 +150,7 @@ class SentenceModel(nn.Module):
             backbone = add_lora(backbone, options.lora)
         model = cls(options, folder, backbone)
         model.continue_from_folder()
-        model._add_prompts()
+        model.add_prompts()
         if not options.random and options.layers is None:
             _tell_left_out(options)
         return model
@@ -191,7 +191,12 @@ class SentenceModel(nn.Module):
                     self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
             return
 
-    def _add_prompts(self) -> None:
+    def add_prompts(self) -> None:
+        """Add the prompts of the options to those of the backbone's folder, or put them in their place.
+
+        Raises:
+            ValueError: the default is none of them.
+        """
         options = self.options
         prompts, default = options.prompts, options.default_prompt
         if options.keep_prompts:
@@ -355,7 +360,10 @@ def _tell_left_out(options: ModelOptions) -> None:
     """Log which modules of a whole encoder the training leaves out, and how a recipe keeps them."""
     try:
         own = options_of(options.path)
-    except ValueError:  # of other modules
+    except ValueError as error:
+        _LOG.info(
+            "the vectors of %s are made otherwise and cannot be trained as they are: %s", options.path, error
+        )
         return
     kept = []
     if own.pooling != options.pooling:
@@ -378,7 +386,7 @@ def options_of(path: str) -> ModelOptions:
 
     Raises:
         ValueError: the folder has other modules than a transformer, one pooling mode, a projection and a
-            normalization.
+            normalization, or ones that training does not have.
     """
     entries = module_entries(root_folder(path))
     transformer = entries[0][1]
@@ -389,10 +397,14 @@ def options_of(path: str) -> ModelOptions:
     dense = [module for module in modules if isinstance(module, Dense)]
     if len(dense) > 1 or len(modes) > 1 or (dense and not isinstance(modules[0], Dense)):
         raise ValueError(f"{path}: expected one pooling mode, then at most one Dense and one Normalize")
+    for given, known in ((modes[:1], Pooling), ([one.activation for one in dense], Activation)):
+        for name in given:
+            if name not in get_args(known):
+                raise ValueError(f"{path}: training has no {name}, only {', '.join(get_args(known))}")
     length, _, _ = read_length(transformer)
     return ModelOptions(
         path=path,
-        pooling=cast(Pooling, modes[0]),  # checked by ModelOptions
+        pooling=cast(Pooling, modes[0]),
         projection=Projection(dense[0].out_features, cast(Activation, dense[0].activation))
         if dense
         else None,

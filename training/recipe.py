@@ -123,13 +123,14 @@ class EvaluationOptions:
         sts_dev: also score the encoder on the STS-B dev pairs that are in no STS test set (Spearman x 100) at every
             ``eval_steps``.
         pairs: name -> source with the fields ``text1``, ``text2`` and ``label``, a score or 0 and 1: Spearman x 100 of
-            the cosine, ``NAME_spearman``, whatever the objective.
+            the cosine, ``NAME_spearman``, whatever the objective. A set with ``prompts`` is read with these alone, any
+            other with the model's default prompt.
         retrieval: name -> files ``queries``, ``documents`` and ``judgments``, see
             `embedkit.training.evaluate.collection`: ``NAME_ndcg`` and ``NAME_mrr`` at rank 10, x 100.
         holdout: examples of each task of ``data`` to hold out of training, with all that share a text with them, as
             dev sets of the objective; 0 for none.
-        select: the logged dev score that selects the best checkpoint (``stsb_dev``, ``nli_accuracy``); None keeps
-            the last.
+        select: the logged dev score that selects the best checkpoint (``stsb_dev``, ``nli_accuracy``): the highest, or
+            the lowest perplexity of an objective; None keeps the last. No two dev scores may have one name.
         test: evaluations of the final model: ``sts``, ``chinese``, ``retrieval``,
             ``minimal_pairs``.
     """
@@ -315,6 +316,10 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
         if postprocess is not None and (evaluation.dev or evaluation.holdout):
             raise ValueError(
                 "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"
+            )
+        if postprocess is not None and evaluation.select is not None:
+            raise ValueError(
+                "evaluation.select chooses among checkpoints, and a postprocess step has none; remove it"
             )
         for own, collection in evaluation.retrieval.items():
             try:

@@ -8,9 +8,10 @@ Our own addition: with several teachers, e is the concatenation of their vectors
 The cache folder contains, shared by runs with other seeds, dimensions or parts of the data:
 
 * ``vectors-…/``: the vectors e of all texts so far, in blocks that appear complete or not at all: a killed
-  process loses one block;
+  process loses one block; and ``ordered-….npy``, those of the texts of a task, in order, which training maps into
+  memory;
 * ``pca-….npz``: W_t and the mean;
-* ``targets-….npy``: h_t of the texts of a task, in order, which training maps into memory;
+* ``targets-….npy``: h_t of the texts of a task, likewise;
 * ``related-….npy``: neighbors of the texts of a task, see `embedkit.training.mine`.
 """
 
@@ -21,7 +22,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -33,12 +34,20 @@ import numpy.typing as npt
 
 from .. import Encoder
 from ..inputs import progress
-from .data.texts import KeyIndex, Keys, Rows, Selection, distinct, text_keys
+from .data.texts import Chain, KeyIndex, Keys, Rows, Selection, distinct, text_keys
 from .linear_map import LinearMap, fit, sample_distinct
 from .mine import mine
 from .whole_file import write_array, write_whole
 
-__all__ = ["STORAGES", "Reading", "TeacherOptions", "Teachers", "VectorStore", "encode_prompted"]
+__all__ = [
+    "STORAGES",
+    "Reading",
+    "TeacherOptions",
+    "Teachers",
+    "VectorStore",
+    "by_example",
+    "encode_prompted",
+]
 
 STORAGES = ("float16", "float32")
 _LOG = logging.getLogger("embedkit")
@@ -207,6 +216,14 @@ class VectorStore:
             vectors[here] = self._blocks[block][rows[here] - self._starts[block]]
         return vectors
 
+    def mapped(self, columns: Sequence[Sequence[str]]) -> npt.NDArray[Any]:
+        """The vectors (n, columns, dimension) of n examples' texts, mapped read-only; `add` them first."""
+        texts = Chain(columns)
+        path = self.folder / f"ordered-{_text_digest(texts)[:16]}.npy"
+        shape = (len(texts), self.dimension)
+        vectors = _written(path, texts, shape, self._storage, lambda part: self.read(self.rows(part)))
+        return by_example(vectors, len(columns))
+
     def _missing(self, texts: Sequence[str]) -> Sequence[str]:
         keys = text_keys(texts)
         first, _ = distinct(keys)
@@ -306,12 +323,9 @@ class Teachers:
             raise RuntimeError("Teachers.targets needs the projection; call fit first")
         path = self._cache / f"targets-{_digest(self._map_key, _text_digest(texts))}.npy"
         self._add(texts)
-        if not path.is_file():
-            with _locked(path.with_suffix(".lock")):
-                if not path.is_file():
-                    self._write_targets(path, texts, self._map)
-        mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r")
-        return mapped
+        projection = self._map
+        shape = (len(texts), projection.weight.shape[1])
+        return _written(path, texts, shape, self._storage, lambda part: projection(self._read(part)))
 
     def related(self, texts: Sequence[str]) -> Rows:
         """`mine` for distinct texts: (m, 3) rows of them, mapped read-only; kept in the cache."""
@@ -359,14 +373,31 @@ class Teachers:
             parts.append(vectors)
         return np.concatenate(parts, axis=1)
 
-    def _write_targets(self, path: Path, texts: Sequence[str], projection: LinearMap) -> None:
-        part = path.with_name(f".{path.name}")
-        shape = (len(texts), projection.weight.shape[1])
-        targets = np.lib.format.open_memmap(part, "w+", self._storage, shape)
-        for start in range(0, len(texts), _CHUNK):
-            targets[start : start + _CHUNK] = projection(self._read(texts[start : start + _CHUNK]))
-        targets.flush()
-        part.replace(path)
+
+def by_example(vectors: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
+    """A view (n, columns, d) of the vectors (columns * n, d) of n examples' texts, column after column."""
+    return vectors.reshape(columns, len(vectors) // columns, -1).swapaxes(0, 1)
+
+
+def _written(
+    path: Path,
+    texts: Sequence[str],
+    shape: tuple[int, int],
+    storage: str,
+    vectors_of: Callable[[Sequence[str]], npt.NDArray[Any]],
+) -> npt.NDArray[Any]:
+    """The vectors of texts in order, mapped read-only from the file ``path``, which is written if there is none."""
+    if not path.is_file():
+        with _locked(path.with_suffix(".lock")):
+            if not path.is_file():
+                part = path.with_name(f".{path.name}")
+                written = np.lib.format.open_memmap(part, "w+", storage, shape)
+                for start in range(0, len(texts), _CHUNK):
+                    written[start : start + _CHUNK] = vectors_of(texts[start : start + _CHUNK])
+                written.flush()
+                part.replace(path)
+    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r")
+    return mapped
 
 
 def _text_digest(texts: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from .data.readers import Table, read, root_folder
 from .data.sampler import TaskRows, TaskSampler, balanced_weights
 from .data.texts import Chain
 from .dataset import Examples, Repeated
-from .dev import DevSets, Evaluator
+from .dev import DevSets, Evaluator, add_scores
 from .loop import Batches, Loop, optimizer, trainer_arguments
 from .model import quiet
 from .objectives import objective_class
@@ -68,6 +68,8 @@ def train(
         FileExistsError: ``output`` holds the run of another recipe or of other data.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
+    if recipe.postprocess is not None and evaluators:
+        raise ValueError("evaluators select checkpoints, and a postprocess step has none; remove them")
     output = output.absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
     root = root_folder(data_root)
@@ -217,12 +219,14 @@ class _Run:
         self._evaluated = bool(given.dev) or bool(given.sets)
         if recipe.evaluation.select is not None and not self._evaluated:
             raise ValueError("evaluation.select names a dev score, but there is none: set sts_dev or dev")
+        minimized = {f"{task}_{name}" for task in given.dev for name in objective.minimized}
         arguments = trainer_arguments(
             options,
             recipe.evaluation,
             output,
             steps,
             evaluated=self._evaluated,
+            minimized=minimized,
             report_to=given.report_to,
         )
         self.clock = Clock()
@@ -354,9 +358,10 @@ class _Run:
                     scored = self.objective.score(task, self._outputs(task), self.dev.arrays(task))
                 except ValueError as error:
                     raise ValueError(f"evaluation.dev.{task}: {error}") from None
-                scores.update({f"{task}_{name}": value for name, value in scored.items()})
-            scores.update(self.objective.summary(scores))
-        return scores | self._sets.scores(self.objective.encoder)
+                add_scores(scores, {f"{task}_{name}": value for name, value in scored.items()})
+            add_scores(scores, self.objective.summary(scores))
+        add_scores(scores, self._sets.scores(self.objective.encoder))
+        return scores
 
     def _outputs(self, task: str) -> Arrays:
         """The objective's outputs for all examples of a dev task, in order."""

@@ -88,6 +88,7 @@ class UnilmModel(SentenceModel):
             model._copy_head(whole.cls.predictions)
             load_pooler(model, folder)
         model.continue_from_folder()
+        model.add_prompts()
         return model
 
     @classmethod

@@ -6,23 +6,46 @@ Files are UTF-8, plain or gzipped: ``.tsv`` (header row, no quoting), ``.csv`` (
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from ...documents.errors import InputError
+from ...documents.sources import Source, csv_rows, tsv_rows
 
 __all__ = ["ABSENT", "Rows", "file_rows", "named_rows"]
 
 _FORMATS = (".tsv", ".csv", ".jsonl", ".txt", ".parquet")
 
-Rows = tuple[list[str], str, Iterator[tuple[int, Sequence[Any]]]]
-"""Header, the origin that messages name (file and kind of place), and (line, values) of each row."""
-
 ABSENT = object()
 """The value of a field that the header has and a row of JSON has not."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a file or data set.
+
+    Attributes:
+        header: the names of all columns.
+        origin: what messages name.
+        of: (line, values) of each row, read lazily and once, for some of the columns, in the order given; a parquet
+            file or a data set leaves the others on disk.
+    """
+
+    header: list[str]
+    origin: str
+    of: Callable[[Sequence[str]], Iterator[tuple[int, Sequence[Any]]]]
+
+    def __post_init__(self) -> None:
+        """Refuse a header that names a column twice."""
+        for name in self.header:
+            if self.header.count(name) > 1:
+                raise ValueError(f"{self.origin}: two columns are named {name!r}; rename one")
 
 
 def file_rows(path: Path) -> Rows:
@@ -50,22 +73,16 @@ def file_rows(path: Path) -> Rows:
     origin = str(path)
     if kind == [".parquet"]:
         return _parquet_rows(path)
-    lines = _lines(path, gzipped)
-    if kind == [".txt"]:
-        return ["text"], origin, ((number, (line,)) for number, line in lines if line.strip())
     if kind == [".jsonl"]:
-        return _json_rows(origin, lines)
-    records = (
-        _csv_records(origin, lines) if kind == [".csv"] else ((n, line.split("\t")) for n, line in lines)
-    )
+        return _json_rows(origin, _read(path, _lines))
+    if kind == [".txt"]:
+        lines = _read(path, _lines)
+        return _picked(["text"], origin, ((number, [line]) for number, line in lines if line.strip()))
+    records = _read(path, _csv_rows if kind == [".csv"] else tsv_rows)
     first = next(records, None)
     if first is None:
         raise ValueError(f"{path}: the file is empty; its first row must name the columns")
-    header = first[1]
-    for name in header:
-        if header.count(name) > 1:
-            raise ValueError(f"{path}:1: two columns are named {name!r}; rename one")
-    return header, origin, _whole(origin, header, records)
+    return _picked(first[1], origin, _whole(origin, first[1], records))
 
 
 def named_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -74,20 +91,27 @@ def named_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[s
     Raises:
         ValueError: a column is missing, or as for `file_rows`.
     """
-    header, origin, rows = file_rows(path)
+    rows = file_rows(path)
     for name in columns:
-        if name not in header:
-            raise ValueError(f"{origin}:1: no column {name!r}; there are {', '.join(header)}")
-    places = [header.index(name) for name in columns]
-    for line, values in rows:
-        for name, place in zip(columns, places, strict=True):
-            if values[place] is ABSENT:
-                raise ValueError(f"{origin}:{line}: no field {name!r}, which the first line has; add it")
-        yield f"{origin}:{line}", [values[place] for place in places]
+        if name not in rows.header:
+            raise ValueError(f"{rows.origin}:1: no column {name!r}; there are {', '.join(rows.header)}")
+    for line, values in rows.of(columns):
+        for name, value in zip(columns, values, strict=True):
+            if value is ABSENT:
+                raise ValueError(f"{rows.origin}:{line}: no field {name!r}, which the first line has; add it")
+        yield f"{rows.origin}:{line}", list(values)
+
+
+def _picked(header: list[str], origin: str, records: Iterator[tuple[int, list[str]]]) -> Rows:
+    def of(columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+        places = [header.index(name) for name in columns]
+        return ((line, [row[at] for at in places]) for line, row in records)
+
+    return Rows(header, origin, of)
 
 
 def _whole(
-    origin: str, header: list[str], records: Iterable[tuple[int, list[str]]]
+    origin: str, header: list[str], records: Iterator[tuple[int, list[str]]]
 ) -> Iterator[tuple[int, list[str]]]:
     for number, row in records:
         if len(row) != len(header):
@@ -98,34 +122,21 @@ def _whole(
         yield number, row
 
 
-def _lines(path: Path, gzipped: bool) -> Iterator[tuple[int, str]]:
-    number = 0
+def _read(path: Path, rows: Callable[[Source], Iterator[tuple[int, _T]]]) -> Iterator[tuple[int, _T]]:
+    """The rows of a file of lines, by a reader of embedkit's documents."""
     try:
-        with gzip.open(path, "rb") if gzipped else open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                text = line.decode("utf-8").removesuffix("\n").removesuffix("\r")
-                yield number, text.removeprefix("\ufeff") if number == 1 else text
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}:{number}: not valid UTF-8 at byte {error.start + 1}; convert the file to UTF-8"
-        ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}:{number + 1}: damaged gzip data ({error}); fetch the file again") from None
+        with Source(str(path), path.name, None, "stop") as source:
+            yield from rows(source)
+    except InputError as error:
+        raise ValueError(f"{error}; repair the file, or fetch it again") from None
 
 
-def _csv_records(origin: str, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader((line + "\n" for _, line in lines), strict=True)
-    number = 1
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise ValueError(f"{origin}:{number}: not valid CSV ({error}); repair the row") from None
-        if row is None:
-            return
-        if row:
-            yield number, row
-        number = reader.line_num + 1
+def _lines(source: Source) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in source.lines() if line is not None)
+
+
+def _csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+    return ((number, row) for number, row in csv_rows(source) if row != [""])  # empty lines are no rows
 
 
 def _json_rows(origin: str, lines: Iterator[tuple[int, str]]) -> Rows:
@@ -145,19 +156,17 @@ def _json_rows(origin: str, lines: Iterator[tuple[int, str]]) -> Rows:
     first = next(records, None)
     if first is None:
         raise ValueError(f"{origin}: the file is empty; give one with rows")
-    header = list(first[1])
 
-    def rows() -> Iterator[tuple[int, list[Any]]]:
-        yield first[0], list(first[1].values())
-        for number, value in records:
-            yield number, [value.get(name, ABSENT) for name in header]
+    def of(columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+        every = chain([first], records)
+        return ((number, [value.get(name, ABSENT) for name in columns]) for number, value in every)
 
-    return header, origin, rows()
+    return Rows(list(first[1]), origin, of)
 
 
-def _batches(path: Path, file: Any) -> Iterator[Any]:
+def _batches(path: Path, file: Any, columns: list[str]) -> Iterator[Any]:
     try:
-        yield from file.iter_batches()
+        yield from file.iter_batches(columns=columns)
     except OSError as error:  # pyarrow's own errors are some of these
         raise ValueError(f"{path}: damaged parquet data ({error}); fetch the file again") from None
 
@@ -172,11 +181,11 @@ def _parquet_rows(path: Path) -> Rows:
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{path}: not a parquet file ({error}); fetch it again") from None
 
-    def rows() -> Iterator[tuple[int, Sequence[Any]]]:
+    def of(columns: Sequence[str]) -> Iterator[tuple[int, Sequence[Any]]]:
         number = 0
-        for batch in _batches(path, file):
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for batch in _batches(path, file, list(dict.fromkeys(columns))):
+            for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                 number += 1
                 yield number, row
 
-    return list(file.schema_arrow.names), str(path), rows()
+    return Rows(list(file.schema_arrow.names), str(path), of)

@@ -10,7 +10,7 @@ import difflib
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -305,31 +305,30 @@ class _Columns:
 
     def collect(self, source: Rows, most: int | None = None) -> None:
         """Add the rows of a file, or the first ``most`` that are kept."""
-        header, origin, records = source
-        fields = self._spec.fields(header, origin)
+        origin = source.origin
+        fields = self._spec.fields(source.header, origin)
         if self._columns and list(self._columns) != list(fields):
             raise ValueError(
                 f"{origin}: the columns are {', '.join(fields)}, those of the files before "
                 f"{', '.join(self._columns)}; name the common ones in `columns`"
             )
-        kept = [(header.index(name), allowed) for name, allowed in self._spec.where.items()]
+        where = self._spec.where
         readers = []
         for name, column in fields.items():
             if name not in self._columns:
                 self._columns[name] = self._column(name)
-            append = self._columns[name].append
-            readers.append((header.index(column), column, _converter(name, self._spec), append))
+            readers.append((column, _converter(name, self._spec), self._columns[name].append))
         count = 0
-        for line, values in records:
-            if any(str(values[at]) not in allowed for at, allowed in kept):
+        for line, values in source.of([*where, *fields.values()]):
+            if any(str(value) not in allowed for value, allowed in zip(values, where.values(), strict=False)):
                 continue
-            for at, column, convert, append in readers:
-                if values[at] is ABSENT:
+            for value, (column, convert, append) in zip(values[len(where) :], readers, strict=True):
+                if value is ABSENT:
                     raise ValueError(
                         f"{origin}:{line}: no field {column!r}, which the first line has; add it"
                     )
                 try:
-                    append(convert(values[at]))
+                    append(convert(value))
                 except ValueError as error:
                     raise ValueError(f"{origin}:{line}: column {column!r}: {error}") from None
             count += 1
@@ -408,22 +407,32 @@ def _dataset_rows(spec: Mapping[str, Any]) -> Rows:
         import datasets
     except ImportError:
         raise ImportError(f"the data set {name!r} needs the datasets package: pip install datasets") from None
+    failures = (OSError, ValueError, datasets.exceptions.DatasetsError)
     try:
         data = datasets.load_dataset(
             name, spec.get("config"), split=split, streaming=spec.get("streaming", False)
         )
-    except (OSError, ValueError) as error:  # offline, unknown name, configuration or split
+        # a stream may name its columns only in its rows
+        header = list(data.column_names or next(iter(data), {}))
+    except failures as error:  # offline, damaged, unknown name, configuration or split
         _refuse_dataset(name, error)
-    # a stream may name its columns only in its rows
-    header = list(data.column_names or next(iter(data), {}))
-    rows = ((number, [row[column] for column in header]) for number, row in enumerate(data, 1))
-    return header, f"{name} ({split})", rows
+
+    def of(columns: Sequence[str]) -> Iterator[tuple[int, list[Any]]]:
+        try:
+            chosen = data.select_columns(list(dict.fromkeys(columns))) if data.column_names else data
+            for number, row in enumerate(chosen, 1):
+                yield number, [row.get(column, ABSENT) for column in columns]
+        except failures as error:
+            _refuse_dataset(name, error)
+
+    return Rows(header, f"{name} ({split})", of)
 
 
 def _refuse_dataset(name: str, error: Exception) -> NoReturn:
+    reason = str(error.__cause__ or error).strip()
     raise ValueError(
-        f"the data set {name!r} cannot be loaded ({error}). Without network, put it on disk first and "
-        "name the file in `path` (parquet, tsv or jsonl)"
+        f"the data set {name!r} cannot be loaded ({reason}). Repair its files; without network, put it on disk first "
+        "and name the file in `path` (parquet, tsv or jsonl)"
     ) from error
 
 

@@ -123,17 +123,17 @@ def _texts(part: str, given: Any, root: Path) -> dict[str, str]:
 def _rows(part: str, given: Any, root: Path) -> list[tuple[str, tuple[str, ...]]]:
     entry: Mapping[str, Any] = {"path": given} if isinstance(given, str) else given
     columns = [entry.get("columns", {}).get(name, name) for name in _PARTS[part]]
-    header, origin, rows = file_rows(root / entry["path"])
+    rows = file_rows(root / entry["path"])
     for column in columns:
-        if column not in header:
+        if column not in rows.header:
             raise ValueError(
-                f"{origin}: no column {column!r}; the columns are {', '.join(header)}: name it in {part}.columns"
+                f"{rows.origin}: no column {column!r}; the columns are {', '.join(rows.header)}: name it in "
+                f"{part}.columns"
             )
-    places = [header.index(column) for column in columns]
     found = []
-    for line, values in rows:
-        where = f"{origin}:{line}"
-        own = [_value(where, name, values[at]) for name, at in zip(columns, places, strict=True)]
+    for line, values in rows.of(columns):
+        where = f"{rows.origin}:{line}"
+        own = [_value(where, name, value) for name, value in zip(columns, values, strict=True)]
         found.append((where, tuple(own)))
     return found
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,14 +75,18 @@ def spearman(predicted: npt.ArrayLike, gold: npt.ArrayLike) -> float:
     return float(spearmanr(sides["predicted"], sides["gold"]).statistic)
 
 
-def score_pairs(encoder: TextEncoder, sets: Mapping[str, PairSet]) -> StsResult:
+def score_pairs(
+    encoder: TextEncoder, sets: Mapping[str, PairSet], encode: Callable[[list[str]], Any] | None = None
+) -> StsResult:
     """Score the cosines of ``encoder`` on each set; a text in several sets is encoded once.
+
+    ``encode`` is the method of ``encoder`` to call; None for ``encode``.
 
     Raises:
         ValueError: a vector is unusable (see `encode_distinct`), or a set cannot be ranked (it is named).
     """
     texts = (text for one in sets.values() for pair in one.pairs for text in (pair.left, pair.right))
-    vectors = encode_distinct(encoder, texts)
+    vectors = encode_distinct(encoder, texts, encode)
     scores = {}
     for name, one in sets.items():
         cosines = vectors.cosines([pair.left for pair in one.pairs], [pair.right for pair in one.pairs])

@@ -49,6 +49,7 @@ class Objective(nn.Module, ABC):
 
     Attributes:
         fields: the text columns of an example, in the order of a batch; override `fields_of` if tasks differ.
+        minimized: the names that `score` gives to scores of which the lowest is best, as of perplexities.
         drop_last: whether to drop a partial last batch (contrastive losses depend on the batch size).
         encoder: the model to train and write: a `SentenceModel`, or another module with ``tokenizer_folder``,
             ``autocast`` and ``save``.
@@ -62,6 +63,7 @@ class Objective(nn.Module, ABC):
 
     Options: ClassVar[type[Any]]
     fields: tuple[str, ...] = ("text1", "text2")
+    minimized: ClassVar[tuple[str, ...]] = ()
     drop_last: ClassVar[bool] = False
     encoder: Any
     pipeline_tag: ClassVar[str] = "sentence-similarity"
@@ -75,6 +77,7 @@ class Objective(nn.Module, ABC):
         self.encoder = encoder
         self.options = options
         self.tasks = list(tables)
+        self._training_tables = list(tables.values())
         self.progress = 0.0
         self.mini_batch_size: int | None = None
 
@@ -114,6 +117,10 @@ class Objective(nn.Module, ABC):
         del options, root, cache
         return dict(tables)
 
+    def is_training(self, table: Table) -> bool:
+        """Whether a table is of the training data; a dev set may have the name of its task."""
+        return any(table is own for own in self._training_tables)
+
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The content of a batch of ``task`` besides its texts: arrays with one row per example.
 
@@ -140,7 +147,10 @@ class Objective(nn.Module, ABC):
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
-        """The ``loss`` (a mean over the batch), and the inputs of `score`, (batch, ...) each."""
+        """The ``loss`` (a mean over the batch), and the inputs of `score`, (batch, ...) each.
+
+        In inference mode dev sets are scored, and the loss may be missing.
+        """
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Dev scores (x 100) of a task from the outputs and arrays of all its examples."""
@@ -305,8 +315,10 @@ def check_classes(where: str, table: Table, classes: Sequence[str]) -> None:
         )
 
 
-def check_scores(where: str, table: Table, max_score: float) -> None:
+def check_scores(where: str, table: Table, max_score: float | None) -> None:
     """Refuse a table without scores in the field ``label``, or with scores below 0 or above ``max_score``.
+
+    ``max_score`` is None if only the order of the scores counts.
 
     Raises:
         ValueError: names the key and the remedy.
@@ -315,9 +327,14 @@ def check_scores(where: str, table: Table, max_score: float) -> None:
         raise ValueError(
             f"{where} needs scores: name their column in {where}.columns.label, and give no {where}.labels"
         )
+    if max_score is None:
+        return
     low, top = float(table["label"].min()), float(table["label"].max())
     if low < 0:
-        raise ValueError(f"{where} has the score {low:g}, but scores start at 0; set {where}.min_score")
+        raise ValueError(
+            f"{where} has the score {low:g}, but the scores that mean 0 to 1 are those from 0 to objective.max_score; "
+            "add a number to all scores of the file, so that they start at 0"
+        )
     if top > max_score:
         raise ValueError(f"{where} has the score {top:g}, but objective.max_score is {max_score:g}")
 

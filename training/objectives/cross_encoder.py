@@ -62,6 +62,11 @@ class PairClassifier(nn.Module):
                 "model.projection and model.normalize shape sentence vectors, but a cross-encoder has none; "
                 "remove them"
             )
+        if options.prompts or options.default_prompt is not None or not options.keep_prompts:
+            raise ValueError(
+                "model.prompts, model.default_prompt and model.keep_prompts are of sentence encoders, and the folder "
+                "of a cross-encoder has none; remove them"
+            )
         self.options = options
         self.tokenizer_folder = folder
         self.backbone = backbone

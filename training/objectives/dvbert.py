@@ -120,7 +120,6 @@ class DvBert(Objective):
     def __init__(self, encoder: SentenceModel, options: DvBertOptions, tables: Mapping[str, Table]) -> None:
         """Create the classifier for the classes of the tasks."""
         super().__init__(encoder, options, tables)
-        self._training_tables = list(tables.values())
         self._classes: tuple[str, ...] = ()
         if options.loss == "classification":
             self._classes = class_names(tables)
@@ -134,7 +133,7 @@ class DvBert(Objective):
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The labels and, for training data, the teachers' outputs: ``teachers (n, K, classes)``."""
         arrays = super().prepare(task, table, cache)
-        if self.options.teachers and any(table is own for own in self._training_tables):
+        if self.options.teachers and self.is_training(table):
             length = self.encoder.options.max_length
             outputs = [teacher_outputs(path, table, length, cache) for path in self.options.teachers]
             arrays["teachers"] = np.stack(outputs, 1)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -113,14 +112,16 @@ class Gist(VectorLoss):
             self.fields += negative_fields(options.negatives)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The guide's vectors (examples, fields, dimension)."""
+        """The guide's vectors (examples, fields, dimension), in a file of the cache; of dev data none."""
+        if not self.is_training(table):
+            return {}
         guide = self.options.guide
         assert guide is not None
         with Encoder(guide.path, precision=guide.precision, max_length=guide.max_length) as encoder:
             store = VectorStore.of(encoder, cache, "float32", guide.reading)
             columns = [table.texts(field) for field in self.fields_of(task, table)]
             store.add(Chain(columns), encoder)
-            return {"guide": np.stack([store.read(store.rows(column)) for column in columns], axis=1)}
+            return {"guide": store.mapped(columns)}
 
     def loss(self, vectors: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """See `VectorLoss.loss`."""

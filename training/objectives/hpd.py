@@ -35,7 +35,7 @@ from ..data.readers import Table
 from ..data.texts import Chain, Selection, distinct, text_keys
 from ..linear_map import fit, regress
 from ..model import SentenceModel
-from ..teacher import STORAGES, TeacherOptions, Teachers
+from ..teacher import STORAGES, TeacherOptions, Teachers, by_example
 from .base import Arrays, Objective, check_choice, check_matryoshka, gather, sample_texts
 
 __all__ = ["Augmentation", "Hpd", "HpdOptions", "projective_loss", "similarity_loss"]
@@ -220,8 +220,9 @@ class Hpd(Objective):
             if self.options.start != "random":
                 self._start_projection(self._teachers)
             self._training_texts = []
-        targets = [self._teachers.targets(table.texts(field)) for field in _fields_of(table)]
-        return {"teacher": targets[0] if len(targets) == 1 else np.stack(targets, axis=1)}
+        columns = [table.texts(field) for field in _fields_of(table)]
+        targets = self._teachers.targets(Chain(columns))
+        return {"teacher": targets if len(columns) == 1 else by_example(targets, len(columns))}
 
     def _start_projection(self, teachers: Teachers) -> None:
         model = self.encoder

@@ -29,6 +29,7 @@ from ... import Encoder
 from ...model_folder.json_file import read_json
 from ..data.readers import Table
 from ..data.store import TextStore
+from ..data.texts import Chain
 from ..model import ModelOptions
 from ..teacher import VectorStore
 from ..unilm import UnilmModel, pack_pairs
@@ -73,6 +74,7 @@ class RoformerSim(Objective):
     """Generation and similarity, learned together."""
 
     Options: ClassVar[type[Any]] = RoformerSimOptions
+    minimized: ClassVar[tuple[str, ...]] = ("perplexity",)
     drop_last: ClassVar[bool] = True
     options: RoformerSimOptions
     encoder: UnilmModel
@@ -89,9 +91,9 @@ class RoformerSim(Objective):
         return UnilmModel.load(model)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The label or score, if any, for dev scores; with a teacher its vectors (n, 2, dimension)."""
+        """The label or score, if any, for dev scores; of training data a teacher's vectors (n, 2, dimension)."""
         arrays: Arrays = {name: table[name] for name in ("label", "score") if name in table.names}
-        if self.options.teacher is not None and task in self.tasks:
+        if self.options.teacher is not None and self.is_training(table):
             arrays["teacher"] = _pair_vectors(
                 self.options.teacher, table.texts("text1"), table.texts("text2"), cache
             )
@@ -238,11 +240,11 @@ def noised(
 def _pair_vectors(
     teacher: str, first: Sequence[str], second: Sequence[str], cache: Path
 ) -> npt.NDArray[np.float32]:
-    """The teacher's vectors (n, 2, dimension) of n pairs, cached; each text is encoded once."""
+    """The teacher's vectors (n, 2, dimension) of n pairs, in a file of the cache; each text is encoded once."""
     with Encoder(teacher) as encoder:
         store = VectorStore.of(encoder, cache, "float32")
-        store.add([*first, *second], encoder)
-    return np.stack([store.read(store.rows(first)), store.read(store.rows(second))], axis=1)
+        store.add(Chain((first, second)), encoder)
+    return store.mapped((first, second))
 
 
 def _mask_id(folder: Path) -> int:

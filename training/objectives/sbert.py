@@ -73,6 +73,8 @@ class SbertOptions:
     def __post_init__(self) -> None:
         check_choice("loss", self.loss, ("classification", "regression", "triplet"))
         check_choice("concatenation", self.concatenation, CONCATENATIONS)
+        if self.max_score <= 0:
+            raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
 
 
 class Sbert(Objective):

@@ -61,7 +61,9 @@ class TripletDistillation(VectorLoss):
         self.fields = ("anchor", "positive", *negative_fields(options.negatives))
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The teacher's logits: `teacher_outputs` are their sigmoid."""
+        """The teacher's logits: `teacher_outputs` are their sigmoid. Of dev data, whose scores need none, nothing."""
+        if not self.is_training(table):
+            return {}
         scores = []
         for field in self.fields[1:]:
             pairs = Table({"text1": table.texts("anchor"), "text2": table.texts(field)})

@@ -57,11 +57,13 @@ class VectorLoss(Objective):
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:
-        """See `Objective.forward`."""
+        """See `Objective.forward`; in inference mode without the loss, whose targets dev data may lack."""
         vectors = self.encode(input_ids, cu_seqlens)
+        cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (fields - 1, batch)
+        if torch.is_inference_mode_enabled():
+            return {"cosine": cosine.t()}
         widths = (*self.options.matryoshka, vectors.shape[-1])
         loss = torch.stack([self.loss(vectors[..., :width], targets) for width in widths]).mean()
-        cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (fields - 1, batch)
         return {"loss": loss, "cosine": cosine.t()}
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
@@ -78,11 +80,9 @@ class ScoredPairsOptions(VectorOptions):
 
     Attributes:
         scale: of the similarities.
-        max_score: the highest score in the data.
     """
 
     scale: float = 20.0
-    max_score: float = 5.0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -92,14 +92,14 @@ class ScoredPairsOptions(VectorOptions):
 
 
 class ScoredPairs(VectorLoss):
-    """Pairs of texts with a score in the field ``label``."""
+    """Pairs of texts with a score of any range in the field ``label``."""
 
     Options: ClassVar[type[Any]] = ScoredPairsOptions
     options: ScoredPairsOptions
 
     def check(self, where: str, task: str, table: Table) -> None:
         """See `Objective.check`."""
-        check_scores(where, table, self.options.max_score)
+        check_scores(where, table, None)
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Spearman's correlation of the cosine with the score."""

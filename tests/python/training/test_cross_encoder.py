@@ -67,6 +67,23 @@ def test_the_written_folder_loads_elsewhere_with_equal_scores(
     np.testing.assert_allclose(again.predict(FIRST, SECOND), expected, atol=1e-6)
 
 
+def test_another_number_of_classes_has_a_new_head(
+    classifier: PairClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    classifier.save(tmp_path)
+    caplog.set_level("INFO", "embedkit")
+    again = PairClassifier.load(ModelOptions(str(tmp_path), max_length=40), ["score"])
+    assert again.labels == ["score"] and "classifier.weight is new" in caplog.text
+    assert again.predict(["a"], ["b"]).shape == (1, 1)
+    for name, tensor in classifier.backbone.base_model.state_dict().items():
+        assert torch.equal(tensor, again.backbone.base_model.state_dict()[name])
+    options = ModelOptions(str(tmp_path), max_length=40, config={"intermediate_size": 8})
+    with pytest.raises(
+        ValueError, match=r"the tensor .* has the shape .* model\.config must leave the sizes"
+    ):
+        PairClassifier.load(options, ["score"])
+
+
 def test_a_regression_predicts_what_sentence_transformers_does(
     make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -139,6 +156,11 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
         PairClassifier.load(ModelOptions(str(folder), max_length=64, normalize=True), NLI)
     with pytest.raises(ValueError, match=r"model\.lora"):
         PairClassifier.load(ModelOptions(str(folder), max_length=64, lora=LoraOptions()), NLI)
+    for prompts in ({"prompts": {"query": "q: "}}, {"default_prompt": "query"}, {"keep_prompts": False}):
+        with pytest.raises(
+            ValueError, match=r"model\.prompts, model\.default_prompt and model\.keep_prompts"
+        ):
+            PairClassifier.load(ModelOptions(str(folder), max_length=64, **prompts), NLI)
     with pytest.raises(ValueError, match=r"objective\.loss"):
         CrossEncoderOptions(loss="triplet")
     source = nli_source(write_nli(tmp_path / "train.tsv", 32, 1))

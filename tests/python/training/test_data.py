@@ -91,6 +91,7 @@ def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         ("a\nx\n", {"streaming": True}, "streaming is for a `dataset`"),
         ("", {}, "the file is empty"),
         (b"a\nx\n\xff\n", {}, "a.tsv:3: not valid UTF-8"),
+        ("a\ta\nx\ty\n", {}, "a.tsv: two columns are named 'a'; rename one"),
     ],
 )
 def test_errors_name_file_line_and_remedy(
@@ -111,6 +112,9 @@ def test_a_stream_is_read_no_further_than_the_limit(monkeypatch: pytest.MonkeyPa
     class Stream:
         column_names = ["text", "label"] if named else None
 
+        def select_columns(self, names: list[str]) -> Stream:
+            return self
+
         def __iter__(self) -> Iterator[dict[str, Any]]:
             for number in range(1000):
                 taken.append(number)
@@ -120,7 +124,9 @@ def test_a_stream_is_read_no_further_than_the_limit(monkeypatch: pytest.MonkeyPa
         asked.append((given, options))
         return Stream()
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    exceptions = SimpleNamespace(DatasetsError=RuntimeError)
+    package = SimpleNamespace(load_dataset=load_dataset, exceptions=exceptions)
+    monkeypatch.setitem(sys.modules, "datasets", package)
     spec = {"dataset": "me/texts", "config": "en", "split": "train", "streaming": True}
     table = read({**spec, "where": {"label": 1}, "limit": 3})
     assert asked == [(("me/texts", "en"), {"split": "train", "streaming": True})]
@@ -141,6 +147,61 @@ def test_streams_of_the_datasets_package(tmp_path: Path) -> None:
     assert list(read({**spec, "streaming": True, "limit": 1}).texts("text2")) == ["c"]
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_damaged_data_set_is_named(tmp_path: Path, streaming: bool) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "a.csv").write_text("text,b\nx,1\ny,3,4,5\n")
+    with pytest.raises(ValueError, match=r"the data set '.*' cannot be loaded \(.*line 3.*Repair its files"):
+        read({"dataset": str(tmp_path), "split": "train", "streaming": streaming})
+
+
+@pytest.mark.parametrize("of_datasets", [True, False])
+def test_only_the_columns_that_are_needed_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_datasets: bool
+) -> None:
+    pytest.importorskip("datasets" if of_datasets else "pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    source = {"path": write(tmp_path, "a.parquet")}
+    if of_datasets:
+        import datasets
+
+        asked: list[Any] = []
+        select = datasets.Dataset.select_columns
+        monkeypatch.setattr(
+            datasets.Dataset, "select_columns", lambda data, names: asked.append(names) or select(data, names)
+        )
+        source = {"dataset": str(tmp_path), "split": "train"}
+    else:
+        asked, iterate = [], parquet.ParquetFile.iter_batches
+        monkeypatch.setattr(
+            parquet.ParquetFile,
+            "iter_batches",
+            lambda file, columns: asked.append(columns) or iterate(file, columns=columns),
+        )
+    spec = {**source, "columns": {"text1": "premise", "text2": "premise"}, "where": {"source": "snli"}}
+    assert list(read(spec, root=tmp_path).texts("text2")) == ['A "b', "f"]
+    assert asked == [["source", "premise"]]
+
+
+def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="two columns are named 'text'; rename one"):
+        read({"path": "a.parquet"}, root=tmp_path)
+
+
+def test_csv_rows(tmp_path: Path) -> None:
+    """Cells of any length, line breaks within quotes, and empty lines."""
+    long = "x" * 200_000
+    (tmp_path / "a.csv").write_text(f'\ntext,b\n{long},1\n\n"two\nlines",2\n')
+    table = read({"path": "a.csv"}, root=tmp_path)
+    assert list(table.texts("text")) == [long, "two\nlines"]
+    (tmp_path / "a.csv").write_text('text,b\nx,1\n"unclosed,2\n')
+    with pytest.raises(ValueError, match=r"a\.csv:3: a quoted field .* never closes; repair the file"):
+        read({"path": "a.csv"}, root=tmp_path)
+
+
 def test_other_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"b\.tsv: no such file.*EMBEDKIT_DATA"):
         read({"path": "b.tsv"}, root=tmp_path)
@@ -150,7 +211,7 @@ def test_other_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"s\.jsonl:1: column 'a': a lone surrogate"):
         read({"path": "s.jsonl"}, root=tmp_path)
     (tmp_path / "t.tsv.gz").write_bytes(gzip.compress(b"a\n" + b"x\n" * 9999)[:-20])
-    with pytest.raises(ValueError, match=r"t\.tsv\.gz:\d+: damaged gzip"):
+    with pytest.raises(ValueError, match=r"t\.tsv\.gz:\d+: the gzip data is damaged"):
         read({"path": "t.tsv.gz"}, root=tmp_path)
 
 

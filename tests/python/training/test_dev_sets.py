@@ -119,6 +119,12 @@ def test_an_evaluator_and_callbacks_from_python(content: dict[str, Any], tmp_pat
         train(make(content), tmp_path / "none")
 
 
+def test_dev_scores_of_one_name_are_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two dev scores are named 'mine_spearman'; rename"):
+        train(make(content, max_steps=1), tmp_path / "run", evaluators={"mine_spearman": lambda encoder: 1.0})
+    assert not list((tmp_path / "run").rglob("checkpoint-*"))
+
+
 def all_texts(_: str, table: Table) -> tuple[str, ...]:
     return table.text_names
 
@@ -244,16 +250,18 @@ def test_a_collection_is_read_or_refused(collection: dict[str, str], tmp_path: P
         read_collection(collection, tmp_path)
 
 
-def test_prompts_of_scored_pairs(content: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("default", [{}, {"prompts": {"own": "many people "}, "default_prompt": "own"}])
+def test_prompts_of_scored_pairs(content: dict[str, Any], tmp_path: Path, default: dict[str, Any]) -> None:
+    """They are all that precedes the texts: the model's default prompt does not."""
     source = content["evaluation"]["pairs"]["mine"]
-    model = SentenceModel.load(ModelOptions(content["model"]["path"], max_length=64))
+    model = SentenceModel.load(ModelOptions(content["model"]["path"], max_length=64, **default))
     found = {}
     for prompt in ("", "the weather "):
         options = EvaluationOptions(pairs={"mine": {**source, "prompts": {"text1": prompt}}})
         found[prompt] = DevSets(options, tmp_path).scores(model)["mine_spearman"]
     rows = [line.split("\t") for line in (tmp_path / "pairs.tsv").read_text().splitlines()[1:]]
-    left = model.encode(["the weather " + row[0] for row in rows])
-    right = model.encode([row[1] for row in rows])
+    left = model.encode(["the weather " + row[0] for row in rows], prompt="")
+    right = model.encode([row[1] for row in rows], prompt="")
     cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
     expected = stats.spearmanr(cosines, [float(row[2]) for row in rows]).statistic
     assert found["the weather "] == pytest.approx(100 * expected, abs=0.5)

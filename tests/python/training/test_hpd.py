@@ -72,6 +72,7 @@ def test_groups_of_related_texts(make_model: MakeModel, texts: list[str], tmp_pa
     examples = Examples(objective, tables, objective.encoder.tokenizer_folder, 32, tmp_path)
     batch = examples.batch([40 + 3, 40 + 11])
     together = objective._teachers.targets(texts[:80])  # type: ignore[union-attr]
+    assert isinstance(examples.arrays("pairs")["teacher"], np.memmap)
     np.testing.assert_allclose(batch["teacher"][:, 0], together[[43, 51]], atol=1e-6)
     outputs = objective(**batch)
     vectors = objective.encoder.encode([texts[i] for i in (43, 51, 63, 71)])

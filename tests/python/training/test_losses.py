@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 st = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 
-from embedkit.training.objectives import gist
+from embedkit.training.data.readers import Table
+from embedkit.training.objectives import gist, objective_class
 from embedkit.training.objectives.angle import angle_similarity
 from embedkit.training.objectives.cosent import CoSent, ranking_loss
 from embedkit.training.objectives.distill_kl import DistillKlOptions, divergence
@@ -23,9 +24,12 @@ from embedkit.training.objectives.simcse import SimCseOptions
 from embedkit.training.objectives.symmetric import Symmetric
 from embedkit.training.objectives.triplet_distillation import TripletDistillationOptions, dot_scores
 from embedkit.training.objectives.vector_loss import ScoredPairsOptions, VectorLoss
+from embedkit.training.teacher import TeacherOptions
 from embedkit.training.trainer import train
 from objective_fixtures import losses, make_recipe, sts_source, write_sts
 from torch import Tensor, nn
+
+import embedkit
 
 
 class Encoder(nn.Module):
@@ -192,7 +196,6 @@ def test_a_guided_training(make_model: Callable[..., Path], tmp_path: Path) -> N
 
 
 def test_targets_are_the_teachers_logits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from embedkit.training.data.readers import Table
     from embedkit.training.objectives import triplet_distillation
 
     def outputs(path: str, table: Table, length: int, cache: Path) -> np.ndarray:
@@ -200,10 +203,46 @@ def test_targets_are_the_teachers_logits(monkeypatch: pytest.MonkeyPatch, tmp_pa
         return 1 / (1 + np.exp(-np.array(logits, np.float32)[:, None]))
 
     monkeypatch.setattr(triplet_distillation, "teacher_outputs", outputs)
-    objective = MarginMse(Encoder(), TripletDistillationOptions(teacher="t"), {})  # type: ignore[arg-type]
     table = Table({"anchor": ["a", "b"], "positive": ["8", "-1"], "negative": ["-6", "0.5"]})
+    options = TripletDistillationOptions(teacher="t")
+    objective = MarginMse(Encoder(), options, {"t": table})  # type: ignore[arg-type]
     found = objective.prepare("t", table, tmp_path)["scores"]
     np.testing.assert_allclose(found, [[8, -6], [-1, 0.5]], atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["margin_mse", "gist"])
+def test_dev_data_need_no_teacher(name: str, tmp_path: Path) -> None:
+    """Which would be missed here: it does not exist."""
+    options = {
+        "margin_mse": TripletDistillationOptions(teacher="none"),
+        "gist": GistOptions(guide=TeacherOptions("none"), hard_negatives=True),
+    }
+    columns = {"anchor": ["a"], "positive": ["b"], "negative": ["c"]}
+    objective = objective_class(name)(Encoder(), options[name], {"t": Table(columns)})
+    assert objective.prepare("t", Table(columns), tmp_path) == {}
+    objective.encode = lambda *_: vectors(3)  # type: ignore[method-assign]
+    with torch.inference_mode():
+        found = objective(task=torch.tensor(0), input_ids=torch.zeros(0), cu_seqlens=torch.zeros(0))
+    assert found.keys() == {"cosine"} and found["cosine"].shape == (6, 2)
+
+
+def test_the_vectors_of_a_guide_stay_on_disk(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    table = Table({"anchor": ["a day", "b", "a day"], "positive": ["people", "water", "b"]})
+    options = GistOptions(guide=TeacherOptions(str(make_model(seed=3))))
+    objective = gist.Gist(Encoder(), options, {"t": table})  # type: ignore[arg-type]
+    found = objective.prepare("t", table, tmp_path)["guide"]
+    assert isinstance(found, np.memmap) and found.shape == (3, 2, 32)
+    with embedkit.Encoder(make_model(seed=3)) as model:
+        for column, name in enumerate(table.names):
+            np.testing.assert_allclose(found[:, column], model.encode(table.texts(name)), atol=1e-5)
+
+
+def test_only_the_order_of_scores_counts() -> None:
+    """So they may have any range."""
+    objective = CoSent(Encoder(), ScoredPairsOptions(), {})  # type: ignore[arg-type]
+    objective.check(
+        "data.t", "t", Table({"text1": ["a"] * 2, "text2": ["b"] * 2, "label": np.array([-1, 7.0])})
+    )
 
 
 def test_refusals() -> None:

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
+from embedkit.training import backbone
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, options_of
 from tiny_families import KINDS, tiny
 
@@ -240,6 +241,33 @@ def test_dropout_reaches_the_backbone_and_not_the_reader(make_model: Callable[..
     assert rates == {0.3}
     assert np.array_equal(model.train().encode(["a", "b"]), model.eval().encode(["a", "b"]))
     assert not model.training
+
+
+def test_dropout_by_any_name(tmp_path: Path) -> None:
+    folder = tiny(tmp_path / "modernbert", "modernbert")
+    config = load(folder, dropout=0.3).backbone.config
+    assert {config.attention_dropout, config.mlp_dropout, config.embedding_dropout} == {0.3}
+
+
+def test_without_dropout_none_can_be_set(
+    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backbone, "_DROPOUTS", ("attn_pdrop",))
+    with pytest.raises(ValueError, match=r"model\.dropout: .* \(bert\) has no dropout; remove it"):
+        load(make_model(), dropout=0.3)
+
+
+def test_vectors_that_cannot_be_trained_are_told(
+    make_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "embedkit")
+    load(make_model(pooling="max"))
+    assert "to train it as it is: model.pooling=max" in caplog.text
+    folder = make_model(pooling="weightedmean")
+    load(folder)
+    assert "cannot be trained as they are" in caplog.text and "model.pooling=weightedmean" not in caplog.text
+    with pytest.raises(ValueError, match="training has no weightedmean, only mean, max, cls"):
+        options_of(str(folder))
 
 
 def test_frozen_embeddings(make_model: Callable[..., Path]) -> None:

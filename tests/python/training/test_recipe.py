@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
 
 from embedkit.training.recipe import TrainingOptions, find_recipe, list_recipes, load_recipe, recipe_of
+from embedkit.training.trainer import train
 
 CONTENT: dict[str, Any] = {
     "description": "one line",
@@ -193,8 +194,11 @@ def test_a_postprocess_step_is_not_trained(tmp_path: Path) -> None:
         ("training", {"epochs": 1}, "trains nothing: leave out training.epochs"),
         ("training", {"max_steps": 5}, "trains nothing"),
         ("evaluation", {"dev": {"nli": {"path": "dev.tsv"}}}, "use sts_dev or test"),
+        ("evaluation", {"select": "stsb_dev"}, "evaluation.select chooses among checkpoints"),
         ("postprocess", {"name": "linearmap"}, "did you mean 'linear_map'"),
         ("postprocess", {"name": "linear_map", "dimension": 8, "samples": 1}, "postprocess.samples"),
     ):
         with pytest.raises(ValueError, match=message):
             recipe_of({**content, section: options}, "mine", "mine")
+    with pytest.raises(ValueError, match="evaluators select checkpoints"):
+        train(recipe, tmp_path, evaluators={"own": lambda encoder: 1.0})

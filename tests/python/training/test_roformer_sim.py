@@ -37,6 +37,8 @@ from embedkit.training.unilm import UnilmModel, pack_pairs, unilm_mask
 from embedkit.training.vocabulary import build_vocabulary, main
 from objective_fixtures import losses
 
+from embedkit import Encoder
+
 _CONFIG = {
     "model_type": "roformer",
     "hidden_size": 32,
@@ -333,6 +335,15 @@ def test_a_folder_without_generator_cannot_generate(data: Path, tmp_path: Path) 
         generate_similar(tmp_path, "苹果")
 
 
+def test_prompts_are_saved(data: Path, stage1: Path, tmp_path: Path) -> None:
+    options = _options(
+        data, path=str(stage1 / "model"), random=False, prompts={"query": "问: "}, default_prompt="query"
+    )
+    UnilmModel.load(options).save(tmp_path)
+    with Encoder(tmp_path) as encoder:
+        assert (encoder.prompts["query"], encoder.default_prompt_name) == ("问: ", "query")
+
+
 def _ft_tasks() -> dict[str, Any]:
     return {
         "pairs": {"path": "pairs.tsv", "labels": ["0", "1"]},
@@ -413,6 +424,13 @@ def test_the_loss_is_a_mean_over_tokens_and_the_similarities(
         scores = np.exp(20 * x @ x.T) * (1 - np.eye(12))
         want -= np.mean([np.log(scores[i, (i + 6) % 12] / scores[i].sum()) for i in range(12)])
     assert found["loss"].item() == pytest.approx(want, rel=1e-4)
+
+
+def test_the_teacher_reads_training_data_alone(data: Path, stage1: Path) -> None:
+    objective, batch = _batch_of_pairs(data, str(stage1 / "model"))
+    assert batch["teacher"].shape == (6, 2, 24)
+    dev = Table({"text1": ["苹果"], "text2": ["香蕉"], "label": np.array([1])})
+    assert objective.prepare("pairs", dev, data / "cache").keys() == {"label"}
 
 
 def test_labels_of_the_five_classes(data: Path) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from embedkit.training.data.readers import Table, read
 from embedkit.training.data.store import TextStore
 from embedkit.training.model import ModelOptions
+from embedkit.training.objectives.base import check_scores
 from embedkit.training.objectives.sbert import CONCATENATIONS, Sbert, SbertOptions, features
 from embedkit.training.recipe import find_recipe, list_recipes, load_recipe
 from embedkit.training.trainer import train
@@ -122,6 +123,8 @@ def test_options_are_checked() -> None:
         SbertOptions(loss="hinge")
     with pytest.raises(ValueError, match=r"objective\.concatenation"):
         SbertOptions(concatenation="u+v")
+    with pytest.raises(ValueError, match=r"objective\.max_score must be positive, not 0"):
+        SbertOptions(loss="regression", max_score=0)
 
 
 @pytest.mark.parametrize("name", sorted(list_recipes()))
@@ -167,3 +170,8 @@ def test_labels_that_do_not_fit_the_loss(make_model: Callable[..., Path], tmp_pa
     recipe = make_recipe({"name": "sbert", "loss": "regression", "max_score": 4}, make_model(), {"sts": sts})
     with pytest.raises(ValueError, match="has the score 5, but"):
         train(recipe, tmp_path / "high")
+    low = Table({"text1": ["a"], "text2": ["b"], "label": np.array([-1.0])})
+    with pytest.raises(
+        ValueError, match=r"data\.t has the score -1, .* add a number to all scores of the file"
+    ):
+        check_scores("data.t", low, 5.0)

@@ -218,7 +218,13 @@ def test_of_perplexities_the_lowest_is_best(
         lambda run: {"nli_perplexity": course[run.trainer.state.global_step]},
     )
     content["evaluation"]["select"] = "nli_perplexity"
-    result = train(make(content, eval_steps=1, early_stopping=2), tmp_path / "run")
+    recipe = make(content, eval_steps=1, early_stopping=2)
+    result = train(
+        recipe, tmp_path / "evaluator"
+    )  # sbert has no perplexity: an evaluator's score, of which more is better
+    assert (result["steps"], result["best_step"]) == (3, 1)
+    monkeypatch.setattr(objective_class("sbert"), "minimized", ("perplexity",))
+    result = train(recipe, tmp_path / "run")
     assert (result["steps"], result["best_step"]) == (4, 2)
 
 
