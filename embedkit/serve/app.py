@@ -142,8 +142,8 @@ class _Gate:
         if settings.hosts and host_name(host) not in settings.hosts:
             raise ApiError(403, f"the host {host!r} is not served; see --allow-host", code="host_not_allowed")
         origin = headers.get("origin")
-        known = origin is None or "*" in settings.origins or origin in settings.origins
-        if not known and origin.partition("://")[2] != host:
+        known = "*" in settings.origins or origin in settings.origins
+        if origin is not None and not known and origin.partition("://")[2] != host:
             raise ApiError(403, f"pages of {origin!r} may not call this server", code="origin_not_allowed")
         if self._keys and path not in _OPEN_PATHS:
             kind, _, key = headers.get("authorization", "").partition(" ")

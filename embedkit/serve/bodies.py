@@ -36,8 +36,10 @@ def check_text(text: Any, where: str) -> str:
     return text
 
 
-def _texts(name: str, *, single: bool = True) -> BeforeValidator:
+def _texts(name: str, *, single: bool = True, optional: bool = False) -> BeforeValidator:
     def check(value: Any) -> Any:
+        if value is None and optional:
+            return None
         if isinstance(value, str) and single:
             return check_text(value, name)
         if not isinstance(value, list):
@@ -75,6 +77,8 @@ def _are_ids(ids: list[Any]) -> bool:
 
 def _document(value: Any) -> Any:
     """Documents of a rerank request: strings, or objects with a text, as Cohere has them."""
+    if value is None:
+        return None
     if not isinstance(value, list):
         raise _bad("documents", f"must be a list, not {_json_type(value)}")
     texts = []
@@ -161,7 +165,7 @@ class RerankRequest(_Body):
     documents: Annotated[Any, BeforeValidator(_document), _TEXT_LIST] = Field(
         None, description="Cohere's shape."
     )
-    texts: Annotated[Any, _texts("texts", single=False), _TEXT_LIST] = Field(
+    texts: Annotated[Any, _texts("texts", single=False, optional=True), _TEXT_LIST] = Field(
         None, description="Text Embeddings Inference's shape."
     )
     top_n: int | None = Field(None, ge=1)
@@ -174,7 +178,7 @@ class RerankRequest(_Body):
 class SearchRequest(_Body):
     """``POST /v1/search``: one of ``query``, ``vector`` and ``like``."""
 
-    query: Annotated[Any, _texts("query"), WithJsonSchema(_STRING_OR_LIST)] = Field(
+    query: Annotated[Any, _texts("query", optional=True), WithJsonSchema(_STRING_OR_LIST)] = Field(
         None, description="A text, or several."
     )
     vector: Annotated[list[float] | None, BeforeValidator(_vector)] = Field(

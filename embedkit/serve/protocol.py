@@ -61,7 +61,7 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
             if self._silent > _HEAD + len(data) or self._head > _HEAD:
                 self._drop("head_too_large")
 
-        def eof_received(self) -> bool:
+        def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own type
             """Answer a client that has ended its side of the connection, if that takes a moment only."""
             if not self._answering:
                 return False

@@ -107,8 +107,8 @@ def run(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=limits.keep_alive,
-        timeout_graceful_shutdown=drain,
+        timeout_keep_alive=limits.keep_alive,  # type: ignore[arg-type]  # it goes to loop.call_later
+        timeout_graceful_shutdown=drain,  # type: ignore[arg-type]  # and this to asyncio.wait_for
         backlog=1024,
     )
     before = sys.getswitchinterval()
