@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import pickle
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +65,10 @@ def test_the_tokenizer_of_the_builtin_model() -> None:
     assert encoder.tokenizer(TEXTS)["input_ids"] == encoder.tokenize(TEXTS)["input_ids"]
 
 
-def test_the_tokenizer_of_a_transformer_in_its_own_folder(make_model: Callable[..., Path]) -> None:
-    folder = make_model()
+def test_the_tokenizer_of_a_transformer_in_its_own_folder(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(make_model(), tmp_path / "model")
     inner = folder / "0_Transformer"
     inner.mkdir()
     for path in list(folder.iterdir()):
