@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .json_file import present, read_json
+from .rebuilt import rebuild
 from .tokenizer import Tokenizer
-from .tokenizer_files import damaged
+from .tokenizer_files import TokenizerSettings, damaged
 
 __all__ = ["PairTemplate", "fit_pair", "read_pair_template"]
 
@@ -71,7 +72,9 @@ def read_pair_template(folder: Path, tokenizer: Tokenizer) -> PairTemplate:
     """
     path = folder / "tokenizer.json"
     if present(path):
-        return _of_processor(read_json(path).get("post_processor"), path)
+        settings = TokenizerSettings(folder)
+        content = rebuild(read_json(path), settings, settings.class_of_transformers, path)
+        return _of_processor(content.get("post_processor"), path)
     config = folder / "tokenizer_config.json"
     kind = read_json(config).get("tokenizer_class") if present(config) else None
     mpnet = str(kind).removesuffix("Fast") == "MPNetTokenizer"

@@ -11,51 +11,14 @@ from typing import Any, Literal
 
 from .. import _core
 from .json_file import present, read_json
+from .rebuilt import BERT_CLASSES, REBUILT, is_wordpiece, rebuild, tokens_of
 from .subword import UnknownToCore, added_ids, subword_core
-from .tokenizer_files import TokenizerSettings, added_token, damaged, template_ids, typed
+from .tokenizer_files import TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
-# Classes of transformers that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. Of tokenizer.json
-# they take the vocabulary; tokenizer_config.json and their own defaults make the normalizer.
-_BERT_CLASSES = {
-    "BertTokenizer",
-    "DistilBertTokenizer",
-    "ElectraTokenizer",
-    "MobileBertTokenizer",
-    "MPNetTokenizer",
-    "RetriBertTokenizer",
-    "ConvBertTokenizer",
-    "SqueezeBertTokenizer",
-    "LayoutLMTokenizer",
-    "LxmertTokenizer",
-}
-_REBUILT = _BERT_CLASSES - {"RetriBertTokenizer", "ConvBertTokenizer"}  # which take tokenizer.json as it is
-# Classes that build ByteLevel themselves.
-_PREFIX_CLASSES = {"RobertaTokenizer", "GPT2Tokenizer", "BartTokenizer", "LongformerTokenizer"}
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_BERT_TOKENS = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
-_MPNET_TOKENS = {
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-    "unk_token": "[UNK]",
-    "sep_token": "</s>",
-    "pad_token": "<pad>",
-    "cls_token": "<s>",
-    "mask_token": "<mask>",
-}
-
-
-def _tokens_of(kind: str) -> dict[str, str]:
-    """The tokens of the roles that a class has without settings."""
-    return _MPNET_TOKENS if kind == "MPNetTokenizer" else _BERT_TOKENS
 
 
 @dataclass(frozen=True)
@@ -171,10 +134,8 @@ class _Normalizer:
 
 
 def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, static: bool) -> Tokenizer:
-    content = read_json(path)
     kind = "" if static else settings.class_of_transformers
-    if kind in _PREFIX_CLASSES:
-        _set_prefix_space(content, settings, path)
+    content = rebuild(read_json(path), settings, kind, path)
     model = typed(content, "model", dict, None, path)
     truncation = typed(content, "truncation", dict, {}, path)
     limit = truncation.get("max_length")
@@ -183,6 +144,8 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
     side = settings.truncation_side(typed(truncation, "direction", str, "right", path))
     padding = typed(content, "padding", dict, {}, path)
     prefix, suffix = template_ids(content.get("post_processor"), path)
+    if not static and settings.uses_token_types(kind):
+        check_types(content.get("post_processor"), path)
     padding_token = settings.token("pad_token")
     pad_id = padding.get("pad_id")
     normalizer = _bert_normalizer(content, path)
@@ -193,10 +156,7 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
     added += missing
     core: _core.Tokenizer | None = None
     other = None
-    if normalizer is not None and _is_wordpiece(model):
-        if kind in _REBUILT:
-            normalizer = _Normalizer()
-            normalizer.override(settings)
+    if normalizer is not None and is_wordpiece(model):
         normalizer.lowercase_first |= lowercase_first
         vocab = _checked_vocabulary(model.get("vocab"), path)
         core, ids_of_added = _build(vocab, added, model, normalizer, path)
@@ -230,19 +190,12 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
     )
 
 
-def _set_prefix_space(content: dict[str, Any], settings: TokenizerSettings, path: Path) -> None:
-    """Give ByteLevel the ``add_prefix_space`` of the settings, or false, as its class does."""
-    step = typed(content, "pre_tokenizer", dict, {}, path)
-    if step.get("type") == "ByteLevel":
-        content["pre_tokenizer"] = {**step, "add_prefix_space": settings.flag("add_prefix_space", False)}
-
-
 def _missing_tokens(
     settings: TokenizerSettings, kind: str, added: list[dict[str, Any]], model: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The added tokens that the settings have and tokenizer.json has not; ``kind`` is the tokenizer's class."""
     known = {token["content"] for token in added}
-    defaults = _tokens_of(kind) if kind in _REBUILT else {}
+    defaults = tokens_of(kind) if kind in REBUILT else {}
     roles = [token for name in _ROLES if (token := settings.token(name, defaults.get(name))) is not None]
     missing = [token for token in roles if token["content"] not in known]
     if missing:
@@ -258,7 +211,7 @@ def _missing_tokens(
 
 def _unknown_id(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
     """The id of the model's unknown token, by its name or, in Unigram models, by number."""
-    name, number = model.get("unk_token", "[UNK]" if _is_wordpiece(model) else None), model.get("unk_id")
+    name, number = model.get("unk_token", "[UNK]" if is_wordpiece(model) else None), model.get("unk_id")
     if isinstance(name, str):
         return ids.get(name)
     return number if type(number) is int else None
@@ -266,7 +219,7 @@ def _unknown_id(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
 
 def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
     kind = settings.tokenizer_class
-    if kind and kind not in _BERT_CLASSES and kind not in ("PreTrainedTokenizer", "TokenizersBackend"):
+    if kind and kind not in BERT_CLASSES and kind not in ("PreTrainedTokenizer", "TokenizersBackend"):
         raise ValueError(
             f"{settings.path}: a {kind} cannot be built from vocab.txt here. Save it as tokenizer.json: "
             f"transformers.AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained(FOLDER)"
@@ -280,7 +233,7 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
     # As in transformers, the last of duplicate lines counts; an empty string is an unused id.
     vocab = {token: i for i, token in enumerate(lines)}
     tokens = [token if vocab[token] == i else "" for i, token in enumerate(lines)]
-    roles = {name: settings.token(name, default) for name, default in _tokens_of(kind).items()}
+    roles = {name: settings.token(name, default) for name, default in tokens_of(kind).items()}
     added = _added_of_settings(settings, [token for token in roles.values() if token is not None])
     contents = {name: token["content"] for name, token in roles.items() if token is not None}
     normalizer = _Normalizer(lowercase_first=lowercase_first)
@@ -338,11 +291,6 @@ def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
         problem = f"has no token of id {missing}" if repeated is None else f"has the id {repeated} twice"
         raise damaged(path, f"the vocabulary of {len(ids)} tokens {problem}")
     return vocab
-
-
-def _is_wordpiece(model: Mapping[str, Any]) -> bool:
-    # Files of old versions have no "type"; only WordPiece has this field.
-    return model.get("type", "WordPiece") == "WordPiece" and "max_input_chars_per_word" in model
 
 
 def _bert_normalizer(content: Mapping[str, Any], path: Path) -> _Normalizer | None:

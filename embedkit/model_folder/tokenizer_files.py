@@ -8,7 +8,15 @@ from typing import Any, Literal, TypeVar
 
 from .json_file import present, read_json
 
-__all__ = ["TOKENIZER_FILES", "TokenizerSettings", "added_token", "damaged", "template_ids", "typed"]
+__all__ = [
+    "TOKENIZER_FILES",
+    "TokenizerSettings",
+    "added_token",
+    "check_types",
+    "damaged",
+    "template_ids",
+    "typed",
+]
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -42,6 +50,9 @@ _CLASSES = {
     "nomic_bert": "BertTokenizer",
     "mpnet": "MPNetTokenizer",
     "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    "albert": "AlbertTokenizer",
 }
 
 Value = TypeVar("Value")
@@ -117,7 +128,9 @@ class TokenizerSettings:
 
     def token(self, name: str, default: str | None = None) -> dict[str, Any] | None:
         """The added token of a role such as "pad_token", in the form of tokenizer.json."""
-        for values, path in ((self.values, self.path), (self.special, self.special_path)):
+        files = ((self.special, self.special_path), (self.values, self.path))
+        # The older file counts for more, but not beside the list that newer ones have.
+        for values, path in reversed(files) if "added_tokens_decoder" in self.values else files:
             value = values.get(name)
             if value is not None:
                 return added_token(value, path, special=True)
@@ -165,6 +178,25 @@ def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ..
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise damaged(path, f"the post-processor {kind} is incomplete ({error!r})") from None
     raise ValueError(f"{path}: the post-processor {kind!r} is not supported for single texts.")
+
+
+def check_types(value: Any, path: Path) -> None:
+    """Refuse a post-processor, checked by `template_ids`, that gives a single text another token type than 0.
+
+    Raises:
+        ValueError: it does; embedkit's encoders run texts of type 0 only.
+    """
+    if not isinstance(value, dict):
+        return
+    for step in value["processors"] if value.get("type") == "Sequence" else ():
+        check_types(step, path)
+    for part in value["single"] if value.get("type") == "TemplateProcessing" else ():
+        kind = part.get("Sequence", part.get("SpecialToken")).get("type_id", 0)
+        if kind != 0:
+            raise ValueError(
+                f"{path}: the post-processor gives a single text the token type {kind!r:.80}; embedkit runs type 0. "
+                "Use sentence-transformers for this model"
+            )
 
 
 def added_token(value: Any, path: Path, *, special: bool) -> dict[str, Any]:

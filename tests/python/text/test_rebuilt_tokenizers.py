@@ -1,0 +1,127 @@
+"""Tokenizers that a class of transformers builds anew, whatever tokenizer.json says beside its vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from subword_families import MARKED, charsmap
+from tokenizer_pair import Pair, special, subword_vocabulary
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from embedkit.model_folder.pair_template import read_pair_template
+from embedkit.model_folder.tokenizer import load_tokenizer
+
+CHARSMAP = charsmap({"\n": " ", "\u3000": " ", "\u2581": " "})
+
+
+def write(folder: Path, tokenizer: dict[str, Any], **configs: dict[str, Any]) -> None:
+    for name, config in {"tokenizer": tokenizer, **configs}.items():
+        (folder / f"{name}.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def unigram_file() -> dict[str, Any]:
+    """Metaspace without WhitespaceSplit, and spaces made one, as in files that transformers 4 converted."""
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]", MARKED]
+    scores = [(piece, 0.0) for piece in pieces[:-1]] + [(MARKED, -2.0)]
+    tokenizer = Tokenizer(models.Unigram([*scores, *((c, -3.0) for c in "abcTé\"'")], unk_id=3))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Precompiled(CHARSMAP), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    return json.loads(tokenizer.to_str())
+
+
+def byte_level_file() -> dict[str, Any]:
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=True)])
+    return json.loads(tokenizer.to_str())
+
+
+def wordpiece_file() -> dict[str, Any]:
+    written = json.loads(Pair(subword_vocabulary(), special()).reference.to_str())
+    written["model"] = {**written["model"], "max_input_chars_per_word": 3, "continuing_subword_prefix": "@"}
+    return {**written, "normalizer": None}
+
+
+@pytest.mark.parametrize("processor", [None, "other"])
+@pytest.mark.parametrize(
+    ("kind", "model_type", "settings"),
+    [
+        ("XLMRobertaTokenizer", "xlm-roberta", {}),
+        ("XLMRobertaTokenizer", "xlm-roberta", {"bos_token": "</s>", "add_prefix_space": False}),
+        (None, "xlm-roberta", {}),
+        ("CamembertTokenizer", "camembert", {}),
+        (None, "camembert", {}),
+        ("AlbertTokenizer", "albert", {}),
+        ("AlbertTokenizer", "albert", {"do_lower_case": False, "keep_accents": True}),
+        (None, "albert", {}),
+        ("RobertaTokenizer", "roberta", {}),
+        ("BartTokenizer", "roberta", {"cls_token": "<mask>"}),
+        ("GPT2Tokenizer", "roberta", {}),
+        ("BertTokenizer", "bert", {}),
+        ("BertTokenizer", "bert", {"cls_token": "[MASK]", "unk_token": "[PAD]"}),
+        ("PreTrainedTokenizerFast", "xlm-roberta", {}),
+    ],
+)
+def test_what_a_class_builds_anew_against_transformers(
+    tmp_path: Path, kind: str | None, model_type: str, settings: dict[str, Any], processor: str | None
+) -> None:
+    """Of tokenizer.json it takes the vocabulary: not another normalizer, pre-tokenizer or post-processor."""
+    transformers = pytest.importorskip("transformers")
+    files = {"roberta": byte_level_file, "bert": wordpiece_file}
+    written = files.get(model_type, unigram_file)()
+    if processor is not None:
+        mask, i = ("[MASK]", 4) if model_type == "bert" else ("<mask>", 4)
+        processing = processors.TemplateProcessing(
+            single=f"{mask} $A", pair=f"{mask} $A {mask} $B", special_tokens=[(mask, i)]
+        )
+        written["post_processor"] = json.loads(processing.__getstate__())
+    named = {**settings, **({"tokenizer_class": kind} if kind else {})}
+    write(tmp_path, written, tokenizer_config=named, config={"model_type": model_type})
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["ab c", "ab  c \n", "", " a", "T``é''", "The library of Congress", "x\u3000y", "\u2581a"]
+    loaded = load_tokenizer(tmp_path)
+    found = [[*loaded.prefix_ids, *ids, *loaded.suffix_ids] for ids in loaded.encode_batch(texts)]
+    assert found == [expected(text)["input_ids"] for text in texts]
+    pair = read_pair_template(tmp_path, loaded)
+    first, second = loaded.encode_batch(["ab", "c"])
+    whole = [*pair.before, *first, *pair.between, *second, *pair.behind]
+    assert whole == expected("ab", "c")["input_ids"]
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_special_tokens_map_against_transformers(tmp_path: Path, newer: bool) -> None:
+    """It counts for more than tokenizer_config.json, unless that lists the added tokens."""
+    transformers = pytest.importorskip("transformers")
+    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "cls_token": "[MASK]"}
+    if newer:
+        settings["added_tokens_decoder"] = {"4": {"content": "[MASK]", "special": True}}
+    write(tmp_path, wordpiece_file(), tokenizer_config=settings, special_tokens_map={"cls_token": "[PAD]"})
+    loaded = load_tokenizer(tmp_path)
+    around = [*loaded.prefix_ids, *loaded.encode_batch(["a"])[0], *loaded.suffix_ids]
+    assert around == transformers.AutoTokenizer.from_pretrained(tmp_path)("a")["input_ids"]
+
+
+def test_token_types_of_a_single_text(tmp_path: Path) -> None:
+    processing = processors.TemplateProcessing(
+        single="[CLS] $A:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    written = {**wordpiece_file(), "post_processor": json.loads(processing.__getstate__())}
+    typed = {"model_input_names": ["input_ids", "token_type_ids"]}
+    for config in (
+        {},
+        {**typed, "tokenizer_class": "BertTokenizer"},
+    ):  # without types; with those of the class
+        write(tmp_path, written, tokenizer_config=config)
+        assert load_tokenizer(tmp_path).suffix_ids == (3,)
+    write(tmp_path, written, tokenizer_config=typed)
+    assert load_tokenizer(tmp_path, static=True).suffix_ids == (3,)
+    with pytest.raises(
+        ValueError, match=r"tokenizer.json: the post-processor gives a single text the token type 1"
+    ):
+        load_tokenizer(tmp_path)
