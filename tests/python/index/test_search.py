@@ -115,7 +115,7 @@ def test_the_connection_reads_nothing_but_documents_for_a_condition(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = index.generation.segments[0].documents
-    monkeypatch.setattr("embedkit.index.storage.document_store.compile_where", lambda where: where)
+    monkeypatch.setattr("embedkit.index.storage.document_store.compile_where", lambda where, **_: where)
     for sql in ("1) UNION SELECT sql FROM sqlite_schema WHERE (1", "row IN (SELECT rows FROM words)"):
         with pytest.raises(ValueError, match=r"prohibited|not authorized|vtable constructor failed"):
             reader.select(sql)
