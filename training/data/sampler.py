@@ -1,8 +1,8 @@
 """The order of batches: shuffled, bucketed by length, from one or several tasks, deterministic.
 
 A sampler is a plain iterable of lists of indices, for the ``batch_sampler`` of a torch DataLoader. Its batches
-depend only on the seed, the epoch and the lengths of the data: a run resumes exactly by setting the epoch and
-skipping the batches it has seen, and the global batches do not depend on the number of processes.
+depend only on the seed, the epoch, the lengths of the data and, where shares must come out equal, the number of
+processes: a run resumes exactly by setting the epoch and skipping the batches it has seen.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class TaskSampler:
     then the batches are shuffled. With ``batch_tokens``, batches have about as many tokens each, and so fewer texts the
     longer they are.
 
-    With several processes, each global batch is split into equal contiguous shares, one per process. To make
-    the shares of a partial batch equal as well, up to ``world_size - 1`` random indices are dropped in such a pass.
+    With several processes, each global batch is split into equal contiguous shares, one per process, so that the
+    batches are those of a single process. Only two things depend on the number of processes: up to ``world_size - 1``
+    random indices are dropped in a pass whose last batch is partial, and with ``batch_tokens``, batches are cut at
+    multiples of ``world_size`` examples.
 
     A schedule determines how many batches of each task an epoch has (its quota) and their order:
 
