@@ -21,7 +21,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -38,7 +39,16 @@ from .linear_map import LinearMap, fit, sample_distinct
 from .mine import mine
 from .whole_file import write_array, write_whole
 
-__all__ = ["STORAGES", "Reading", "TeacherOptions", "Teachers", "VectorStore", "encode_prompted"]
+__all__ = [
+    "STORAGES",
+    "Reading",
+    "TeacherOptions",
+    "Teachers",
+    "VectorStore",
+    "encode_prompted",
+    "stacked",
+    "variance_scale",
+]
 
 STORAGES = ("float16", "float32")
 _LOG = logging.getLogger("embedkit")
@@ -124,6 +134,29 @@ def encode_prompted(encoder: Encoder, texts: Sequence[str], teacher: TeacherOpti
     return vectors
 
 
+def stacked(
+    columns: Sequence[Callable[[slice], npt.NDArray[Any]]], count: int, folder: Path
+) -> npt.NDArray[Any]:
+    """``count`` rows of several columns of vectors, (count, columns, dimension), in a file without a name.
+
+    Args:
+        columns: each gives the vectors of a slice of the rows, (n, dimension).
+        count: 1 or more.
+        folder: where the file lies; the array is mapped read-only.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for start in range(0, count, _CHUNK):
+            block = np.stack([column(slice(start, start + _CHUNK)) for column in columns], axis=1)
+            file.write(block.tobytes())
+        file.flush()
+        return np.memmap(file, block.dtype, "r", shape=(count, *block.shape[1:]))
+
+
+def variance_scale(vectors: npt.NDArray[Any], weight: float) -> float:
+    """What to multiply a teacher's unit vectors (n, dimension) by, so that their standard deviation is ``weight``."""
+    return weight / math.sqrt(float(vectors.var(0).sum()))
+
+
 class VectorStore:
     """Vectors of texts on disk, keyed by the texts' hashes; missing ones are encoded and added.
 
@@ -206,6 +239,14 @@ class VectorStore:
             here = block_of == block
             vectors[here] = self._blocks[block][rows[here] - self._starts[block]]
         return vectors
+
+    def stacked(self, columns: Sequence[Sequence[str]], folder: Path) -> npt.NDArray[Any]:
+        """The vectors of several columns of texts, (texts of a column, columns, dimension), see `stacked`."""
+
+        def reader(rows: Rows) -> Callable[[slice], npt.NDArray[Any]]:
+            return lambda part: self.read(rows[part])
+
+        return stacked([reader(self.rows(column)) for column in columns], len(columns[0]), folder)
 
     def _missing(self, texts: Sequence[str]) -> Sequence[str]:
         keys = text_keys(texts)
@@ -346,7 +387,7 @@ class Teachers:
         for store, weight in zip(self._stores, self._weights, strict=True):
             columns = slice(start, start := start + store.dimension)
             if weight is not None:
-                scales[columns] = weight / math.sqrt(vectors[:, columns].var(0).sum())
+                scales[columns] = variance_scale(vectors[:, columns], weight)
         fitted = fit(vectors * scales, dimension, center=center)
         return LinearMap(fitted.weight * scales[:, None], fitted.mean / scales)
 
