@@ -14,7 +14,7 @@ from ..data.readers import Table
 from ..model import SentenceModel
 from .base import Arrays
 from .teachers import teacher_outputs
-from .vector_loss import VectorLoss, VectorOptions, negative_fields
+from .vector_loss import VectorLoss, VectorOptions, check_negatives, negative_fields
 
 __all__ = ["TripletDistillation", "TripletDistillationOptions", "dot_scores"]
 
@@ -43,8 +43,7 @@ class TripletDistillationOptions(VectorOptions):
         super().__post_init__()
         if not self.teacher:
             raise ValueError("objective.teacher is missing; name a cross-encoder")
-        if self.negatives < 1:
-            raise ValueError(f"objective.negatives must be positive, not {self.negatives}")
+        check_negatives(self.negatives)
 
 
 class TripletDistillation(VectorLoss):

@@ -23,6 +23,7 @@ from embedkit.training.objectives.simcse import SimCseOptions
 from embedkit.training.objectives.symmetric import Symmetric
 from embedkit.training.objectives.triplet_distillation import TripletDistillationOptions, dot_scores
 from embedkit.training.objectives.vector_loss import ScoredPairsOptions, VectorLoss
+from embedkit.training.teacher import TeacherOptions
 from embedkit.training.trainer import train
 from objective_fixtures import losses, make_recipe, sts_source, write_sts
 from torch import Tensor, nn
@@ -215,3 +216,12 @@ def test_refusals() -> None:
         DistillKlOptions(teacher="t", temperature=0)
     with pytest.raises(ValueError, match="scale must be positive"):
         ScoredPairsOptions(scale=0)
+    guide = TeacherOptions("unused")
+    for options in (
+        lambda: GistOptions(guide=guide, negatives=2),
+        lambda: SimCseOptions(hard_negatives=False, negatives=2),
+    ):
+        with pytest.raises(
+            ValueError, match=r"objective\.negatives is 2, but objective\.hard_negatives is false"
+        ):
+            options()
