@@ -60,11 +60,11 @@ class TripletDistillation(VectorLoss):
         self.fields = ("anchor", "positive", *negative_fields(options.negatives))
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The teacher's logits: `teacher_outputs` are their sigmoid."""
+        """The teacher's logits."""
         scores = []
         for field in self.fields[1:]:
             pairs = Table({"text1": table.texts("anchor"), "text2": table.texts(field)})
-            found = teacher_outputs(self.options.teacher, pairs, self.options.teacher_max_length, cache)
-            p = found[:, 0].astype(np.float64).clip(1e-7, 1 - 1e-7)
-            scores.append(np.log(p / (1 - p)))
-        return {"scores": np.stack(scores, axis=1).astype(np.float32)}
+            scores.append(
+                teacher_outputs(self.options.teacher, pairs, self.options.teacher_max_length, cache)
+            )
+        return {"scores": np.concatenate(scores, axis=1)}
