@@ -38,6 +38,8 @@ class Batches:
             batch_sampler=self.sampler,
             collate_fn=self.examples.batch,
             num_workers=self.workers,
+            # workers read the model's tokenizer and the mapped ids of this process, which cannot be sent to another
+            multiprocessing_context="fork" if self.workers else None,
         )
 
 

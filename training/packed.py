@@ -19,9 +19,27 @@ from torch import Tensor
 
 from .dropout import dropout as drop
 
-__all__ = ["NAME", "Block", "Grid", "blocks_of", "grid_of", "pad", "register", "supports"]
+__all__ = ["FAMILIES", "NAME", "Block", "Grid", "blocks_of", "grid_of", "pad", "register", "supports"]
 
 NAME = "embedkit_packed"
+# Families whose token vectors were compared with those of single texts. In others, more than the attention may see
+# neighboring tokens or the mask: MobileBERT joins the embeddings of neighbors, ESM scales embeddings by the mask.
+FAMILIES = frozenset(
+    {
+        *(
+            "albert",
+            "bert",
+            "bert-generation",
+            "camembert",
+            "data2vec-text",
+            "distilbert",
+            "electra",
+            "ernie",
+        ),
+        *("eurobert", "jina_embeddings_v3", "nomic_bert", "roberta", "roberta-prelayernorm", "xlm-roberta"),
+        "xlm-roberta-xl",
+    }
+)
 _PLAIN = 256  # tokens up to which products and a softmax are the faster attention in bfloat16 on a CPU
 
 Lengths = npt.NDArray[np.integer[Any]]
@@ -196,11 +214,13 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def supports(model: Any) -> bool:
-    """Whether a transformers model lets its attention be replaced by this one.
+    """Whether a transformers model lets its attention be replaced by this one, and is of one of the `FAMILIES`.
 
     4.48's BERT, MPNet and RoFormer do not. Those of models with a causal mask, a window or shared keys would be
     replaced by something else: here every token attends to all tokens of its text, each head with its own keys.
     """
+    if getattr(model.config, "model_type", None) not in FAMILIES:
+        return False
     if not getattr(model, "_supports_attention_backend", False) or _registry() is None:
         return False
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])

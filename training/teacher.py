@@ -47,6 +47,7 @@ __all__ = [
     "VectorStore",
     "by_example",
     "encode_prompted",
+    "variance_scale",
 ]
 
 STORAGES = ("float16", "float32")
@@ -131,6 +132,11 @@ def encode_prompted(encoder: Encoder, texts: Sequence[str], teacher: TeacherOpti
     for prompt, rows, cut in teacher.reading.groups(texts):
         vectors[rows] = encoder.encode([texts[row][cut:] for row in rows.tolist()], prompt=prompt)
     return vectors
+
+
+def variance_scale(vectors: npt.NDArray[Any], weight: float) -> float:
+    """What to multiply a teacher's unit vectors (n, dimension) by, so that their standard deviation is ``weight``."""
+    return weight / math.sqrt(float(vectors.var(0).sum()))
 
 
 class VectorStore:
@@ -360,7 +366,7 @@ class Teachers:
         for store, weight in zip(self._stores, self._weights, strict=True):
             columns = slice(start, start := start + store.dimension)
             if weight is not None:
-                scales[columns] = weight / math.sqrt(vectors[:, columns].var(0).sum())
+                scales[columns] = variance_scale(vectors[:, columns], weight)
         fitted = fit(vectors * scales, dimension, center=center)
         return LinearMap(fitted.weight * scales[:, None], fitted.mean / scales)
 

@@ -1,8 +1,8 @@
 """The order of batches: shuffled, bucketed by length, from one or several tasks, deterministic.
 
 A sampler is a plain iterable of lists of indices, for the ``batch_sampler`` of a torch DataLoader. Its batches
-depend only on the seed, the epoch and the lengths of the data: a run resumes exactly by setting the epoch and
-skipping the batches it has seen, and the global batches do not depend on the number of processes.
+depend only on the seed, the epoch, the lengths of the data and, where shares must come out equal, the number of
+processes: a run resumes exactly by setting the epoch and skipping the batches it has seen.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+from .spread import spread_repeated
 
 __all__ = [
     "Schedule",
@@ -56,8 +58,10 @@ class TaskSampler:
     then the batches are shuffled. With ``batch_tokens``, batches have about as many tokens each, and so fewer texts the
     longer they are.
 
-    With several processes, each global batch is split into equal contiguous shares, one per process. To make
-    the shares of a partial batch equal as well, up to ``world_size - 1`` random indices are dropped in such a pass.
+    With several processes, each global batch is split into equal contiguous shares, one per process, so that the
+    batches are those of a single process. Only two things depend on the number of processes: up to ``world_size - 1``
+    random indices are dropped in a pass whose last batch is partial, and with ``batch_tokens``, batches are cut at
+    multiples of ``world_size`` examples.
 
     A schedule determines how many batches of each task an epoch has (its quota) and their order:
 
@@ -312,7 +316,7 @@ class _Plan:
             block = drawn[start : start + span]
             block = block[np.argsort(-self.lengths[rows.indices[block]], kind="stable")]
             if rows.texts is not None:
-                block = _spread_repeated(block, rows.texts, self.batch_size)
+                block = spread_repeated(block, rows.texts, self.batch_size)
             block = rows.indices[block]
             batches += [block[at : at + self.batch_size] for at in range(0, len(block), self.batch_size)]
         return [batches[i] for i in random.permutation(len(batches))]
@@ -367,48 +371,6 @@ def _rows(given: Sequence[int] | Indices | TaskRows) -> _Rows:
         weights = weights / weights.sum()
     draws = len(indices) if given.draws is None or weights is None else given.draws
     return _Rows(indices, weights, draws, given.texts)
-
-
-def _spread_repeated(block: Indices, texts: npt.NDArray[np.integer[Any]], batch_size: int) -> Indices:
-    """The block in an order in which no run of ``batch_size`` examples holds a text twice, as far as possible.
-
-    Each example goes, in order, to the first batch that has room and none of its texts. What fits nowhere then takes
-    the place of an example that fits elsewhere; only texts in more examples than there are batches are repeated.
-    """
-    count = -(-len(block) // batch_size)
-    own = {example: frozenset(texts[example].tolist()) for example in block.tolist()}
-    room = [min(batch_size, len(block) - at * batch_size) for at in range(count)]
-    batches: list[list[int]] = [[] for _ in range(count)]
-    seen: list[set[int]] = [set() for _ in range(count)]
-
-    def put(example: int, at: int) -> None:
-        batches[at].append(example)
-        seen[at] |= own[example]
-
-    first, left = 0, []
-    for example in block.tolist():
-        place = (i for i in range(first, count) if len(batches[i]) < room[i] and not own[example] & seen[i])
-        if (at := next(place, None)) is None:
-            left.append(example)
-        else:
-            put(example, at)
-        while first < count and len(batches[first]) == room[first]:
-            first += 1
-    for example in left:
-        free = next(i for i in range(count) if len(batches[i]) < room[i])
-        for at in range(count):
-            shared = [other for other in batches[at] if own[other] & own[example]]
-            movable = shared if len(shared) == 1 else batches[at] if not shared else []
-            moved = next((other for other in movable if not own[other] & seen[free]), None)
-            if at != free and moved is not None:
-                batches[at].remove(moved)
-                seen[at] = set().union(*(own[other] for other in batches[at]))
-                put(moved, free)
-                put(example, at)
-                break
-        else:
-            put(example, free)
-    return np.array([example for batch in batches for example in batch], np.int64)
 
 
 def _rounded(expected: npt.NDArray[np.float64]) -> Indices:

@@ -74,6 +74,10 @@ class DistillOptions:
         """Check what a recipe does not."""
         if self.index_precision not in ("int6", "int8", "fp32"):
             raise ValueError(f"index_precision must be int6, int8 or fp32, not {self.index_precision!r}")
+        if "held_out" in self.evaluation.get("dev", {}):
+            raise ValueError(
+                "evaluation.dev.held_out is the name of the texts that are held out; choose another"
+            )
 
     def teachers(self, paths: Sequence[str]) -> list[TeacherOptions]:
         """The teachers, each with its prompt and weight.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ...encoder import Encoder
 from ..recipe import Recipe
-from ..teacher import TeacherOptions, encode_prompted
+from ..teacher import TeacherOptions, encode_prompted, variance_scale
 from ..whole_file import write_text
 from .options import DistillOptions
 
@@ -54,8 +54,8 @@ def compare(
 ) -> dict[str, Any]:
     """Quality, speed and size of the teachers, and of the student in fp32 and int8 and at each prefix.
 
-    The quality of the teachers is that of their joined vectors, to which the student is compared; without their mean
-    if the student learns them so.
+    The quality of the teachers is that of their joined vectors, to which the student is compared: weighted, and
+    without their mean, as the student learns them.
     """
     texts = list(held)
     rows: dict[str, dict[str, Any]] = {}
@@ -63,7 +63,8 @@ def compare(
     for label, teacher in zip(labels([one.path for one in teachers]), teachers, strict=True):
         with Encoder(teacher.path, precision=teacher.precision) as encoder:
             vectors = encode_prompted(encoder, texts, teacher)
-            joined.append(_unit(vectors))
+            units = _unit(vectors)
+            joined.append(units if teacher.weight is None else units * variance_scale(units, teacher.weight))
             cost = _cost(encoder, teacher.path, texts)
             rows[label] = {**cost, "dimension": vectors.shape[1]}
     both = np.concatenate(joined, axis=1)
@@ -76,10 +77,11 @@ def compare(
                 "dimension": vectors.shape[1],
                 **agreement(both, _unit(vectors)),
             }
-    rows["student, int8, stored in int8"] = {
-        "dimension": vectors.shape[1],
-        **agreement(both, _unit(_in_bytes(vectors))),
-    }
+    if options.index_precision != "fp32":
+        rows[f"student, int8, stored in {options.index_precision}"] = {
+            "dimension": vectors.shape[1],
+            **agreement(both, _unit(_in_codes(vectors, {"int8": 8, "int6": 6}[options.index_precision]))),
+        }
     for width in options.nested():  # of the int8 student
         rows[f"student, int8, first {width}"] = {
             "dimension": width,
@@ -105,10 +107,10 @@ def write_report(output: Path, recipe: Recipe, report: Mapping[str, Any]) -> Non
     write_text(output / "report.json", json.dumps(report, indent=2) + "\n")
 
 
-def _in_bytes(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """What a byte a column, as an index stores it, says of the vectors."""
+def _in_codes(vectors: npt.NDArray[Any], bits: int) -> npt.NDArray[np.float32]:
+    """What so many bits a column, as an index stores them, say of the vectors."""
     low, high = vectors.min(0), vectors.max(0)
-    step = np.maximum(high - low, 1e-12) / 255
+    step = np.maximum(high - low, 1e-12) / (2**bits - 1)
     return np.asarray(low + np.rint((vectors - low) / step) * step, np.float32)
 
 

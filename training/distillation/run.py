@@ -211,7 +211,12 @@ def _recipe(
     sources: list[Mapping[str, Any]] = [
         {"path": str(path.resolve()), "columns": {"text": "text"}} for path in files
     ]
-    evaluation = {"dev": {"held_out": sources[1]}, "select": "held_out_cosine", **options.evaluation}
+    given = options.evaluation
+    evaluation = {
+        "select": "held_out_cosine",
+        **given,
+        "dev": {"held_out": sources[1], **given.get("dev", {})},
+    }
     return recipe_of(
         {
             "description": f"A student of {' and '.join(Path(one.path).name for one in teachers)}",

@@ -138,6 +138,14 @@ class PairClassifier(nn.Module):
         Returns:
             (n, classes) probabilities; of a regression (n, 1), 0 to 1.
         """
+        logits = torch.from_numpy(self.logits(texts1, texts2, batch_tokens))
+        found: npt.NDArray[np.float32] = probabilities(logits).numpy()
+        return found
+
+    def logits(
+        self, texts1: Sequence[str], texts2: Sequence[str], batch_tokens: int = 4096
+    ) -> npt.NDArray[np.float32]:
+        """The logits (n, classes) of which `predict` makes probabilities."""
         if len(texts1) != len(texts2):
             raise ValueError(f"{len(texts1)} first texts and {len(texts2)} second texts cannot be paired")
         store = TextStore(self.tokenizer_folder, [*texts1, *texts2], self.options.max_length)
@@ -147,8 +155,7 @@ class PairClassifier(nn.Module):
         with inference(self) as device:
             for rows in by_length(lengths, batch_tokens):
                 batch = pack_pairs(store, pairs[rows])
-                logits = self(**{name: value.to(device) for name, value in batch.items()})
-                found[rows] = probabilities(logits).cpu().numpy()
+                found[rows] = self(**{name: value.to(device) for name, value in batch.items()}).cpu().numpy()
         return found
 
     def save(self, folder: Path) -> None:

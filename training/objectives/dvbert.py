@@ -33,6 +33,7 @@ from torch.nn import functional
 from ..data.readers import Table
 from ..model import SentenceModel
 from .base import Arrays, Objective, accuracy, check_choice, check_labels, class_names, spearman
+from .cross_encoder import probabilities
 from .sbert import CONCATENATIONS, feature_size, features
 from .teachers import teacher_outputs
 
@@ -135,8 +136,8 @@ class DvBert(Objective):
         arrays = super().prepare(task, table, cache)
         if self.options.teachers and self.is_training(table):
             length = self.encoder.options.max_length
-            outputs = [teacher_outputs(path, table, length, cache) for path in self.options.teachers]
-            arrays["teachers"] = np.stack(outputs, 1)
+            logits = [teacher_outputs(path, table, length, cache) for path in self.options.teachers]
+            arrays["teachers"] = probabilities(torch.from_numpy(np.stack(logits, 1))).numpy()
         return arrays
 
     def forward(

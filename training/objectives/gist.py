@@ -28,7 +28,7 @@ from ..data.texts import Chain
 from ..model import SentenceModel
 from ..teacher import TeacherOptions, VectorStore
 from .base import Arrays, first_row, gather
-from .vector_loss import VectorLoss, VectorOptions, negative_fields
+from .vector_loss import VectorLoss, VectorOptions, check_negatives, negative_fields
 
 __all__ = ["Gist", "GistOptions", "guided_loss"]
 
@@ -93,8 +93,7 @@ class GistOptions(VectorOptions):
             raise ValueError("objective.guide is missing; name a model: {path: FOLDER}")
         if self.temperature <= 0:
             raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
-        if self.negatives < 1:
-            raise ValueError(f"objective.negatives must be positive, not {self.negatives}")
+        check_negatives(self.negatives, self.hard_negatives)
 
 
 class Gist(VectorLoss):

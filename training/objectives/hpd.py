@@ -111,7 +111,7 @@ class HpdOptions:
         projective: weight of the projective loss; 0 with ``similarity`` lets the student choose its directions.
         teacher_dimension: d of h_t, None for the student's; another needs ``projective: 0``.
         matryoshka: dimensions to which the vectors can be truncated: `similarity_loss` is the mean over them and all;
-            with ``reduction: cosine``, both losses are weighted sums over them and all.
+            with ``reduction: cosine``, both losses are weighted sums over them and all. It needs one of the two.
     """
 
     teachers: list[TeacherOptions]
@@ -144,6 +144,11 @@ class HpdOptions:
         if self.projective and self.teacher_dimension is not None:
             raise ValueError("objective.teacher_dimension needs objective.projective to be 0")
         check_matryoshka(self.matryoshka)
+        if self.matryoshka and self.reduction != "cosine" and not self.similarity:
+            raise ValueError(
+                f"objective.matryoshka has no effect on the projective loss with objective.reduction "
+                f"{self.reduction}: set objective.reduction to cosine, or objective.similarity, or remove it"
+            )
         check_choice("storage", self.storage, STORAGES)
         check_choice("start", self.start, _STARTS)
         if self.start == "least_squares" and self.teacher_dimension is not None:

@@ -25,7 +25,7 @@ from torch.nn import functional
 from ..data.readers import Table
 from ..model import SentenceModel
 from .base import first_row, gather
-from .vector_loss import VectorLoss, VectorOptions, negative_fields
+from .vector_loss import VectorLoss, VectorOptions, check_negatives, negative_fields
 
 __all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
 
@@ -67,8 +67,7 @@ class SimCseOptions(VectorOptions):
         super().__post_init__()
         if self.temperature <= 0:
             raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
-        if self.negatives < 1:
-            raise ValueError(f"objective.negatives must be positive, not {self.negatives}")
+        check_negatives(self.negatives, self.hard_negatives)
 
 
 class SimCse(VectorLoss):

@@ -20,7 +20,7 @@ from ...model_folder.tokenizer_files import TOKENIZER_FILES
 from ..data.readers import Table
 from ..model import ModelOptions, transformer_folder
 from ..whole_file import write_array
-from .cross_encoder import PairClassifier, probabilities
+from .cross_encoder import PairClassifier
 
 __all__ = ["teacher_outputs"]
 
@@ -29,7 +29,7 @@ _CHUNK = 4096  # pairs per file: the most that a stopped run loses
 
 
 def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> npt.NDArray[np.float32]:
-    """`PairClassifier.predict` of a teacher for ``text1`` and ``text2`` of a table: (n, classes).
+    """`PairClassifier.logits` of a teacher for ``text1`` and ``text2`` of a table: (n, classes).
 
     The compiled core runs the teacher if it can, otherwise torch.
 
@@ -42,7 +42,7 @@ def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> np
         ValueError: it is not a cross-encoder, or was trained on other classes than the table's.
     """
     first, second = table.texts("text1"), table.texts("text2")
-    folder = cache / f"teacher-{_key(transformer_folder(path), first, second, max_length)}"
+    folder = cache / f"logits-{_key(transformer_folder(path), first, second, max_length)}"
     folder.mkdir(parents=True, exist_ok=True)
     starts = range(0, len(first), _CHUNK)
     files = [folder / f"{start:09d}.npy" for start in starts]
@@ -52,7 +52,7 @@ def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> np
         for number in [*range(ahead, len(files)), *range(ahead)]:
             if not files[number].is_file():
                 part = slice(starts[number], starts[number] + _CHUNK)
-                write_array(files[number], teacher.predict(first[part], second[part]))
+                write_array(files[number], teacher.logits(first[part], second[part]))
                 _LOG.info("%s: %s of %s pairs", path, f"{min(part.stop, len(first)):,}", f"{len(first):,}")
     return np.concatenate([np.load(file) for file in files])
 
@@ -61,7 +61,7 @@ class _Teacher(Protocol):
     @property
     def labels(self) -> Sequence[str]: ...
 
-    def predict(self, texts1: Sequence[str], texts2: Sequence[str], /) -> npt.NDArray[np.float32]: ...
+    def logits(self, texts1: Sequence[str], texts2: Sequence[str], /) -> npt.NDArray[np.float32]: ...
 
 
 class _CoreTeacher:
@@ -77,12 +77,9 @@ class _CoreTeacher:
         )
         self.labels = self._model.labels
 
-    def predict(self, texts1: Sequence[str], texts2: Sequence[str], /) -> npt.NDArray[np.float32]:
-        logits = self._model.predict(list(zip(texts1, texts2, strict=True)))
-        found: npt.NDArray[np.float32] = probabilities(
-            torch.from_numpy(logits.reshape(len(texts1), len(self.labels)))
-        ).numpy()
-        return found
+    def logits(self, texts1: Sequence[str], texts2: Sequence[str], /) -> npt.NDArray[np.float32]:
+        found = self._model.predict(list(zip(texts1, texts2, strict=True)))
+        return found.reshape(len(texts1), len(self.labels))
 
 
 def _load(path: str, table: Table, max_length: int) -> _Teacher:

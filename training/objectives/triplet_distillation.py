@@ -14,7 +14,7 @@ from ..data.readers import Table
 from ..model import SentenceModel
 from .base import Arrays
 from .teachers import teacher_outputs
-from .vector_loss import VectorLoss, VectorOptions, negative_fields
+from .vector_loss import VectorLoss, VectorOptions, check_negatives, negative_fields
 
 __all__ = ["TripletDistillation", "TripletDistillationOptions", "dot_scores"]
 
@@ -43,8 +43,7 @@ class TripletDistillationOptions(VectorOptions):
         super().__post_init__()
         if not self.teacher:
             raise ValueError("objective.teacher is missing; name a cross-encoder")
-        if self.negatives < 1:
-            raise ValueError(f"objective.negatives must be positive, not {self.negatives}")
+        check_negatives(self.negatives)
 
 
 class TripletDistillation(VectorLoss):
@@ -61,13 +60,13 @@ class TripletDistillation(VectorLoss):
         self.fields = ("anchor", "positive", *negative_fields(options.negatives))
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
-        """The teacher's logits: `teacher_outputs` are their sigmoid. Of dev data, whose scores need none, nothing."""
+        """The teacher's logits. Of dev data, whose scores need none, nothing."""
         if not self.is_training(table):
             return {}
         scores = []
         for field in self.fields[1:]:
             pairs = Table({"text1": table.texts("anchor"), "text2": table.texts(field)})
-            found = teacher_outputs(self.options.teacher, pairs, self.options.teacher_max_length, cache)
-            p = found[:, 0].astype(np.float64).clip(1e-7, 1 - 1e-7)
-            scores.append(np.log(p / (1 - p)))
-        return {"scores": np.stack(scores, axis=1).astype(np.float32)}
+            scores.append(
+                teacher_outputs(self.options.teacher, pairs, self.options.teacher_max_length, cache)
+            )
+        return {"scores": np.concatenate(scores, axis=1)}

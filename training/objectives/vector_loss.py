@@ -15,7 +15,29 @@ from ..data.readers import Table
 from ..model import SentenceModel
 from .base import Arrays, Objective, check_matryoshka, check_scores, spearman
 
-__all__ = ["ScoredPairs", "ScoredPairsOptions", "VectorLoss", "VectorOptions", "negative_fields"]
+__all__ = [
+    "ScoredPairs",
+    "ScoredPairsOptions",
+    "VectorLoss",
+    "VectorOptions",
+    "check_negatives",
+    "negative_fields",
+]
+
+
+def check_negatives(count: int, hard_negatives: bool = True) -> None:
+    """Check the options ``negatives`` and ``hard_negatives`` of an objective.
+
+    Raises:
+        ValueError: the number is not positive, or it is given while there are no hard negatives.
+    """
+    if count < 1:
+        raise ValueError(f"objective.negatives must be positive, not {count}")
+    if count > 1 and not hard_negatives:
+        raise ValueError(
+            f"objective.negatives is {count}, but objective.hard_negatives is false: set it to true, or remove "
+            "objective.negatives"
+        )
 
 
 def negative_fields(count: int) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("sklearn")
 
 from embedkit.training import DistillOptions, distill
 from embedkit.training.cli import main
+from embedkit.training.distillation import report as report_module
 from embedkit.training.distillation import run as distill_run
 from embedkit.training.distillation.report import agreement, labels
 from embedkit.training.distillation.start import candidates, choose_layers, explained
@@ -303,6 +305,62 @@ def test_a_student_of_two_teachers_from_the_command_line(
     ] == [(1.0, "query: ", 5), (1.6, "", 5)]
     assert recipe["objective"]["center"]
     assert Encoder(tmp_path / "out" / "model").describe()["index_precision"] == "fp32"
+
+
+class Told:
+    """An encoder whose vectors are given; a text is the number of its row."""
+
+    vectors: ClassVar[dict[str, np.ndarray]] = {}
+
+    def __init__(self, path: str | Path, precision: str = "auto") -> None:
+        self._name = Path(path).name
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def get_embedding_dimension(self) -> int:
+        return self.vectors[self._name].shape[1]
+
+    def encode(self, texts: Sequence[str], prompt: str = "") -> np.ndarray:
+        return self.vectors[self._name][[int(text) for text in texts]]
+
+    def describe(self) -> dict[str, str]:
+        return {"path": "unused"}
+
+
+def test_the_report_weighs_teachers_as_the_student_learns_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    better, other = (random.normal(size=(60, 8)).astype(np.float32) for _ in range(2))
+    student = better / np.linalg.norm(better, axis=1, keepdims=True)
+    monkeypatch.setattr(Told, "vectors", {"a": 7 * better, "b": other, "float": student, "model": student})
+    monkeypatch.setattr(report_module, "Encoder", Told)
+    texts = [str(i) for i in range(60)]
+    stored = {}
+    for precision in ("fp32", "int8", "int6"):
+        options = DistillOptions(teacher_weights=[1.0, 0.01], index_precision=precision, prefixes=[])
+        rows = report_module.compare(options.teachers(["a", "b"]), options, tmp_path, texts)["rows"]
+        assert rows["student, fp32"]["spearman"] > 99.9
+        stored |= {name: row["spearman"] for name, row in rows.items() if "stored" in name}
+    assert list(stored) == ["student, int8, stored in int8", "student, int8, stored in int6"]
+    assert 99 < stored["student, int8, stored in int6"] < stored["student, int8, stored in int8"]
+    equal = DistillOptions(prefixes=[])
+    rows = report_module.compare(equal.teachers(["a", "b"]), equal, tmp_path, texts)["rows"]
+    assert rows["student, fp32"]["spearman"] < 90
+
+
+def test_further_dev_sets_stand_beside_the_texts_that_were_held_out() -> None:
+    options = DistillOptions(evaluation={"dev": {"mine": {"path": "mine.jsonl"}}})
+    files = Path("texts.jsonl"), Path("held_out.jsonl")
+    recipe = distill_run._recipe(options.teachers(["a"]), options, [0], files, name="student")
+    assert list(recipe.evaluation.dev) == ["held_out", "mine"]
+    assert recipe.evaluation.select == "held_out_cosine"
+    with pytest.raises(ValueError, match=r"evaluation\.dev\.held_out is the name of"):
+        DistillOptions(evaluation={"dev": {"held_out": {"path": "mine.jsonl"}}})
 
 
 def test_wrong_input_is_named(

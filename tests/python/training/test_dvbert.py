@@ -122,7 +122,7 @@ def test_teachers_run_once_and_a_stopped_run_resumes(
     make_model: Callable[..., Path], tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_teacher(make_model(), tmp_path / "teacher", NLI)
-    expected = PairClassifier.load(ModelOptions(str(path), max_length=32)).predict(
+    expected = PairClassifier.load(ModelOptions(str(path), max_length=32)).logits(
         table.texts("text1"), table.texts("text2")
     )
     monkeypatch.setattr(teachers_module, "_CHUNK", 8)
@@ -142,7 +142,7 @@ def test_teachers_run_once_and_a_stopped_run_resumes(
     whole = True
     found = teacher_outputs(str(path), table, 32, tmp_path / "cache")
     assert sorted(asked) == [4, 8, 8]
-    np.testing.assert_allclose(found, expected, atol=1e-5)  # the core and torch round differently
+    np.testing.assert_allclose(found, expected, atol=1e-4)  # the core and torch round differently
     np.testing.assert_array_equal(teacher_outputs(str(path), table, 32, tmp_path / "cache"), found)
     assert len(asked) == 3
     teacher_outputs(str(path), table, 31, tmp_path / "cache")
@@ -159,7 +159,7 @@ def test_torch_runs_the_teachers_that_the_core_does_not(
     (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     monkeypatch.setattr(CrossEncoder, "predict", None)
     found = teacher_outputs(str(path), table, 32, tmp_path / "cache")
-    expected = PairClassifier.load(ModelOptions(str(path), max_length=32)).predict(
+    expected = PairClassifier.load(ModelOptions(str(path), max_length=32)).logits(
         table.texts("text1"), table.texts("text2")
     )
     np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -261,6 +261,11 @@ def test_refusals(make_model: MakeModel) -> None:
         HpdOptions([])
     with pytest.raises(ValueError, match="expected one of sum; mean"):
         HpdOptions(options.teachers, reduction="max")
+    for reduction in ("sum", "mean"):  # of the projective loss alone
+        with pytest.raises(
+            ValueError, match=rf"objective\.matryoshka has no effect .*reduction {reduction}:"
+        ):
+            HpdOptions(options.teachers, reduction=reduction, matryoshka=[4])
     with pytest.raises(ValueError, match="expected one of float16; float32"):
         HpdOptions(options.teachers, storage="int8")
     with pytest.raises(ValueError, match="must not be negative"):

@@ -199,15 +199,35 @@ def test_targets_are_the_teachers_logits(monkeypatch: pytest.MonkeyPatch, tmp_pa
     from embedkit.training.objectives import triplet_distillation
 
     def outputs(path: str, table: Table, length: int, cache: Path) -> np.ndarray:
-        logits = [float(text) for text in table.texts("text2")]
-        return 1 / (1 + np.exp(-np.array(logits, np.float32)[:, None]))
+        return np.array([[float(text)] for text in table.texts("text2")], np.float32)
 
     monkeypatch.setattr(triplet_distillation, "teacher_outputs", outputs)
-    table = Table({"anchor": ["a", "b"], "positive": ["8", "-1"], "negative": ["-6", "0.5"]})
+    table = Table({"anchor": ["a", "b"], "positive": ["20", "-1"], "negative": ["17", "0.5"]})
     options = TripletDistillationOptions(teacher="t")
     objective = MarginMse(Encoder(), options, {"t": table})  # type: ignore[arg-type]
     found = objective.prepare("t", table, tmp_path)["scores"]
-    np.testing.assert_allclose(found, [[8, -6], [-1, 0.5]], atol=2e-3)
+    np.testing.assert_array_equal(found, [[20, 17], [-1, 0.5]])
+
+
+def test_large_logits_of_a_teacher_are_kept(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """The sigmoid of logits above 17 is 1 in float32: all margins would be 0."""
+    from embedkit.training.data.readers import read
+    from embedkit.training.model import ModelOptions
+    from embedkit.training.objectives.cross_encoder import PairClassifier
+
+    teacher = PairClassifier.load(ModelOptions(str(make_model()), max_length=64), ["score"])
+    with torch.no_grad():
+        teacher.backbone.classifier.weight.normal_(generator=torch.Generator().manual_seed(0))
+        teacher.backbone.classifier.bias.fill_(20.0)
+    (tmp_path / "teacher").mkdir()
+    teacher.save(tmp_path / "teacher")
+    table = read(triplets(tmp_path / "t.tsv"))
+    options = TripletDistillationOptions(teacher=str(tmp_path / "teacher"), teacher_max_length=64)
+    objective = MarginMse(Encoder(), options, {"t": table})  # type: ignore[arg-type]
+    found = objective.prepare("t", table, tmp_path)["scores"]
+    expected = [teacher.logits(table.texts("anchor"), table.texts(name)) for name in ("positive", "negative")]
+    np.testing.assert_allclose(found, np.concatenate(expected, axis=1), atol=1e-4)
+    assert found.min() > 10 and (found[:, 0] - found[:, 1]).std() > 0.01
 
 
 @pytest.mark.parametrize("name", ["margin_mse", "gist"])
@@ -254,3 +274,12 @@ def test_refusals() -> None:
         DistillKlOptions(teacher="t", temperature=0)
     with pytest.raises(ValueError, match="scale must be positive"):
         ScoredPairsOptions(scale=0)
+    guide = TeacherOptions("unused")
+    for options in (
+        lambda: GistOptions(guide=guide, negatives=2),
+        lambda: SimCseOptions(hard_negatives=False, negatives=2),
+    ):
+        with pytest.raises(
+            ValueError, match=r"objective\.negatives is 2, but objective\.hard_negatives is false"
+        ):
+            options()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ pytest.importorskip("tensorboard")
 
 from embedkit.training import push_to_hub
 from embedkit.training.data.readers import read
+from embedkit.training.data.sampler import TaskSampler
+from embedkit.training.dataset import Examples, Repeated
+from embedkit.training.loop import Batches
 from embedkit.training.model import ModelOptions, SentenceModel
 from embedkit.training.objectives.multi import Multi, MultiOptions
 from embedkit.training.objectives.sbert import Sbert, SbertOptions
@@ -50,8 +54,6 @@ def triplets(path: Path, negatives: int = 1) -> dict[str, Any]:
 
 def batch_of(objective: Any, task: str, source: dict[str, Any], rows: slice) -> dict[str, Any]:
     """A batch of some rows of a source, as the trainer makes it."""
-    from embedkit.training.dataset import Examples
-
     tables = {task: read(source)}
     examples = Examples(objective, tables, objective.encoder.tokenizer_folder, 64, Path())
     return examples.batch(list(range(32))[rows])
@@ -174,6 +176,27 @@ def test_options_that_change_no_result(
         train(recipe, tmp_path / name)
         curves.append(losses(tmp_path / name))
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_fork_where_other_processes_do_not(
+    method: str, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As on macOS, and in Python 3.14: a tokenizer cannot be sent to another process."""
+    tables = {"t": read(triplets(tmp_path / "t.tsv"))}
+    encoder = SentenceModel.load(ModelOptions(str(make_model()), max_length=64))
+    examples = Examples(
+        SimCse(encoder, SimCseOptions(), tables), tables, encoder.tokenizer_folder, 64, tmp_path
+    )
+    sampler = Repeated(TaskSampler(examples.lengths, examples.tasks, 16, "sequential"), 1)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        found = list(Batches(examples, sampler, 1).loader())
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    for batch, expected in zip(found, Batches(examples, sampler, 0).loader(), strict=True):
+        assert torch.equal(batch["input_ids"], expected["input_ids"])
 
 
 def test_fp16_scales_the_loss(make_model: Callable[..., Path], tmp_path: Path) -> None:

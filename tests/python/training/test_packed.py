@@ -149,6 +149,47 @@ def test_what_is_packed() -> None:
     assert packed.supports(bert) == (int(transformers.__version__.split(".")[0]) >= 5)
 
 
+def random_model(kind: str) -> Any:
+    """A model of two layers of a family, as initialized, with all weights moved."""
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip("this transformers lacks the model")
+    config = transformers.CONFIG_MAPPING[kind](
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=66,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    sizes = {"hidden_dim": 64, "embedding_size": 32, "num_key_value_heads": 4, "head_dim": 8}
+    for name, value in sizes.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        model.get_input_embeddings().weight[1] = 0  # of padding, as MobileBERT needs
+    return model
+
+
+@pytest.mark.parametrize("kind", [*sorted(packed.FAMILIES), "mobilebert", "esm"])
+def test_a_text_has_the_vectors_that_it_has_alone(kind: str, tmp_path: Path) -> None:
+    backbone = random_model(kind)
+    rows = ids_of(end=90)[:5]
+    with torch.no_grad():
+        alone = [backbone(input_ids=torch.from_numpy(row)[None].long()).last_hidden_state[0] for row in rows]
+        model = SentenceModel(ModelOptions("unused"), tmp_path, backbone).eval()
+        found = model.hidden(*pack(rows))
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-4)
+    if kind not in packed.FAMILIES:
+        assert not model._packed
+
+
 def test_attention_dropout_only_in_training(make_model: Callable[..., Path]) -> None:
     options = ModelOptions(str(make_model()), max_length=64, config={"hidden_dropout_prob": 0.0})
     model = SentenceModel.load(options)

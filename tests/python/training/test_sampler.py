@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from itertools import chain, islice
 from typing import Any
@@ -16,6 +17,7 @@ from embedkit.training.data.sampler import (
     balanced_fraction,
     balanced_weights,
 )
+from embedkit.training.data.spread import spread_repeated
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 503)
 TASKS = {"a": range(300), "b": range(300, 480), "c": [480, 482, 490, 502]}
@@ -251,6 +253,26 @@ def test_no_text_twice_in_a_batch() -> None:
     batches = list(TaskSampler(np.ones(16), {"all": TaskRows(range(16), texts=crowded)}, 8, "sequential"))
     assert sorted(chain.from_iterable(batches)) == list(range(16))
     assert sorted(sum(crowded[batch, 1] == 99) for batch in batches) in ([1, 4], [2, 3])
+
+
+def test_texts_in_more_examples_than_batches_cost_no_search() -> None:
+    """20 positives in 6,400 examples; the search took 10 seconds. Each batch still holds all that it can."""
+    random = np.random.default_rng(0)
+    texts = np.stack([np.arange(6400) + 1000, random.integers(0, 20, 6400)], axis=1)
+    sampler = TaskSampler(np.full(6400, 10), {"all": TaskRows(range(6400), texts=texts)}, 128, "sequential")
+    begin = time.process_time()
+    batches = list(sampler)
+    assert time.process_time() - begin < 4
+    assert sorted(chain.from_iterable(batches)) == list(range(6400))
+    assert [len(set(texts[batch, 1].tolist())) for batch in batches] == [20] * 50
+
+
+def test_an_example_that_is_drawn_twice_stands_in_two_batches() -> None:
+    texts = np.arange(6)[:, None]
+    block = np.array([0, 0, 1, 2, 3, 4, 4, 5])
+    found = spread_repeated(block, texts, 4)
+    assert sorted(found.tolist()) == sorted(block.tolist())
+    assert len(set(found[:4].tolist())) == len(set(found[4:].tolist())) == 4
 
 
 def test_weights_that_cannot_be_drawn_from() -> None:
