@@ -162,7 +162,7 @@ def _processor(
     before, behind = ((name, _id(content, name)) for name in names)
     if before[1] is None or behind[1] is None:
         return {}
-    made = {"type": kind, "cls": [*before], "sep": [*behind]}
+    made: dict[str, Any] = {"type": kind, "cls": [*before], "sep": [*behind]}
     if kind == "RobertaProcessing":
         made |= {"trim_offsets": True, "add_prefix_space": False}
     return {"post_processor": made}
