@@ -23,7 +23,7 @@ __all__ = ["FAMILIES", "NAME", "Block", "Grid", "blocks_of", "grid_of", "pad", "
 
 NAME = "embedkit_packed"
 # Families whose token vectors were compared with those of single texts. In others, more than the attention may see
-# neighboring tokens or the mask: MobileBERT joins the embeddings of neighbors, ESM scales embeddings by the mask.
+# neighboring tokens: MobileBERT joins the embeddings of neighbors, ESM counts positions from its padding id.
 FAMILIES = frozenset(
     {
         *(
