@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
         objective.check("data.paraphrase", "paraphrase", tables["sts"])
     sts = tables["sts"]
     negative = Table({**{name: sts[name] for name in sts.names}, "label": -sts["label"] - 1})
-    with pytest.raises(ValueError, match="scores start at 0"):
+    with pytest.raises(ValueError, match="so that they start at 0"):
         objective.check("data.sts", "sts", negative)
 
 
