@@ -35,5 +35,7 @@ if __name__ == "__main__":
         sys.exit(cli.main([files, "--output", output]))
     for file in files.split(","):
         trainer.train(load_recipe(Path(file)), Path(output) / Path(file).stem)
-    if "RANK" in os.environ:  # all is saved; torch's threads sometimes abort a process that ends in the usual way
+    if (
+        "RANK" in os.environ
+    ):  # all is saved; torch's threads sometimes abort a process that ends in the usual way
         os._exit(0)
