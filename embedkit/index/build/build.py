@@ -151,8 +151,6 @@ def build(
         contextlib.ExitStack() as stack,
     ):
         state = left_behind(writer, settings.restart)
-        if state is None and mode in ("add", "upsert"):
-            fold_last(writer, settings)
         live = _live(writer, mode, settings, state)
         base = None
         if mode == "build":
@@ -164,9 +162,10 @@ def build(
             _check_factory_fits(root, manifest)
         else:
             assert live is not None
-            manifest = live
-            check_encoder(root, manifest, encoder)
-            check_reading(root, encoder, manifest)
+            check_encoder(root, live, encoder)
+            check_reading(root, encoder, live)
+            # an interrupted command is finished on the generation that it began with
+            manifest = live if state is not None else fold_last(writer, live, settings)
             base = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
         if manifest.language != AUTO_LANGUAGE:
             analyzer(manifest.language)  # a stemmer that is missing fails now as well

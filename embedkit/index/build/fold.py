@@ -19,7 +19,7 @@ from ..storage.document_store import DocumentWriter
 from ..storage.faiss_index import added_factory
 from ..storage.generation import open_generation
 from ..storage.layout import Writer
-from ..storage.manifest import Manifest, SegmentEntry
+from ..storage.manifest import Manifest, SegmentEntry, truncated_of
 from ..storage.segment import Segment
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from .publish import dated
@@ -32,25 +32,26 @@ _TIMES = 8
 _MOST_ROWS = 8192  # of a fold, which an addition waits for
 
 
-def fold_last(writer: Writer, settings: BuildSettings) -> None:
-    """Fold the last segments of an index into one if they are small and many."""
-    manifest = writer.live()
-    if manifest is None or not (count := _foldable([entry.rows for entry in manifest.segments])):
-        return
+def fold_last(writer: Writer, live: Manifest, settings: BuildSettings) -> Manifest:
+    """Fold the last segments into one if they are small and many; returns the manifest that is live then."""
+    count = _foldable([entry.rows for entry in live.segments])
+    if not count:
+        return live
     with contextlib.closing(open_generation(writer.root, lambda _: None)) as base:
         last = base.segments[-count:]
         if not all(_can_be_read_back(segment) for segment in last):
-            return
+            return live
         rows = sum(segment.entry.documents for segment in last)
         settings = replace(
             settings,
-            factory=added_factory(manifest.factory, rows, manifest.dimension),
-            kept=manifest.kept,
+            factory=added_factory(live.factory, rows, live.dimension),
+            kept=live.kept,
             target_recall=None,
         )
-        entry = copy_segments(writer, last, manifest, settings, lambda _: None)
-        manifest = manifest.with_segments((*manifest.segments[:-count], entry))
-        writer.publish(dated(manifest, writer.generation), {entry.name: writer.staged(entry.name)})
+        entry = copy_segments(writer, last, live, settings, lambda _: None)
+        folded = dated(live.with_segments((*live.segments[:-count], entry)), writer.generation)
+        writer.publish(folded, {entry.name: writer.staged(entry.name)})
+        return folded
 
 
 def _foldable(rows: Sequence[int]) -> int:
@@ -96,5 +97,4 @@ def copy_segments(
             report=report,
         )
     remove_all_but(folder, entry.files)
-    cut = [segment.entry.truncated for segment in segments]
-    return replace(entry, truncated=None if None in cut else sum(count or 0 for count in cut))
+    return replace(entry, truncated=truncated_of(segment.entry for segment in segments))

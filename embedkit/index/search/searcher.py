@@ -22,7 +22,7 @@ from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.faiss_part import FaissPart
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
-from ..storage.manifest import RAW_FILE, Manifest
+from ..storage.manifest import RAW_FILE, Manifest, truncated_of
 from ..storage.search_parameters import SearchParameters
 from .device import gpu_number
 from .grouping import best_of_documents
@@ -125,7 +125,7 @@ class Searcher:
             "documents": manifest.documents,
             **({} if manifest.passages is None else {"whole_documents": generation.whole_documents}),
             "passages": manifest.passages,
-            "truncated": generation.truncated(),
+            "truncated": truncated_of(manifest.segments),
             "deleted": generation.rows - manifest.documents,
             "dimension": manifest.dimension,
             "metric": manifest.metric,

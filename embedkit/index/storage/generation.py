@@ -290,11 +290,6 @@ class Generation:
         blocks = (self.ids(rows[at : at + _IDS_AT_ONCE]) for at in range(0, len(rows), _IDS_AT_ONCE))
         return len({document_of(passage) for block in blocks for passage in block})
 
-    def truncated(self) -> int | None:
-        """How many texts the model cut when they were encoded (deleted ones included); ``None`` if not known."""
-        counts = [segment.entry.truncated for segment in self.segments]
-        return None if None in counts else sum(count or 0 for count in counts)
-
     def fetch(self, rows: Int64Array) -> dict[int, StoredDocument]:
         """The documents of all ``rows`` but -1, by row, with one query per segment."""
         wanted: dict[int, list[int]] = {}

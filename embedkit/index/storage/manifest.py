@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -35,6 +36,7 @@ __all__ = [
     "parse_manifest",
     "read_manifest",
     "segment_from_json",
+    "truncated_of",
 ]
 
 FORMAT = "embedkit-index"
@@ -213,6 +215,12 @@ class Manifest:
         """The manifest as JSON, in ASCII: the name of a folder that is not UTF-8 has lone surrogates."""
         content = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
         return (json.dumps(content, indent=2) + "\n").encode("ascii")
+
+
+def truncated_of(segments: Iterable[SegmentEntry]) -> int | None:
+    """How many texts the model cut when they were encoded (deleted ones included); ``None`` if not known."""
+    counts = [entry.truncated for entry in segments]
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def manifest_name(generation: int) -> str:

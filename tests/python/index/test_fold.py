@@ -12,7 +12,7 @@ import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit import Index
-from embedkit.index import BuildError, Document
+from embedkit.index import BuildError, Document, ModelMismatchError
 from embedkit.index.build import fold
 
 
@@ -86,6 +86,18 @@ def test_an_interrupted_command_is_finished_before_anything_is_folded(tmp_path: 
     assert _sizes(index) == [40, *[1] * 8]
     index.add([Document("one more", "more")])
     assert _sizes(index)[0] == 40 and len(_sizes(index)) == 3
+
+
+def test_an_addition_that_is_refused_folds_nothing(tmp_path: Path) -> None:
+    index = _index(tmp_path / "index")
+    for number in range(8):
+        index.add([Document(f"new text {number}", f"new{number}")])
+    with (
+        Index.open(index.path, FakeEncoder("another"), force=True) as other,
+        pytest.raises(ModelMismatchError),
+    ):
+        other.add([Document("one more", "more")])
+    assert _sizes(Index.open(index.path, FakeEncoder())) == [40, *[1] * 8]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the open files in /proc")
