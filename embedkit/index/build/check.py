@@ -26,7 +26,8 @@ def with_id(item: str | Document, position: int, *, required: bool) -> Document:
         InputError: it has no id, or its metadata is no dict; names its ``position`` unless it was read from a file.
     """
     document = item if isinstance(item, Document) else Document(item)
-    origin = document.origin or f"document {position}{_named(document)}"
+    known = "" if document.id is None else f" ({document.id!r:.80})"
+    origin = document.origin or f"document {position}{known}"
     if document.metadata is not None and not isinstance(document.metadata, Mapping):
         raise InputError(
             origin, f"the metadata is {json_type(document.metadata)}, not a dict of fields", skippable=True
@@ -36,10 +37,6 @@ def with_id(item: str | Document, position: int, *, required: bool) -> Document:
     if required:
         raise InputError(origin, "a document that is added needs an id", skippable=True)
     return replace(document, id=str(position), origin=origin)
-
-
-def _named(document: Document) -> str:
-    return "" if document.id is None else f" ({document.id!r:.80})"
 
 
 def is_blank(document: Document) -> bool:
@@ -57,9 +54,8 @@ def with_taken(
     passages = base.manifest.passages is not None
     remaining = iter(groups)
     while block := list(islice(remaining, _AT_ONCE)):
-        ids = [
-            group[0].id if isinstance(group[0].id, str) else "" for group in block
-        ]  # others are refused later
+        # what is no string is refused where it is stored
+        ids = [group[0].id if isinstance(group[0].id, str) else "" for group in block]
         names = list(map(document_of, ids)) if passages else ids
         found = base.find_passages(names) if passages else base.find(names)
         for name, group in zip(names, block, strict=True):
