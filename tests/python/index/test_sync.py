@@ -244,13 +244,19 @@ def test_an_index_below_its_own_folder_is_left_out(
         assert held(index) == {"a.md": "a note"}
 
 
-def test_what_was_remembered_of_an_index_that_is_replaced_is_forgotten(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other_changes", [False, True])
+def test_what_was_remembered_of_an_index_that_is_replaced_is_forgotten(
+    folder: Path, tmp_path: Path, other_changes: bool
+) -> None:
     with built(folder, tmp_path / "index", FakeEncoder()) as index:
         sync(index, folder, WHOLE)
     write(folder, {"new.txt": "a new file"})
     corpus = Corpus([folder], names=Names(whole_text=True))
     settings = BuildSettings(root=corpus.files.root, overwrite=True)
     with Index.build_with(tmp_path / "index", corpus, FakeEncoder(), settings) as index:
+        if other_changes:
+            index.delete("d0/f0.txt")
+            index.reembed(FakeEncoder("new"))
         (folder / "new.txt").unlink()
         assert sync(index, folder, WHOLE).deleted == 1
         assert len(index) == 30
@@ -273,22 +279,6 @@ def test_a_failed_overwrite_keeps_what_was_remembered(
                 Index.build_with(index.path, corpus, FakeEncoder(), settings)
         assert sync(index, folder, WHOLE, restart=True).deleted == 0
         assert "mine" in index
-
-
-def test_what_was_remembered_before_a_build_is_forgotten_after_other_changes_too(
-    folder: Path, tmp_path: Path
-) -> None:
-    with built(folder, tmp_path / "index", FakeEncoder()) as index:
-        sync(index, folder, WHOLE)
-    write(folder, {"new.txt": "a new file"})
-    corpus = Corpus([folder], names=Names(whole_text=True))
-    settings = BuildSettings(root=corpus.files.root, overwrite=True)
-    with Index.build_with(tmp_path / "index", corpus, FakeEncoder(), settings) as index:
-        index.delete("d0/f0.txt")
-        index.reembed(FakeEncoder("new"))
-        (folder / "new.txt").unlink()
-        assert sync(index, folder, WHOLE).deleted == 1
-        assert len(index) == 30
 
 
 def test_of_two_files_with_one_id_the_one_that_stays_counts(folder: Path, tmp_path: Path) -> None:
