@@ -4,15 +4,15 @@
 
 The steps in their order, each with its seconds; without names, all of the first part:
 
-    smoke 30       each kernel against float64, one encode against the CPU core
-    tests 100      the GPU tests, in parallel where pytest-xdist is installed; left out without pytest
-    own 60         embedkit in bf16 and fp16: sentences/s, without tokenization, one query
-    kernels 80     each kernel against its roofline and torch
-    terms 20       the kernels of one batch, beside roofline.py's model
-    sbert 60       sentence-transformers in fp16, also with FlashAttention where that is installed
-    hpd 55         the shapes of HPD's Table 1
-    mpnet 50       all-mpnet-base-v2's shape at 128 tokens, with random weights: speed only
-    compiled 70    sentence-transformers under torch.compile, last because it may not come back
+    smoke 60        each kernel against float64, one encode against the CPU core
+    tests 150       the GPU tests, in parallel where pytest-xdist is installed; left out without pytest
+    throughput 150  embedkit in bf16 and fp16 beside sentence-transformers in fp16, alternating: sentences/s, without
+                    tokenization, one query; also with FlashAttention where that is installed
+    kernels 80      each kernel against its roofline and torch
+    terms 20        the kernels of one batch, beside roofline.py's model
+    mpnet 70        all-mpnet-base-v2's shape at 128 tokens, with random weights: speed only
+    hpd 55          the shapes of HPD's Table 1
+    compiled 70     sentence-transformers under torch.compile, last because it may not come back
 
 The second part, by name (``second`` for all of it):
 
@@ -20,7 +20,7 @@ The second part, by name (``second`` for all of it):
     ncu 60                         hardware counters of one batch
     training 150                   each objective 20 steps, the loss equal to the CPU's
     budgets 60                     sentences/s with batches of 8,192, 16,384 and 32,768 tokens
-    lengths 140, tune 500          longer forms of own and kernels
+    lengths 140, tune 500          longer forms of throughput and kernels
 
 ``--bundle`` is the folder that gpu_prepare.py made. Without it, the core must be installed or be built here. Without
 ``--model`` and a bundle the built-in model is used; an int8 folder is multiplied out to fp32 first. Results go to
@@ -28,9 +28,9 @@ The second part, by name (``second`` for all of it):
 are timed by the wall clock.
 
 Needs Linux on x86-64, a CUDA device, torch 2.11 to 2.13, triton 3.6 to 3.9, a C compiler and Python.h for triton,
-numpy, safetensors, tqdm, tokenizers; sbert also transformers and sentence-transformers, training pytest and the extra
-[train]. A step whose packages are missing is left out by name. ``--dry-run`` does the same on
-a CPU, on tiny sizes, with the kernels under Triton's interpreter, so far as they run there.
+numpy, safetensors, tqdm, tokenizers; throughput and mpnet also transformers and sentence-transformers, training pytest
+and the extra [train]. A step whose packages are missing is left out by name. ``--dry-run`` does the same on a CPU, on
+tiny sizes, with the kernels under Triton's interpreter, so far as they run there.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "benchmarks"
 FIRST = {
-    "smoke": 30, "tests": 100, "own": 60, "kernels": 80, "terms": 20, "sbert": 60, "hpd": 55, "mpnet": 50,
-    "compiled": 70,
+    "smoke": 60, "tests": 150, "throughput": 150, "kernels": 80, "terms": 20, "mpnet": 70, "hpd": 55, "compiled": 70,
 }  # fmt: skip
 SECOND = {
     "memcheck": 150, "racecheck": 150, "ncu": 60, "training": 150, "budgets": 60, "lengths": 140, "tune": 500,
@@ -63,7 +62,8 @@ TOTAL = 570
 #: What a step needs besides the packages of all.
 MODULES = {
     "tests": ("pytest",),
-    "sbert": ("transformers", "sentence_transformers"),
+    "throughput": ("transformers", "sentence_transformers"),
+    "mpnet": ("transformers", "sentence_transformers"),
     "compiled": ("transformers", "sentence_transformers"),
     "training": (
         "pytest",
@@ -238,7 +238,7 @@ class Suite:
 
     def command(self, name: str) -> list[str | Path] | None:
         """What a step runs; None for what a dry run cannot."""
-        dry, python = self.options.dry_run, sys.executable
+        options, dry, python = self.options, self.options.dry_run, sys.executable
         write: list[str | Path] = ["--json", self.out / f"{name}.json"]
         threads = str(len(os.sched_getaffinity(0)))
         throughput: list[str | Path] = [
@@ -260,22 +260,26 @@ class Suite:
                 return [*found, tests / "kernels" / "test_modern.py", "-k", "alibi or turns"]
             found += [tests / "kernels", tests / "backends" / "test_cuda.py", "-m", "gpu"]
             return [*found, *(["-n", "8"] if importlib.util.find_spec("xdist") else [])]
-        if name == "own":
-            peers = "embedkit-fp32" if dry else "embedkit-cuda-bf16,embedkit-cuda-fp16"
-            return [*throughput, "--limit", many, "--peers", peers]
+        if name == "throughput":
+            peers = (
+                f"embedkit-fp32,{st}"
+                if dry
+                else f"embedkit-cuda-fp16,embedkit-cuda-bf16,{st}-fp16,{st}-flash"
+            )
+            pairs = options.bundle.resolve() / "sts.tsv.gz" if options.bundle else None
+            scored: list[str | Path] = ["--sts", pairs] if pairs and pairs.is_file() and not dry else []
+            return [*throughput, "--limit", many, "--peers", peers, *scored]
         if name == "kernels":
             return [*kernels, *(["--dry-run", "--op", "bias_gelu"] if dry else ["--no-compile"])]
         if name == "terms":
             measure: list[str | Path] = [] if dry else ["--measure", "--model", self.model, *write]
             return [python, HERE / "roofline.py", *measure]
-        if name == "sbert":
-            return [*throughput, "--limit", many, "--peers", st if dry else f"{st}-fp16,{st}-flash"]
         if name == "hpd":
             own = "embedkit-fp32" if dry else "embedkit-cuda-bf16"
             table = ["--table", "hpd", "--rows", "TinyBERT,MiniLM-L6"]
             return [*throughput, "--limit", few, "--peers", own, *table]
         if name in ("mpnet", "lengths"):
-            own = "embedkit-fp32" if dry else f"embedkit-cuda-bf16,{st}-fp16"
+            own = "embedkit-fp32" if dry else f"embedkit-cuda-fp16,embedkit-cuda-fp8,{st}-fp16"
             shape = ["--shape", MPNET.replace("=12,h", "=1,h") if dry else MPNET] if name == "mpnet" else []
             sizes = "24" if dry else "128" if name == "mpnet" else "8-256"
             return [*throughput, *shape, "--limit", few, "--lengths", sizes, "--peers", own]

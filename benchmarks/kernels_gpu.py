@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from embedkit.kernels.attention_tiles import attention_tiles
-from embedkit.kernels.bias_gelu import bias_gelu
+from embedkit.kernels.bias_gelu import bias_gelu, linear_gelu
 from embedkit.kernels.blocks import override
 from embedkit.kernels.layernorm import embed_layernorm, residual_layernorm
 from embedkit.kernels.pool_project_normalize import pool_project_normalize
@@ -407,6 +407,21 @@ def _rows(sizes: Sizes, rivals: Rivals) -> Iterator[Case]:
         },
         lambda: functional.gelu(inner.double() + inner_bias.double()),
         2 * _size(inner),
+    )
+    matrix = make.normal(sizes.inner, hidden, scale=hidden**-0.5)
+    yield Case(
+        "linear_gelu",
+        f"{tokens} x {hidden} -> {sizes.inner}",
+        "bias_gelu",
+        {
+            "embedkit": lambda: linear_gelu(x, matrix, inner_bias),
+            **rivals("torch", lambda: functional.gelu(functional.linear(x, matrix, inner_bias))),
+        },
+        lambda: functional.gelu(functional.linear(x.double(), matrix.double(), inner_bias.double())),
+        _size(x, matrix, inner),
+        2 * tokens * hidden * sizes.inner,
+        sizes.dtype,
+        tuned=False,
     )
 
 

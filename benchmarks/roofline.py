@@ -3,10 +3,9 @@
     python benchmarks/roofline.py [--shape 6,384,12,1536] [--tokens 16384] [--length 16] [--gpu H200]
     python benchmarks/roofline.py --measure --model FOLDER --json OUT.json       # on a GPU
 
-A term takes the longest of: its operations at the rate of the tensor cores, its bytes at the rate of memory, and what
-it computes element by element at the rate of the plain cores; attention, which has them one after another, their sum. A
-launch within a CUDA graph is added. The rates are those of the data sheets times the shares below, which are
-assumptions until there is a measurement.
+A term takes the longer of its operations at the rate of the tensor cores and its bytes at the rate of memory;
+attention, which has them and its element-wise work one after another, their sum. A launch within a CUDA graph is added.
+The rates are those of the data sheets times the shares below.
 """
 
 import argparse
@@ -50,8 +49,8 @@ MEMORY = 0.9
 LAUNCH = 1e-6
 #: Seconds of a multiprocessor for a program that finds its tile empty.
 IDLE = 0.21e-6
-#: Plain operations of one GELU (erf), and of one score of attention (scale, mask, exponential, sum).
-GELU, SCORE = 45, 12
+#: Plain operations of one score of attention: scale, mask, exponential, sum.
+SCORE = 12
 TILE = 64
 _VALUE = 2  # bytes of bf16
 
@@ -89,12 +88,8 @@ def model(shape: Shape, tokens: int, length: int, gpu: Gpu) -> list[Term]:
     hidden, inner = shape.hidden, shape.inner
     products, memory = gpu.products * PRODUCTS, gpu.memory * MEMORY
 
-    def term(name: str, flops: float, values: float, plain: float = 0.0) -> Term:
-        taken = {
-            "products": flops / products,
-            "memory": values * _VALUE / memory,
-            "arithmetic": plain / gpu.lanes,
-        }
+    def term(name: str, flops: float, values: float) -> Term:
+        taken = {"products": flops / products, "memory": values * _VALUE / memory}
         bound = max(taken, key=lambda key: taken[key])
         return Term(name, flops, values * _VALUE, shape.layers * (taken[bound] + LAUNCH), bound)
 
@@ -116,7 +111,6 @@ def model(shape: Shape, tokens: int, length: int, gpu: Gpu) -> list[Term]:
         linear("out", hidden, hidden),
         Term("norms", 0, norm.bytes, norm.seconds + shape.layers * LAUNCH, norm.bound),
         linear("FFN1", hidden, inner),
-        term("GELU", 0, 2 * tokens * inner, GELU * tokens * inner),
         linear("FFN2", inner, hidden),
     ]
 
@@ -127,7 +121,7 @@ def total(terms: Iterable[Term]) -> float:
 
 
 #: The kernels of a layer in the order of their launches, as `model` names them.
-_ORDER = ("QKV", "attention", "out", "norms", "FFN1", "GELU", "FFN2", "norms")
+_ORDER = ("QKV", "attention", "out", "norms", "FFN1", "FFN2", "norms")
 
 
 def classify(kernels: Sequence[tuple[str, float]], layers: int) -> dict[str, float]:

@@ -3,9 +3,10 @@
     h = embed_layernorm(ids, positions), projected where the embeddings are narrower
     per layer:  c = varlen_attention(h W_qkvᵀ + b_qkv)
                 h = residual_layernorm(c W_oᵀ, h, b_o)
-                h = residual_layernorm(bias_gelu(h W_iᵀ, b_i) W_outᵀ, h, b_out)
+                h = residual_layernorm(linear_gelu(h, W_i, b_i) W_outᵀ, h, b_out)
 
-Matrix products run in torch (cuBLAS); one kernel does everything between two products. With ``products`` "fp8" or
+Matrix products run in torch (cuBLAS); one kernel does everything between two products, and in 16 bits GELU is part of
+the product before it. With ``products`` "fp8" or
 "int8" the products with W_qkv, W_i and W_out run in `quantized_linear` (11 of the 12 H² weights of a usual layer): the
 kernel that writes a row quantizes it, and the GELU is applied before the tile of a product leaves the registers. The
 product with W_o stays in ``dtype``: its rows come from several programs, one per head, and would have to be read and
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..model_folder.folder import ModelFolder
-from .bias_gelu import bias_gelu
+from .bias_gelu import linear_gelu
 from .layernorm import embed_layernorm, residual_layernorm
 from .packing import PackedBatch, Packer, loaded_tensors, token_positions
 from .quantize import Products, QuantizedRows, QuantizedWeight, quantize_weight
@@ -201,9 +202,7 @@ class PackedEncoder(Packer):
         assert isinstance(first, Tensor) and isinstance(second, Tensor)
         if self._activation == "relu":
             return linear(linear(hidden, first, bias).relu_(), second)
-        return linear(
-            bias_gelu(linear(hidden, first), bias, activation=self._activation, inplace=True), second
-        )
+        return linear(linear_gelu(hidden, first, bias, activation=self._activation), second)
 
 
 def relative_bias(buckets: npt.NDArray[np.float32], positions: int) -> npt.NDArray[np.float32]:

@@ -116,6 +116,8 @@ def tiny(path: Path, kind: str, **changes: Any) -> Path:
     """Write a random model of this kind to the folder ``path``."""
     transformers = pytest.importorskip("transformers")
     cls, options = KINDS[kind]
+    if not hasattr(transformers, cls):
+        pytest.skip(f"this transformers has no {cls}")
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     config = getattr(transformers, cls)(vocab_size=len(SPECIAL) + len(WORDS), **{**ids, **options, **changes})
     randomize(transformers.AutoModel.from_config(config)).save_pretrained(path)

@@ -24,14 +24,10 @@ def test_terms_of_minilm_by_hand(roofline: ModuleType) -> None:
     assert terms["norms"].seconds == pytest.approx(
         6 * (terms["norms"].bytes / (4.8e12 * roofline.MEMORY) + 2 * roofline.LAUNCH)
     )
-    assert (terms["norms"].bound, terms["QKV"].bound, terms["GELU"].bound) == (
-        "memory",
-        "products",
-        "arithmetic",
-    )
+    assert (terms["norms"].bound, terms["QKV"].bound) == ("memory", "products")
     # 256 tiles of 64 tokens, each 64 x 64 scores of 12 heads, 32 multiply-adds each, twice.
     assert terms["attention"].flops == 4 * 256 * 64 * 64 * 12 * 32
-    assert 1.1e-3 < roofline.total(terms.values()) < 1.5e-3
+    assert 0.9e-3 < roofline.total(terms.values()) < 1.3e-3
 
 
 def test_less_memory_bandwidth_slows_what_it_bounds(roofline: ModuleType) -> None:
@@ -53,7 +49,7 @@ def test_attention_grows_with_the_length_beyond_a_tile(length: int, flops: int, 
 
 
 def test_kernels_in_order_are_the_terms(roofline: ModuleType) -> None:
-    layer = ["gemm", "forward", "gemm", "residual", "gemm", "forward", "gemm", "residual"]
+    layer = ["gemm", "forward", "gemm", "residual", "gemm", "gemm", "residual"]
     kernels = [
         ("fill", 1.0),
         ("embed", 2.0),
@@ -63,8 +59,8 @@ def test_kernels_in_order_are_the_terms(roofline: ModuleType) -> None:
     ]
     found = roofline.classify(kernels, 2)
     assert found == {
-        "embeddings": 3.0, "QKV": 2.0, "attention": 2.0, "out": 2.0, "norms": 4.0, "FFN1": 2.0, "GELU": 2.0,
-        "FFN2": 2.0, "pooling": 7.0,
+        "embeddings": 3.0, "QKV": 2.0, "attention": 2.0, "out": 2.0, "norms": 4.0, "FFN1": 2.0, "FFN2": 2.0,
+        "pooling": 7.0,
     }  # fmt: skip
     with pytest.raises(ValueError, match="5 kernels are not those of 2 layers: fill, embed"):
         roofline.classify(kernels[:5], 2)
@@ -73,7 +69,7 @@ def test_kernels_in_order_are_the_terms(roofline: ModuleType) -> None:
 def test_the_table_says_what_is_not_measured(roofline: ModuleType) -> None:
     terms = roofline.model(roofline.Shape(), 16384, 16, roofline.GPUS["H200"])
     shown = roofline.rows(terms, None)
-    assert len(shown) == 8 and all(len(row) == len(roofline.HEADERS) for row in shown)
+    assert len(shown) == 7 and all(len(row) == len(roofline.HEADERS) for row in shown)
     assert {row[-1] for row in shown} == {"not measured yet"}
     measured = {term.name: 1e-5 for term in terms}
-    assert [row[-1] for row in roofline.rows(terms, measured)] == ["10"] * 7 + ["70"]
+    assert [row[-1] for row in roofline.rows(terms, measured)] == ["10"] * 6 + ["60"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from embedkit.kernels.bias_gelu import bias_gelu
-from torch.nn.functional import gelu
+from embedkit.kernels.bias_gelu import bias_gelu, linear_gelu
+from torch.nn.functional import gelu, linear
 from triton_harness import DEVICE, DTYPES, check, tensor
 
 # Of the largest value: one rounding to the type. The interpreter cuts what bfloat16 lacks.
@@ -42,6 +42,19 @@ def test_slices_and_no_tokens() -> None:
     wide, bias = tensor(3, 20, seed=0), tensor(10, seed=1)
     check(bias_gelu(wide[:, 10:], bias), gelu(wide[:, 10:].double() + bias.double()), 1e-6)
     assert bias_gelu(wide[:0, :10], bias).shape == (0, 10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "size", "inner"), [(1, 16, 64), (70, 312, 1200), (5, 26, 31)])
+def test_after_a_product(form: Any, dtype: str, tokens: int, size: int, inner: int) -> None:
+    """Of the largest value: a rounding before GELU and one after it, or tanh's form for erf's and one rounding."""
+    x, weight = (tensor(n, size, seed=n, dtype=DTYPES[dtype]) for n in (tokens, inner))
+    bias = tensor(inner, seed=1, dtype=DTYPES[dtype])
+    expected = gelu(linear(x.double(), weight.double(), bias.double()), approximate=FORMS[form])
+    result = linear_gelu(x, weight, bias, activation=form)
+    assert result.dtype == DTYPES[dtype]
+    check(result, expected, {"fp32": 2e-6, "fp16": 2**-10, "bf16": 2**-6}[dtype])
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,12 @@ def test_a_text_is_bitwise_the_same_in_every_batch() -> None:
 def test_slices_of_a_wider_tensor() -> None:
     wide = tensor(9, 64, seed=0)
     hidden = wide[:, 8:34]
-    assert torch.equal(
+    # On a GPU another alignment is another program, which may add in another order.
+    torch.testing.assert_close(
         pool_project_normalize(hidden, boundaries([4, 5])),
         pool_project_normalize(hidden.contiguous(), boundaries([4, 5])),
+        rtol=0,
+        atol=1e-6,
     )
     columns = tensor(26, 9, seed=1).T
     check(pool_project_normalize(columns, boundaries([9])), columns.double().mean(dim=0)[None], 1e-6)

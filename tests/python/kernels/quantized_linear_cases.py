@@ -17,6 +17,8 @@ from triton_harness import DEVICE, DTYPES, check, round_to_fp8, tensor
 PRODUCTS: Any = (
     ["int8", "fp8"] if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (8, 9) else ["int8"]
 )
+# Of the largest value, in float32. Compute capability 9.0 adds the products of 8-bit floats with about 14 bits.
+SUMS = {"int8": 3e-6, "fp8": 3e-6 if DEVICE == "cpu" else 2**-9}
 ACTIVATIONS = {
     "identity": lambda x: x,
     "relu": torch.relu,
@@ -66,7 +68,11 @@ def test_products(activation: Any, products: Any, tokens: int, inputs: int, outp
     bias = tensor(outputs, seed=4)
     matrix = weight.values.double() * weight.scale.double()[:, None]
     expected = ACTIVATIONS[activation](linear(exact(x), matrix, bias.double()))
-    check(quantized_linear(x, weight, bias, activation=activation, dtype=torch.float32), expected, 3e-6)
+    check(
+        quantized_linear(x, weight, bias, activation=activation, dtype=torch.float32),
+        expected,
+        SUMS[products],
+    )
     # The same in groups of 8 bits: half a step of each group's range, or half a bit of e4m3's three.
     grouped = quantized_linear_groups(x, weight, bias, activation=activation)
     assert grouped.groups and grouped.scale.shape == (tokens, -(-outputs // GROUP))
@@ -75,7 +81,7 @@ def test_products(activation: Any, products: Any, tokens: int, inputs: int, outp
         part = expected[:, start : start + GROUP].abs()
         largest = part.amax(dim=1, keepdim=True)
         bound = largest / 254 if products == "int8" else half_a_step(part, largest)
-        assert (error[:, start : start + GROUP] <= bound + 1e-5 * expected.abs().max()).all()
+        assert (error[:, start : start + GROUP] <= bound + 3 * SUMS[products] * expected.abs().max()).all()
 
 
 @pytest.mark.parametrize("products", PRODUCTS)
@@ -88,7 +94,7 @@ def test_groups_and_types(products: Any, dtype: str) -> None:
     expected = linear(exact(inner), second.values.double() * second.scale.double()[:, None])
     result = quantized_linear(inner, second, dtype=DTYPES[dtype])
     assert result.dtype == DTYPES[dtype]
-    check(result, expected, {"fp32": 3e-6, "fp16": 2**-10, "bf16": 2**-7}[dtype])
+    check(result, expected, SUMS[products] + {"fp32": 0, "fp16": 2**-10, "bf16": 2**-7}[dtype])
 
 
 @pytest.mark.parametrize("products", PRODUCTS)
