@@ -43,6 +43,7 @@ GPU_OPS = (
     "embed_layernorm",
     "residual_layernorm",
     "bias_gelu",
+    "linear_gelu",
     "quantized_linear",
 )
 

@@ -108,15 +108,14 @@ def _renderers() -> dict[str, Callable[[dict[str, Any]], str]]:
 
 
 def _roofline() -> str:
-    """The time of a batch on a GPU by arithmetic, beside ``results/gpu-terms.json`` if that was measured."""
+    """The time of a batch on a GPU by arithmetic, beside what was measured there."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         roofline = import_module("roofline")
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-    path = RESULTS / "gpu-terms.json"
-    measured = json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.is_file() else None
-    terms = roofline.model(roofline.Shape(), 16384, 16, roofline.GPUS["H200"])
+    measured = json.loads((RESULTS / "gpu-h100-terms.json").read_text(encoding="utf-8"))["seconds"]
+    terms = roofline.model(roofline.Shape(), 16384, 16, roofline.GPUS["H100"])
     lines = [roofline.HEADERS, ["---"] * len(roofline.HEADERS), *roofline.rows(terms, measured)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
