@@ -89,8 +89,8 @@ def throughput_on_a_gpu(result: dict[str, Any]) -> str:
     caption = [
         f"Throughput of {result['model']} ({result['shape']})",
         f"on {texts['texts']:,} distinct texts of {texts['mean']} tokens on average, tokenization by",
-        f"{result['threads']} threads included, median of {result['rounds']} alternating runs, each package at its best",
-        "batch size.",
+        f"{result['threads']} threads included, median of {result['rounds']} alternating runs, each package at its",
+        "best batch size.",
         *([f"STS of fp32 on the CPU: {sum(scored.values()) / len(scored):.2f}."] if scored else []),
         f"{result['machine']['gpu']}; {_machine(result)}.",
     ]
@@ -216,7 +216,8 @@ def kernels_on_a_gpu(result: dict[str, Any]) -> str:
     headers = ["kernel", "shape", "µs", "of the roofline", "fastest in torch", "its time / ours"]
     return (
         f"Kernels in {result['sizes']['dtype']}: time, share of what moving the bytes or the products alone would "
-        f"take, and the fastest way in torch. {result['device']}, {result['date'][:10]}.\n\n{common.table(headers, rows)}"
+        f"take, and the fastest way in torch. {result['device']}, {result['date'][:10]}.\n\n"
+        f"{common.table(headers, rows)}"
     )
 
 

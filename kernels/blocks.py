@@ -1,9 +1,9 @@
 """Block sizes of each kernel, by GPU: the only place to change after a measurement.
 
 The entries are reasoned; on an H100 they reach what ``benchmarks/results/gpu-h100-kernels.json`` has, and those of
-attention are the fastest of a grid. ``benchmarks/kernels.py --device cuda --tune`` prints the fastest around each. Sizes
-that follow from a shape alone (a row must fit the registers) are computed where the kernel is launched, and passed to
-`blocks`.
+attention are the fastest of a grid. ``benchmarks/kernels.py --device cuda --tune`` prints the fastest around each.
+Sizes that follow from a shape alone (a row must fit the registers) are computed where the kernel is launched, and
+passed to `blocks`.
 
 * ``bias_gelu``, ``layernorm``: 2048 values in 128 threads are 16 per thread, i.e. two 16-byte loads of 16-bit values
   in flight; a multiprocessor has room for 16 such programs (12 on sm_86 and sm_89).
