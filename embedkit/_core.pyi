@@ -431,6 +431,15 @@ def tokenize_window_ids(
 ) -> TokenWindow:
     """`tokenize_window` for content ids that another tokenizer made."""
 
+def scatter_rows(
+    out: npt.NDArray[Any], rows: npt.NDArray[np.int64], values: npt.NDArray[Any], threads: int
+) -> None:
+    """``out[rows] = values`` for distinct ``rows``, without the GIL.
+
+    Raises:
+        ValueError: the arrays do not fit together, or ``out`` does not have a row.
+    """
+
 def encode_postings(
     instances: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], after: int = -1
 ) -> list[bytes]:

@@ -1,4 +1,5 @@
-// The binding of the pipeline's first half, for encode stages in Python: embedkit._core.TokenWindow.
+// The bindings of the pipeline's ends, for encode stages in Python: embedkit._core.TokenWindow and
+// scatter_rows.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -12,6 +13,7 @@
 
 #include "base/error.h"
 #include "pipeline/encode.h"
+#include "pipeline/scatter_rows.h"
 #include "python/bind.h"
 #include "python/gil.h"
 #include "python/interrupt.h"
@@ -94,6 +96,24 @@ size_t pack_into(const TokenWindow& window, const py::array_t<int64_t, py::array
   return pack(window, rows, padding_idx, vocab_size, target);
 }
 
+void scatter(const py::array& out, const py::array_t<int64_t, py::array::c_style>& rows,
+             const py::array& values, int threads) {
+  for (const py::array* array : {&out, &values})
+    if (array->ndim() != 2 || (array->flags() & py::array::c_style) == 0)
+      throw py::value_error("out and values must be contiguous arrays of two dimensions");
+  if (rows.ndim() != 1 || !out.writeable() || !out.dtype().equal(values.dtype()) ||
+      out.shape(1) != values.shape(1))
+    throw py::value_error(
+        "out must be writable, with the type and the columns of values, and rows have one dimension");
+  const auto size = [](const py::array& array) { return static_cast<size_t>(array.nbytes()); };
+  const std::span<const std::byte> from(static_cast<const std::byte*>(values.data()), size(values));
+  const std::span<std::byte> to(static_cast<std::byte*>(const_cast<void*>(out.data())), size(out));
+  const auto bytes = static_cast<size_t>(values.shape(1) * values.itemsize());
+  const std::span<const int64_t> places(rows.data(), static_cast<size_t>(rows.size()));
+  const GilRelease release;
+  scatter_rows(from, places, bytes, to, threads);
+}
+
 }  // namespace
 
 void bind_token_window(py::module_& m) {
@@ -133,6 +153,7 @@ void bind_token_window(py::module_& m) {
       [](const std::vector<std::vector<int32_t>>& ids, const EncodeOptions& options,
          const std::shared_ptr<Cancel>& cancel) { return run(IdSource(ids), options, cancel); },
       py::arg("ids"), py::arg("options"), py::arg("cancel") = py::none());
+  m.def("scatter_rows", &scatter, py::arg("out"), py::arg("rows"), py::arg("values"), py::arg("threads"));
 }
 
 }  // namespace embedkit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .. import _core
 from .cuda_device import Device, Event
 from .stage import Batch, Indices, NotFinite, Request
 
 __all__ = ["Check", "DeviceBatch", "Joined"]
+
+
+@cache
+def _copiers() -> int:
+    """Threads that copy a result into the caller's array, while others tokenize."""
+    return min(4, _core.default_threads())
 
 
 class Check:
@@ -99,7 +107,7 @@ class DeviceBatch:
             self._device.scatter(out, torch.from_numpy(rows), self._result)
         else:
             # Not with torch: the threads of its index_copy_ keep spinning and slow down tokenization.
-            out[rows] = self._result.numpy()
+            _core.scatter_rows(out, rows, self._result.numpy(), _copiers())
 
 
 class Joined:
