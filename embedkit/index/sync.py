@@ -222,13 +222,15 @@ def sync(
     has been made; the first one takes all documents for the folder's.
 
     Raises:
-        InputError: the index is of another folder, or a file cannot be used.
+        InputError: the folder does not exist, the index is of another one, or a file cannot be used.
         BuildError: the index cannot be written: the disk is full, or another sync is at work.
         (and what `Index.upsert` raises)
     """
     settings = settings or FolderSettings()
     root = os.path.realpath(folder)
     manifest = index.generation.manifest
+    if not os.path.exists(root):
+        raise InputError(os.fspath(folder), "no such folder; nothing was changed")
     if manifest.root != root:
         raise InputError(
             os.fspath(folder),

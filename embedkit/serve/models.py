@@ -247,6 +247,24 @@ class Memory:
         used = sum(model.size for model in self._models if model.loaded is not None)
         return self.limit is None or used + size <= self.limit
 
+    def keep(self, model: Served[Any]) -> None:
+        """Count a loaded model that stays, and close others until it fits; called before the server starts.
+
+        Raises:
+            ValueError: there is no room for it beside those that stay.
+        """
+        others = [other for other in self._models if other.loaded is not None and other.users == 0]
+        while not self.fits(model.size):
+            if not others:
+                raise ValueError(
+                    f"{model.name} takes {model.size:,} bytes and stays loaded; --max-memory allows {self.limit:,}"
+                )
+            last: Any = others[-1].loaded
+            others.pop().loaded = None
+            last.close()
+        model.users += 1
+        self._models.append(model)
+
     async def make_room(self, size: int) -> None:
         """Close models that nobody uses, the least recently used first, until a model of this size fits.
 

@@ -105,7 +105,7 @@ def open_state(options: Options) -> State:
     rerankers.load_what_fits()
     if index is None:
         return State(settings, embedders, rerankers, None, metrics)
-    search, own = _search(index, embedders, options, metrics)
+    search, own = _search(index, embedders, memory, options, metrics)
     return State(settings, embedders, rerankers, search, metrics, own=own)
 
 
@@ -160,7 +160,7 @@ def _of_index(path: Path, manifest: Manifest, options: Options, metrics: ModelMe
 
 
 def _search(
-    index: Index, embedders: Pool[EmbeddingModel], options: Options, metrics: Metrics
+    index: Index, embedders: Pool[EmbeddingModel], memory: Memory, options: Options, metrics: Metrics
 ) -> tuple[SearchService, Served[EmbeddingModel] | None]:
     """The index, with a served model if that is the index's, else with one of its own, the second of the two."""
     from ..index import Index
@@ -184,7 +184,8 @@ def _search(
             _of_index, index.path, index.generation.manifest, options, ModelMetrics(metrics, "index")
         )
         loaded = load()
-        own = Served("index", load, loaded)
+        own = Served("index", load, loaded, size=loaded.bytes)
+        memory.keep(own)
     opened = Index.open(index.path, BatchedEncoder(loaded))
     index.close()
     return SearchService(opened), own

@@ -98,6 +98,16 @@ def test_another_folder_is_refused(folder: Path, tmp_path: Path) -> None:
         sync(index, folder / "d0")
 
 
+def test_a_folder_that_is_gone_deletes_nothing(folder: Path, tmp_path: Path) -> None:
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        before = held(index)
+        moved = folder.rename(tmp_path / "moved")
+        for missing in (folder, moved / "nowhere"):
+            with pytest.raises(InputError, match="no such folder; nothing was changed"):
+                sync(index, missing, WHOLE)
+        assert held(index) == before
+
+
 CHILD = f"""
 import os, signal, sys
 sys.path.insert(0, {str(TESTS)!r})

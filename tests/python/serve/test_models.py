@@ -106,6 +106,24 @@ def test_many_requests_for_one_model_load_it_once(pools: tuple[Pool[Any], Pool[A
     assert Fake.open_bytes == 40
 
 
+def test_a_model_that_stays_takes_the_room_of_others(pools: tuple[Pool[Any], Pool[Any]]) -> None:
+    first, second = pools
+    first.load_what_fits()
+    own: Served[Any] = Served("index", lambda: Fake(30), Fake(30), size=30)
+    first._memory.keep(own)
+    assert loaded(*pools) == "a"
+    assert Fake.open_bytes == 70
+
+    async def use(name: str) -> str:
+        async with second.use(name):
+            return loaded(*pools)
+
+    assert asyncio.run(use("d")) == "d"
+    assert own.loaded is not None
+    with pytest.raises(ValueError, match="other takes 90 bytes and stays loaded; --max-memory allows 100"):
+        first._memory.keep(Served("other", lambda: Fake(90), Fake(90), size=90))
+
+
 def test_a_model_larger_than_the_memory_is_refused() -> None:
     pool: Pool[Any] = Pool([Served("large", lambda: Fake(200))], Memory(100))
     with pytest.raises(ValueError, match="--max-memory allows 100"):
