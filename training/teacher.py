@@ -22,6 +22,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ __all__ = [
     "VectorStore",
     "by_example",
     "encode_prompted",
+    "open_encoder",
     "variance_scale",
 ]
 
@@ -94,6 +96,19 @@ class TeacherOptions:
     def reading(self) -> Reading:
         """Which prompt precedes which text."""
         return Reading(self.prompt, self.prompt_words, self.query_prompt)
+
+
+def open_encoder(path: str, *, precision: str = "auto", max_length: int | None = None) -> Encoder:
+    """A model that encodes for a training: on this process's GPU if there is one and the model runs there."""
+    import torch
+
+    if torch.cuda.is_available():
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        try:
+            return Encoder(path, device=device, precision=precision, max_length=max_length)
+        except (ValueError, ImportError) as error:  # a static model, or no Triton
+            _LOG.info("%s encodes on the CPU: %s", path, error)
+    return Encoder(path, precision=precision, max_length=max_length)
 
 
 @dataclass(frozen=True)
@@ -274,7 +289,7 @@ class Teachers:
         self._cache = cache
         self._storage = storage
         self._encoders = [
-            Encoder(teacher.path, precision=teacher.precision, max_length=teacher.max_length)
+            open_encoder(teacher.path, precision=teacher.precision, max_length=teacher.max_length)
             for teacher in teachers
         ]
         self._stores = [

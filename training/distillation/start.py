@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...encoder import Encoder
 from ..linear_map import fit, regress, sample_distinct
 from ..model import ModelOptions, SentenceModel, load_backbone, transformer_folder
-from ..teacher import TeacherOptions, encode_prompted
+from ..teacher import TeacherOptions, encode_prompted, open_encoder
 from .options import DistillOptions
 
 __all__ = ["candidates", "choose_layers", "explained"]
@@ -54,7 +53,7 @@ def choose_layers(
 ) -> dict[str, Any]:
     """Score each of `candidates`; returns ``layers``, the best, and ``explained``, the score of each."""
     sample = sample_distinct(texts, _SAMPLE)
-    with Encoder(teacher.path, precision=teacher.precision) as encoder:
+    with open_encoder(teacher.path, precision=teacher.precision) as encoder:
         vectors = encode_prompted(encoder, sample, teacher)
     width = min(options.dimension, vectors.shape[1], len(sample) // 2)
     wanted = fit(vectors, width, center=False)(vectors)

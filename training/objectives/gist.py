@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ... import Encoder
 from ..data.readers import Table
 from ..data.texts import Chain
 from ..model import SentenceModel
-from ..teacher import TeacherOptions, VectorStore
+from ..teacher import TeacherOptions, VectorStore, open_encoder
 from .base import Arrays, first_row, gather
 from .vector_loss import VectorLoss, VectorOptions, check_negatives, negative_fields
 
@@ -116,7 +115,7 @@ class Gist(VectorLoss):
             return {}
         guide = self.options.guide
         assert guide is not None
-        with Encoder(guide.path, precision=guide.precision, max_length=guide.max_length) as encoder:
+        with open_encoder(guide.path, precision=guide.precision, max_length=guide.max_length) as encoder:
             store = VectorStore.of(encoder, cache, "float32", guide.reading)
             columns = [table.texts(field) for field in self.fields_of(task, table)]
             store.add(Chain(columns), encoder)

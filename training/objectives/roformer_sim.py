@@ -25,13 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ... import Encoder
 from ...model_folder.json_file import read_json
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..data.texts import Chain
 from ..model import ModelOptions
-from ..teacher import VectorStore
+from ..teacher import VectorStore, open_encoder
 from ..unilm import UnilmModel, pack_pairs
 from .base import Arrays, Batch, Objective, first_row, gather, spearman, to_tensors
 
@@ -241,7 +240,7 @@ def _pair_vectors(
     teacher: str, first: Sequence[str], second: Sequence[str], cache: Path
 ) -> npt.NDArray[np.float32]:
     """The teacher's vectors (n, 2, dimension) of n pairs, in a file of the cache; each text is encoded once."""
-    with Encoder(teacher) as encoder:
+    with open_encoder(teacher) as encoder:
         store = VectorStore.of(encoder, cache, "float32")
         store.add(Chain((first, second)), encoder)
     return store.mapped((first, second))

@@ -222,3 +222,27 @@ def test_killed_and_resumed(make_model: MakeModel, tmp_path: Path, monkeypatch: 
         store.add(texts, encoder)
         assert seen == texts[done:]
         np.testing.assert_array_equal(store.read(store.rows(texts)), encoder.encode(texts))
+
+
+@pytest.mark.parametrize("runs_there", [True, False])
+def test_a_teacher_is_opened_on_the_processs_gpu(
+    runs_there: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    opened: list[dict[str, Any]] = []
+
+    def encoder(path: str, **options: Any) -> str:
+        opened.append(options)
+        if "device" in options and not runs_there:
+            raise ValueError("static models run on the CPU")
+        return path
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(teacher, "Encoder", encoder)
+    with caplog.at_level("INFO", "embedkit"):
+        assert teacher.open_encoder("a/model", precision="auto", max_length=64) == "a/model"
+    assert opened[0] == {"device": "cuda:3", "precision": "auto", "max_length": 64}
+    assert opened[1:] == ([] if runs_there else [{"precision": "auto", "max_length": 64}])
+    assert ("a/model encodes on the CPU: static models" in caplog.text) == (not runs_there)
