@@ -42,7 +42,6 @@ _SCORING = {
     "prompt": "embedkit does not support prompts for cross-encoders; prepend it to the texts",
     "pool": "embedkit scores in one process; set CrossEncoder(threads=...)",
     "chunk_size": "it is for a pool of processes",
-    "device": "set CrossEncoder(device=...) instead",
     "num_workers": "set CrossEncoder(threads=...) instead",
 }
 # Arguments of sentence-transformers that are not supported, and why.
@@ -224,12 +223,12 @@ def check_dtype(output_dtype: Any, precision: Any) -> str:
 
 
 def check_unsupported(function: str, options: Mapping[str, Any]) -> None:
-    """Refuse arguments of sentence-transformers that embedkit does not support, unless they are None or False."""
+    """Refuse arguments of sentence-transformers that embedkit does not support, unless None, False, 0 or empty."""
     reasons = _UNSUPPORTED[function]
     for name, value in options.items():
         if name not in reasons:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-        if value is not None and value is not False:
+        if value is not None and not (isinstance(value, bool | int | str) and not value):
             raise ValueError(f"{function}({name}=...) is not supported: {reasons[name]}")
 
 

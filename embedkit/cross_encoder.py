@@ -110,6 +110,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         inputs: Iterable[Sequence[str]] | Sequence[str] | None = None,
+        device: str | None = None,
         **unsupported: None,
     ) -> Any:
         """Score one pair of texts or several.
@@ -125,6 +126,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
             convert_to_numpy: False returns a list of torch tensors.
             convert_to_tensor: True returns one torch tensor; takes precedence over ``convert_to_numpy``.
             inputs: the name of ``sentences`` in sentence-transformers 6.
+            device: None, or the model's own, "cpu".
             unsupported: other arguments of sentence-transformers; they must be None.
 
         Returns:
@@ -135,6 +137,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
             ValueError: an argument is invalid, a text is not valid Unicode, or the model is closed.
         """
         check_unsupported("predict", unsupported)
+        if device is not None:
+            check_device(device)
         first, second, single = as_pairs(either("the pairs", sentences=sentences, inputs=inputs))
         scores = self._scores(first, second, batch_size, show_progress_bar, activation_fn)
         if apply_softmax and scores.ndim > 1:
@@ -158,6 +162,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         activation_fn: str | Activation | None = None,
+        device: str | None = None,
         **unsupported: None,
     ) -> list[dict[str, Any]]:
         """Rank documents by their score with a query, best first.
@@ -179,6 +184,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
             ValueError: the model has several classes.
         """
         check_unsupported("rank", unsupported)
+        if device is not None:
+            check_device(device)
         if len(self.labels) != 1:
             raise ValueError(
                 f"rank needs a model with one class, and this one has {', '.join(self.labels[:10])}; "
@@ -223,7 +230,13 @@ class CrossEncoder(LoadedModel[PairEngine]):
                 self._counts.add(end - start, stats, length)
                 if advance is not None:
                     advance(end - start)
-        scores = np.asarray(apply(logits), np.float32)
+        result = apply(logits)
+        scores = np.empty(()) if result is None else np.asarray(result, np.float32)
+        if scores.ndim == 0 or len(scores) != len(logits):
+            kind = "None" if result is None else f"an array {scores.shape}"
+            raise ValueError(
+                f"activation_fn returned {kind} for logits {logits.shape}: it must keep the rows"
+            )
         if len(self.labels) == 1 and scores.ndim > 1:
             scores = scores.reshape(len(scores))
         return scores

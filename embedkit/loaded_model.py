@@ -157,6 +157,10 @@ class LoadedModel(ABC, Generic[_Engine]):
         self._loaded = self._open(state["_loaded"] or BUILTIN, self._options)
         self._start()
 
+    def __copy__(self: _Self) -> _Self:
+        """As `__deepcopy__`: a copy never loads the weights again."""
+        return self.__deepcopy__({})
+
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Copy the settings and share the engine."""
         copy = object.__new__(type(self))

@@ -146,9 +146,24 @@ def _unit32(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.asarray(vectors / np.maximum(norms, np.float32(1e-12)), dtype=np.float32)
 
 
+def _is_tensor(value: Any) -> bool:
+    """Whether it is torch's, without importing that."""
+    return type(value).__module__.partition(".")[0] == "torch"
+
+
+def _stacked(value: Any) -> Any:
+    """A list of vectors of torch, such as ``encode(convert_to_numpy=False)`` returns, as one tensor."""
+    if isinstance(value, list | tuple) and value and all(map(_is_tensor, value)):
+        import torch
+
+        return torch.stack(list(value))
+    return value
+
+
 def with_tensors(score: Callable[[Any, Any, str], npt.NDArray[np.float32]], a: Any, b: Any, name: str) -> Any:
-    """``score(a, b, name)``; a torch tensor on the first tensor's device if one was given."""
-    tensors = [value for value in (a, b) if type(value).__module__.partition(".")[0] == "torch"]
+    """``score(a, b, name)``; a torch tensor on the first tensor's device if one, or a list of them, was given."""
+    a, b = map(_stacked, (a, b))
+    tensors = list(filter(_is_tensor, (a, b)))
     if not tensors:
         return score(a, b, name)
     import torch
@@ -171,5 +186,9 @@ def to_torch(result: Any, *, one: bool) -> Any:
             "or leave convert_to_numpy=True and convert_to_tensor=False for numpy arrays"
         ) from None
     if one and not isinstance(result, list):
-        return torch.as_tensor(result) if len(result) else torch.tensor([])
+        return (
+            torch.as_tensor(result)
+            if len(result)
+            else torch.tensor([], device=getattr(result, "device", None))
+        )
     return [torch.as_tensor(row) for row in result]

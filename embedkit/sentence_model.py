@@ -114,7 +114,10 @@ class SentenceModel(LoadedModel[Engine]):
         if name not in self.prompts:
             known = ", ".join(map(repr, self.prompts))
             raise ValueError(f"unknown prompt_name={name!r}; this model's prompts are {known}")
-        return self.prompts[name]
+        text: Any = self.prompts[name]
+        if not isinstance(text, str | None):  # put into the dict
+            raise TypeError(f"prompts[{name!r}] must be a str, not {type(text).__name__}")
+        return text or ""
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Scores (n, m) of each of (n, dim) embeddings with each of (m, dim), by `similarity_fn_name`.

@@ -27,7 +27,7 @@ class PairEngine:
         folder: the transformer.
         labels: names of the classes, in the order of the logits.
         activation: the folder's own, ``"identity"`` or ``"sigmoid"``.
-        precision: the precision it computes in, ``"fp32"`` or ``"int8"``.
+        precision: the precision it computes in, ``"fp32"``, ``"bf16"`` or ``"int8"``.
         positions: maximum tokens of a pair.
         special_tokens: tokens added around and between the two texts.
         folder_length: the folder's own maximum length.

@@ -87,10 +87,13 @@ def export_onnx(
         )
     core = model if isinstance(model, Encoder) else Encoder(model, precision="fp32")
     _check_one_transformer(core)
-    if core.describe()["precision"] != "fp32":
-        raise ValueError(
-            f"{core!r} computes in int8; export the fp32 model it was made from, with precision='int8'"
+    if (computed := core.describe()["precision"]) != "fp32":
+        remedy = (
+            "export the fp32 model it was made from"
+            if computed == "int8"
+            else "open it with precision='fp32'"
         )
+        raise ValueError(f"{core!r} computes in {computed}; {remedy}, and give export_onnx the precision")
     return _export(core, Path(folder).expanduser(), precision)
 
 
@@ -149,10 +152,9 @@ def _check(core: Encoder, folder: Path, precision: str) -> Fidelity:
         joined += " " + joined
     with Encoder(folder, backend="onnx") as exported, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* (is|are) (longer than max_length|in a script that)")
-        # A copy shares the model and has its own counts.
-        vectors = [
-            np.asarray(encoder.encode(texts, prompt=""), np.float64) for encoder in (deepcopy(core), exported)
-        ]
+        own = deepcopy(core)  # shares the model and has its own counts
+        own._on_overflow = exported._on_overflow
+        vectors = [np.asarray(encoder.encode(texts, prompt=""), np.float64) for encoder in (own, exported)]
     norms = [np.linalg.norm(v, axis=1) for v in vectors]
     cosines = (vectors[0] * vectors[1]).sum(axis=1) / np.maximum(norms[0] * norms[1], 1e-30)
     cosines[(norms[0] == 0) & (norms[1] == 0)] = 1

@@ -230,7 +230,7 @@ def sync(
     root = os.path.realpath(folder)
     manifest = index.generation.manifest
     if not os.path.exists(root):
-        raise InputError(os.fspath(folder), "no such folder; nothing was changed")
+        raise InputError(os.fspath(folder), "no such folder")
     if manifest.root != root:
         raise InputError(
             os.fspath(folder),

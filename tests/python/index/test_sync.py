@@ -103,7 +103,7 @@ def test_a_folder_that_is_gone_deletes_nothing(folder: Path, tmp_path: Path) -> 
         before = held(index)
         moved = folder.rename(tmp_path / "moved")
         for missing in (folder, moved / "nowhere"):
-            with pytest.raises(InputError, match="no such folder; nothing was changed"):
+            with pytest.raises(InputError, match="no such folder"):
                 sync(index, missing, WHOLE)
         assert held(index) == before
 
