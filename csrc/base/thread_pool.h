@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/aligned.h"
+#include "base/stop.h"
 
 namespace embedkit {
 
@@ -59,6 +60,24 @@ struct Worker {
   void sync() const {
     if (count > 1) barrier->wait();
   }
+};
+
+/// Where the workers of a call have finished a part of it. The calling thread goes on asking for a Ctrl-C
+/// until all have: another may be at a text of 100 MB.
+class Finished {
+ public:
+  void reset() { count_.store(0, std::memory_order_relaxed); }
+  void wait(const Worker& worker, StopToken& stop) {
+    count_.fetch_add(1, std::memory_order_acq_rel);
+    if (worker.index != 0) return;
+    while (count_.load(std::memory_order_acquire) < worker.count) {
+      stop.poll();
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  std::atomic<int> count_{0};
 };
 
 class ThreadPool {

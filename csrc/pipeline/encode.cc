@@ -181,7 +181,8 @@ class Run {
  private:
   void window(size_t first, size_t texts, size_t bytes) {
     window_.begin(source_, options_, first, texts);
-    finished_.store(0, std::memory_order_relaxed);
+    tokenized_.reset();
+    encoded_.reset();
     next_batch_.store(0, std::memory_order_relaxed);
 
     // More threads than processors do no harm to whole batches, but the workers of a lone text wait for
@@ -201,6 +202,7 @@ class Run {
         window_.tokenize(source_, options_, worker, (*lease).scratch, stop_);
       });
       StageClock::lap(Stage::kTokenize);
+      if (!lone) tokenized_.wait(worker, stop_);
       worker.sync();
       StageClock::lap(Stage::kWait);
       if (worker.index == 0) {
@@ -215,7 +217,7 @@ class Run {
         encode_together(worker);
       } else {
         error_.guard([&] { encode_batches(*lease); });
-        wait_for_others(worker);
+        encoded_.wait(worker, stop_);
         StageClock::lap(Stage::kWait);
       }
     });
@@ -305,16 +307,6 @@ class Run {
     }
   }
 
-  /// The calling thread goes on asking for a Ctrl-C while the others finish.
-  void wait_for_others(const Worker& worker) {
-    finished_.fetch_add(1, std::memory_order_acq_rel);
-    if (worker.index != 0) return;
-    while (finished_.load(std::memory_order_acquire) < worker.count) {
-      stop_.poll();
-      std::this_thread::yield();
-    }
-  }
-
   void encode_together(const Worker& worker) {
     if (!encoder_.forward(shared_state_->batch, shared_state_->workspace, worker, stop_)) return;
     if (worker.index == 0)
@@ -337,7 +329,7 @@ class Run {
   std::vector<size_t> order_;       // longest first
   std::vector<size_t> batches_;     // bounds in order_
   std::atomic<size_t> next_batch_{0};
-  std::atomic<int> finished_{0};  // workers that have no batch left
+  Finished tokenized_, encoded_;
   bool shared_batch_ = false;
   ThreadState* shared_state_ = nullptr;
   bool planned_ = false;  // written by worker 0 between two syncs

@@ -52,8 +52,8 @@ void count_positions(std::span<const int32_t> ids, int32_t padding_idx, std::spa
 
 void TokenizeOptions::validate() const {
   const size_t special = special_tokens();
-  require(max_length > special, "max_length is ", max_length, "; it must exceed the ", special,
-          " special tokens");
+  require(max_length > special && max_length < size_t{1} << 31, "max_length is ", max_length,
+          "; it must exceed the ", special, " special tokens, and be below 2^31");
   require(threads >= 1, "threads is ", threads, "; it must be at least 1");
   if (!pair) return;
   require(overflow == Overflow::kTruncate && pool_skip == 0,
@@ -190,11 +190,13 @@ void tokenize(const TokenSource& source, const TokenizeOptions& options, StopTok
   options.validate();
   window.begin(source, options, 0, source.size());
   FirstError error(stop);
+  Finished finished;
   ThreadPool::shared().run(options.threads, [&](Worker worker) {
     error.guard([&] {
       TokenWindow::Scratch scratch;
       window.tokenize(source, options, worker, scratch, stop);
     });
+    finished.wait(worker, stop);
   });
   error.rethrow();
   if (stop.poll()) throw Interrupted();

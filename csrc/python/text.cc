@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/stop.h"
 #include "python/bind.h"
 #include "python/gil.h"
+#include "python/interrupt.h"
 #include "python/options.h"
 #include "python/texts.h"
 #include "text/bpe.h"
@@ -32,15 +34,27 @@ py::list list_of(const int32_t* ids, size_t count) {
   return list;
 }
 
+/// Runs `body` without the GIL; a Ctrl-C, which stops it, is raised.
+template <class Body>
+void heard(Body&& body) {
+  InterruptPoll poll;
+  StopToken stop(poll.callback());
+  {
+    const GilRelease release;
+    body(stop);
+    stop.poll();
+  }
+  poll.rethrow();
+}
+
 py::list encode(const Tokenizer& tokenizer, const py::object& text) {
   py::object keep;
   const std::string_view view = utf8_view(text, keep);
   std::vector<int32_t> ids;
-  {
-    const GilRelease release;
+  heard([&](StopToken& stop) {
     Tokenizer::Scratch scratch;
-    tokenizer.encode(view, scratch, ids);
-  }
+    tokenizer.encode(view, scratch, ids, Tokenizer::kNoLimit, &stop);
+  });
   return list_of(ids.data(), ids.size());
 }
 
@@ -48,15 +62,15 @@ py::list encode_batch(const Tokenizer& tokenizer, const py::object& texts) {
   const Texts batch(texts);
   std::vector<int32_t> ids;
   std::vector<size_t> ends;
-  {
-    const GilRelease release;
+  heard([&](StopToken& stop) {
     Tokenizer::Scratch scratch;
     ends.reserve(batch.size());
     for (const std::string_view text : batch.views()) {
-      tokenizer.encode(text, scratch, ids);
+      tokenizer.encode(text, scratch, ids, Tokenizer::kNoLimit, &stop);
+      if (stop.poll()) return;
       ends.push_back(ids.size());
     }
-  }
+  });
   py::list result(batch.size());
   size_t begin = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
@@ -175,8 +189,8 @@ void bind_subword(py::module_& m) {
                                     vocab_size};
              return std::make_shared<Subword>(std::move(model), std::move(options));
            }),
-           py::arg("model"), py::arg("added_tokens"), py::arg("normalizer"), py::arg("splits"), py::kw_only(),
-           py::arg("vocab_size"));
+           py::arg("model").none(false), py::arg("added_tokens"), py::arg("normalizer"), py::arg("splits"),
+           py::kw_only(), py::arg("vocab_size"));
 }
 
 }  // namespace

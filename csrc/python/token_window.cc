@@ -99,8 +99,8 @@ size_t pack_into(const TokenWindow& window, const py::array_t<int64_t, py::array
 void scatter(const py::array& out, const py::array_t<int64_t, py::array::c_style>& rows,
              const py::array& values, int threads) {
   for (const py::array* array : {&out, &values})
-    if (array->ndim() != 2 || (array->flags() & py::array::c_style) == 0)
-      throw py::value_error("out and values must be contiguous arrays of two dimensions");
+    if (array->ndim() != 2 || (array->flags() & py::array::c_style) == 0 || array->dtype().kind() == 'O')
+      throw py::value_error("out and values must be contiguous arrays of numbers, of two dimensions");
   if (rows.ndim() != 1 || !out.writeable() || !out.dtype().equal(values.dtype()) ||
       out.shape(1) != values.shape(1))
     throw py::value_error(

@@ -169,15 +169,18 @@ std::pair<std::string, size_t> merge_postings(std::span<const std::string_view> 
 
 std::vector<ScoredRow> bm25(std::span<const QueryWord> words, const Bm25Options& options) {
   const size_t rows = options.lengths.size();
-  require(options.average_length > 0, "average_length must be above 0, not ", options.average_length);
-  require(options.title_weight > 0, "title_weight must be above 0, not ", options.title_weight);
+  // A score must not round to 0, which stands for a row that was not seen yet.
+  const auto usual = [](double value) { return value >= 1e-9 && value <= 1e9; };
+  require(usual(options.average_length), "average_length must be from 1e-9 to 1e9, not ",
+          options.average_length);
+  require(usual(options.title_weight), "title_weight must be from 1e-9 to 1e9, not ", options.title_weight);
   require(options.limit > 0, "limit must be at least 1");
   if (options.allowed)
     require(options.allowed->size() >= (rows + 7) / 8, "allowed has ", options.allowed->size(),
             " bytes, and ", rows, " rows need ", (rows + 7) / 8);
   std::vector<Reader> readers;
   for (const QueryWord& word : words) {
-    require(word.weight > 0, "the weight of a word must be above 0, not ", word.weight);
+    require(usual(word.weight), "the weight of a word must be from 1e-9 to 1e9, not ", word.weight);
     readers.emplace_back(word.postings, rows);
   }
   Best best(std::min(options.limit, std::max<size_t>(rows, 1)));

@@ -201,8 +201,9 @@ def test_what_cannot_be_exported(
     Encoder(source).save(tmp_path / "int8", precision="int8")
     with pytest.raises(ValueError, match="holds int8 weights"):
         export_onnx(tmp_path / "int8", tmp_path / "out")
-    with pytest.raises(ValueError, match="computes in int8"):
-        export_onnx(Encoder(source, precision="int8"), tmp_path / "out")
+    for precision, remedy in (("int8", "export the fp32 model"), ("bf16", "open it with precision='fp32'")):
+        with pytest.raises(ValueError, match=f"computes in {precision}; {remedy}"):
+            export_onnx(Encoder(source, precision=precision), tmp_path / "out")
     with pytest.raises(FileExistsError, match="is not empty"):
         export_onnx(source, tmp_path)
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnx" else 1)
@@ -212,7 +213,9 @@ def test_what_cannot_be_exported(
 
 
 def test_the_settings_of_an_encoder(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    source = Encoder(make_model(), max_length=20, prompts={"query": "q: "}, truncate_dim=8)
+    source = Encoder(
+        make_model(), max_length=20, prompts={"query": "q: "}, truncate_dim=8, on_overflow="error"
+    )
     export_onnx(source, tmp_path / "out")
     encoder = Encoder(tmp_path / "out", backend="onnx")
     assert encoder.max_seq_length == 20 and encoder.get_embedding_dimension() == 8

@@ -281,6 +281,13 @@ def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
         model.predict(PAIRS, batch_size=0)
     with pytest.raises(ValueError, match="unknown activation_fn='softplus'"):
         model.predict(PAIRS, activation_fn="softplus")
+    for wrong in (lambda logits: None, lambda logits: logits[:2], np.sum):
+        with pytest.raises(ValueError, match=r"activation_fn returned .* for logits \(.*, 1\)"):
+            model.predict(PAIRS, activation_fn=wrong)
+    same = model.predict(PAIRS, device="cpu", num_workers=0, prompt="")  # type: ignore[arg-type]
+    np.testing.assert_array_equal(same, model.predict(PAIRS))
+    with pytest.raises(ValueError, match="runs on the CPU only"):
+        model.rank("a", ["b"], device="cuda")
     with pytest.raises(ValueError, match=r"predict\(prompt=...\) is not supported"):
         model.predict(PAIRS, prompt="query: ")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"rank\(prompt=...\) is not supported"):

@@ -45,6 +45,21 @@ def test_pickle_of_a_relative_path(make_model: Make, tmp_path: Path, monkeypatch
     assert encoder.describe()["model"] == folder.name and encoder.describe()["path"] == str(folder)
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_share_the_engine_and_have_their_own_prompts(
+    make_model: Make, copied: Callable[[Encoder], Encoder]
+) -> None:
+    encoder = Encoder(make_model())
+    other = copied(encoder)
+    assert other._loaded is encoder._loaded
+    other.prompts["q"] = "ask: "
+    assert "q" not in encoder.prompts
+    other.prompts["none"], other.prompts["odd"] = None, 3  # type: ignore[assignment]
+    np.testing.assert_array_equal(other.encode("a", prompt_name="none"), encoder.encode("a"))
+    with pytest.raises(TypeError, match=r"prompts\['odd'\] must be a str, not int"):
+        other.encode("a", prompt_name="odd")
+
+
 def test_deepcopy_has_its_own_settings(make_model: Make) -> None:
     encoder = Encoder(make_model())
     other = copy.deepcopy(encoder)
@@ -119,6 +134,29 @@ assert encoder.encode("day").shape == (384,)
 """
     folder = make_model(hidden=384, heads=12, layers=6, intermediate=1536, max_positions=128)
     subprocess.run([sys.executable, "-c", script, str(folder)], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("call", ["encode", "tokenize"])
+def test_ctrl_c_is_heard_beside_a_long_text(make_model: Make, call: str) -> None:
+    """Whichever thread has it: the calling one waits for the others."""
+    script = """
+import os, signal, sys, threading, time
+from embedkit import Encoder
+encoder = Encoder(sys.argv[1], threads=2, on_overflow="window")
+texts = ["day"] * 32 + ["the weather is lovely today " * (5 * 10**6)]
+def interrupt():
+    global sent
+    sent = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Timer(0.1, interrupt).start()
+try:
+    getattr(encoder, sys.argv[2])(texts)
+except KeyboardInterrupt:
+    late = time.monotonic() - sent
+    sys.exit(0 if late < 0.8 else f"{late:.2f} s late")
+sys.exit("it ended")
+"""
+    subprocess.run([sys.executable, "-c", script, str(make_model()), call], check=True, timeout=60)
 
 
 def test_a_daemon_thread_does_not_keep_the_interpreter_from_ending(make_model: Make) -> None:

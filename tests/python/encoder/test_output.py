@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedkit.output import DTYPES, checked_ranges, convert, output_width, similarity, similarity_pairwise
+from embedkit.output import (
+    DTYPES,
+    checked_ranges,
+    convert,
+    output_width,
+    similarity,
+    similarity_pairwise,
+    to_torch,
+    with_tensors,
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +70,17 @@ def test_similarities_equal_sentence_transformers(vectors: np.ndarray, name: str
     pairs = similarity_pairwise(a, b[:10], name)
     assert pairs.dtype == np.float32 and pairs.shape == (10,)
     np.testing.assert_allclose(pairs, pairwise(a, b[:10]).numpy(), rtol=1e-5, atol=2e-6)
+
+
+def test_lists_of_tensors_are_compared(vectors: np.ndarray) -> None:
+    torch = pytest.importorskip("torch")
+    rows = [torch.from_numpy(row) for row in vectors]
+    expected = similarity(vectors, vectors, "cosine")
+    for given in ((rows, rows), (rows, vectors), ([row.bfloat16() for row in rows], vectors)):
+        result = with_tensors(similarity, *given, "cosine")
+        assert isinstance(result, torch.Tensor)
+        np.testing.assert_allclose(result.numpy(), expected, atol=1e-2)
+    assert to_torch(torch.empty(0, 3, device="meta"), one=True).device.type == "meta"
 
 
 def test_int8_vectors_are_compared_without_overflow() -> None:
