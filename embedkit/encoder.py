@@ -60,8 +60,8 @@ class Encoder(DropIn):
         precision: on a CPU ``"fp32"``, ``"bf16"`` (weights and inputs of products rounded to bfloat16; cosine to fp32
             above 0.9999, faster with AMX and on AMD's Zen 4 and 5) or ``"int8"`` (an fp32 folder is quantized when
             opened); ``"auto"`` means the folder's own. On CUDA ``"fp32"``, ``"fp16"``, ``"bf16"``, or ``"fp8"`` and
-            ``"int8"`` for 8-bit matrix products (cosine to fp32 about 0.998); ``"auto"`` means the 16-bit type that is closer to
-            fp32 on a few sample texts, and fp32 below compute capability 8.0.
+            ``"int8"`` for 8-bit matrix products (cosine to fp32 about 0.998); ``"auto"`` means the 16-bit type that is
+            closer to fp32 on a few sample texts, and fp32 below compute capability 8.0.
         threads: number of threads for encoding (on CUDA, for tokenization); None means as many as the process may
             use by its CPU affinity and quota.
         max_length: maximum tokens of a text, special tokens included; None for the folder's own.
