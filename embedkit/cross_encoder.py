@@ -231,7 +231,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
                 if advance is not None:
                     advance(end - start)
         result = apply(logits)
-        scores = np.empty(()) if result is None else np.asarray(result, np.float32)
+        scores: Scores = np.asarray(np.nan if result is None else result, np.float32)
         if scores.ndim == 0 or len(scores) != len(logits):
             kind = "None" if result is None else f"an array {scores.shape}"
             raise ValueError(
