@@ -165,7 +165,7 @@ class Index(Searcher):
 
         Raises:
             InputError: a document cannot be used (not a string, a NUL, a lone surrogate, a duplicate id, metadata
-                that is not JSON), or there are none.
+                that is not JSON, a text that an encoder with ``on_overflow="error"`` refuses), or there are none.
             IndexExistsError: ``path`` contains an index, or something else.
             BuildError: the disk is full, the encoder returned NaN, there is too little memory, or too few vectors
                 to build ``factory``. An index that was there is not touched.

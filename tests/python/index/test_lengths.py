@@ -12,7 +12,7 @@ import pytest
 from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.documents.passages import Passages
-from embedkit.index import BuildSettings, Document, Index, ModelMismatchError, ResumeError
+from embedkit.index import BuildSettings, Document, Index, InputError, ModelMismatchError, ResumeError
 from embedkit.index.build.estimate import estimate
 from embedkit.index.build.settings import Progress
 
@@ -101,6 +101,26 @@ def test_passages_that_fit_are_no_overflow(
     assert expected is not None and f"index: {expected[1]} in " in out
     assert main(["upsert", "index", "texts/long.txt"]) == 0
     assert re.match(r"estimate: \d+ passages of 1 document, ", capsys.readouterr().out)
+
+
+def test_a_text_that_is_refused_is_named(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text(f"today\n\nlovely\n{LONG * 9}\n")
+    build = ["build", "texts.txt", "-o", "index", "--model", str(make_model()), "--on-overflow", "error"]
+    assert main(build) == 2
+    assert re.fullmatch(
+        r"embedkit-index: texts\.txt:4: the text has [\d,]+ tokens, more than the 64 that the model reads; .*"
+        r"--on-overflow truncate or window .*--passages .*; nothing was written to index\n",
+        capsys.readouterr().err,
+    )
+    encoder = Encoder(make_model(), on_overflow="error")
+    with pytest.raises(InputError, match=r"^document 1 \('long'\): the text has"):
+        Index.build("index", [Document("today", "short"), Document(LONG * 9, "long")], encoder)
 
 
 def test_warnings_name_the_options_of_the_command(
