@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 __all__ = [
     "MAX_CHARACTERS",
+    "TextsWarning",
     "as_pairs",
     "as_texts",
     "check_collection",
@@ -25,6 +26,24 @@ MAX_CHARACTERS = 4_000_000
 """Maximum characters of a window with more than one text."""
 
 _PACKAGE = str(Path(__file__).parent)
+
+
+class TextsWarning(UserWarning):
+    """A model does not read some texts as they are; the message ends with what helps in Python.
+
+    Attributes:
+        told: what is the case, without what helps.
+        what: the inputs: "texts" or "pairs".
+        cause: their "length", or their "script".
+    """
+
+    # an exception that is sent to another process is made again of its message alone
+    def __init__(
+        self, message: str, *, told: str = "", what: str = "", cause: Literal["length", "script", ""] = ""
+    ) -> None:
+        """``message`` is the whole warning."""
+        super().__init__(message)
+        self.told, self.what, self.cause = told or message, what, cause
 
 
 def as_texts(sentences: Any) -> tuple[list[str], bool]:

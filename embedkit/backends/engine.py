@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..inputs import check_unicode, outside_level
+from ..inputs import TextsWarning, check_unicode, outside_level
 from ..model_folder.folder import ModelFolder, Settings
 from ..model_folder.tokenizer import Tokenizer, load_tokenizer
 
@@ -68,22 +68,28 @@ class Counts:
             self._truncated += stats["truncated"]
             self._unknown += stats["unknown"]
         if first:
-            warnings.warn(
+            told = (
                 f"{self._some_are(stats['truncated'], seen)} longer than max_length={max_length} tokens, and "
-                "truncated; later ones are only counted, in "
-                f"describe()['truncated']. {self._remedy}",
-                stacklevel=outside_level(),
+                "truncated"
+            )
+            message = f"{told}; later ones are only counted, in describe()['truncated']. {self._remedy}"
+            warnings.warn(
+                TextsWarning(message, told=told, what=self._what, cause="length"), stacklevel=outside_level()
             )
 
         if strange:
             from ..model_folder.catalog import multilingual
 
-            warnings.warn(
+            told = (
                 f"{self._some_are(stats['unknown'], seen)} in a script that the model does not know (more than a third "
-                "of the tokens are unknown to it), so that the vectors say little about the content; later ones are "
-                "only counted, in describe()['unknown']. Use a multilingual model for them: "
-                f"Encoder({multilingual()!r}).",
-                stacklevel=outside_level(),
+                "of the tokens are unknown to it), so that the vectors say little about the content"
+            )
+            message = (
+                f"{told}; later ones are only counted, in describe()['unknown']. Use a multilingual model for them: "
+                f"Encoder({multilingual()!r})."
+            )
+            warnings.warn(
+                TextsWarning(message, told=told, what=self._what, cause="script"), stacklevel=outside_level()
             )
 
     def _some_are(self, count: int, seen: int) -> str:

@@ -253,8 +253,11 @@ class _Input:
 def _announce(expected: Estimate | None, path: str) -> None:
     if expected is None:
         return
+    documents = plural(expected.documents, "document")
+    if expected.passages is not None:
+        documents = f"{plural(expected.passages, 'passage')} of {documents}"
     show(
-        f"estimate: {plural(expected.documents, 'document')}, {duration(expected.seconds)}, "
+        f"estimate: {documents}, {duration(expected.seconds)}, "
         f"{size(expected.disk)} on disk ({size(expected.disk_while_building)} while building), "
         f"{size(expected.memory)} of memory"
     )
@@ -316,7 +319,6 @@ def _build(arguments: argparse.Namespace) -> int:
         )
         _announce(source.estimate(encoder, settings), path)
         _say_resumed(resumed)
-        unknown = _unknown(encoder)
         with (
             ProgressBar(source.corpus.total_bytes) as bar,
             Index.build_with(path, source.corpus, encoder, settings, bar.update) as index,
@@ -330,20 +332,15 @@ def _build(arguments: argparse.Namespace) -> int:
         seconds = time.perf_counter() - begin
         show(
             f"{printable(path)}: {counted(info)} {in_time(seconds, info['documents'] - resumed)}{left_out}"
-            f"{_strange(encoder, unknown)}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
+            f"{_strange(encoder)}; {info['factory']}, {info['dimension']} dimensions, {size(info['bytes'])}"
             f"{truncated(info)}"
         )
     return EXIT_OK
 
 
-def _unknown(encoder: TextEncoder) -> int:
-    """How many texts so far were in a script that the model does not know."""
-    return int(encoder.describe().get("unknown", 0))
-
-
-def _strange(encoder: TextEncoder, before: int) -> str:
-    """How many more there are now, for the last line."""
-    count = _unknown(encoder) - before
+def _strange(encoder: TextEncoder) -> str:
+    """How many texts were in a script that the model does not know, for the last line."""
+    count = int(encoder.describe().get("unknown", 0))
     return f", {plural(count, 'text')} in a script that the model does not know" if count else ""
 
 
@@ -362,10 +359,12 @@ def _add(arguments: argparse.Namespace) -> int:
     ):
         source = _Input(arguments, index.generation.manifest)
         load_index_encoder(index)
-        settings = BuildSettings(index.generation.manifest.factory, max_memory=arguments.max_memory)
+        manifest = index.generation.manifest
+        settings = BuildSettings(
+            manifest.factory, max_memory=arguments.max_memory, passages=Passages.of(manifest.passages)
+        )
         _announce(source.estimate(index.encoder, settings), path)
         _say_resumed(0 if arguments.restart else resumable_rows(Path(path)))
-        unknown = _unknown(index.encoder)
         write = index.add if arguments.change == "add" else index.upsert
         with ProgressBar(source.corpus.total_bytes) as bar:
             written = write(
@@ -383,7 +382,7 @@ def _add(arguments: argparse.Namespace) -> int:
         if written.unchanged:
             replaced += f", {written.unchanged:,} unchanged"
         what = "passage" if index.generation.manifest.passages else "document"
-        left_out = f"{source.left_out()}{_strange(index.encoder, unknown)}"
+        left_out = f"{source.left_out()}{_strange(index.encoder)}"
         show(
             f"{printable(path)}: {plural(written.documents, what)} added{replaced} "
             f"{in_time(time.perf_counter() - begin, written.documents)}{left_out}; {len(index):,} in all"

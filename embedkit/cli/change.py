@@ -92,7 +92,8 @@ def add_commands(commands: Any) -> None:
         "documents",
         nargs="*",
         metavar="INPUT",
-        help="files of texts, in the order of the vectors or with their ids",
+        help="files of texts, in the order of the vectors or with their ids (default: no texts, and the ids in "
+        "FILE.faiss.ids.jsonl if export has written it, else numbers)",
     )
     take.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
     take.add_argument("--model", metavar="MODEL", help="model of the vectors (default: the built-in model)")
@@ -217,6 +218,7 @@ def _info(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     if (tuning := info.pop("tuning")) is not None:  # the table is in the JSON
         info["target_recall"] = tuning.get("tuned", tuning).get("target_recall")
+    info["words"] = info["words"] or "none"
     info["bytes"] = f"{info['bytes']} ({size(info['bytes'])})"
     width = max(map(len, info))
     for name, value in info.items():

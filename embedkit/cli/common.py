@@ -9,10 +9,11 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..arguments import check_threads
+from ..inputs import TextsWarning
 from .interrupts import EXIT_INTERRUPTED, exit_code, sigterm_like_ctrl_c
 from .terminal import printable
 
@@ -44,6 +45,7 @@ __all__ = [
     "run",
     "show",
     "size",
+    "told",
 ]
 
 EXIT_OK = 0
@@ -82,6 +84,7 @@ def run(
     usage: tuple[type[Exception], ...],
     failed: tuple[type[Exception], ...] = (),
     interrupted: str = "interrupted",
+    remedies: Mapping[tuple[str, str], str] | None = None,
 ) -> int:
     """Run a command of ``program``, turn its errors into messages on stderr, and return the exit code.
 
@@ -91,6 +94,7 @@ def run(
         usage: errors of wrong usage or input; they take precedence over those of a failure.
         failed: errors of a failure besides the usual ones. All others are bugs, and propagate.
         interrupted: the message after Ctrl-C or SIGTERM.
+        remedies: as for `told`.
     """
     failures: tuple[type[Exception], ...] = (ImportError, OSError, RuntimeError, TypeError, *failed)
     for name in ("stdout", "stderr"):
@@ -98,7 +102,9 @@ def run(
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
         with sigterm_like_ctrl_c(), warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: complain(f"warning: {message}", program)
+            warnings.showwarning = lambda message, *_, **__: complain(
+                f"warning: {told(message, remedies or {})}", program
+            )
             arguments = parse()
             code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -125,6 +131,24 @@ def run(
     except failures as error:
         complain(str(error), program)
         return EXIT_FAILED
+
+
+def told(warning: Warning | str, remedies: Mapping[tuple[str, str], str]) -> str:
+    """``warning`` as a command shows it.
+
+    Args:
+        warning: any; what a `TextsWarning` says of Python is left out.
+        remedies: what helps with the options of the command, by the inputs and the cause of a `TextsWarning`;
+            ``{multilingual}`` stands for the name of a model.
+    """
+    if not isinstance(warning, TextsWarning):
+        return str(warning)
+    remedy = remedies.get((warning.what, warning.cause))
+    if remedy is None:
+        return warning.told
+    from ..model_folder.catalog import multilingual
+
+    return f"{warning.told}; {remedy.format(multilingual=multilingual())}"
 
 
 def integer(check: Callable[[Any], int]) -> Callable[[str], int]:

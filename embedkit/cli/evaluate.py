@@ -126,7 +126,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     try:
         for index, about in _indexes(arguments):
-            usable = [one for one in searches if not one.hybrid or index.generation.has_words]
+            usable = [one for one in searches if not one.hybrid or index.generation.searches_words]
             for measured in evaluate(index, judgments, usable, ks=ks):
                 rows.append({**about, **_flat(measured)})
     except (InputError, ModelMismatchError):

@@ -29,6 +29,16 @@ exit codes:
   130  interrupted by Ctrl-C; 143  by SIGTERM: both save what is done
 """
 
+_REMEDIES = {
+    (
+        "texts",
+        "length",
+    ): "build --passages 120:30 finds what is in all of a text, and --on-overflow window (of build "
+    "and reembed) encodes all of it",
+    ("pairs", "length"): "build --passages 120:30 makes shorter texts",
+    ("texts", "script"): "use a multilingual model for them: --model {multilingual} (of build and reembed)",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-index`` with ``argv`` (default: the process's arguments) and return its exit code."""
@@ -37,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lambda: _parse(argv),
         usage=(InputError, IndexExistsError, IndexNotFoundError),
         failed=(ModelMismatchError,),
+        remedies=_REMEDIES,
     )
 
 

@@ -21,6 +21,10 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _LAST_PORT = 65535
+_REMEDIES = {
+    ("texts", "length"): "--on-overflow error refuses them",
+    ("texts", "script"): "use a multilingual model for them: --model {multilingual}",
+}
 _EPILOG = """\
 examples:
   embedkit-serve                                             # the built-in model on http://127.0.0.1:8080
@@ -36,9 +40,11 @@ exit codes: 0 stopped by a signal after finishing its requests, 1 failed while r
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-serve`` with ``argv`` (default: the process' arguments) and return its exit code."""
+    from .common import told
+
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {message}")
+            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {told(message, _REMEDIES)}")
             return _serve(_parser().parse_args(argv))
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)

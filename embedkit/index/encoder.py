@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
@@ -23,6 +24,7 @@ __all__ = [
     "own_max_length",
     "own_overflow",
     "query_steps",
+    "trial_of",
 ]
 
 
@@ -102,6 +104,18 @@ def own_max_length(encoder: TextEncoder) -> int | None:
 def own_overflow(encoder: TextEncoder) -> str | None:
     """``"window"`` if that is how the encoder reads texts beyond its maximum, which changes their vectors."""
     return "window" if encoder.describe().get("on_overflow") == "window" else None
+
+
+def trial_of(encoder: TextEncoder) -> TextEncoder:
+    """An encoder of the same model, to try texts on: it refuses no long ones, and ``encoder`` does not count them."""
+    from ..encoder import Encoder
+
+    if not isinstance(encoder, Encoder):
+        return encoder
+    trial = copy.copy(encoder)  # shares the weights, and counts by itself
+    if trial._on_overflow == "error":
+        trial._on_overflow = "truncate"
+    return trial
 
 
 def load_encoder(

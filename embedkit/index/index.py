@@ -165,7 +165,7 @@ class Index(Searcher):
 
         Raises:
             InputError: a document cannot be used (not a string, a NUL, a lone surrogate, a duplicate id, metadata
-                that is not JSON), or there are none.
+                that is not JSON, a text that an encoder with ``on_overflow="error"`` refuses), or there are none.
             IndexExistsError: ``path`` contains an index, or something else.
             BuildError: the disk is full, the encoder returned NaN, there is too little memory, or too few vectors
                 to build ``factory``. An index that was there is not touched.
@@ -242,6 +242,8 @@ class Index(Searcher):
         Args:
             path: a new or empty folder.
             file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' ids.
+                Without ``documents``, those of another index are in ``file.ids.jsonl`` if `export_faiss` has
+                written it; else they are numbers.
             encoder: computed the vectors.
             documents: in the order of the vectors, or with the file's ids; ``None``: no texts.
             metric: "cosine" if the vectors are normalized, else "dot".

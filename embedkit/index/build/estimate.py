@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...documents.document import Document, check_text
-from ..encoder import TextEncoder
+from ...documents.errors import InputError
+from ...documents.passages import PassageCutter
+from ...inputs import TextsWarning
+from ..encoder import TextEncoder, trial_of
 from ..storage.faiss_index import create_index, is_exact, resolve_factory
 from .build_parts import bytes_per_vector
 from .memory import resident
@@ -30,6 +34,7 @@ class Estimate:
 
     Attributes:
         documents: their number.
+        passages: that of their passages; ``None`` if they stay whole.
         seconds: of encoding.
         disk: bytes of the finished index.
         disk_while_building: peak bytes on disk.
@@ -37,6 +42,7 @@ class Estimate:
     """
 
     documents: int
+    passages: int | None
     seconds: float
     disk: int
     disk_while_building: int
@@ -49,10 +55,19 @@ def estimate(
     encoder: TextEncoder,
     settings: BuildSettings,
 ) -> Estimate:
-    """Extrapolate from ``sample`` (not empty) to ``documents``; encodes some of it to time the encoder."""
+    """Extrapolate from ``sample`` (not empty) to ``documents``; encodes some of it to time the encoder.
+
+    It neither warns of texts nor counts them in ``encoder``: the build does.
+    """
+    trial = trial_of(encoder)
+    passages = None
+    if settings.passages is not None:
+        whole, sample = len(some := _some(sample)), _cut(some, PassageCutter(trial, settings.passages))
+        passages = max(documents, round(documents * len(sample) / whole))
+    rows = documents if passages is None else passages
     dimension = encoder.get_embedding_dimension()
     factory, kept = storage_of(encoder, settings)
-    index = create_index(resolve_factory(factory, documents), dimension)
+    index = create_index(resolve_factory(factory, rows), dimension)
     vector = 4 * dimension
     codes = getattr(index, "code_size", vector) if not is_exact(index) else vector
     stored = codes + (0 if is_exact(index) or kept == "none" else vector)
@@ -60,23 +75,41 @@ def estimate(
     row = stored + _DOCUMENT_BYTES + _TEXT_COPIES * text
     return Estimate(
         documents=documents,
-        seconds=documents * _seconds_of_one(sample, encoder),
-        disk=_INDEX_BYTES + int(documents * row),
-        disk_while_building=_INDEX_BYTES + int(documents * (row + vector + _SORTED_COPIES * text)),
-        memory=min(settings.max_memory, int(resident() + documents * bytes_per_vector(index)) + (64 << 20)),
+        passages=passages,
+        seconds=rows * _seconds_of_one(sample, trial),
+        disk=_INDEX_BYTES + int(rows * row),
+        disk_while_building=_INDEX_BYTES + int(rows * (row + vector + _SORTED_COPIES * text)),
+        memory=min(settings.max_memory, int(resident() + rows * bytes_per_vector(index)) + (64 << 20)),
     )
 
 
+def _some(sample: Sequence[Document]) -> Sequence[Document]:
+    """Documents from all over ``sample``."""
+    return sample[:: max(1, len(sample) // _ENCODED)]
+
+
+def _usable(document: Document) -> bool:
+    return check_text(document.text, "") is None  # the build reports the others
+
+
+def _cut(documents: Sequence[Document], cutter: PassageCutter) -> list[Document]:
+    """The passages of ``documents``; those that cannot be cut stay whole, and the build reports them."""
+    pieces: list[Document] = []
+    for document in documents:
+        try:
+            pieces += cutter.cut(document) if _usable(document) else [document]
+        except InputError:
+            pieces.append(document)
+    return pieces
+
+
 def _seconds_of_one(sample: Sequence[Document], encoder: TextEncoder) -> float:
-    step = max(1, len(sample) // _ENCODED)
-    texts = [
-        document.text
-        for document in sample[::step]
-        if document.vector is None and check_text(document.text, "") is None  # the build reports these
-    ]
+    texts = [document.text for document in _some(sample) if document.vector is None and _usable(document)]
     if not texts:
         return 0.0
-    encoder.encode_document(texts[:_WARM], normalize_embeddings=True)
-    begin = time.perf_counter()
-    encoder.encode_document(texts, normalize_embeddings=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TextsWarning)  # the build warns of all texts
+        encoder.encode_document(texts[:_WARM], normalize_embeddings=True)
+        begin = time.perf_counter()
+        encoder.encode_document(texts, normalize_embeddings=True)
     return (time.perf_counter() - begin) / len(texts)

@@ -132,13 +132,51 @@ def _check_unit(path: Path, index: Any) -> None:
         )
 
 
+def _ids_path(path: Path) -> Path:
+    """Where an export to the Faiss file ``path`` writes the ids of its rows."""
+    return path.with_name(f"{path.name}.ids.jsonl")
+
+
+def _exported_ids(path: Path, rows: int) -> list[str] | None:
+    """The ids that an export has written beside the Faiss file ``path``; ``None`` if it has not."""
+    file = _ids_path(path)
+    try:
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    ids = []
+    for number, line in enumerate(lines, 1):
+        try:
+            name = json.loads(line)
+        except ValueError:  # or not UTF-8
+            name = None
+        if not isinstance(name, str):
+            raise InputError(
+                f"{file}:{number}",
+                "the line is no JSON string, as the ids of an export are; mend it, or move the file away to number the "
+                "documents",
+            )
+        ids.append(name)
+    if len(ids) != rows:
+        raise InputError(
+            str(file),
+            f"holds {len(ids)} ids, and {path} {rows} vectors: it is of another export; move it away to number the "
+            "documents",
+        )
+    return ids
+
+
 def _rows(
     path: Path, ids: list[int] | None, rows: int, documents: Iterable[str | Document] | None
 ) -> Iterable[Document]:
-    """The document of each row: by id if both the file and the documents have ids, else in order."""
+    """The document of each row: by id if both the file and the documents have ids, else in order.
+
+    Without documents, the ids of a file that has none are those beside it.
+    """
     wanted = [str(number) for number in (range(rows) if ids is None else ids)]
     if documents is None:
-        return [Document("", document_id, origin=str(path)) for document_id in wanted]
+        beside = _exported_ids(path, rows) if ids is None else None
+        return [Document("", document_id, origin=str(path)) for document_id in beside or wanted]
     given = [item if isinstance(item, Document) else Document(item) for item in documents]
     if len(given) != rows:
         raise InputError(str(path), f"holds {rows} vectors, and {len(given)} documents are given")
@@ -195,7 +233,7 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
     Of ``settings``, ``max_memory`` and ``threads`` are used.
     """
     report = report or (lambda _: None)
-    ids_path = path.with_name(path.name + ".ids.jsonl")
+    ids_path = _ids_path(path)
     for target in (path, ids_path):
         _check_target(target)
     with (

@@ -105,7 +105,7 @@ def prepare(
 
 def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
     if hybrid is None:
-        return WORDS_WEIGHT if generation.has_words else None
+        return WORDS_WEIGHT if generation.searches_words else None
     if hybrid is False:
         return None
     weight = WORDS_WEIGHT if hybrid is True else check_weight(hybrid)
@@ -113,6 +113,11 @@ def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
         old = "were made by an earlier embedkit" if generation.has_old_words else "this index lacks"
         raise ValueError(
             f"hybrid search needs the words of the texts, which {old}; embedkit-index compact makes them"
+        )
+    if not generation.searches_words:
+        raise ValueError(
+            "hybrid search needs the words of the texts, and those of this index hold none; search it without --hybrid "
+            "and --words-weight (hybrid=None)"
         )
     return weight
 

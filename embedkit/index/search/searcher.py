@@ -24,6 +24,7 @@ from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.manifest import RAW_FILE, Manifest, truncated_of
 from ..storage.search_parameters import SearchParameters
+from ..words.languages import NONE
 from .device import gpu_number
 from .grouping import best_of_documents
 from .hits import Hit, to_hits
@@ -145,7 +146,7 @@ class Searcher:
             "max_length": manifest.max_length,
             "on_overflow": manifest.on_overflow,
             "root": manifest.root,
-            "words": _words_of(manifest),
+            "words": _words_of(generation),
             "generation": manifest.generation,
             "segments": len(manifest.segments),
             "bytes": sum(file.size for segment in manifest.segments for file in segment.files.values()),
@@ -421,14 +422,17 @@ def _bytes_per_vector(manifest: Manifest) -> float | None:
     return round(size / rows, 1) if rows else None
 
 
-def _words_of(manifest: Manifest) -> str | None:
-    """What ``info`` says of the full-text index."""
-    segments = manifest.segments
+def _words_of(generation: Generation) -> str | None:
+    """What ``info`` says of the words: their languages; ``None`` if there are none."""
+    segments = generation.manifest.segments
     if not all(segment.keywords for segment in segments):
         return None
     if any(segment.words is None for segment in segments):
         return "of an earlier version: compact renews them"
-    return ", ".join(sorted({segment.words.language for segment in segments if segment.words})) or None
+    if not generation.searches_words:
+        return None
+    languages = {segment.words.language for segment in segments if segment.words}
+    return ", ".join(sorted("not stemmed" if name == NONE else name for name in languages)) or None
 
 
 def _fetched(generation: Generation, found: Iterator[Found], stats: SearchStats) -> Iterator[list[list[Hit]]]:

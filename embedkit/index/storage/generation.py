@@ -189,6 +189,11 @@ class Generation:
         return all(segment.entry.words is not None for segment in self.segments)
 
     @property
+    def searches_words(self) -> bool:
+        """Whether documents can be found by words: `has_words`, and there are some, as of vectors without texts not."""
+        return self.has_words and (not self.segments or any(segment.words.any for segment in self.segments))
+
+    @property
     def has_old_words(self) -> bool:
         """Whether an earlier version of embedkit made the words of a segment, which this one does not read."""
         return any(segment.entry.keywords and segment.entry.words is None for segment in self.segments)

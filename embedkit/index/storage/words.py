@@ -235,6 +235,11 @@ class Words:
                     return _Lengths(documents, words, of_rows)
         raise self._documents.damaged("the numbers of its words are damaged")
 
+    @cached_property
+    def any(self) -> bool:
+        """Whether a document holds a word."""
+        return bool(self._documents.query("SELECT 1 FROM words LIMIT 1"))
+
     @property
     def documents(self) -> int:
         """The number of documents, deleted ones included."""

@@ -1,5 +1,6 @@
 import io
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -8,13 +9,15 @@ from typing import NoReturn
 
 import pytest
 
-from embedkit.cli.common import duration, in_time, plural, run
-from embedkit.cli.main import main
+from embedkit.cli.common import duration, in_time, plural, run, told
+from embedkit.cli.main import _REMEDIES, main
 from embedkit.cli.model import main as model_main
+from embedkit.cli.serve import _REMEDIES as SERVE_REMEDIES
 from embedkit.cli.serve import main as serve_main
 from embedkit.cli.terminal import ProgressBar, cut, display_width, printable, table
 from embedkit.index import Progress
 from embedkit.index.search.pipeline import SearchStats
+from embedkit.inputs import TextsWarning
 
 
 @pytest.mark.parametrize(
@@ -202,3 +205,15 @@ def test_the_last_column_keeps_its_room() -> None:
         lines = table(header, rows, columns, numbers=4)
         assert max(map(display_width, lines)) <= columns
         assert "and" in lines[1]
+
+
+@pytest.mark.parametrize("remedies", [_REMEDIES, SERVE_REMEDIES, {}])
+def test_warnings_of_texts_are_told_without_python(remedies: dict[tuple[str, str], str]) -> None:
+    for what, cause in (("texts", "length"), ("texts", "script"), ("pairs", "length"), ("pairs", "script")):
+        warning = TextsWarning("It is so. Encoder('m')", told="It is so", what=what, cause=cause)  # type: ignore[arg-type]
+        sent = pickle.loads(pickle.dumps(warning))
+        assert (str(sent), vars(sent)) == ("It is so. Encoder('m')", vars(warning))
+        shown = told(sent, remedies)
+        assert shown.startswith("It is so; " if (what, cause) in remedies else "It is so")
+        assert "Encoder" not in shown and "{" not in shown
+    assert told(UserWarning("{other}"), remedies) == "{other}"

@@ -362,6 +362,33 @@ def test_ids_of_a_faiss_file_become_the_documents_ids(tmp_path: Path, encoder: F
         Index.import_faiss(tmp_path / "x", tmp_path / "in.faiss", encoder, [*missing, Document("x", "y")])
 
 
+def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None:
+    texts = [Document(f"text {n}", f"key\u2028{n}") for n in range(20)]
+    file, ids = tmp_path / "out.faiss", tmp_path / "out.faiss.ids.jsonl"
+    with Index.build(tmp_path / "index", texts, encoder) as index:
+        index.delete(["key\u20283"])
+        index.export_faiss(file)
+    with Index.import_faiss(tmp_path / "back", file, encoder) as back:
+        assert [document.id for document in back] == [f"key\u2028{n}" for n in range(20) if n != 3]
+        (hits,) = back.search("text 7", k=2)
+        assert (hits[0].id, hits[0].text) == ("key\u20287", "")
+    given = [Document(f"given {n}", str(n)) for n in range(19)]
+    with Index.import_faiss(tmp_path / "texts", file, encoder, given) as index:
+        assert [document.id for document in index] == [str(n) for n in range(19)]
+    for lines, message in (
+        (b'"a"\n' * 3, r"ids\.jsonl: holds 3 ids, and .*out\.faiss 19 vectors"),
+        (b'"a"\n{"id": "b"}\n', r"ids\.jsonl:2: the line is no JSON string"),
+        (b'"a"\n"\xff"\n', r"ids\.jsonl:2: the line is no JSON string"),
+        (b'"a"\n' * 19, "the id 'a' was used before"),
+    ):
+        ids.write_bytes(lines)
+        with pytest.raises(InputError, match=message):
+            Index.import_faiss(tmp_path / "wrong", file, encoder)
+    ids.unlink()
+    with Index.import_faiss(tmp_path / "numbers", file, encoder) as index:
+        assert "18" in index
+
+
 def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncoder) -> None:
     cases = {
         "l2": faiss.IndexFlatL2(32),

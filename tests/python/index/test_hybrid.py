@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,29 @@ def test_the_command_explains_scores(
     )
     assert "expected a number from 0 to 1" in run("--words-weight", "2", code=2)
     assert "--no-hybrid switches off" in run("--words-weight", "0.5", "--no-hybrid", code=2)
+
+
+def test_vectors_without_texts_are_searched_by_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
+    texts = [Document(f"text number {n}", f"k{n}") for n in range(30)]
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), language="none") as index:
+        assert index.info()["words"] == "not stemmed"
+        index.export_faiss(tmp_path / "out.faiss")
+        (expected,) = index.search("number 7", k=3, hybrid=False)
+    with Index.import_faiss(tmp_path / "back", tmp_path / "out.faiss", FakeEncoder()) as index:
+        assert index.info()["words"] is None
+        (hits,) = index.search("number 7", k=3)
+        assert [(hit.id, hit.score, hit.parts) for hit in hits] == [
+            (hit.id, pytest.approx(hit.score), None) for hit in expected
+        ]
+        with pytest.raises(ValueError, match="those of this index hold none"):
+            index.search("number 7", k=3, hybrid=True)
+        assert main(["info", str(index.path)]) == 0
+        assert re.search(r"^words +none$", capsys.readouterr().out, re.MULTILINE)
+        index.add([Document("number seven", "more")])
+        assert index.search("number seven", k=1)[0][0].parts is not None
 
 
 def test_segments_are_brought_to_one_scale(tmp_path: Path) -> None:

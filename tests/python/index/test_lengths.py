@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 
 from embedkit import Encoder
 from embedkit.cli.main import main
-from embedkit.index import Document, Index, ModelMismatchError, ResumeError
+from embedkit.documents.passages import Passages
+from embedkit.index import BuildSettings, Document, Index, InputError, ModelMismatchError, ResumeError
+from embedkit.index.build.estimate import estimate
 from embedkit.index.build.settings import Progress
 
 LONG = "many people say that the weather is lovely today " * 4
@@ -63,3 +67,76 @@ def test_windows_are_remembered(
         assert index.encoder.describe()["on_overflow"] == "window"
         index.add([Document(LONG * 3, "same way")])
         index.verify(sample=21)
+
+
+def test_the_estimate_neither_refuses_nor_counts_nor_warns(make_model: Callable[..., Path]) -> None:
+    encoder = Encoder(make_model(), on_overflow="error")
+    sample = [Document("today", "short"), Document(LONG * 9, "long"), Document("x", "given", vector=[1.0])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole = estimate(sample, 30, encoder, BuildSettings())
+        cut = estimate(sample, 30, encoder, BuildSettings(passages=Passages(20)))
+    assert (whole.documents, whole.passages, cut.documents) == (30, None, 30)
+    assert cut.passages is not None and cut.passages % 10 == 0  # as many for a document as in the sample
+    assert cut.passages > 100
+    assert encoder.describe()["texts"] == 0
+    assert encoder.describe()["on_overflow"] == "error"
+
+
+def test_passages_that_fit_are_no_overflow(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts").mkdir()
+    Path("texts/long.txt").write_text(LONG * 9)
+    Path("texts/short.txt").write_text("today")
+    build = ["build", "texts", "-o", "index", "--model", str(make_model()), "--passages", "20"]
+    assert main([*build, "--on-overflow", "error"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    expected = re.search(r"estimate: (\d+ passages of 2 documents), ", out)
+    assert expected is not None and f"index: {expected[1]} in " in out
+    assert main(["upsert", "index", "texts/long.txt"]) == 0
+    assert re.match(r"estimate: \d+ passages of 1 document, ", capsys.readouterr().out)
+
+
+def test_a_text_that_is_refused_is_named(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text(f"today\n\nlovely\n{LONG * 9}\n")
+    build = ["build", "texts.txt", "-o", "index", "--model", str(make_model()), "--on-overflow", "error"]
+    assert main(build) == 2
+    assert re.fullmatch(
+        r"embedkit-index: texts\.txt:4: the text has [\d,]+ tokens, more than the 64 that the model reads; .*"
+        r"--on-overflow truncate or window .*--passages .*; nothing was written to index\n",
+        capsys.readouterr().err,
+    )
+    encoder = Encoder(make_model(), on_overflow="error")
+    with pytest.raises(InputError, match=r"^document 1 \('long'\): the text has"):
+        Index.build("index", [Document("today", "short"), Document(LONG * 9, "long")], encoder)
+
+
+def test_warnings_name_the_options_of_the_command(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text(f"{LONG * 9}\ntoday\n苹果\n", "utf-8")
+    assert main(["build", "texts.txt", "-o", "index", "--model", str(make_model())]) == 0
+    cut, strange = capsys.readouterr().err.splitlines()
+    assert cut.startswith(
+        "embedkit-index: warning: 1 of the first 3 texts is longer than max_length=64 tokens"
+    )
+    assert "--on-overflow window" in cut
+    assert strange.startswith("embedkit-index: warning: 1 of the first 3 texts is in a script that the model")
+    assert "--model intfloat/multilingual-e5-small" in strange
+    assert not any(word in cut + strange for word in ("describe", "on_overflow", "Encoder("))

@@ -177,11 +177,11 @@ def test_every_language_with_stop_words_has_a_stemmer() -> None:
 def test_the_language_is_kept_and_can_be_changed(tmp_path: Path) -> None:
     path = tmp_path / "index"
     with Index.build(path, ["x1 y2"], FakeEncoder()) as index:
-        assert index.info()["words"] == "none"
+        assert index.info()["words"] == "not stemmed"
         assert index.generation.manifest.language == "auto"
         index.add([Document("The aircraft are flying over the houses of the city, and it was seen.", "a")])
         assert index.generation.manifest.language == "english"
-        assert index.info()["words"] == "english, none"
+        assert index.info()["words"] == "english, not stemmed"
         assert rows_found(index, "fly house") == ["a"]
         assert index.compact()
         assert index.info()["words"] == "english"
@@ -201,7 +201,7 @@ def test_a_missing_stemmer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     texts = ["Die Flügel des Flugzeugs werden von der Strömung erhitzt."]
     with pytest.warns(UserWarning, match="the texts are german: .*compact --language german"):
         index = Index.build(tmp_path / "index", texts, FakeEncoder())
-    assert index.info()["words"] == "none"
+    assert index.info()["words"] == "not stemmed"
     index.close()
     analyzer.analyzer.cache_clear()
 
