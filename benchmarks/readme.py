@@ -559,8 +559,8 @@ def serve(result: dict[str, Any]) -> str:
         f"Texts a second of {result['model']}, where a connection sends its next request when it has its answer; the",
         f"client shares the processor. {result['seconds']:g} s a load, median of {result['runs']} alternating runs.",
         f"{_machine(result)}.",
-        f"In the folder's own precision, 64 connections get {share:.0%} of what `Encoder.encode` does with both cores",
-        f"to itself, and a lone request takes {more:.1f} ms more than `encode` of a text.",
+        f"In the folder's own precision, 64 connections get {share:.0%} of what `Encoder.encode` does with both cores;",
+        f"a lone request takes {more:.1f} ms more than `encode` of a text.",
     ]
     return "\n".join([*caption, "", common.table(headers, rows)])
 

@@ -43,9 +43,10 @@ _COMMANDS = {
     ),
     "distill-static": (
         "distillation.static_command",
-        "Make a static model, a table of token vectors, of an encoder in a minute.",
+        "Turn an encoder into a static model (a table of token vectors).",
     ),
 }
+_WITHOUT_CHECKPOINTS = ("mine", "distill-static")  # which write all or nothing, at their end
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,7 +67,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"embedkit-train: {error}{remedy}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stop:
-        print("\nembedkit-train: stopped; the same command goes on from what is saved", file=sys.stderr)
+        then = (
+            "begins anew: nothing is saved"
+            if command in _WITHOUT_CHECKPOINTS
+            else "goes on from what is saved"
+        )
+        print(f"\nembedkit-train: stopped; the same command {then}", file=sys.stderr)
         return exit_code(stop)
 
 

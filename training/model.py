@@ -365,19 +365,25 @@ def _tell_left_out(options: ModelOptions) -> None:
             "the vectors of %s are made otherwise and cannot be trained as they are: %s", options.path, error
         )
         return
-    kept = []
+    left_out, kept = [], []
     if own.pooling != options.pooling:
+        left_out.append("pooling")
         kept.append(f"model.pooling={own.pooling}")
     if own.projection is not None and options.projection is None:
+        left_out.append("projection")
         kept += [
             f"model.projection.dimension={own.projection.dimension}",
             f"model.projection.activation={own.projection.activation}",
         ]
     if own.normalize and not options.normalize:
+        left_out.append("normalization")
         kept.append("model.normalize=true")
     if kept:
         _LOG.info(
-            "the vectors of %s are made otherwise; to train it as it is: %s", options.path, " ".join(kept)
+            "%s: training leaves out its %s; to train it as it is: %s",
+            options.path,
+            " and ".join(left_out),
+            " ".join(kept),
         )
 
 

@@ -21,7 +21,8 @@ A table is a YAML file under ``recipes/tables``:
       - {text: teachers help, column: STS-B, order: [annealed, plain]}   # runs, the highest mean first
       - {text: by a point, column: STS-B, order: [annealed, plain], by: 1.0}
 
-Beside each difference that a claim names, its significance is computed from the seeds that both runs have.
+Beside each difference that a claim names, its significance is computed from the seeds that both runs have. Claims, and
+sentences of the note with sizes, are left out while a run that they are about is not measured.
 
 A run that refers to another waits for it. ``{name}`` is the other run with the same seed if it has that seed, else
 with its first one.
@@ -51,6 +52,7 @@ __all__ = ["Claim", "Run", "Spec", "Table", "collect", "list_tables", "load_tabl
 _FOLDER = Path(__file__).parent / "recipes" / "tables"
 _REFERENCE = re.compile(r"\{([\w-]+)\}")
 _COUNT = re.compile(r"\{([\w-]+)\.([\w.-]+)\}")
+_BETWEEN_SENTENCES = re.compile(r"(?<=\.) ")
 
 
 @dataclass(frozen=True)
@@ -348,10 +350,10 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
 
 
 def _differences(table: Table, claim: Claim, runs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """How far the mean of each run of a claim is above that of the next, with the significance.
+    """How far the mean of each run of a claim is above that of the next; none unless all its runs are measured.
 
-    ``p`` is that of the two-sided paired t-test over the seeds that both runs have; None with fewer than two, or
-    without variance. Runs that are not measured are left out.
+    ``p`` is the significance by the two-sided paired t-test over the seeds that both runs have; None with fewer than
+    two, or without variance.
     """
 
     def scores(key: str) -> dict[int, float]:
@@ -361,20 +363,21 @@ def _differences(table: Table, claim: Claim, runs: Mapping[str, Any]) -> list[di
         }
         return {seed: value for seed, value in found.items() if value is not None}
 
+    measured = [scores(key) for key in claim.order]
+    if not all(measured):
+        return []
     differences = []
-    for above, below in pairwise(claim.order):
-        first, second = scores(above), scores(below)
-        if first and second:
-            shared = sorted(first.keys() & second.keys())
-            differences.append(
-                {
-                    "above": above,
-                    "below": below,
-                    "difference": statistics.fmean(first.values()) - statistics.fmean(second.values()),
-                    "seeds": len(shared),
-                    "p": _paired([first[seed] - second[seed] for seed in shared]),
-                }
-            )
+    for (above, first), (below, second) in pairwise(zip(claim.order, measured, strict=True)):
+        shared = sorted(first.keys() & second.keys())
+        differences.append(
+            {
+                "above": above,
+                "below": below,
+                "difference": statistics.fmean(first.values()) - statistics.fmean(second.values()),
+                "seeds": len(shared),
+                "p": _paired([first[seed] - second[seed] for seed in shared]),
+            }
+        )
     return differences
 
 
@@ -390,23 +393,30 @@ def _paired(differences: list[float]) -> float | None:
 def _with_counts(table: Table, runs: Mapping[str, Any]) -> str:
     """The note, with ``{run.examples.task}`` and other ``{run.path}`` replaced by that number of the run's result.
 
+    Sentences about a run that is not measured are left out.
+
     Raises:
         ValueError: the table has no such run, or its result no such number.
     """
 
-    def count(match: re.Match[str]) -> str:
-        key, where = match.groups()
+    def result(key: str) -> Any:
         if key not in table.runs:
             raise ValueError(f"the note names the run {key!r}, which the table does not have")
-        result = runs.get(f"{key}-{table.runs[key].seeds[0]}")
-        if result is None:
-            return "(not measured)"
-        number = _at(result, where)
+        return runs.get(f"{key}-{table.runs[key].seeds[0]}")
+
+    def count(match: re.Match[str]) -> str:
+        key, where = match.groups()
+        number = _at(result(key), where)
         if number is None:
             raise ValueError(f"the note names {where!r}, which the result of {key!r} does not have")
         return f"{number:,.0f}"
 
-    return _COUNT.sub(count, table.note)
+    sentences = [
+        sentence
+        for sentence in _BETWEEN_SENTENCES.split(table.note)
+        if all(result(key) is not None for key, _ in _COUNT.findall(sentence))
+    ]
+    return _COUNT.sub(count, " ".join(sentences))
 
 
 def _majority(table: Table, runs: Mapping[str, Any]) -> list[dict[str, Any]]:

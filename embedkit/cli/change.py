@@ -128,7 +128,7 @@ def _add_index(command: argparse.ArgumentParser) -> None:
 def _delete(arguments: argparse.Namespace) -> int:
     given = [bool(arguments.ids), arguments.ids_file is not None, arguments.where is not None]
     if sum(given) != 1:
-        raise CommandError(EXIT_USAGE, "select documents by either ids, --ids-file or --where")
+        raise CommandError(EXIT_USAGE, "select documents by ids, by --ids-file or by --where")
     with Index.open(arguments.index) as index:
         ids = _lines(arguments.ids_file) if arguments.ids_file is not None else arguments.ids
         try:

@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="file with a key a line, which no process list shows",
+        help="file with one key per line; unlike --api-key, not visible in process lists",
     )
     where.add_argument(
         "--allow-origin",

@@ -418,7 +418,7 @@ class Index(Searcher):
             What was measured; ``None`` if every vector is compared, so that there is nothing to tune.
 
         Raises:
-            ValueError: ``target_recall`` is out of range, or there are no documents or no queries.
+            ValueError: ``target_recall`` is out of range, there are no documents or no queries, or one is empty.
             BuildError: another process has made another kind of index of it meanwhile; nothing was stored.
         """
         generation, encoder = self._open_live()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -19,6 +20,8 @@ __all__ = [
 ]
 
 _B = TypeVar("_B", bound=BaseModel)
+
+_LONGEST_NAME = 1000  # of a model
 
 
 def _bad(where: str, message: str) -> PydanticCustomError:
@@ -97,6 +100,62 @@ def _vector(value: Any) -> Any:
     return value
 
 
+def _where(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise _bad(
+            "where",
+            f"must be a condition as text, such as lang = 'en' and year > 2019, not {_json_type(value)}; fields and "
+            "the values that they must equal go in filter",
+        )
+    return check_text(value, "where")
+
+
+def _filter(value: Any) -> Any:
+    """Fields and the values that they must equal."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise _bad(
+            "filter",
+            f"must be an object of fields and the values that they must equal, not {_json_type(value)}; conditions go "
+            "in where",
+        )
+    for field, wanted in value.items():
+        if not field:
+            raise _bad("filter", "holds a field without a name")
+        where = f"filter.{check_text(field, 'filter')}"
+        if isinstance(wanted, (list, dict)):
+            raise _bad(
+                where,
+                "must be a string, a number, true, false or null, which the field must equal, not "
+                f"{_json_type(wanted)}; other conditions go in where",
+            )
+        if isinstance(wanted, float) and not math.isfinite(wanted):
+            raise _bad(where, "must be a finite number")
+        text = check_text(wanted, where) if isinstance(wanted, str) else ""
+        if "\0" in field + text:
+            raise _bad(where, "holds a null character, which no condition can hold")
+    return value
+
+
+def _hybrid(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    raise _bad("hybrid", f"must be true or false, not {_json_type(value)}")
+
+
+def _rerank(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise _bad("rerank", f"must be true, false or the name of a reranker, not {_json_type(value)}")
+    if len(value) > _LONGEST_NAME:
+        raise _bad("rerank", f"is longer than any name of a reranker: {len(value):,} characters")
+    return check_text(value, "rerank")
+
+
 _STRING_OR_LIST = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 Input = Annotated[
@@ -105,7 +164,7 @@ Input = Annotated[
     WithJsonSchema({"anyOf": [*_STRING_OR_LIST["anyOf"], _IDS, {"type": "array", "items": _IDS}]}),
 ]
 _TEXT_LIST = WithJsonSchema({"type": "array", "items": {"type": "string"}})
-Name = Annotated[str, Field(max_length=1000)]
+Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
 
 
 class _Body(BaseModel):
@@ -179,26 +238,26 @@ class SearchRequest(_Body):
     """``POST /v1/search``: one of ``query``, ``vector`` and ``like``."""
 
     query: Annotated[Any, _texts("query", optional=True), WithJsonSchema(_STRING_OR_LIST)] = Field(
-        None, description="A text, or several."
+        None, description="A text, or several; none of them empty."
     )
     vector: Annotated[list[float] | None, BeforeValidator(_vector)] = Field(
         None, description="A vector of the index's dimension."
     )
     like: Name | None = Field(None, description="The id of a document, to find others like it.")
     k: int = Field(10, ge=1)
-    where: Annotated[str, Field(max_length=10_000)] | None = Field(
+    where: Annotated[Annotated[str, Field(max_length=10_000)] | None, BeforeValidator(_where)] = Field(
         None, description="A condition on the documents' fields, such as lang = 'en' and year > 2019."
     )
-    filter: dict[str, str | int | float | bool | None] | None = Field(
-        None, description="Fields and the values that they must have."
+    filter: Annotated[dict[str, str | int | float | bool | None] | None, BeforeValidator(_filter)] = Field(
+        None, description="Fields and the values that they must equal."
     )
-    hybrid: bool | None = Field(
+    hybrid: Annotated[bool | None, BeforeValidator(_hybrid)] = Field(
         None,
         description="Score by the words, too, and fuse the two scores; by default if the query is text and the index "
         "has the words.",
     )
     explain: bool = Field(False, description="Say what the score of each hit of a hybrid search is made of.")
-    rerank: bool | Name = Field(
+    rerank: Annotated[bool | str, BeforeValidator(_rerank)] = Field(
         False, description="Order the hits by a reranker: true for the first, or its name."
     )
     nprobe: int | None = Field(None, ge=1)

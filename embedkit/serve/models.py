@@ -292,6 +292,7 @@ class Pool(Generic[_M]):
         self,
         models: Iterable[Served[_M]],
         memory: Memory,
+        kind: str = "model",
         option: str = "--model",
         timeout: float = Limits.timeout,
     ) -> None:
@@ -300,6 +301,7 @@ class Pool(Generic[_M]):
         Args:
             models: loaded when they are needed.
             memory: what they share.
+            kind: what messages call them.
             option: of the server, which names such models.
             timeout: seconds that a request waits for a model.
 
@@ -313,6 +315,7 @@ class Pool(Generic[_M]):
                     raise ValueError(f"two models are named {name!r}; name one with --model NAME=FOLDER")
                 self.models[name] = one
         self._memory = memory
+        self._kind = kind
         self._option = option
         self._timeout = timeout
         memory.watch(self.distinct)
@@ -322,18 +325,17 @@ class Pool(Generic[_M]):
         """Each model once."""
         return list({id(model): model for model in self.models.values()}.values())
 
-    def find(self, name: str | None) -> Served[_M]:
-        """The model of a request (`ApiError` 404 if there is none of that name)."""
+    def find(self, name: str | None, param: str = "model") -> Served[_M]:
+        """The model that ``param`` of a request names (`ApiError` 404 if there is none of that name)."""
         if name is None and self.models:
             return next(iter(self.models.values()))
         if name not in self.models:
-            known = f"known are {', '.join(map(repr, self.models))}"
             problem = (
-                f"model {name!r} is not served here; {known}"
+                f"{self._kind} {name!r} is not served here; known are {', '.join(map(repr, self.models))}"
                 if self.models
-                else f"no model for this is served; start the server with {self._option} MODEL"
+                else f"no {self._kind} is served; start the server with {self._option} MODEL"
             )
-            raise ApiError(404, problem, param="model", code="model_not_found")
+            raise ApiError(404, problem, param=param, code="model_not_found")
         return self.models[name]
 
     def load_what_fits(self) -> None:
@@ -358,17 +360,17 @@ class Pool(Generic[_M]):
                 )
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[tuple[str, _M]]:
-        """A model, loaded, and the name it is known by; it stays loaded within the block."""
-        model = self.find(name)
+    async def use(self, name: str | None, param: str = "model") -> AsyncIterator[tuple[str, _M]]:
+        """The model that ``param`` names, loaded, and the name it is known by; it stays loaded within the block."""
+        model = self.find(name, param)
         model.used = time.monotonic()
         model.users += 1
         try:
-            yield name or model.name, model.loaded or await self._loaded(model)
+            yield name or model.name, model.loaded or await self._loaded(model, param)
         finally:
             model.users -= 1
 
-    async def _loaded(self, model: Served[_M]) -> _M:
+    async def _loaded(self, model: Served[_M], param: str) -> _M:
         """Wait until the model is loaded.
 
         Raises:
@@ -380,7 +382,7 @@ class Pool(Generic[_M]):
         done, _ = await asyncio.wait({model.loading}, timeout=self._timeout)  # which leaves it running
         if not done:
             raise ApiError(
-                504, f"{model.name} is still being loaded; ask again later", param="model", code="timeout"
+                504, f"{model.name} is still being loaded; ask again later", param=param, code="timeout"
             )
         return done.pop().result()
 

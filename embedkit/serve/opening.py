@@ -98,6 +98,7 @@ def open_state(options: Options) -> State:
             for name, loads in _by_model(options.rerankers)
         ],
         memory,
+        "reranker",
         "--rerank",
         settings.limits.timeout,
     )

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from ..index import Hit, Index, IndexDamagedError
 from ..index.search.hits import passage_fields
+from ..index.storage.where import compile_where
 from ..index.words.analyzer import analyzer
 from ..index.words.languages import AUTO, NONE
 from .bodies import SearchRequest
@@ -169,8 +170,7 @@ class SearchService:
                 return self.index.search(vector.astype(np.float32), k, **options)
             return self.index.search(body.query, k, hybrid=body.hybrid, **options)
         except ValueError as error:
-            param = next((name for name in ("nprobe", "ef") if name in str(error)), None)
-            raise ApiError(400, str(error), param=param or ("where" if where else None)) from None
+            raise ApiError(400, str(error), param=_param_of(str(error), body)) from None
 
     def _like(self, document_id: str, k: int, options: dict[str, Any]) -> list[Hit]:
         found = self.index.get([document_id])
@@ -232,7 +232,7 @@ async def _answer(request: Request, body: SearchRequest, queries: list[str]) -> 
     found = await state.search.search(body, _fetched(body), hang_up)
     if body.rerank:
         name = body.rerank if isinstance(body.rerank, str) else None
-        async with state.rerankers.use(name) as (_, model):
+        async with state.rerankers.use(name, "rerank") as (_, model):
             for at, hits in enumerate(found):
                 texts = [hit.text for hit in hits]
                 scores = await model.score(queries[at], texts, False, hang_up)
@@ -290,8 +290,13 @@ def _check(body: SearchRequest, limits: Limits) -> list[str]:
             raise ApiError(400, f"{name} needs a query that is text", param=name)
     if body.query is None:
         return []
-    queries = [body.query] if isinstance(body.query, str) else list(body.query)
+    single = isinstance(body.query, str)
+    queries = [body.query] if single else list(body.query)
     check_count(len(queries), limits, "query")
+    for at, query in enumerate(queries):
+        if not query.strip():
+            param = "query" if single else f"query[{at}]"
+            raise ApiError(400, f"{param} is empty; give a text to look for", param=param)
     if len(queries) * _fetched(body) > 100 * limits.hits:
         raise ApiError(413, f"{len(queries)} queries with {_fetched(body)} hits each are too many", param="k")
     return queries
@@ -302,14 +307,28 @@ def _fetched(body: SearchRequest) -> int:
     return max(body.k, _CANDIDATES) if body.rerank else body.k
 
 
+def _param_of(message: str, body: SearchRequest) -> str | None:
+    """The field that a message of `Index.search` is about."""
+    if message.startswith(("invalid condition", "the condition")):
+        return "where" if body.where else "filter"
+    named = message.partition(" ")[0]
+    return named if named in ("nprobe", "ef", "hybrid") else None
+
+
 def _condition(body: SearchRequest) -> str | None:
-    """``where`` and ``filter`` as one condition for `Index.search`."""
+    """``where`` and ``filter`` as one condition for `Index.search`.
+
+    Raises:
+        ApiError: 400, ``where`` is invalid: checked alone, as its parentheses must not end those around it.
+    """
     parts = []
     if body.where is not None and body.where.strip():
-        if not _balanced(body.where):  # or it could end the parentheses that keep it apart from the filter
-            raise ApiError(
-                400, f"the condition {body.where[:200]!r} has unbalanced parentheses", param="where"
-            )
+        try:
+            compile_where(body.where)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="where") from None
+        if not body.filter:
+            return body.where
         parts.append(f"({body.where})")
     for field, value in (body.filter or {}).items():
         name = '"' + field.replace('"', '""') + '"'
@@ -321,17 +340,3 @@ def _condition(body: SearchRequest) -> str | None:
         else:
             parts.append(f"{name} = {int(value) if isinstance(value, bool) else value!r}")
     return " and ".join(parts) or None
-
-
-def _balanced(where: str) -> bool:
-    depth, quote = 0, ""
-    for character in where:
-        if quote:
-            quote = "" if character == quote else quote  # a doubled quote closes and opens again
-        elif character in "'\"":
-            quote = character
-        elif character in "()":
-            depth += 1 if character == "(" else -1
-            if depth < 0:
-                return False
-    return depth == 0 and not quote

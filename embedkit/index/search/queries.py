@@ -22,13 +22,20 @@ Queries = str | Sequence[str] | npt.NDArray[np.floating[Any]]
 
 
 def query_texts(queries: Queries) -> list[str]:
-    """The queries as a list of texts; `TypeError` if one is not a text."""
+    """The queries as a list of texts.
+
+    Raises:
+        TypeError: one is not a text.
+        ValueError: one is empty or white space, which is near to no document in particular.
+    """
     texts = [queries] if isinstance(queries, str) else list(queries)
     for position, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(
                 f"query {position} is {type(text).__name__}; queries are texts, or vectors in one NumPy array"
             )
+        if not text.strip():
+            raise ValueError(f"query {position} is empty; give a text to look for")
     return texts
 
 

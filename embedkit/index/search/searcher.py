@@ -190,7 +190,7 @@ class Searcher:
 
         Raises:
             ValueError: an argument is out of range or does not apply to this kind of index, the condition is
-                invalid, or the vectors have the wrong shape or hold NaN or infinity.
+                invalid, a text is empty, or the vectors have the wrong shape or hold NaN or infinity.
             TypeError: a query is neither a text nor a vector.
             IndexDamagedError: a document cannot be read.
         """

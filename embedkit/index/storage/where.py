@@ -10,7 +10,7 @@ A bare name is a field (dots reach into objects), but ``id`` is that of the docu
 of passages that of the passage); a name in double quotes is always a field of the metadata. A text or number before
 ``in`` and a field after it asks whether the array in the field holds it.
 
-What is compared or reckoned with a number is read as one, such as any field of a CSV file; text that is not numeric
+What is compared or combined with a number is read as one, such as any field of a CSV file; text that is not numeric
 matches no number. Two fields are compared as numbers if both hold one.
 
 The condition is parsed and written anew, so only an expression can reach SQLite: no table names, subqueries, comments

@@ -184,6 +184,13 @@ def test_wrong_queries_are_refused(tmp_path: Path, encoder: FakeEncoder) -> None
             index.search(np.full((1, 32), np.nan))
         with pytest.raises(TypeError, match="query 1 is int"):
             index.search(["a", 3])
+        for empty in ("", " \n"):
+            with pytest.raises(ValueError, match="query 1 is empty; give a text to look for"):
+                index.search(["a", empty])
+            with pytest.raises(ValueError, match="query 0 is empty"):
+                index.search(empty, hybrid=False)
+            with pytest.raises(ValueError, match="query 1 is empty"):
+                list(index.search_stream([["a", empty]]))
         with pytest.raises(IndexError, match="row 1 is not in the index of 1 documents"):
             index.ids([1])
     with pytest.raises(ValueError, match="the index is closed"):

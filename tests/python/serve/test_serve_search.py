@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from embedkit.index import Document
 from embedkit.index.words import analyzer
 from embedkit.index.words.analyzer import Analyzer
 from embedkit.serve.app import create_app
+from embedkit.serve.bodies import SearchRequest, parse
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics
 from embedkit.serve.models import Memory, Pool
@@ -181,6 +183,27 @@ def test_hits_are_written_within_the_timeout(service: SearchService, slow: _Slow
     assert slow.calls < 100
 
 
+def test_a_server_without_a_reranker_says_so(service: SearchService) -> None:
+    nothing: Pool[Any] = Pool([], Memory(None))
+    state = State(
+        Settings(Limits()), nothing, Pool([], Memory(None), "reranker", "--rerank"), service, Metrics()
+    )
+
+    async def ask(path: str, **body: Any) -> Any:
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 404
+            return answer.json()["error"]
+
+    for rerank in (True, "tiny"):
+        error = asyncio.run(ask("/v1/search", query="text", rerank=rerank))
+        assert error["message"] == "no reranker is served; start the server with --rerank MODEL"
+        assert error["param"] == "rerank"
+    error = asyncio.run(ask("/rerank", query="text", documents=["a"]))
+    assert error == "no reranker is served; start the server with --rerank MODEL"
+
+
 def test_hits_are_not_written_for_a_client_that_has_gone(service: SearchService, slow: _Slow) -> None:
     found = service.index.search(["text"], 300)
     gone = threading.Event()
@@ -214,9 +237,14 @@ def test_hits_are_not_written_for_a_client_that_has_gone(service: SearchService,
         ({"query": "a", "where": "number = (select 1)"}, "where"),
         ({"query": "a", "where": "1) or (1"}, "where"),
         ({"query": "a", "where": "topic = '", "filter": {"a": 1}}, "where"),
-        ({"query": "a", "filter": {"a": [1]}}, None),
+        ({"query": "a", "filter": {"a": [1]}}, "filter.a"),
         ({"query": "a", "nprobe": 4}, "nprobe"),
+        ({"query": "a", "nprobe": 4, "where": "number > 1"}, "nprobe"),
+        ({"query": "a", "where": "left ="}, "where"),
         ({"vector": [1.0] * 256, "hybrid": True}, "hybrid"),
+        ({"query": ""}, "query"),
+        ({"query": ["a", " "]}, "query[1]"),
+        ({"query": "", "hybrid": False}, "query"),
     ],
 )
 def test_errors(searching: RunningServer, body: Any, param: str | None) -> None:
@@ -226,6 +254,65 @@ def test_errors(searching: RunningServer, body: Any, param: str | None) -> None:
     if param is not None:
         assert error["param"] == param
     assert "/" not in error["message"].replace("1/", "")
+
+
+@pytest.mark.parametrize("others", [{}, {"filter": {"lang": "en"}}])
+def test_an_invalid_condition_is_quoted_as_it_was_written(
+    searching: RunningServer, index_folder: Path, others: dict[str, Any]
+) -> None:
+    for where in ("lang =", "lang = 'en')", "(lang = 'en'", "lang = 'en'' or ("):
+        with Index.open(index_folder) as index, pytest.raises(ValueError, match="invalid condition") as told:
+            index.search("a", where=where)
+        response = searching.post("/v1/search", {"query": "a", "where": where, **others})
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "told"),
+    [
+        (
+            '{"filter": {"minutes": {"$lte": 10}}}',
+            "filter.minutes",
+            "must be a string, a number, true, false or null, which the field must equal, not an object; other "
+            "conditions go in where",
+        ),
+        ('{"filter": {"minutes": [10]}}', "filter.minutes", "not a list; other conditions go in where"),
+        ('{"filter": {"minutes": 1e999}}', "filter.minutes", "must be a finite number"),
+        ('{"filter": {"lang": "a\\u0000"}}', "filter.lang", "holds a null character"),
+        ('{"filter": {"lang": "a\\ud800"}}', "filter.lang", "holds a lone surrogate at character 1"),
+        ('{"filter": {"\\ud800": 1}}', "filter", "holds a lone surrogate at character 0"),
+        ('{"filter": {"": 1}}', "filter", "holds a field without a name"),
+        ('{"filter": "a = 1"}', "filter", "not a string; conditions go in where"),
+        (
+            '{"where": {"lang": "en"}}',
+            "where",
+            "must be a condition as text, such as lang = 'en' and year > 2019, not an object; fields and the values "
+            "that they must equal go in filter",
+        ),
+        ('{"where": "a\\ud800"}', "where", "holds a lone surrogate at character 1"),
+        ('{"hybrid": 0.5}', "hybrid", "must be true or false, not a number"),
+        ('{"rerank": 1}', "rerank", "must be true, false or the name of a reranker, not a number"),
+        (
+            '{"rerank": "%s"}' % ("a" * 1001),
+            "rerank",
+            "is longer than any name of a reranker: 1,001 characters",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named_as_it_was_written_and_what_it_takes(body: str, param: str, told: str) -> None:
+    with pytest.raises(ApiError) as error:
+        parse(SearchRequest, body.encode())
+    assert error.value.param == param
+    assert error.value.message.startswith(f"{param} ")
+    assert told in error.value.message
+
+
+def test_fields_may_be_null_and_a_filter_of_any_value() -> None:
+    wanted = {"lang": "en", "year": 2019, "score": 0.5, "new": True, "tag": None, "large": 10**30}
+    assert parse(SearchRequest, json.dumps({"filter": wanted}).encode()).filter == wanted
+    body = parse(SearchRequest, b'{"query": "a", "where": null, "filter": null, "hybrid": null}')
+    assert (body.where, body.filter, body.hybrid, body.rerank) == (None, None, None, False)
 
 
 def test_nan_in_a_vector_is_refused(searching: RunningServer) -> None:

@@ -51,6 +51,10 @@ def test_results_are_what_the_table_makes_of_its_runs(name: str, tmp_path: Path)
     assert {key: held[key] for key in ("title", "note", "rows")} == {
         key: again[key] for key in ("title", "note", "rows")
     }
+    held_claims, claims = (
+        [claim["text"] for claim in one["claims"] if claim["differences"]] for one in (held, again)
+    )
+    assert held_claims == claims
 
 
 @pytest.mark.parametrize("run", ["simcse", "projection", "bert-simcse", "bert-projection"])

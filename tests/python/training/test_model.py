@@ -262,7 +262,7 @@ def test_vectors_that_cannot_be_trained_are_told(
 ) -> None:
     caplog.set_level("INFO", "embedkit")
     load(make_model(pooling="max"))
-    assert "to train it as it is: model.pooling=max" in caplog.text
+    assert "training leaves out its pooling; to train it as it is: model.pooling=max" in caplog.text
     folder = make_model(pooling="weightedmean")
     load(folder)
     assert "cannot be trained as they are" in caplog.text and "model.pooling=weightedmean" not in caplog.text

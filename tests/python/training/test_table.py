@@ -62,14 +62,18 @@ def test_every_built_in_table_loads(name: str, tmp_path: Path) -> None:
 
 
 def test_counts_in_a_note_are_those_of_the_results(tmp_path: Path) -> None:
-    note = "{plain.examples.nli} pairs, {taught.examples.nli} more"
+    note = (
+        "{plain.examples.nli} pairs. Taught on {taught.examples.nli} more, of {plain.examples.nli}. One seed."
+    )
     table = load_table(write(tmp_path / "table.yaml", note=note))
     known = {
         spec.folder: {"set": spec.told, "examples": {"nli": 12345}}
         for spec in specs(table, tmp_path)
         if spec.key == "plain"
     }
-    assert module.collect(table, tmp_path, known)["note"] == "12,345 pairs, (not measured) more"
+    assert (
+        module.collect(table, tmp_path, known)["note"] == "12,345 pairs. One seed."
+    )  # taught is not run yet
     for unknown in ("{plain.examples.sts}", "{other.examples.nli}"):
         wrong = load_table(write(tmp_path / "table.yaml", note=unknown))
         with pytest.raises(ValueError, match="the note names"):
@@ -164,8 +168,11 @@ def test_a_paper_stands_beside_ours_and_a_claim_has_its_significance(tmp_path: P
         "start": {"name": "start", "recipe": "sbert"},
         "later": {"name": "later", "recipe": "sbert"},
     }
-    claim = {"text": "teachers help", "column": "dev", "order": ["taught", "plain", "start", "later"]}
-    table = load_table(write(tmp_path / "table.yaml", runs=runs, claims=[claim]))
+    claims = [
+        {"text": "teachers help", "column": "dev", "order": ["taught", "plain", "start"]},
+        {"text": "and more of them more", "column": "dev", "order": ["later", "taught", "plain"]},
+    ]
+    table = load_table(write(tmp_path / "table.yaml", runs=runs, claims=claims))
     scores = {"taught": (61.0, 62.0, 64.0), "plain": (60.0, 60.5, 62.0, 65.5), "start": (50.0,)}
     known = {
         spec.folder: {"set": spec.told, "dev": {"nli_accuracy": scores[spec.key][spec.seed - 1]}}
@@ -173,7 +180,7 @@ def test_a_paper_stands_beside_ours_and_a_claim_has_its_significance(tmp_path: P
         if spec.key in scores
     }
     results = collect(table, tmp_path, known)
-    first, second = results["claims"][0]["differences"]  # `later` is not measured
+    first, second = results["claims"][0]["differences"]
     # over the seeds 1 to 3: t = mean / (sd / sqrt(3)) = 1.5 / (0.5 / sqrt(3)), two degrees of freedom
     t = 1.5 / (0.5 / 3**0.5)
     assert first == {
@@ -192,11 +199,12 @@ def test_a_paper_stands_beside_ours_and_a_claim_has_its_significance(tmp_path: P
         "| plain | 4 | 62.00 ± 2.48 |  |",
         "| start | 1 | 50.00 |  |",
     ]
-    assert text[8:11] == [
+    assert text[8:12] == [
         "What it shows, as differences of the means:",
         "",
         "- teachers help (dev): taught against plain +0.33 (p = 0.035, paired t-test over 3 seeds); "
         "plain against start +12.00",
+        "",  # the other claim is about `later`, which is not measured
     ]
 
 

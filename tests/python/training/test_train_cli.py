@@ -154,6 +154,29 @@ def test_ctrl_c_and_the_same_command_again(
 
 
 @pytest.mark.parametrize(
+    ("command", "stopped_in"),
+    [
+        (["mine", "pairs.tsv", "out.tsv"], "embedkit.training.mine_cli.run"),
+        (["distill-static", "model", "-o", "out", "-q"], "embedkit.training.distillation.static_command.run"),
+    ],
+)
+def test_a_command_without_checkpoints_does_not_promise_to_go_on(
+    command: list[str],
+    stopped_in: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(options: Any) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr(stopped_in, stop)
+    assert cli.main(command) == 143
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "embedkit-train: stopped; the same command begins anew: nothing is saved"
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["training.max_steps=0"], "training.max_steps must be positive, or -1 for epochs, not 0"),
