@@ -45,11 +45,11 @@ def name() -> str:
 
 def ceiling() -> dict[str, float]:
     """Measured GOP/s of a large product, by precision; only those that the GPU and torch support."""
-    import kernels_gpu
+    import gpu_rates
 
     name()
     kinds = {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "int8": "int8"}
-    found = kernels_gpu.products({"bfloat16", "float16", "fp8", "int8"})
+    found = gpu_rates.products({"bfloat16", "float16", "fp8", "int8"})
     return {precision: found[kind] / 1e9 for precision, kind in kinds.items() if kind in found}
 
 

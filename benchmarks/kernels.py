@@ -192,6 +192,7 @@ def measure_gpu(options: argparse.Namespace, keep: Callable[[dict[str, Any]], No
         raise SystemExit("no CUDA device; --dry-run checks the kernels without one")
     if options.tokens % options.length:
         raise SystemExit(f"--tokens {options.tokens} is not a multiple of --length {options.length}")
+    import gpu_rates
     import kernels_gpu
 
     names = chosen(options.op, GPU_OPS)
@@ -203,7 +204,7 @@ def measure_gpu(options: argparse.Namespace, keep: Callable[[dict[str, Any]], No
     products: tuple[str, ...] = ("int8",)
     if options.dry_run or torch.cuda.get_device_capability() >= (8, 9):
         products = ("int8", "fp8")
-    ceiling = {} if options.dry_run else kernels_gpu.ceilings(sizes.dtype, products)
+    ceiling = {} if options.dry_run else gpu_rates.ceilings(sizes.dtype, products)
     rows: list[dict[str, Any]] = []
     tuned: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
@@ -234,10 +235,10 @@ def measure_gpu(options: argparse.Namespace, keep: Callable[[dict[str, Any]], No
                     run()
                     times[form] = time.perf_counter() - start
                 else:
-                    times[form] = kernels_gpu.seconds(run)
+                    times[form] = gpu_rates.seconds(run)
             # Compilers and libraries may raise anything; keep the figures of the other forms.
             except Exception as error:
-                why = kernels_gpu.first_line(error)
+                why = gpu_rates.first_line(error)
                 print(f"failed: {case.op} ({case.shape}), {form}: {why}", flush=True)
                 failed.append({"op": case.op, "shape": case.shape, "form": form, "why": why})
                 continue

@@ -1,8 +1,7 @@
-"""The Triton kernels for kernels.py: their work, the alternatives they are compared with, and timing on a GPU."""
+"""The Triton kernels for kernels.py: their work, and the alternatives they are compared with."""
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,10 +15,11 @@ from embedkit.kernels.pool_project_normalize import pool_project_normalize
 from embedkit.kernels.quantize import QuantizedRows, quantize_weight
 from embedkit.kernels.quantized_linear import quantized_linear, quantized_linear_groups
 from embedkit.kernels.varlen_attention import varlen_attention
+from gpu_rates import seconds
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Sizes", "cases", "ceilings", "error", "first_line", "products", "rates", "seconds", "tune"]
+__all__ = ["Sizes", "cases", "error", "rates", "tune"]
 
 #: The block sizes that `--tune` tries, by the names of `embedkit.kernels.blocks`.
 GRIDS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -509,74 +509,6 @@ def error(result: Any, expected: Tensor) -> float:
         scale = result.scale.repeat_interleave(128, dim=1)[:, : result.values.shape[1]]
         result = result.values.float() * scale
     return float((result.double() - expected).norm() / expected.norm())
-
-
-def seconds(run: Callable[[], Any], *, calls: int = 10, rounds: int = 15) -> float:
-    """Median time of one call on a GPU, from ``calls`` calls in one CUDA graph, without launch overhead."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            run()
-    taken = []
-    for _ in range(rounds + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        taken.append(start.elapsed_time(end) / 1000 / calls)
-    return statistics.median(taken[2:])
-
-
-def _copy_rate() -> float:
-    """Bytes/s, read and written, of a copy larger than the caches."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    return 2 * source.numel() / seconds(lambda: target.copy_(source))
-
-
-def ceilings(dtype: str, eight: tuple[str, ...]) -> dict[str, float]:
-    """Measured on the GPU: "copy" in bytes/s (read and written), and a large product in operations/s by type."""
-    return {"copy": _copy_rate()} | products({dtype, *eight})
-
-
-def products(kinds: set[str]) -> dict[str, float]:
-    """Operations/s of a large product of each of `kinds`, torch's dtypes, "int8" and "fp8".
-
-    Types that the GPU or torch does not support are reported and left out.
-    """
-    side = 8192
-    found = {}
-    for kind in sorted(kinds):
-        try:
-            found[kind] = 2 * side**3 / seconds(_product(kind, side), calls=4)
-        except (RuntimeError, ValueError) as error:
-            print(f"no large product of {kind}: {first_line(error)}")
-    return found
-
-
-def _product(kind: str, side: int) -> Callable[[], Any]:
-    if kind == "int8":
-        x, w = (torch.randint(-128, 128, (side, side), dtype=torch.int8, device="cuda") for _ in range(2))
-        return lambda: torch._int_mm(x, w.T)
-    dtype = torch.float8_e4m3fn if kind == "fp8" else getattr(torch, kind)
-    a, b = (torch.randn(side, side, device="cuda").to(dtype) for _ in range(2))
-    if kind != "fp8":
-        return lambda: a @ b
-    one = torch.ones((), device="cuda")
-    return lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16)
-
-
-def first_line(failure: BaseException) -> str:
-    """Type and first line of an error."""
-    said = str(failure).strip().splitlines()
-    return f"{type(failure).__name__}: {said[0] if said else ''}"
 
 
 def tune(case: Case) -> list[tuple[float, dict[str, int]]]:

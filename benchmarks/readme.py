@@ -14,6 +14,8 @@ from typing import Any
 
 import common
 from peers import peer_class
+from readme_cells import machine, named, rate
+from readme_gpu import kernels_on_a_gpu, throughput_on_a_gpu
 
 READMES = tuple(
     common.ROOT / name
@@ -27,17 +29,6 @@ READMES = tuple(
 )
 
 
-def _machine(result: dict[str, Any]) -> str:
-    machine = result["machine"]
-    flags = [f for f in ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "asimd") if f in machine["cpu_flags"]]
-    return f"{machine['cpu']} ({flags[0] if flags else 'unknown vector flags'}), {result['date'][:10]}"
-
-
-def _named(result: dict[str, Any], packages: tuple[str, ...]) -> str:
-    found = result["versions"]
-    return next((f" {found[p]}" for p in packages if p in found), "")
-
-
 def throughput(result: dict[str, Any]) -> str:
     """Sentences per second, quality, and the share of the processor's peak."""
     texts = result["texts"]
@@ -46,9 +37,9 @@ def throughput(result: dict[str, Any]) -> str:
         own = row["peer"].startswith("embedkit")
         share = row["share_of_ceiling"]
         cells = [
-            row["name"] + _named(result, peer_class(row["peer"]).packages[:1]),
-            _rate(row["sentences_per_s"]["median"]),
-            f"{_rate(row['sentences_per_s']['low'])}-{_rate(row['sentences_per_s']['high'])}",
+            row["name"] + named(result, peer_class(row["peer"]).packages[:1]),
+            rate(row["sentences_per_s"]["median"]),
+            f"{rate(row['sentences_per_s']['low'])}-{rate(row['sentences_per_s']['high'])}",
             f"{row['tokens_per_s']:,}",
             f"{row['cosine']:.4f}",
             "" if share is None else f"{share:.0%}",
@@ -59,40 +50,7 @@ def throughput(result: dict[str, Any]) -> str:
         f"Throughput of {result['model']} ({result['shape']})",
         f"on {texts['texts']:,} distinct texts of {texts['mean']} tokens on average, tokenization included;",
         f"{result['threads']} threads, {result['isa']}, median of {result['rounds']} alternating runs, each package at",
-        f"its best batch size. {_machine(result)}.",
-    ]
-    return "\n".join([*caption, "", common.table(headers, rows)])
-
-
-def throughput_on_a_gpu(result: dict[str, Any]) -> str:
-    """Sentences per second with and without tokenization, one query, and quality."""
-    texts, scored = result["texts"], result.get("reference_sts")
-    rows = []
-    for row in sorted(result["rows"], key=lambda row: -row["sentences_per_s"]["median"]):
-        alone, query = row["alone"], row["one_query"]
-        cells = [
-            row["name"] + _named(result, peer_class(row["peer"]).packages[:1]),
-            _rate(row["sentences_per_s"]["median"]),
-            f"{_rate(row['sentences_per_s']['low'])}-{_rate(row['sentences_per_s']['high'])}",
-            _rate(alone["sentences_per_s"]["median"]),
-            f"{alone['mfu']:.1%}",
-            f"{query['p50_ms']:.2f}",
-            f"{query['p99_ms']:.2f}",
-            f"{row['cosine']:.6f}",
-            f"{sum(row['sts'].values()) / len(row['sts']):.2f}" if scored else "",
-        ]
-        rows.append([f"**{c}**" if row["peer"].startswith("embedkit") else c for c in cells])
-    headers = [
-        "", "sentences/s", "range", "without tokenization", "of the data sheet's peak", "one query: p50, ms", "p99, ms",
-        "cosine to fp32", "STS",
-    ]  # fmt: skip
-    caption = [
-        f"Throughput of {result['model']} ({result['shape']})",
-        f"on {texts['texts']:,} distinct texts of {texts['mean']} tokens on average, tokenization by",
-        f"{result['threads']} threads included, median of {result['rounds']} alternating runs, each package at its",
-        "best batch size.",
-        *([f"STS of fp32 on the CPU: {sum(scored.values()) / len(scored):.2f}."] if scored else []),
-        f"{result['machine']['gpu']}; {_machine(result)}.",
+        f"its best batch size. {machine(result)}.",
     ]
     return "\n".join([*caption, "", common.table(headers, rows)])
 
@@ -109,9 +67,9 @@ def processor(result: dict[str, Any]) -> str:
         for key in sorted(own + others, key=lambda key: -max(one.get(key, 0) for one in speed)):
             cosines = [row["cosine"] for case in cases for row in case["rows"] if row["peer"] == key]
             cells = [
-                peers[key] + _named(result, peer_class(key).packages[:1]),
+                peers[key] + named(result, peer_class(key).packages[:1]),
                 title,
-                *(_rate(one[key]) if key in one else "" for one in speed),
+                *(rate(one[key]) if key in one else "" for one in speed),
                 f"{min(cosines):.4f}",
             ]
             rows.append([f"**{c}**" if key in own and c else c for c in cells])
@@ -127,15 +85,11 @@ def processor(result: dict[str, Any]) -> str:
     return (
         f"Sentences per second, tokenization included; {result['threads']} threads, median of at least "
         f"{min(case['rounds'] for case in cases)} alternating runs,\neach package at its best batch size and number of "
-        f"streams. {_machine(result)}.\n\n{common.table(headers, rows)}"
+        f"streams. {machine(result)}.\n\n{common.table(headers, rows)}"
     )
 
 
 _CLASSES = {"fp32": "lossless", "bf16": "nearly lossless", "int8": "8 bits"}
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _lead(speed: dict[str, float], own: list[str], others: list[str]) -> str:
@@ -152,7 +106,7 @@ def latency(result: dict[str, Any]) -> str:
         kind = peer_class(key)
         start = f"{cold[key]['median']:.2f}" if key in cold else ""
         cells = [
-            kind.name + _named(result, kind.packages[:1]),
+            kind.name + named(result, kind.packages[:1]),
             f"{row['p50_ms']:.2f}",
             f"{row['p99_ms']:.2f}",
             start,
@@ -160,7 +114,7 @@ def latency(result: dict[str, Any]) -> str:
         rows.append([f"**{c}**" if key.startswith("embedkit") and c else c for c in cells])
     lines = [
         f"Latency of {result['model']} on single texts of {result['tokens']} tokens, {result['threads']} threads.",
-        f"{_machine(result)}.\n",
+        f"{machine(result)}.\n",
         common.table(["", "p50, ms", "p99, ms", "process start to first vector, s"], rows),
     ]
     facts = [
@@ -193,30 +147,7 @@ def kernels(result: dict[str, Any]) -> str:
     ]
     headers = ["instruction set", "operation", "shape", "one thread", "ceiling", "share"]
     return (
-        f"Speed of each kernel of the core on one thread, and its share of the ceiling. {_machine(result)}.\n\n"
-        f"{common.table(headers, rows)}"
-    )
-
-
-def kernels_on_a_gpu(result: dict[str, Any]) -> str:
-    """Each Triton kernel against its roofline and torch."""
-    ours: dict[tuple[str, str], dict[str, Any]] = {}
-    theirs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in result["rows"]:
-        key = row["op"], row["shape"]
-        if row["form"] == "embedkit":
-            ours[key] = row
-        elif "sums only" not in row["form"]:
-            theirs.setdefault(key, []).append(row)
-    rows = []
-    for (op, shape), row in ours.items():
-        best = min(theirs[op, shape], key=lambda other: other["us"])
-        cells = [f"{row['us']:,.0f}", f"{row['share_of_roofline']:.0%} ({row['bound']})", best["form"]]
-        rows.append([f"`{op}`", shape, *cells, f"{best['us'] / row['us']:.2f}"])
-    headers = ["kernel", "shape", "µs", "of the roofline", "fastest in torch", "its time / ours"]
-    return (
-        f"Kernels in {result['sizes']['dtype']}: time, share of what moving the bytes or the products alone would "
-        f"take, and the fastest way in torch. {result['device']}, {result['date'][:10]}.\n\n"
+        f"Speed of each kernel of the core on one thread, and its share of the ceiling. {machine(result)}.\n\n"
         f"{common.table(headers, rows)}"
     )
 
@@ -241,7 +172,7 @@ def table_of_hpd(result: dict[str, Any]) -> str:
     return (
         f"Throughput of the models of HPD's Table 1 on {texts['texts']:,} distinct texts of {texts['mean']} tokens on "
         f"average (fewer texts for large models), {result['threads']} threads, tokenization included. "
-        f"{_machine(result)}. In the paper: {result['paper_hardware']}.\n\n{common.table(headers, rows)}"
+        f"{machine(result)}. In the paper: {result['paper_hardware']}.\n\n{common.table(headers, rows)}"
     )
 
 
@@ -253,12 +184,12 @@ def static(result: dict[str, Any]) -> str:
         for name, used in one["processor_seconds"].items():
             speed = common.Spread.of([one["texts"] / seconds for seconds in one["seconds"][name]])
             lead = common.Spread.of([other / own for own, other in zip(used, peer, strict=True)])
-            cells = [threads, name + _named(result, (name,)), f"{speed.median:,.0f}", f"{lead.median:.3g}"]
+            cells = [threads, name + named(result, (name,)), f"{speed.median:,.0f}", f"{lead.median:.3g}"]
             rows.append([f"**{c}**" if name.startswith("embedkit") else c for c in cells])
     texts = next(iter(result["threads"].values()))["texts"]
     caption = (
         f"A static model of 256 dimensions on {texts:,} distinct questions, tokenization included; median of "
-        f"{result['rounds']} alternating runs. {_machine(result)}."
+        f"{result['rounds']} alternating runs. {machine(result)}."
     )
     headers = ["threads", "", "texts/s", "times model2vec by CPU time"]
     return "\n".join([caption, "", common.table(headers, rows)])
@@ -285,7 +216,7 @@ def tokenizer(result: dict[str, Any]) -> str:
     kind = kinds[result.get("kind", "wordpiece")]
     version = result["versions"]["tokenizers"]
     return (
-        f"{kind}: speed of embedkit's tokenizer and of tokenizers {version}. {_machine(result)}.\n\n"
+        f"{kind}: speed of embedkit's tokenizer and of tokenizers {version}. {machine(result)}.\n\n"
         f"{common.table(headers, rows)}"
     )
 
@@ -315,7 +246,7 @@ def retrieval(result: dict[str, Any]) -> str:
     return (
         f"Duplicate questions of Quora: {questions['queries']:,} queries among {questions['stored']:,} questions, "
         f"{result['threads']} thread. "
-        f"{_machine(result)}.\n\n{common.table(headers, rows)}"
+        f"{machine(result)}.\n\n{common.table(headers, rows)}"
     )
 
 
@@ -430,7 +361,7 @@ def whole_card(result: dict[str, Any]) -> str:
     day = columns[0]["speed"]["date"][:10]  # rows are kept from run to run
     lines.append([f"texts a second, {day}", *(f"{one['texts_per_s']:,.0f}" if one else "" for one in speeds)])
     lines.append([f"one query, ms, {day}", *(f"{one['query_ms']:.2f}" if one else "" for one in speeds)])
-    return f"{_machine(result)}.\n\n{common.table(['', *_CARD_COLUMNS.values()], lines)}"
+    return f"{machine(result)}.\n\n{common.table(['', *_CARD_COLUMNS.values()], lines)}"
 
 
 def auto_index(result: dict[str, Any]) -> str:
@@ -448,7 +379,7 @@ def auto_index(result: dict[str, Any]) -> str:
     headers = ["", "Faiss factory, parameters", "recall@10", "ms per query", "time / auto"]
     return (
         f"Search time at a recall@10 of {result['choice']['target_recall']}: {result['rows']:,} synthetic vectors of "
-        f"{result['dimension']} dimensions in {result['clusters']:,} clusters. {_machine(result)}.\n\n"
+        f"{result['dimension']} dimensions in {result['clusters']:,} clusters. {machine(result)}.\n\n"
         f"{common.table(headers, rows)}"
     )
 
@@ -485,10 +416,10 @@ def scale(result: dict[str, Any]) -> str:
     sentences = [
         f"Time, disk and cost, extrapolated. Encoding: {rate:,.0f} texts/s per core ({cpu['model']} int8, "
         f"{cpu['texts']['mean']} tokens per text,",
-        f"from {cpu['threads']} threads; {_machine(cpu)}); an actor takes {over:.2f} times the CPU of the encoder.",
+        f"from {cpu['threads']} threads; {machine(cpu)}); an actor takes {over:.2f} times the CPU of the encoder.",
         f"Index: {sum(result['index_us'].values()):,.0f} µs of CPU per text, measured on {result['documents']:,} texts",
         f"of {result['characters']:.0f} characters, {result['dimension']} dimensions, `{result['factory']}` "
-        f"({_machine(result)}). The time to",
+        f"({machine(result)}). The time to",
         "fill lists grows with their number (4·√n), the time to train them also with the sample. Networks, object",
         "stores and Ray's own overhead are not included. The price is an example.",
     ]
@@ -558,7 +489,7 @@ def serve(result: dict[str, Any]) -> str:
     caption = [
         f"Texts a second of {result['model']}, where a connection sends its next request when it has its answer; the",
         f"client shares the processor. {result['seconds']:g} s a load, median of {result['runs']} alternating runs.",
-        f"{_machine(result)}.",
+        f"{machine(result)}.",
         f"In the folder's own precision, 64 connections get {share:.0%} of what `Encoder.encode` does with both cores;",
         f"a lone request takes {more:.1f} ms more than `encode` of a text.",
     ]

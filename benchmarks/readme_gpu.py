@@ -1,0 +1,65 @@
+"""The tables of readme.py that were measured on a GPU."""
+
+from typing import Any
+
+import common
+from peers import peer_class
+from readme_cells import machine, named, rate
+
+__all__ = ["kernels_on_a_gpu", "throughput_on_a_gpu"]
+
+
+def throughput_on_a_gpu(result: dict[str, Any]) -> str:
+    """Sentences per second with and without tokenization, one query, and quality."""
+    texts, scored = result["texts"], result.get("reference_sts")
+    rows = []
+    for row in sorted(result["rows"], key=lambda row: -row["sentences_per_s"]["median"]):
+        alone, query = row["alone"], row["one_query"]
+        cells = [
+            row["name"] + named(result, peer_class(row["peer"]).packages[:1]),
+            rate(row["sentences_per_s"]["median"]),
+            f"{rate(row['sentences_per_s']['low'])}-{rate(row['sentences_per_s']['high'])}",
+            rate(alone["sentences_per_s"]["median"]),
+            f"{alone['mfu']:.1%}",
+            f"{query['p50_ms']:.2f}",
+            f"{query['p99_ms']:.2f}",
+            f"{row['cosine']:.6f}",
+            f"{sum(row['sts'].values()) / len(row['sts']):.2f}" if scored else "",
+        ]
+        rows.append([f"**{c}**" if row["peer"].startswith("embedkit") else c for c in cells])
+    headers = [
+        "", "sentences/s", "range", "without tokenization", "of the data sheet's peak", "one query: p50, ms", "p99, ms",
+        "cosine to fp32", "STS",
+    ]  # fmt: skip
+    caption = [
+        f"Throughput of {result['model']} ({result['shape']})",
+        f"on {texts['texts']:,} distinct texts of {texts['mean']} tokens on average, tokenization by",
+        f"{result['threads']} threads included, median of {result['rounds']} alternating runs, each package at its",
+        "best batch size.",
+        *([f"STS of fp32 on the CPU: {sum(scored.values()) / len(scored):.2f}."] if scored else []),
+        f"{result['machine']['gpu']}; {machine(result)}.",
+    ]
+    return "\n".join([*caption, "", common.table(headers, rows)])
+
+
+def kernels_on_a_gpu(result: dict[str, Any]) -> str:
+    """Each Triton kernel against its roofline and torch."""
+    ours: dict[tuple[str, str], dict[str, Any]] = {}
+    theirs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        key = row["op"], row["shape"]
+        if row["form"] == "embedkit":
+            ours[key] = row
+        elif "sums only" not in row["form"]:
+            theirs.setdefault(key, []).append(row)
+    rows = []
+    for (op, shape), row in ours.items():
+        best = min(theirs[op, shape], key=lambda other: other["us"])
+        cells = [f"{row['us']:,.0f}", f"{row['share_of_roofline']:.0%} ({row['bound']})", best["form"]]
+        rows.append([f"`{op}`", shape, *cells, f"{best['us'] / row['us']:.2f}"])
+    headers = ["kernel", "shape", "µs", "of the roofline", "fastest in torch", "its time / ours"]
+    return (
+        f"Kernels in {result['sizes']['dtype']}: time, share of what moving the bytes or the products alone would "
+        f"take, and the fastest way in torch. {result['device']}, {result['date'][:10]}.\n\n"
+        f"{common.table(headers, rows)}"
+    )
