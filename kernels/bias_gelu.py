@@ -41,8 +41,7 @@ def bias_gelu(x: Tensor, bias: Tensor, *, activation: Gelu = "gelu", inplace: bo
     tokens, size = x.shape
     if bias.shape != (size,):
         raise ValueError(f"bias must be ({size},), not {tuple(bias.shape)}")
-    if activation not in ("gelu", "gelu_new"):
-        raise ValueError(f"unknown activation {activation!r}; expected one of gelu, gelu_new")
+    _check(activation)
     if inplace and not x.is_contiguous():
         raise ValueError("x is not contiguous and cannot be written in place. Use inplace=False.")
     check_tensors(x=x, bias=bias, instead="torch.nn.functional.gelu")
@@ -58,12 +57,17 @@ def bias_gelu(x: Tensor, bias: Tensor, *, activation: Gelu = "gelu", inplace: bo
     return result
 
 
+def _check(activation: str) -> None:
+    if activation not in ("gelu", "gelu_new"):
+        raise ValueError(f"unknown activation {activation!r}; expected one of gelu, gelu_new")
+
+
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, activation: Gelu = "gelu") -> Tensor:
     """``gelu(x Wᵀ + bias)``.
 
     In 16 bits on a GPU, cuBLASLt applies bias and GELU to the float32 sums of the product, before they are rounded. It
-    knows GELU by tanh alone, which differs from erf by at most 4.8e-4; the sums' rounding that this saves is larger.
-    Relative error on an H100 against float64, 384 to 1536: 2.8e-4 (in two steps 2.6e-4) in fp16, 1.7e-3 (2.1e-3) in
+    knows GELU by tanh alone, which differs from erf by at most 4.8e-4, about as much as that rounding costs. Relative
+    error on an H100 against float64, 384 to 1536: 2.8e-4 (in two steps 2.6e-4) in fp16, 1.7e-3 (2.1e-3) in
     bf16. Both products of a feed-forward part take 80 µs instead of 112, for 16,384 tokens.
 
     Args:
@@ -76,8 +80,10 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, activation: Gelu = "
         (tokens, I), with the type of ``x``.
 
     Raises:
-        ValueError: shapes, types or devices do not fit.
+        ValueError: the activation is unknown.
+        RuntimeError: shapes, types or devices do not fit, as in torch's own products.
     """
+    _check(activation)
     if x.is_cuda and x.dtype != torch.float32:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return bias_gelu(linear(x, weight), bias, activation=activation, inplace=True)

@@ -6,11 +6,10 @@
                 h = residual_layernorm(linear_gelu(h, W_i, b_i) W_outᵀ, h, b_out)
 
 Matrix products run in torch (cuBLAS); one kernel does everything between two products, and in 16 bits GELU is part of
-the product before it. With ``products`` "fp8" or
-"int8" the products with W_qkv, W_i and W_out run in `quantized_linear` (11 of the 12 H² weights of a usual layer): the
-kernel that writes a row quantizes it, and the GELU is applied before the tile of a product leaves the registers. The
-product with W_o stays in ``dtype``: its rows come from several programs, one per head, and would have to be read and
-written once more.
+the product before it. With ``products`` "fp8" or "int8" the products with W_qkv, W_i and W_out run in
+`quantized_linear` (11 of the 12 H² weights of a usual layer): the kernel that writes a row quantizes it, and the GELU
+is applied before the tile of a product leaves the registers. The product with W_o stays in ``dtype``: its rows come
+from several programs, one per head, and would have to be read and written once more.
 
 Launches depend only on the shapes of the batch's tensors: with ``tokens``, ``sequences`` and ``tiles`` of `pack`
 fixed, a CUDA graph of one call can be replayed with other texts.

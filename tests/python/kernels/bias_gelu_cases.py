@@ -75,3 +75,9 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
             arguments[name] = arguments[name].to(DEVICE)
     with pytest.raises(ValueError, match=message):
         bias_gelu(**arguments)
+
+
+def test_an_unknown_activation_is_refused_after_a_product() -> None:
+    x = torch.zeros(2, 4, device=DEVICE, dtype=torch.float16)
+    with pytest.raises(ValueError, match="unknown activation 'relu'"):
+        linear_gelu(x, x, x[:, 0], activation="relu")  # type: ignore[arg-type]
