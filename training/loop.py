@@ -16,8 +16,8 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from .dataset import Examples, Repeated
 from .objectives.base import Objective
+from .processes import world_size
 from .recipe import EvaluationOptions, TrainingOptions
-from .run_folder import world_size
 
 __all__ = ["Batches", "Loop", "optimizer", "trainer_arguments"]
 

@@ -16,11 +16,12 @@ import torch
 from .. import Encoder
 from .card import write_card, write_curve
 from .data.readers import Table
+from .processes import process_rank, world_size
 from .recipe import Recipe
 from .scores import test_scores
 from .whole_file import write_text
 
-__all__ = ["claim", "facts", "finish", "last_checkpoint", "process_rank", "world_size"]
+__all__ = ["claim", "facts", "finish", "last_checkpoint"]
 
 _BEGINNING = 1 << 20  # bytes
 
@@ -152,13 +153,3 @@ def last_checkpoint(folder: Path) -> Path | None:
             )
         whole.append(path)
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def world_size() -> int:
-    """How many processes train together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun and accelerate set it
-
-
-def process_rank() -> int:
-    """The number of this process; 0 writes the files."""
-    return int(os.environ.get("RANK", "0"))

@@ -22,7 +22,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from ..inputs import progress
 from .data.texts import Chain, KeyIndex, Keys, Rows, Selection, distinct, text_keys
 from .linear_map import LinearMap, fit, sample_distinct
 from .mine import mine
+from .processes import own_gpu
 from .whole_file import write_array, write_whole
 
 __all__ = [
@@ -100,10 +100,7 @@ class TeacherOptions:
 
 def open_encoder(path: str, *, precision: str = "auto", max_length: int | None = None) -> Encoder:
     """A model that encodes for a training: on this process's GPU if there is one and the model runs there."""
-    import torch
-
-    if torch.cuda.is_available():
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    if (device := own_gpu()) is not None:
         try:
             return Encoder(path, device=device, precision=precision, max_length=max_length)
         except (ValueError, ImportError) as error:  # a static model, or no Triton

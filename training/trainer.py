@@ -28,8 +28,9 @@ from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
 from .postprocess import Step
+from .processes import process_rank, world_size
 from .recipe import Recipe
-from .run_folder import claim, facts, finish, last_checkpoint, process_rank, world_size
+from .run_folder import claim, facts, finish, last_checkpoint
 from .scores import evaluation_pairs
 
 __all__ = ["train"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from ...model_folder.cross_encoder_folder import open_cross_encoder
 from ...model_folder.tokenizer_files import TOKENIZER_FILES
 from ..data.readers import Table
 from ..model import ModelOptions, transformer_folder
+from ..processes import own_gpu
 from ..whole_file import write_array
 from .cross_encoder import PairClassifier
 
@@ -85,11 +85,11 @@ class _CoreTeacher:
 def _load(path: str, table: Table, max_length: int) -> _Teacher:
     folder = transformer_folder(path)
     teacher: _Teacher
-    if not torch.cuda.is_available() and _runs_in_core(folder):
+    device = own_gpu()
+    if device is None and _runs_in_core(folder):
         teacher = _CoreTeacher(folder, max_length)
     else:
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-        teacher = PairClassifier.load(ModelOptions(path, max_length=max_length)).to(device).eval()
+        teacher = PairClassifier.load(ModelOptions(path, max_length=max_length)).to(device or "cpu").eval()
     expected, found = list(table.labels) or ["score"], list(teacher.labels)
     if found != expected and (table.labels or len(found) > 1):
         raise ValueError(
