@@ -30,11 +30,10 @@ exit codes:
 """
 
 _REMEDIES = {
-    (
-        "texts",
-        "length",
-    ): "build --passages 120:30 finds what is in all of a text, and --on-overflow window (of build "
-    "and reembed) encodes all of it",
+    ("texts", "length"): (
+        "build --passages 120:30 finds what is in all of a text, and --on-overflow window (of build and reembed) "
+        "encodes all of it"
+    ),
     ("pairs", "length"): "build --passages 120:30 makes shorter texts",
     ("texts", "script"): "use a multilingual model for them: --model {multilingual} (of build and reembed)",
 }

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..backends.onnx_files import DESCRIPTION, FORMAT, PRECISIONS, file_hash
 from ..encoder import Encoder
+from ..inputs import TextsWarning
 from ..model_folder.fingerprint import fingerprint, source_weights_hash
 from ..model_folder.folder import Settings
 from ..model_folder.json_file import write_json
@@ -151,7 +152,7 @@ def _check(core: Encoder, folder: Path, precision: str) -> Fidelity:
         texts.append(joined)
         joined += " " + joined
     with Encoder(folder, backend="onnx") as exported, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* (is|are) (longer than max_length|in a script that)")
+        warnings.simplefilter("ignore", TextsWarning)
         own = deepcopy(core)  # shares the model and has its own counts
         own._on_overflow = exported._on_overflow
         vectors = [np.asarray(encoder.encode(texts, prompt=""), np.float64) for encoder in (own, exported)]

@@ -19,6 +19,12 @@ from embedkit.index.build.settings import Progress
 LONG = "many people say that the weather is lovely today " * 4
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of commands run in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+
+
 class Stopped(Exception):
     pass
 
@@ -55,10 +61,8 @@ def test_documents_are_added_with_the_same_length(make_model: Callable[..., Path
             index.add([Document(LONG, "more")])
 
 
-def test_windows_are_remembered(
-    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_windows_are_remembered(make_model: Callable[..., Path]) -> None:
     Path("texts.txt").write_text("".join(f"{n} {LONG * 3}\n" for n in range(20)))
     build = ["build", "texts.txt", "-o", "index", "--model", str(make_model())]
     assert main([*build, "--on-overflow", "window", "--max-length", "16"]) == 0
@@ -83,13 +87,10 @@ def test_the_estimate_neither_refuses_nor_counts_nor_warns(make_model: Callable[
     assert encoder.describe()["on_overflow"] == "error"
 
 
+@pytest.mark.usefixtures("here")
 def test_passages_that_fit_are_no_overflow(
-    make_model: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("texts").mkdir()
     Path("texts/long.txt").write_text(LONG * 9)
     Path("texts/short.txt").write_text("today")
@@ -103,13 +104,10 @@ def test_passages_that_fit_are_no_overflow(
     assert re.match(r"estimate: \d+ passages of 1 document, ", capsys.readouterr().out)
 
 
+@pytest.mark.usefixtures("here")
 def test_a_text_that_is_refused_is_named(
-    make_model: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("texts.txt").write_text(f"today\n\nlovely\n{LONG * 9}\n")
     build = ["build", "texts.txt", "-o", "index", "--model", str(make_model()), "--on-overflow", "error"]
     assert main(build) == 2
@@ -123,13 +121,10 @@ def test_a_text_that_is_refused_is_named(
         Index.build("index", [Document("today", "short"), Document(LONG * 9, "long")], encoder)
 
 
+@pytest.mark.usefixtures("here")
 def test_warnings_name_the_options_of_the_command(
-    make_model: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("texts.txt").write_text(f"{LONG * 9}\ntoday\n苹果\n", "utf-8")
     assert main(["build", "texts.txt", "-o", "index", "--model", str(make_model())]) == 0
     cut, strange = capsys.readouterr().err.splitlines()
