@@ -35,6 +35,7 @@ from ..data.readers import Table
 from ..data.texts import Chain, Selection, distinct, text_keys
 from ..linear_map import fit, regress
 from ..model import SentenceModel
+from ..processes import own_gpu
 from ..teacher import STORAGES, TeacherOptions, Teachers, by_example
 from .base import Arrays, Objective, check_choice, check_matryoshka, gather, sample_texts
 
@@ -231,6 +232,8 @@ class Hpd(Objective):
 
     def _start_projection(self, teachers: Teachers) -> None:
         model = self.encoder
+        if (device := own_gpu()) is not None:
+            model.to(device)  # where it trains later
         texts = sample_texts(self._training_texts, _START_SAMPLES)
         pooled = model.bare().encode(texts)
         if self.options.start == "pca":
