@@ -127,7 +127,7 @@ def train(
         "steps": run.trainer.state.global_step,
         "train_seconds": round(run.clock.seconds, 1),
         "best_step": run.best_step,
-        "dev": run.dev_scores(),
+        "dev": run.kept_scores(history),
         "majority": run.majority,
         "curve": _curve(history),
     }
@@ -349,6 +349,15 @@ class _Run:
         best = state.best_model_checkpoint
         self.trainer._load_from_checkpoint(str(last if best is None else last.with_name(Path(best).name)))
         return True
+
+    def kept_scores(self, history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The dev scores of the weights that are kept: those of their step in the log, computed if it has none."""
+        step = self.trainer.state.global_step if self.best_step is None else self.best_step
+        for entry in reversed(history):
+            scores = {k.removeprefix("eval_"): v for k, v in entry.items() if k.startswith("eval_")}
+            if scores and entry["step"] == step:
+                return scores
+        return self.dev_scores()
 
     def dev_scores(self) -> dict[str, float]:
         """Scores of the objective's tasks, and those that do not depend on it."""
