@@ -162,17 +162,18 @@ def _dev_pairs(sets: DevSets) -> dict[str, int]:
     return {"sts_dev_pairs": sets.sts_pairs}
 
 
+def _scores_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The dev scores of an entry of the log; empty if it has none."""
+    return {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
+
+
 def _curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
     """The dev scores of each evaluation, with its step."""
     return [
         {"step": entry["step"]}
-        | {
-            key.removeprefix("eval_"): round(value, 4)
-            for key, value in entry.items()
-            if key.startswith("eval_") and isinstance(value, int | float)
-        }
+        | {name: round(value, 4) for name, value in scores.items() if isinstance(value, int | float)}
         for entry in history
-        if any(key.startswith("eval_") for key in entry)
+        if (scores := _scores_of(entry))
     ]
 
 
@@ -354,8 +355,7 @@ class _Run:
         """The dev scores of the weights that are kept: those of their step in the log, computed if it has none."""
         step = self.trainer.state.global_step if self.best_step is None else self.best_step
         for entry in reversed(history):
-            scores = {k.removeprefix("eval_"): v for k, v in entry.items() if k.startswith("eval_")}
-            if scores and entry["step"] == step:
+            if (scores := _scores_of(entry)) and entry["step"] == step:
                 return scores
         return self.dev_scores()
 
