@@ -176,7 +176,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help="what to do with a malformed line (default: stop)",
+        help="what to do with a malformed line or a document that cannot be indexed (default: stop)",
     )
     command.add_argument(
         "--restart", action="store_true", help="discard what an interrupted command has encoded"

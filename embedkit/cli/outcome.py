@@ -1,4 +1,4 @@
-"""What both engines of ``build`` share: settings, malformed lines, error messages and the last lines."""
+"""What both engines of ``build`` share: settings, unusable documents, error messages and the last lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .interrupts import exit_code
 
 __all__ = ["Skipped", "build_settings", "check_choice", "counted", "explained", "show_choice", "truncated"]
 
-_REPORTED_LINES = 20  # malformed lines shown one by one; further ones are only counted
+_REPORTED = 20  # unusable documents shown one by one; further ones are only counted
 
 
 class Skipped:
-    """Malformed lines, reported and counted.
+    """Malformed lines and refused documents, reported and counted.
 
     Attributes:
         on_error: for `Index.build`, as ``--on-error`` says.
@@ -33,14 +33,14 @@ class Skipped:
 
     def _skip(self, error: InputError) -> None:
         self._count += 1
-        if self._count <= _REPORTED_LINES:
+        if self._count <= _REPORTED:
             complain(f"skipped: {error}")
-        if self._count == _REPORTED_LINES:
-            complain("further malformed lines are only counted")
+        if self._count == _REPORTED:
+            complain("further documents that cannot be used are only counted")
 
     def left_out(self, blank: int) -> str:
         """Counts of these and of the ``blank`` texts, for the last line."""
-        counts = ((blank, "blank text"), (self._count, "malformed line"))
+        counts = ((blank, "blank text"), (self._count, "unusable document"))
         return "".join(f", {plural(count, what)} skipped" for count, what in counts if count)
 
 
@@ -69,7 +69,7 @@ def explained(left: Callable[[], str], resumes: str = "") -> Iterator[None]:
     except KeyboardInterrupt as stop:
         raise CommandError(exit_code(stop), f"interrupted: {left()}{resumes}") from None
     except InputError as error:
-        hint = "" if not error.skippable else " (--on-error skip leaves out malformed lines)"
+        hint = "" if not error.skippable else " (--on-error skip leaves it out)"
         raise CommandError(EXIT_USAGE, f"{error}{hint}; {left()}") from None
     except (ModelMismatchError, IndexExistsError, BuildError):
         raise

@@ -15,6 +15,7 @@ from ..documents.document import Document, check_document
 from ..documents.errors import InputError
 from ..documents.readers import Corpus
 from ..encoder import Encoder
+from ..index.build.check import length_check
 from ..index.build.encode import CHUNK_TEXTS, encode_texts
 from ..index.errors import BuildError, ModelMismatchError
 from .ray import encoder_options
@@ -111,7 +112,7 @@ class EncodePieces:
         corpus = Corpus.of_sources(
             [source_of(piece, reject)], text_field=job.text_field, id_field=job.id_field
         )
-        usable = _usable(corpus, reject)
+        usable = _usable(corpus, length_check(self._encoder), reject)
         with self._store.writer(number, job.encoder.dimension) as writer:
             while chunk := list(islice(usable, CHUNK_TEXTS)):
                 texts, origins = [one.text for one in chunk], [one.origin for one in chunk]
@@ -123,11 +124,16 @@ class EncodePieces:
         return Shard(number, writer.rows, corpus.blank, tuple(rejected))
 
 
-def _usable(corpus: Iterable[Document], reject: Callable[[InputError], None]) -> Iterator[Document]:
+def _usable(
+    corpus: Iterable[Document],
+    check_length: Callable[[Document], None],
+    reject: Callable[[InputError], None],
+) -> Iterator[Document]:
     """The documents that an index would accept."""
     for document in corpus:
         try:
             check_document(document)
+            check_length(document)
         except InputError as error:
             reject(error)
         else:

@@ -321,7 +321,7 @@ def test_documents_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFix
         build = ["build", str(bad), "-o", str(tmp_path / name), "--on-error", "skip", *options]
         assert main(build) == 0
         out, err = capsys.readouterr()
-        assert "4 malformed lines skipped" in out
+        assert "4 unusable documents skipped" in out
         # on one machine a duplicate id is noticed at its line, on Ray when the index is built from the shards
         told[name] = sorted(line for line in err.splitlines() if "skipped: " in line)
         assert len(told[name]) == 4

@@ -55,7 +55,7 @@ from ..storage.layout import Writer
 from ..storage.manifest import Manifest, SegmentEntry
 from ..words.analyzer import analyzer
 from ..words.languages import AUTO as AUTO_LANGUAGE
-from .check import check_new_id, given_vector, is_blank, with_id, with_taken
+from .check import check_new_id, given_vector, is_blank, length_check, with_id, with_taken
 from .duplicates import near_duplicates
 from .encode import Chunk, encode_chunk, truncated_by
 from .filter import Filter
@@ -307,6 +307,7 @@ def _stored(
     """Read, check, cut and store: yields the documents to encode, in chunks of bounded size."""
     store = staging.documents
     adding_to = job.base if job.mode == "add" else None
+    check_length = length_check(job.encoder)
     chunk = Chunk()
     for pieces, taken in with_taken(filtered.pieces(_pieces(job, documents, filtered)), adding_to):
         for document in pieces:
@@ -315,6 +316,7 @@ def _stored(
                 if not known:
                     check_new_id(document, taken)
                 vector = given_vector(document, job.header.dimension)
+                check_length(document)
                 store.add(document)
             except InputError as error:
                 error.document_id = document_of(document.id or "") if job.cutter else document.id

@@ -1,20 +1,22 @@
-"""Checks of ids and given vectors (text and metadata are checked where they are stored)."""
+"""Checks of ids, lengths and given vectors (text and metadata are checked where they are stored)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
-from ...documents.document import Document, json_type
+from ...documents.document import Document, check_document, json_type
 from ...documents.errors import InputError
 from ...documents.passages import document_of
+from ..encoder import TextEncoder
 from ..storage.faiss_index import Float32Array
 from ..storage.generation import Generation
 
-__all__ = ["check_new_id", "given_vector", "is_blank", "with_id", "with_taken"]
+__all__ = ["check_new_id", "given_vector", "is_blank", "length_check", "with_id", "with_taken"]
 
 _AT_ONCE = 256
 
@@ -89,3 +91,30 @@ def given_vector(document: Document, dimension: int) -> Float32Array | None:
     if not np.isfinite(vector).all():
         raise InputError(document.origin, "its vector contains NaN or infinity", skippable=True)
     return vector
+
+
+def length_check(encoder: TextEncoder) -> Callable[[Document], None]:
+    """The check for texts that ``encoder`` would refuse as too long, before they are stored and sent to it in chunks.
+
+    It raises InputError, which names the document and the remedies.
+    """
+    from ...encoder import Encoder
+
+    if not isinstance(encoder, Encoder) or encoder.describe()["on_overflow"] != "error":
+        return lambda document: None
+    prompt, most = encoder.prompts.get("document", ""), encoder.max_seq_length
+
+    def check(document: Document) -> None:
+        if document.vector is not None:
+            return
+        check_document(document)  # the tokenizer takes no other texts
+        (ids,) = encoder._engine.token_ids([prompt + document.text], sys.maxsize)
+        if len(ids) > most:
+            raise InputError(
+                document.origin,
+                f"the text has {len(ids):,} tokens, more than the {most:,} that the model reads; shorten it, or give "
+                "--on-overflow truncate or window (Encoder(on_overflow=...)), or --passages (passages=...)",
+                skippable=True,
+            )
+
+    return check

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...documents.document import Document
-from ...documents.errors import InputError
 from ..encoder import TextEncoder
 from ..errors import BuildError
 from ..storage.faiss_index import Float32Array
@@ -19,7 +17,6 @@ __all__ = ["CHUNK_TEXTS", "Chunk", "encode_chunk", "encode_texts", "truncated_by
 
 CHUNK_TEXTS = 2048
 _CHUNK_CHARACTERS = 4 << 20
-_TOO_LONG = re.compile(r"texts\[(\d+)\] has (\d+) tokens, more than max_length (\d+)")  # says the core
 
 
 @dataclass(slots=True)
@@ -85,19 +82,8 @@ def encode_texts(
 
     Raises:
         BuildError: the encoder returned another shape, or NaN or infinity (names the text's origin).
-        InputError: a text is longer than the encoder takes, and it refuses those (names the text's origin).
     """
-    try:
-        encoded = encoder.encode_document(texts, normalize_embeddings=normalize)
-    except ValueError as error:
-        if (found := _TOO_LONG.match(str(error))) is None:
-            raise
-        place, tokens, most = map(int, found.groups())
-        raise InputError(
-            origins[place],
-            f"the text has {tokens:,} tokens, more than the {most:,} that the model reads; shorten it, or give "
-            "--on-overflow truncate or window (Encoder(on_overflow=...)), or --passages (passages=...)",
-        ) from None
+    encoded = encoder.encode_document(texts, normalize_embeddings=normalize)
     vectors, unusable = check_encoded(encoded, len(texts), dimension)
     if len(unusable):
         raise BuildError(

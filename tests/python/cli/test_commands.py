@@ -137,7 +137,9 @@ def test_the_estimate_also_skips_an_unusable_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("x.jsonl").write_text('{"text": "lone \\ud800"}\n{"text": "good"}\n')
-    assert "1 malformed line skipped" in done(capsys, "build", "x.jsonl", "-o", "new", "--on-error", "skip")
+    assert "1 unusable document skipped" in done(
+        capsys, "build", "x.jsonl", "-o", "new", "--on-error", "skip"
+    )
 
 
 def test_the_engine_has_its_own_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:

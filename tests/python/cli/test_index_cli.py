@@ -157,7 +157,7 @@ def test_malformed_lines_stop_by_default(capsys: pytest.CaptureFixture[str]) -> 
     err = capsys.readouterr().err
     assert err == (
         "embedkit-index: x.jsonl:2: not valid JSON: Expecting value at column 1 "
-        "(--on-error skip leaves out malformed lines); nothing was written to index\n"
+        "(--on-error skip leaves it out); nothing was written to index\n"
     )
     assert not Path("index").exists()
 
@@ -166,11 +166,11 @@ def test_skipped_lines_are_reported_and_counted(capsys: pytest.CaptureFixture[st
     Path("x.jsonl").write_text('{"text": "a"}\n\n' + "bad\n" * 30)
     assert main(["build", "x.jsonl", "-o", "index", "--on-error", "skip"]) == 0
     out, err = capsys.readouterr()
-    assert ", 1 blank text skipped, 30 malformed lines skipped;" in out
+    assert ", 1 blank text skipped, 30 unusable documents skipped;" in out
     lines = err.splitlines()
     assert len(lines) == 21
     assert lines[0] == "embedkit-index: skipped: x.jsonl:3: not valid JSON: Expecting value at column 1"
-    assert lines[-1] == "embedkit-index: further malformed lines are only counted"
+    assert lines[-1] == "embedkit-index: further documents that cannot be used are only counted"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.documents.passages import Passages
 from embedkit.index import BuildSettings, Document, Index, InputError, ModelMismatchError, ResumeError
+from embedkit.index.build.check import length_check
 from embedkit.index.build.estimate import estimate
 from embedkit.index.build.settings import Progress
 
@@ -119,6 +120,33 @@ def test_a_text_that_is_refused_is_named(
     encoder = Encoder(make_model(), on_overflow="error")
     with pytest.raises(InputError, match=r"^document 1 \('long'\): the text has"):
         Index.build("index", [Document("today", "short"), Document(LONG * 9, "long")], encoder)
+    assert main([*build, "--on-error", "skip"]) == 0
+    assert re.search(r"skipped: texts\.txt:4: the text has [\d,]+ tokens", capsys.readouterr().err)
+    with Index.open("index") as index:
+        assert len(index) == 2
+    # one that comes with its vector is not read by the model
+    given = Document(LONG * 9, "given", vector=[1.0] * encoder.get_embedding_dimension())
+    with Index.build("given", [Document("today", "short"), given], encoder) as index:
+        assert len(index) == 2
+
+
+def test_a_length_counts_as_the_encoder_counts(make_model: Callable[..., Path]) -> None:
+    for limit in (9, 10, 64):
+        encoder = Encoder(make_model(), on_overflow="error", max_length=limit)
+        encoder.prompts["document"] = "passage: "
+        for words in range(1, 80):
+            document, refused = Document("today " * words, "id", origin="it"), False
+            try:
+                encoder.encode_document([document.text])
+            except ValueError as error:
+                refused = True
+                tokens = re.search(r"has (\d+) tokens", str(error))
+                with pytest.raises(
+                    InputError, match=f"^it: the text has {tokens and tokens[1]} tokens, more"
+                ):
+                    length_check(encoder)(document)
+            if not refused:
+                length_check(encoder)(document)
 
 
 @pytest.mark.usefixtures("here")
