@@ -104,7 +104,8 @@ bool AddedTokenMatcher::find(std::string_view text, size_t from, size_t until, s
       continue;
     }
     match->begin = token.lstrip ? skip_spaces_left(text, from, taken) : from;
-    match->end = token.rstrip ? skip_spaces_right(text, end) : end;
+    // What lies before `taken` here is white space that the match before has swallowed.
+    match->end = token.rstrip ? skip_spaces_right(text, std::max(end, taken)) : end;
     match->next = end;
     match->id = token.id;
     return true;

@@ -92,6 +92,12 @@ def test_every_white_space_beside_a_stripping_token() -> None:
     pair.check([f"a{c}<x>{c}b" for c in map(chr, range(0x3100))])
 
 
+def test_a_run_of_stripping_spaces_takes_linear_time() -> None:
+    pair = Pair(VOCAB, [AddedToken(" ", rstrip=True, normalized=False)])
+    pair.check([f"a{' ' * 3000}b"])
+    assert len(pair.core.encode(f"a{' ' * 1_000_000}b")) >= 3  # the square would be ten minutes
+
+
 def test_added_tokens_without_a_normalizer_change() -> None:
     """Adjacent `normalized` patterns that start with a letter, punctuation or a mark."""
     added = [AddedToken(content, normalized=True) for content in ("<unk>", "\u0301x", "a-b", "-b", "zz")]
