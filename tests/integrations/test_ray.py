@@ -9,6 +9,7 @@ import random
 import re
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,20 @@ def test_a_restarted_job_leaves_out_finished_shards(
     assert main([*build, "--overwrite"]) == 0
     assert ", 0 of them encoded now" in capsys.readouterr().out
     assert_same(path, expected)
+
+
+def test_a_text_that_the_encoder_refuses(tmp_path: Path) -> None:
+    records = [{"text": text, "id": f"k{number}"} for number, text in enumerate(texts(20))]
+    records[7]["text"] = "long " * 600
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    build = partial(
+        build_index, tmp_path / "index", [tmp_path / "long.jsonl"], None, {"on_overflow": "error"}
+    )
+    with pytest.raises(InputError, match=r"long\.jsonl:8: the text has 602 tokens, more than the 512"):
+        build()
+    refused: list[InputError] = []
+    assert build(settings=BuildSettings(on_error=refused.append)).documents == 19
+    assert [one.origin.rpartition("/")[2] for one in refused] == ["long.jsonl:8"]
 
 
 def test_documents_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
