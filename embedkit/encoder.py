@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
@@ -300,9 +301,17 @@ class Encoder(DropIn):
         "corpus" is used only if requested by name, or if "document" was deleted from `prompts`.
         """
         if prompt_name is None and prompt is None:
-            names = ("document", "passage", "corpus")
-            prompt_name = next((name for name in names if name in self.prompts), None)
+            prompt_name = self._document_prompt_name()
         return self.encode(sentences, prompt_name, prompt, *args, **{"task": "document", **options})
+
+    def _document_prompt_name(self) -> str | None:
+        return next((name for name in ("document", "passage", "corpus") if name in self.prompts), None)
+
+    def _document_tokens(self, text: str) -> tuple[int, int]:
+        """The number of tokens of ``text`` as `encode_document` reads it, and the most that it takes."""
+        engine = self._engine.of("document")
+        (ids,) = engine.token_ids([self._prompt_text(self._document_prompt_name()) + text], sys.maxsize)
+        return len(ids), self._length_on(engine)
 
     def encode_iter(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -102,17 +101,16 @@ def length_check(encoder: TextEncoder) -> Callable[[Document], None]:
 
     if not isinstance(encoder, Encoder) or encoder.describe()["on_overflow"] != "error":
         return lambda document: None
-    prompt, most = encoder.prompts.get("document", ""), encoder.max_seq_length
 
     def check(document: Document) -> None:
         if document.vector is not None:
             return
         check_document(document)  # the tokenizer takes no other texts
-        (ids,) = encoder._engine.token_ids([prompt + document.text], sys.maxsize)
-        if len(ids) > most:
+        tokens, most = encoder._document_tokens(document.text)
+        if tokens > most:
             raise InputError(
                 document.origin,
-                f"the text has {len(ids):,} tokens, more than the {most:,} that the model reads; shorten it, or give "
+                f"the text has {tokens:,} tokens, more than the {most:,} that the model reads; shorten it, or give "
                 "--on-overflow truncate or window (Encoder(on_overflow=...)), or --passages (passages=...)",
                 skippable=True,
             )

@@ -112,6 +112,26 @@ def test_router_with_a_static_query_route(make_model: Callable[..., Path], tmp_p
         np.testing.assert_allclose(getattr(encoder, name)(TEXTS), getattr(reference, name)(TEXTS), atol=4e-6)
 
 
+def test_an_index_refuses_texts_by_the_length_of_the_document_route(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = asymmetric(tmp_path / "model", make_model, default_route="query")
+    for path, length in (("query_0_Transformer", 8), ("document_0_Transformer", 20)):
+        config = folder / path / "sentence_bert_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_seq_length": length}))
+    encoder = Encoder(folder, on_overflow="error")
+    del encoder.prompts["document"]
+    encoder.prompts["passage"] = "the now "
+    texts = ["people " * words for words in range(1, 40)]
+    refused: list[str] = []
+    with Index.build(
+        tmp_path / "index", texts, encoder, on_error=lambda error: refused.append(str(error))
+    ) as index:
+        assert len(index) == 16  # two tokens of the prompt and two special ones
+    assert len(refused) == 23
+    assert refused[0].startswith("document 16: the text has 21 tokens, more than the 20 that the model reads")
+
+
 def test_an_index_asks_by_the_query_route(make_model: Callable[..., Path], tmp_path: Path) -> None:
     encoder = Encoder(asymmetric(tmp_path / "model", make_model))
     documents = ["people", "the weather is lovely today", "stay out now"]

@@ -190,8 +190,16 @@ def test_static_describe_and_refusals(tokenizer: Path, tmp_path: Path) -> None:
         encoder.encode(TEXTS, output_value="token_embeddings")
     with pytest.raises(ValueError, match="starts with a StaticEmbedding"):
         Encoder(folder, backend="onnx")
+    short = Encoder(folder, max_length=2, on_overflow="error")
     with pytest.raises(ValueError, match="more than max_length 2"):
-        Encoder(folder, max_length=2, on_overflow="error").encode(TEXTS)
+        short.encode(TEXTS)
+    for text in [*TEXTS, "zzz zzz", "the zzz the"]:
+        tokens, most = short._document_tokens(text)
+        if tokens <= most:
+            short.encode_document([text])
+        else:
+            with pytest.raises(ValueError, match=f"has {tokens} tokens, more than max_length {most}"):
+                short.encode_document([text])
 
 
 @pytest.mark.parametrize(
