@@ -62,14 +62,17 @@ def truncated(info: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def explained(left: Callable[[], str], resumes: str = "") -> Iterator[None]:
-    """Add to an error what is ``left`` on disk, and after Ctrl-C or SIGTERM how the work ``resumes``."""
+def explained(left: Callable[[], str], resumes: str = "", *, skips: bool = True) -> Iterator[None]:
+    """Add to an error what is ``left`` on disk, and after Ctrl-C or SIGTERM how the work ``resumes``.
+
+    ``skips``: the command has ``--on-error``.
+    """
     try:
         yield
     except KeyboardInterrupt as stop:
         raise CommandError(exit_code(stop), f"interrupted: {left()}{resumes}") from None
     except InputError as error:
-        hint = "" if not error.skippable else " (--on-error skip leaves it out)"
+        hint = " (--on-error skip leaves it out)" if skips and error.skippable else ""
         raise CommandError(EXIT_USAGE, f"{error}{hint}; {left()}") from None
     except (ModelMismatchError, IndexExistsError, BuildError):
         raise

@@ -140,7 +140,7 @@ def _sync(arguments: argparse.Namespace) -> int:
 def _reembed(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     with (
-        explained(lambda: _left(arguments.index)),
+        explained(lambda: _left(arguments.index), skips=False),
         Index.open(arguments.index, threads=arguments.threads) as index,
         ProgressBar(None) as bar,
     ):

@@ -124,6 +124,11 @@ def test_a_text_that_is_refused_is_named(
     assert re.search(r"skipped: texts\.txt:4: the text has [\d,]+ tokens", capsys.readouterr().err)
     with Index.open("index") as index:
         assert len(index) == 2
+    assert main([*build[:-2], "--overwrite"]) == 0
+    capsys.readouterr()
+    assert main(["reembed", "index", "--model", str(make_model()), "--on-overflow", "error"]) == 2
+    told = capsys.readouterr().err
+    assert "the text has" in told and "--on-error" not in told  # which reembed lacks
     # one that comes with its vector is not read by the model
     given = Document(LONG * 9, "given", vector=[1.0] * encoder.get_embedding_dimension())
     with Index.build("given", [Document("today", "short"), given], encoder) as index:
