@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/isa.h"
 #include "base/stage_clock.h"
 #include "encoder/pooling.h"
 
@@ -22,6 +23,12 @@ void end_stage(Stage stage, const Worker& worker) {
   if (worker.count == 1) return;
   worker.sync();
   StageClock::lap(Stage::kWait);
+}
+
+Batching batching_for(const Weights& weights, const Kernels& kernels) {
+  const bool large =
+      !weights.layers.empty() && weights.layers.front().memory_bytes() > 2 * second_level_cache();
+  return large ? kernels.large_layers : kernels.small_layers;
 }
 
 size_t odd_lines(size_t bytes) {
@@ -67,6 +74,7 @@ Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<Pooli
     : config_(config),
       kernels_(kernels),
       weights_(load_weights(config, tensors, kernels)),
+      batching_(batching_for(weights_, kernels)),
       pooling_(std::move(pooling)) {
   require(!pooling_.empty(), "the pooling has no mode; give at least one");
   if (config_.static_rows > 0) {
@@ -132,7 +140,7 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
   w.query_key_value_.shape(tokens + Kernels::kSlackRows, layer.query_key_value.columns());
   w.context_.shape(kernels_, config_.precision, tokens, config_.context_width(), config_.context_width());
   w.projected_.shape(tokens, std::max(layer.attention_output.columns(), layer.output.columns()));
-  w.inner_.shape(kernels_, config_.precision, std::min(tokens, kernels_.feed_forward_rows),
+  w.inner_.shape(kernels_, config_.precision, std::min(tokens, batching_.feed_forward_rows),
                  config_.intermediate_size, layer.intermediate.columns());
   if (w.scratch_.size() < static_cast<size_t>(workers)) w.scratch_.resize(static_cast<size_t>(workers));
   const size_t scratch = attention().scratch(longest, config_.head_width()) + Kernels::kSlack;
@@ -365,7 +373,7 @@ bool Encoder::feed_forward(size_t index, Workspace& w, size_t tokens, const Work
   const Layer& layer = this->layer(index);
   const bool last = index + 1 == config_.num_hidden_layers;
   const LayerNorm& next = last ? weights_.final_norm : this->layer(index + 1).attention_input_norm;
-  const size_t most = kernels_.feed_forward_rows;
+  const size_t most = batching_.feed_forward_rows;
   for (size_t first = 0; first < tokens; first += most) {
     const size_t rows = std::min(most, tokens - first);
     const Share own = worker.share(rows);

@@ -96,6 +96,7 @@ class Encoder {
     return !modules_.empty() && modules_.back().type == HeadModule::Type::kNormalize;
   }
   size_t memory_bytes() const;
+  const Batching& batching() const { return batching_; }
   /// Whether it has tokens' vectors before the pooling: a static model has none.
   bool has_hidden() const { return !static_; }
 
@@ -154,6 +155,7 @@ class Encoder {
   const Kernels& kernels_;
   std::optional<StaticTable> static_;  ///< of a static model, whose weights_ are empty
   Weights weights_;
+  Batching batching_;
   std::vector<PoolingMode> pooling_;
   std::vector<Module> modules_;
   std::vector<Linear> dense_;

@@ -406,15 +406,17 @@ RotaryTable::RotaryTable(size_t positions, size_t head_size) : positions_(positi
   }
 }
 
+size_t Layer::memory_bytes() const {
+  return query_key_value.memory_bytes() + attention_output.memory_bytes() + intermediate.memory_bytes() +
+         output.memory_bytes();
+}
+
 size_t Weights::memory_bytes() const {
   size_t bytes = words.memory_bytes() + relative_bias.memory_bytes() + rotary.memory_bytes() +
                  local_rotary.memory_bytes();
   if (positions) bytes += positions->memory_bytes();
   if (projection) bytes += projection->memory_bytes();
-  for (const Layer& layer : layers)
-    for (const Linear* linear :
-         {&layer.query_key_value, &layer.attention_output, &layer.intermediate, &layer.output})
-      bytes += linear->memory_bytes();
+  for (const Layer& layer : layers) bytes += layer.memory_bytes();
   return bytes;
 }
 

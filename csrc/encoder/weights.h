@@ -124,6 +124,9 @@ struct Layer {
   Linear intermediate;
   Linear output;
   LayerNorm output_norm;
+
+  /// Of the matrices.
+  size_t memory_bytes() const;
 };
 
 struct Weights {

@@ -22,8 +22,8 @@ const Kernels& avx512_kernels() {
 /// with 128; on a later Xeon 128 to 384 tokens are alike. Other sizes are scaled from that, not measured.
 Kernels sized_for_tiles(Kernels table) {
   constexpr size_t kMeasuredCache = size_t{2} << 20;
-  table.feed_forward_rows = 32 * std::clamp<size_t>(4 * second_level_cache() / kMeasuredCache, 2, 8);
-  table.token_budget = 3 * table.feed_forward_rows;
+  const size_t rows = 32 * std::clamp<size_t>(4 * second_level_cache() / kMeasuredCache, 2, 8);
+  table.small_layers = table.large_layers = {3 * rows, rows};
   return table;
 }
 #endif

@@ -136,6 +136,12 @@ struct Bf16Products {
   Attention attention;  ///< that of fp32 where its products are no faster
 };
 
+/// How many rows are computed together. Fewer stay in the second-level cache, more share a pass over weights.
+struct Batching {
+  size_t token_budget;       ///< tokens of a full batch
+  size_t feed_forward_rows;  ///< that go through the feed-forward layer together
+};
+
 struct Kernels {
   static constexpr size_t kSlack = 64;      ///< floats
   static constexpr size_t kSlackRows = 16;  ///< rows that attention may read past the end of a sequence
@@ -144,12 +150,9 @@ struct Kernels {
   size_t panel;            ///< output columns per packed panel in fp32
   size_t quantized_panel;  ///< and in int8 and bf16
   size_t
-      quantized_group;  ///< activations along K that are multiplied together: rows are padded to a multiple
-  /// Tokens of a full batch: enough rows to amortize a pass over the weights, few enough that a layer's
-  /// activations stay in the second-level cache.
-  size_t token_budget;
-  /// Rows that go through the feed-forward layer together: their inner activations stay in that cache.
-  size_t feed_forward_rows;
+      quantized_group;    ///< activations along K that are multiplied together: rows are padded to a multiple
+  Batching small_layers;  ///< for layers of at most twice the second-level cache
+  Batching large_layers;  ///< for others, whose weights come from beyond it for every batch
   const char* fp32_instruction;  ///< that multiplies, for people
   const char* int8_instruction;
 
@@ -208,7 +211,7 @@ extern const Kernels kAvx2VnniKernels;
 extern const Kernels kAvx2VnniEvexKernels;
 extern const Kernels kAvx512VnniKernels;
 extern const Bf16Products kAvx512Bf16Products;
-extern const Kernels kAmxKernels;  ///< without its token_budget and feed_forward_rows; see kernels_for
+extern const Kernels kAmxKernels;  ///< without its Batching; see kernels_for
 extern const Kernels kAmxEmulatedKernels;
 extern const Kernels kAmxEmulatedAvx2Kernels;
 #elif defined(__aarch64__)

@@ -60,8 +60,8 @@ constexpr Kernels row_kernels(Isa isa) {
       .panel = V::kPanel,
       .quantized_panel = V::kPanel,
       .quantized_group = 0,
-      .token_budget = 128,  // 64 to 256 measured alike
-      .feed_forward_rows = 48,
+      .small_layers = {128, 48},   // 64 to 256 tokens measured alike
+      .large_layers = {256, 256},  // 256 to 768 alike on a Zen 5
       .fp32_instruction = "fma",
       .int8_instruction = nullptr,
       .packed_int8_bytes = nullptr,

@@ -258,7 +258,7 @@ class Run {
     for (size_t i = 0; i < order_.size();) {
       // The last batches shrink, so that no worker is left alone with a full one.
       const size_t budget =
-          std::min(encoder_.kernels().token_budget, std::max(kSharedTokens, left / (2 * count)));
+          std::min(encoder_.batching().token_budget, std::max(kSharedTokens, left / (2 * count)));
       const size_t begin = i;
       size_t batch = 0;
       while (i < order_.size() && i - begin < most &&

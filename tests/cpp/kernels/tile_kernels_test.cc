@@ -197,7 +197,7 @@ int main() {
   }
 #endif
   if (available_isas().size() > 1) {
-    const Kernels& chosen = kernels_for(Isa::kAmxEmulated);
+    const Batching chosen = kernels_for(Isa::kAmxEmulated).large_layers;
     CHECK(chosen.feed_forward_rows % 32 == 0 && chosen.token_budget == 3 * chosen.feed_forward_rows);
     CHECK(chosen.token_budget >= 192 && chosen.token_budget <= 768);
   }
