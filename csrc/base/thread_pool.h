@@ -105,8 +105,9 @@ class ThreadPool {
 };
 
 /// Whether the workers of a lone text may wait for each other. Where other processes use the processors, too,
-/// they often wait for one that is not running, and a single worker is faster: after two such calls in a row
-/// the next ones, each time more of them, have one. (One alone happens on a quiet machine, too.) Thread-safe.
+/// they often wait for one that is not running, and a single worker is faster: after such a call the next
+/// ones, each time more of them, have one. Helpers fall asleep meanwhile, and the call that wakes them is
+/// late on a quiet machine, too: of short waits it takes two in a row. Thread-safe.
 class LoneCalls {
  public:
   /// Asks for one call.
@@ -116,20 +117,31 @@ class LoneCalls {
       if (alone_.compare_exchange_weak(left, left - 1, std::memory_order_relaxed)) return false;
     return true;
   }
-  /// Tells of a call that was shared: how long its workers waited, and how long it took.
+  /// Tells of a call that was shared: how long a worker waited, and how long it took. Two workers that wait
+  /// half of the time are no faster than one.
   void shared(std::chrono::nanoseconds waited, std::chrono::nanoseconds took) {
-    const int before = next_.load(std::memory_order_relaxed);
-    const bool late = waited > took / 4;
-    alone_.store(late ? before : 0, std::memory_order_relaxed);
-    next_.store(late ? std::min(2 * before + kFirst, kMost) : 0, std::memory_order_relaxed);
+    const int next = next_.load(std::memory_order_relaxed);
+    if (waited <= took / 2) {
+      late_.store(false, std::memory_order_relaxed);
+      next_.store(std::max(next / 2, kFirst), std::memory_order_relaxed);
+    } else if (waited >= kWaking || late_.load(std::memory_order_relaxed)) {
+      late_.store(false, std::memory_order_relaxed);
+      alone_.store(next, std::memory_order_relaxed);
+      next_.store(std::min(2 * next, kMost), std::memory_order_relaxed);
+    } else {
+      late_.store(true, std::memory_order_relaxed);
+    }
   }
 
  private:
   static constexpr int kFirst = 8;
   static constexpr int kMost = 256;
+  static constexpr std::chrono::microseconds kWaking{
+      500};  ///< longer than a sleeping helper takes to wake up
 
-  std::atomic<int> alone_{0};  ///< calls with one worker that are left
-  std::atomic<int> next_{0};   ///< those after the next late one
+  std::atomic<int> alone_{0};      ///< calls with one worker that are left
+  std::atomic<bool> late_{false};  ///< whether the last shared call waited
+  std::atomic<int> next_{kFirst};  ///< calls with one worker after the next late one
 };
 
 }  // namespace embedkit

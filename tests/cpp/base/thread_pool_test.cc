@@ -47,12 +47,20 @@ void test_lone_calls() {
   CHECK_EQ(alone(calls), 0);
   calls.shared(microseconds(20), microseconds(100));
   CHECK_EQ(alone(calls), 0);
-  for (const int expected : {0, 8, 24, 56, 120, 248, 256, 256}) {
+  for (const int expected : {8, 16, 32, 64, 128, 256, 256}) {
+    calls.shared(microseconds(60), microseconds(100));
+    CHECK_EQ(alone(calls), 0);
     calls.shared(microseconds(60), microseconds(100));
     CHECK_EQ(alone(calls), expected);
   }
-  calls.shared(microseconds(0), microseconds(100));
-  CHECK_EQ(alone(calls), 0);
+  for (const int expected : {128, 32, 8, 8}) {
+    calls.shared(microseconds(0), microseconds(100));
+    CHECK_EQ(alone(calls), 0);
+    calls.shared(microseconds(1500), microseconds(2000));
+    CHECK_EQ(alone(calls), expected);
+    calls.shared(microseconds(0), microseconds(100));
+    calls.shared(microseconds(0), microseconds(100));
+  }
 }
 
 void test_waiting_is_measured() {
