@@ -13,7 +13,9 @@ def machine(result: dict[str, Any]) -> str:
     about = result["machine"]
     generation = _GENERATIONS.get(about.get("cpu_family_model"), "")
     flags = [f for f in ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "asimd") if f in about["cpu_flags"]]
-    return f"{about['cpu']} ({generation}{flags[0] if flags else 'unknown vector flags'}), {result['date'][:10]}"
+    return (
+        f"{about['cpu']} ({generation}{flags[0] if flags else 'unknown vector flags'}), {result['date'][:10]}"
+    )
 
 
 def named(result: dict[str, Any], packages: tuple[str, ...]) -> str:
