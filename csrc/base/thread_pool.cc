@@ -140,7 +140,7 @@ std::chrono::nanoseconds ThreadPool::run(int threads, const std::function<void(W
       std::this_thread::yield();
     }
   }
-  return barrier.waited();
+  return barrier.waited() / std::max(1, count - 1);
 }
 
 ThreadPool& ThreadPool::shared() {

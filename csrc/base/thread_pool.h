@@ -86,7 +86,8 @@ class ThreadPool {
   static ThreadPool& shared();
 
   /// Runs `body` on the calling thread and at most `threads - 1` idle helpers, never waiting for a
-  /// busy one, and returns when all have returned: what `Barrier::waited` says. `body` must not throw.
+  /// busy one, and returns when all have returned: how long one worker waited for another, what
+  /// `Barrier::waited` says by the number of those that wait. `body` must not throw.
   std::chrono::nanoseconds run(int threads, const std::function<void(Worker)>& body);
 
   ThreadPool(const ThreadPool&) = delete;
@@ -136,8 +137,8 @@ class LoneCalls {
  private:
   static constexpr int kFirst = 8;
   static constexpr int kMost = 256;
-  static constexpr std::chrono::microseconds kWaking{
-      500};  ///< longer than a sleeping helper takes to wake up
+  /// Longer than a sleeping helper takes to wake up.
+  static constexpr std::chrono::microseconds kWaking{500};
 
   std::atomic<int> alone_{0};      ///< calls with one worker that are left
   std::atomic<bool> late_{false};  ///< whether the last shared call waited

@@ -221,8 +221,7 @@ class Run {
         StageClock::lap(Stage::kWait);
       }
     });
-    if (lone && threads > 1)
-      lone_calls.shared(waited / (threads - 1), std::chrono::steady_clock::now() - begun);
+    if (lone && threads > 1) lone_calls.shared(waited, std::chrono::steady_clock::now() - begun);
     for (const StageClock& clock : clocks_)
       for (size_t i = 0; i < stats_.stages.size(); ++i) stats_.stages[i] += clock.times()[i];
     error_.rethrow();
