@@ -20,7 +20,6 @@ the previous generation, or no index.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -35,6 +34,7 @@ from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
 from .durable import TEMPORARY_SUFFIX, fsync, fsync_files, write_atomically
 from .journal import finished_segment
 from .manifest import Manifest, TombstonesEntry, parse_manifest, read_manifest
+from .writer_lock import WriterLock
 
 __all__ = [
     "CURRENT_FILE",
@@ -113,14 +113,6 @@ def _not_found(root: Path) -> str:
     return f"{root}: not an index (it has no file {CURRENT_FILE})"
 
 
-def _unlock(descriptor: int) -> None:
-    """Release the lock and close its file, which a process forked meanwhile may hold open."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
 class Writer:
     """The right to write one index, and the steps that make a generation appear.
 
@@ -146,11 +138,10 @@ class Writer:
         self.building = self.segments / BUILDING
         if not create:
             current_name(root)
-        self._process = os.getpid()
         self._created = create and self._make_root()
         try:
             self._refuse_foreign()
-            self._lock = self._take_lock()
+            self._lock = WriterLock(self.root / LOCK_FILE)
         except BaseException:
             if self._created:
                 with contextlib.suppress(OSError):
@@ -167,7 +158,7 @@ class Writer:
             self.generation = 1 + max((int(path.stem) for path in self._manifests()), default=0)
         except BaseException:
             self._remove_empty_folders()
-            _unlock(self._lock)
+            self._lock.release()
             raise
 
     def live(self) -> Manifest | None:
@@ -192,32 +183,6 @@ class Writer:
                 f"{self.root}: {file} is a file, and no folder can be made in it; name another folder"
             ) from None
         return True
-
-    def _take_lock(self) -> int:
-        path = self.root / LOCK_FILE
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-                os.close(descriptor)
-                who = f"process {owner}" if owner.isdigit() else "another process"
-                raise BlockingIOError(
-                    f"{self.root}: {who} is writing to this index; wait for it, or name another folder"
-                ) from None
-            # the writer before may have removed the file between our two calls: then lock the new one
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                    break
-            os.close(descriptor)
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
-        except BaseException:
-            _unlock(descriptor)
-            raise
-        return descriptor
 
     def _refuse_foreign(self) -> None:
         names = {entry.name for entry in self.root.iterdir()} - _STRAY
@@ -340,13 +305,12 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Remove what was not published, and unlock."""
-        if os.getpid() != self._process:  # a forked child unwinds; its parent goes on writing
-            os.close(self._lock)
+        if not self._lock.is_held:  # a forked child unwinds; its parent goes on writing
             return
         try:
             self._discard()
         finally:
-            _unlock(self._lock)
+            self._lock.release()
 
     def _discard(self) -> None:
         # asks the disk what is live: Ctrl-C may have struck between the switch and any note of it in memory

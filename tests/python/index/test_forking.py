@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.index import Document, Index
 
 TESTS = Path(__file__).parents[1]
 
@@ -102,3 +105,39 @@ def test_a_child_that_is_forked_while_an_index_is_written_keeps_no_lock(tmp_path
         check=False,
     )
     assert done.stdout.split() == ["locked", "4"], done.stderr
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from fake_encoder import FakeEncoder
+from embedkit.index import Document, Index
+
+class Killed(FakeEncoder):
+    def encode_document(self, sentences, **options):
+        if (child := os.fork()) == 0:  # while the index is locked
+            os.close(1), os.close(2)
+            signal.pause()
+        print(child, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Index.build(sys.argv[2], ["a cat"], FakeEncoder()).close()
+Index.open(sys.argv[2], Killed()).add([Document("a dog", "d")])
+"""
+
+
+def test_a_killed_writer_gives_its_lock_back_though_a_forked_child_lives(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KILLED, str(TESTS), str(tmp_path / "index")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    try:
+        with Index.open(tmp_path / "index", FakeEncoder()) as index:
+            index.add([Document("a hen", "h")])
+            assert len(index) == 2
+    finally:
+        os.kill(int(done.stdout), signal.SIGKILL)

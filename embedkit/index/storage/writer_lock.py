@@ -1,0 +1,81 @@
+"""The lock of an index folder: one writer at a time, among all processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+__all__ = ["WriterLock"]
+
+
+class WriterLock:
+    """An exclusive lock on a file, which holds the process id of its owner; a killed process loses it."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the file if it is missing, and lock it.
+
+        Raises:
+            BlockingIOError: another writer is at work; the message names its process.
+        """
+        self._descriptor = _locked(path)
+        _held.add(self)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds the lock: not after `release`, nor in a forked child."""
+        return self in _held
+
+    def release(self) -> None:
+        """Give the lock back; without effect if it is not held."""
+        if not self.is_held:
+            return
+        _held.remove(self)
+        try:
+            # a process forked by other means than Python's may hold the file open
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(self._descriptor)
+
+    def leave(self) -> None:
+        """In a forked child: close the file, which would keep it locked when the parent has gone."""
+        os.close(self._descriptor)
+
+
+_held: set[WriterLock] = set()
+
+
+def _after_fork() -> None:
+    for lock in _held:
+        lock.leave()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of the file, locked."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            who = f"process {owner}" if owner.isdigit() else "another process"
+            raise BlockingIOError(
+                f"{path.parent}: {who} is writing to this index; wait for it, or name another folder"
+            ) from None
+        # the writer before may have removed the file between our two calls: then lock the new one
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)
