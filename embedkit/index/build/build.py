@@ -307,7 +307,7 @@ def _stored(
     """Read, check, cut and store: yields the documents to encode, in chunks of bounded size."""
     store = staging.documents
     adding_to = job.base if job.mode == "add" else None
-    check_length = length_check(job.encoder)
+    check_length = length_check(job.encoder, job.mode)
     chunk = Chunk()
     for pieces, taken in with_taken(filtered.pieces(_pieces(job, documents, filtered)), adding_to):
         for document in pieces:

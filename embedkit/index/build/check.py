@@ -14,10 +14,20 @@ from ...documents.passages import document_of
 from ..encoder import TextEncoder
 from ..storage.faiss_index import Float32Array
 from ..storage.generation import Generation
+from .settings import Mode
 
 __all__ = ["check_new_id", "given_vector", "is_blank", "length_check", "with_id", "with_taken"]
 
 _AT_ONCE = 256
+_CUT = "--on-overflow truncate or window (Encoder(on_overflow=...))"
+_LATER = f"shorten it, or let the index take it: embedkit-index reembed {_CUT}"
+#: How a text that is too long comes into the index after all, by the command.
+_REMEDIES: Mapping[Mode, str] = {
+    "build": f"shorten it, or give {_CUT}, or --passages (passages=...)",
+    "add": _LATER,
+    "upsert": _LATER,
+    "reembed": f"give {_CUT}, or build the index again with --passages (passages=...)",
+}
 
 
 def with_id(item: str | Document, position: int, *, required: bool) -> Document:
@@ -92,10 +102,10 @@ def given_vector(document: Document, dimension: int) -> Float32Array | None:
     return vector
 
 
-def length_check(encoder: TextEncoder) -> Callable[[Document], None]:
+def length_check(encoder: TextEncoder, mode: Mode) -> Callable[[Document], None]:
     """The check for texts that ``encoder`` would refuse as too long, before they are stored and sent to it in chunks.
 
-    It raises InputError, which names the document and the remedies.
+    It raises InputError, which names the document and what to do in the command ``mode``.
     """
     from ...encoder import Encoder
 
@@ -110,8 +120,7 @@ def length_check(encoder: TextEncoder) -> Callable[[Document], None]:
         if tokens > most:
             raise InputError(
                 document.origin,
-                f"the text has {tokens:,} tokens, more than the {most:,} that the model reads; shorten it, or give "
-                "--on-overflow truncate or window (Encoder(on_overflow=...)), or --passages (passages=...)",
+                f"the text has {tokens:,} tokens, more than the {most:,} that the model reads; {_REMEDIES[mode]}",
                 skippable=True,
             )
 

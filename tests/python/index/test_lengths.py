@@ -129,6 +129,11 @@ def test_a_text_that_is_refused_is_named(
     assert main(["reembed", "index", "--model", str(make_model()), "--on-overflow", "error"]) == 2
     told = capsys.readouterr().err
     assert "the text has" in told and "--on-error" not in told  # which reembed lacks
+    assert re.search(
+        r"give --on-overflow truncate or window .*, or build the index again with --passages", told
+    )
+    with Index.open("index", encoder) as index, pytest.raises(InputError, match="reembed --on-overflow"):
+        index.add([Document(LONG * 9, "more")])
     # one that comes with its vector is not read by the model
     given = Document(LONG * 9, "given", vector=[1.0] * encoder.get_embedding_dimension())
     with Index.build("given", [Document("today", "short"), given], encoder) as index:
@@ -149,9 +154,9 @@ def test_a_length_counts_as_the_encoder_counts(make_model: Callable[..., Path]) 
                 with pytest.raises(
                     InputError, match=f"^it: the text has {tokens and tokens[1]} tokens, more"
                 ):
-                    length_check(encoder)(document)
+                    length_check(encoder, "build")(document)
             if not refused:
-                length_check(encoder)(document)
+                length_check(encoder, "build")(document)
 
 
 @pytest.mark.usefixtures("here")
