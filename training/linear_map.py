@@ -5,6 +5,10 @@ With x the vectors of a sample, their mean and C = U Λ Uᵀ their covariance (�
     PCA         y = W^T (x - mean),  W = U[:, :d]
     whitening   y = W^T (x - mean),  W = (U Λ^(-1/2))[:, :d]      Su et al. 2021, arXiv:2103.15316
     regression  y = W^T x + b,  W and b minimal in  sum ||y_i - W^T x_i - b||^2 + α ||W||^2
+
+and, with U and Λ of the second moments of x, so that no mean is subtracted:
+
+    partial whitening   y = Λ^(-p/2) Uᵀ x,  0 <= p <= 1
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import numpy.typing as npt
 
 from .data.texts import distinct, text_keys
 
-__all__ = ["LinearMap", "fit", "regress", "sample_distinct"]
+__all__ = ["LinearMap", "fit", "regress", "sample_distinct", "whiten_partly"]
 
 _METHODS = ("pca", "whitening")
 _RANK = 1e-9  # a smaller share of the largest variance is rounding error, which whitening would amplify
@@ -85,6 +89,25 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
         weight = weight / np.sqrt(variance)
     mean = pca.mean_ if center else np.zeros_like(pca.mean_)
     return LinearMap(np.ascontiguousarray(weight, np.float32), mean.astype(np.float32))
+
+
+def whiten_partly(vectors: npt.NDArray[Any], power: float) -> Vectors:
+    """The map ``y = weight^T x`` between a rotation (``power`` 0) and whitening (1): weight (d, d); deterministic.
+
+    A direction of large variance, of which most texts have much, counts the less in a cosine the larger ``power`` is.
+    Those that the sample does not span, as of zeros, keep the scale of the least that it does.
+
+    Args:
+        vectors: (samples, d), the sample.
+        power: from 0 to 1.
+    """
+    x = np.asarray(vectors, np.float64)
+    moments, directions = np.linalg.eigh(x.T @ x / len(x))
+    moments, directions = moments[::-1], directions[:, ::-1]
+    spanned = moments > _RANK * moments[0]
+    scale = np.where(spanned, moments, moments[spanned].min()) ** (-power / 2)
+    signs = np.where(directions.sum(0) < 0, -1.0, 1.0)  # eigenvectors have any
+    return np.ascontiguousarray(directions * (signs * scale), np.float32)
 
 
 def regress(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[Vectors, Vectors]:

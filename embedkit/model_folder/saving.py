@@ -31,6 +31,7 @@ __all__ = [
     "Modules",
     "append_dense",
     "check_new_folder",
+    "compose_dense",
     "copy_tokenizer",
     "copy_without_weights",
     "new_folder",
@@ -191,6 +192,31 @@ def append_dense(path: Path, layer: DenseWeights) -> None:
     modules = _modules_of(folder, path)
     write_modules(path, replace(modules, head=(*modules.head, layer)))
     (path / METADATA_FILE).unlink(missing_ok=True)
+
+
+def compose_dense(path: Path, weight: npt.NDArray[np.float32]) -> None:
+    """Multiply the last layer of the model folder ``path`` from the left, in place; ``weight (k, dimension)``.
+
+    ``embedkit.json`` stays, with the fingerprint of the model before: save the folder anew to have its own.
+
+    Raises:
+        FileNotFoundError: a file of the folder is missing.
+        ValueError: the folder is damaged, or its head has no Dense layer without an activation.
+    """
+    folder = open_folder(path)
+    modules, places = (
+        _modules_of(folder, path),
+        [i for i, one in enumerate(folder.head) if isinstance(one, Dense)],
+    )
+    last = modules.head[places[-1]] if places else None
+    if not isinstance(last, Dense) or last.activation != "identity":
+        raise ValueError(f"{path} has no Dense layer without an activation after its pooling")
+    core = core_head(folder)[places[-1]]
+    bias = np.zeros(last.out_features, np.float32) if core["bias"] is None else core["bias"]
+    layer = DenseWeights(weight @ core["weight"], weight @ bias)
+    shutil.rmtree(last.folder)
+    head = [layer if i == places[-1] else module for i, module in enumerate(modules.head)]
+    write_modules(path, replace(modules, head=tuple(head)))
 
 
 def copy_tokenizer(source: Path, target: Path, *, vocabulary: bool = True) -> None:

@@ -97,6 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="learn the teachers' vectors without their mean: finds slightly more, but cosines are not the teachers'",
     )
+    training.add_argument(
+        "--whiten",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="whiten the student's vectors partly at the end, from 0 (default) to 1: .5 finds more, but cosines are "
+        "not the teachers'",
+    )
     training.add_argument("--epochs", type=float, default=1.0, metavar="N", help="(default: 1)")
     training.add_argument("--max-steps", type=int, default=-1, metavar="N", help="instead of --epochs")
     training.add_argument(

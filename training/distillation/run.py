@@ -5,7 +5,8 @@
    own, with the ridge regression to the teachers' principal components as its projection.
 3. It learns these components: 1 - cosine, and the squared error of the cosines of a batch, in all dimensions and in
    each prefix (`embedkit.training.objectives.hpd`).
-4. Its int8 form, and a card with teacher and student side by side, measured on texts that were held out.
+4. Its columns are turned to its principal components, partly whitened (`DistillOptions.whiten`).
+5. Its int8 form, and a card with teacher and student side by side, measured on texts that were held out.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from ...encoder import Encoder
 from ...inputs import check_unicode
 from ...model_folder.folder import SETTINGS_FILE
 from ...model_folder.json_file import read_json, write_json
+from ...model_folder.saving import compose_dense
 from ..data.readers import read
 from ..data.texts import Selection, TextWriter, distinct, text_keys
+from ..linear_map import whiten_partly
 from ..recipe import Recipe, recipe_of
 from ..run_folder import last_checkpoint
 from ..teacher import TeacherOptions
@@ -38,12 +41,12 @@ from .options import DistillOptions
 from .report import compare, write_report
 from .start import choose_layers
 
-__all__ = ["distill"]
+__all__ = ["distill", "whitened_copy"]
 
 _LOG = logging.getLogger("embedkit")
 _LEAST = 64  # texts: fewer teach nothing
 _WARMUP = 0.02  # of the steps: the student starts close to the teacher
-_RANGES = 20_000  # texts at most
+_SAMPLE = 20_000  # texts at most, for ranges and whitening
 _HELD_OUT = 2000  # texts at most; a tenth of fewer than 20,000
 
 
@@ -93,10 +96,18 @@ def distill(
                 f"{output} holds a student whose vectors are stored in {report['index_precision']}, not "
                 f"{options.index_precision}; choose another output, or remove it"
             )
+        if (whitened := report.get("whiten", 0.0)) != options.whiten:
+            raise FileExistsError(
+                f"{output} holds a student of --whiten {whitened:g}, not {options.whiten:g}; choose another output, "
+                "or remove it"
+            )
         return report
     trained = output / "run" / "model"
+    sample = _sample(train_file, result["examples"]["texts"])
+    if options.whiten:
+        trained = whitened_copy(trained, output / "run" / "whitened", sample, options.whiten)
     with Encoder(trained, precision="fp32") as student:
-        ranges = _ranges(student, train_file, result["examples"]["texts"])
+        ranges = _ranges(student, sample)
         for name, precision in (("float", "fp32"), ("model", "int8")):
             shutil.rmtree(output / name, ignore_errors=True)  # of a call that was stopped before its report
             student.save(output / name, precision, ranges=ranges)
@@ -116,6 +127,7 @@ def distill(
         "held_out": len(held),
         "counted": "readings" if options.query_prompt else "texts",  # by the two counts above
         "index_precision": options.index_precision,
+        "whiten": options.whiten,
         "dev": result["dev"],
         **found,
     }
@@ -123,11 +135,29 @@ def distill(
     return report
 
 
-def _ranges(student: Encoder, train_file: Path, count: int) -> np.ndarray[Any, Any]:
-    """(2, dimension) the least and greatest value of each column, on a sample of the texts: for int8 vectors."""
+def _sample(train_file: Path, count: int) -> list[str]:
+    """At most `_SAMPLE` of the ``count`` texts to learn from, evenly spread."""
     texts = read({"path": str(train_file)}, root=Path()).texts("text")
-    vectors = student.encode(list(islice(texts, 0, None, -(-count // _RANGES))))
+    return list(islice(texts, 0, None, -(-count // _SAMPLE)))
+
+
+def _ranges(student: Encoder, sample: Sequence[str]) -> np.ndarray[Any, Any]:
+    """(2, dimension) the least and greatest value of each column, on a sample of the texts: for int8 vectors."""
+    vectors = student.encode(sample)
     return np.stack([vectors.min(axis=0), vectors.max(axis=0)])
+
+
+def whitened_copy(model: Path, target: Path, sample: Sequence[str], power: float) -> Path:
+    """A copy of a model folder whose projection also whitens the vectors of ``sample`` partly; returns ``target``.
+
+    See `embedkit.training.linear_map.whiten_partly`; an existing ``target`` is replaced.
+    """
+    with Encoder(model) as student:
+        turned = whiten_partly(student.encode(sample), power)
+    shutil.rmtree(target, ignore_errors=True)  # of a call that was stopped
+    shutil.copytree(model, target)
+    compose_dense(target, turned.T)
+    return target
 
 
 def _texts(

@@ -196,6 +196,33 @@ def test_a_student_learns_a_query_prompt_of_its_own(
     assert agreement(theirs, ours)["spearman"] > agreement(plain, ours)["spearman"]
 
 
+def test_a_student_is_partly_whitened(make_model: MakeModel, sentences: list[str], tmp_path: Path) -> None:
+    teacher, texts, output = str(make_model()), tmp_path / "a.txt", tmp_path / "out"
+    texts.write_text("\n".join(sentences), encoding="utf-8")
+    options = DistillOptions(
+        layers=[0], dimension=16, prefixes=[8], max_length=32, max_steps=4, query_prompt="find ", whiten=0.5
+    )
+    report = distill(teacher, texts, output, options)
+    assert report["whiten"] == 0.5
+    learned = [json.loads(line)["text"] for line in (output / "texts.jsonl").open(encoding="utf-8")]
+    before, after = Encoder(output / "run" / "model"), Encoder(output / "float")
+    x = before.encode(learned).astype(np.float64)
+    moments, directions = np.linalg.eigh(x.T @ x / len(x))
+    expected = (x @ directions) * moments**-0.25  # the order and the signs of columns change no cosine
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = after.encode(learned)
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-4)
+    variances = np.square(found).mean(0)
+    assert (variances[:-1] > 0.8 * variances[1:]).all() and variances[0] > 2 * variances[-1]
+    assert after.prompts["query"] == "find " and after.describe()["index_precision"] == "int8"
+    assert Encoder(output / "model").fingerprint != before.fingerprint
+    assert distill(teacher, texts, output, options) == report
+    with pytest.raises(FileExistsError, match=r"--whiten 0\.5, not 0; choose another output"):
+        distill(teacher, texts, output, replace(options, whiten=0.0))
+    with pytest.raises(ValueError, match="whiten must be from 0 to 1, not 2"):
+        replace(options, whiten=2)
+
+
 def test_a_run_keeps_to_its_texts(make_model: MakeModel, sentences: list[str], tmp_path: Path) -> None:
     teacher, first, second = str(make_model()), tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text("\n".join(sentences[:150]), encoding="utf-8")

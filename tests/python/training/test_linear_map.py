@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("sklearn")
 pytest.importorskip("torch")
 
-from embedkit.training.linear_map import LinearMap, fit
+from embedkit.training.linear_map import LinearMap, fit, whiten_partly
 from embedkit.training.postprocess.linear_map import MapStep, append_map, fit_map
 
 from embedkit import Encoder
@@ -33,6 +33,21 @@ def components(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvectors (columns) and values of the covariance, descending."""
     values, vectors = np.linalg.eigh(np.cov(sample.astype(np.float64), rowvar=False))
     return vectors[:, ::-1], values[::-1]
+
+
+def test_partial_whitening_is_between_a_rotation_and_whitening(sample: np.ndarray) -> None:
+    moments = np.linalg.eigvalsh(sample.astype(np.float64).T @ sample / len(sample))[::-1]
+    for power in (0.0, 0.5, 1.0):
+        turned = sample @ whiten_partly(sample, power)
+        np.testing.assert_allclose(
+            turned.T @ turned / len(sample),
+            np.diag(moments ** (1 - power)),
+            atol=2e-3 * moments[0] ** (1 - power),
+        )
+    spread = np.concatenate([sample, np.zeros_like(sample[:, :2])], axis=1)  # of rank 8 in 10 columns
+    turned = spread @ whiten_partly(spread, 1.0)
+    assert np.isfinite(turned).all()
+    np.testing.assert_allclose(np.square(turned).mean(0), [1.0] * 8 + [0.0] * 2, atol=2e-3)
 
 
 @pytest.mark.parametrize("center", [True, False])
