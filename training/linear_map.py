@@ -6,9 +6,7 @@ With x the vectors of a sample, their mean and C = U Λ Uᵀ their covariance (�
     whitening   y = W^T (x - mean),  W = (U Λ^(-1/2))[:, :d]      Su et al. 2021, arXiv:2103.15316
     regression  y = W^T x + b,  W and b minimal in  sum ||y_i - W^T x_i - b||^2 + α ||W||^2
 
-and, with U and Λ of the second moments of x, so that no mean is subtracted:
-
-    partial whitening   y = Λ^(-p/2) Uᵀ x,  0 <= p <= 1
+    partly      y = Λ^(-p/2) Uᵀ x,  0 <= p <= 1, between a rotation and whitening; subtracts no mean
 """
 
 from __future__ import annotations
@@ -94,18 +92,17 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
 def whiten_partly(vectors: npt.NDArray[Any], power: float) -> Vectors:
     """The map ``y = weight^T x`` between a rotation (``power`` 0) and whitening (1): weight (d, d); deterministic.
 
-    A direction of large variance, of which most texts have much, counts the less in a cosine the larger ``power`` is.
-    Those that the sample does not span, as of zeros, keep the scale of the least that it does.
+    The larger ``power``, the less a direction of large variance counts in a cosine. Directions that the sample does not
+    span, as of zeros, are scaled as the least that it does.
 
     Args:
         vectors: (samples, d), the sample.
         power: from 0 to 1.
     """
-    x = np.asarray(vectors, np.float64)
-    moments, directions = np.linalg.eigh(x.T @ x / len(x))
-    moments, directions = moments[::-1], directions[:, ::-1]
-    spanned = moments > _RANK * moments[0]
-    scale = np.where(spanned, moments, moments[spanned].min()) ** (-power / 2)
+    variances, directions = np.linalg.eigh(np.cov(np.asarray(vectors, np.float64), rowvar=False, bias=True))
+    variances, directions = variances[::-1], directions[:, ::-1]
+    spanned = variances > _RANK * variances[0]
+    scale = np.where(spanned, variances, variances[spanned].min()) ** (-power / 2)
     signs = np.where(directions.sum(0) < 0, -1.0, 1.0)  # eigenvectors have any
     return np.ascontiguousarray(directions * (signs * scale), np.float32)
 

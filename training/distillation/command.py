@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="X",
-        help="whiten the student's vectors partly at the end, from 0 (default) to 1: .5 finds more, but cosines are "
+        help="whiten the student's vectors partly at the end, from 0 (default) to 1: .3 finds more, but cosines are "
         "not the teachers'",
     )
     training.add_argument("--epochs", type=float, default=1.0, metavar="N", help="(default: 1)")

@@ -38,7 +38,7 @@ class DistillOptions:
         center: subtract the mean of the teachers' vectors, so that the student's cosines are no longer theirs: an
             average pair of texts has cosine 0. The components then find slightly more.
         whiten: how far the student's vectors are whitened at the end, from 0, not at all, to 1; in between, directions
-            that most texts share count less in a cosine, which finds more (.5 in the built-in model), but cosines are
+            of large variance count less in a cosine, which finds more (.3 in the built-in model), but cosines are
             no longer the teachers'. The columns become the student's principal components, the largest first.
         early_stopping: stop after this number of dev scores without improvement.
         evaluation: further dev sets, as in a recipe's ``evaluation`` section; with ``select``, one of them selects the
