@@ -4,8 +4,9 @@
         --data DIR --work CACHE --json OUT.json
 
 A row is a model (``NAME=FOLDER``; ``NAME=FOLDER|PROMPT`` puts a prompt before queries) or a view of one: its first
-columns (``NAME:64``), its first principal components (``NAME:pca128``, fitted on documents and sentences of the
-data), its vectors in 8 or fewer bits a column (``NAME:int8``), or one of the former so (``NAME:336+int6``).
+columns (``NAME:64``), its first principal components (``NAME:pca128``), its vectors partly whitened
+(``NAME:whiten0.3``) or in 8 or fewer bits a column (``NAME:int8``), or one of the former so (``NAME:336+int6``).
+They are fitted on Cranfield's documents and sentences of the data, or on ``--texts``.
 
 * STS: Spearman x 100 of the seven sets, also without pairs that are in a dev set too; STS-B dev.
 * Pairs: average precision of the cosine on Quora's test pairs.
@@ -16,8 +17,9 @@ data), its vectors in 8 or fewer bits a column (``NAME:int8``), or one of the fo
   (V-measure of image captions by image, and of the topics).
 * Speed: texts a second and the median of one query, on all threads, unless ``--no-speed``.
 
-``--dev`` has only what may choose a model: STS-B dev, Quora's pairs outside the test set, the development collections,
-and of ``--held-out`` the National Physical Laboratory's, which became one.
+``--dev`` has only what may choose a model: STS-B dev, its mean with STS-B train, STS12 train, SICK train and dev, all
+without pairs of the test sets, Quora's pairs outside the test set, the development collections, and of ``--held-out``
+the National Physical Laboratory's, which became one.
 
 The vectors are cached in --work.
 """
@@ -89,6 +91,11 @@ def changed(kind: str, sample: Callable[[], Vectors]) -> Callable[[Vectors], Vec
         return lambda vectors: two(one(vectors))
     if first.startswith("int"):
         return in_bits(sample(), int(first[3:]))
+    if first.startswith("whiten"):
+        from embedkit.training.linear_map import whiten_partly
+
+        turned = whiten_partly(sample(), float(first.removeprefix("whiten")))
+        return lambda vectors: truncated(vectors @ turned, len(turned))
     if first.startswith("pca"):
         from embedkit.training.linear_map import fit
 
@@ -293,12 +300,14 @@ def measure(view: View, collections: Mapping[str, tuple[Judged, Keywords]], data
 
 def measure_dev(view: View, collections: Mapping[str, tuple[Judged, Keywords]], data: Path) -> dict[str, Any]:
     """The figures of development sets."""
-    from embedkit.training.evaluate.sts import sts_dev
+    from embedkit.training.evaluate.pairs import score_pairs
+    from embedkit.training.evaluate.sts import sts_dev, sts_wide_dev_sets
 
     found = {name: search(view, *both) for name, both in collections.items()}
     mean = sum(one["vectors"] for one in found.values()) / len(found)
     return {
         "stsb_dev": round(sts_dev(view, data), 2),
+        "sts_wide_dev": round(score_pairs(view, sts_wide_dev_sets(data)).average, 2),
         "quora_ap": quora(view, data, test=False),
         "search": {**found, "mean": round(mean, 4)},
     }
@@ -316,6 +325,7 @@ def main() -> None:
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, help="folder of further collections")
+    parser.add_argument("--texts", type=Path, help="JSON lines on which views are fitted")
     parser.add_argument("--work", type=Path, required=True, help="folder to cache vectors in")
     parser.add_argument("--no-speed", action="store_true")
     parser.add_argument("--dev", action="store_true", help="only the development sets; no speed")
@@ -337,7 +347,11 @@ def main() -> None:
     result = common.report("card", machine=common.machine_info(), rows=rows)
     result["rows"]["BM25"] = {"search": {name: search(None, *both) for name, both in collections.items()}}
     sentences = [row["text"] for row in read_table(options.data / "corpus_en" / "sentences_en.tsv.gz")]
-    sample = [*judged["cranfield"].texts, *sentences[:: len(sentences) // _SAMPLE]]
+    if options.texts is None:
+        sample = [*judged["cranfield"].texts, *sentences[:: len(sentences) // _SAMPLE]]
+    else:
+        lines = list(options.texts.open(encoding="utf-8"))
+        sample = [json.loads(line)["text"] for line in lines[:: -(-len(lines) // _SAMPLE)]]
     for given in options.models:
         name, _, rest = given.partition("=")
         folder, _, prompt = rest.partition("|")

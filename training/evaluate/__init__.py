@@ -9,7 +9,16 @@ from __future__ import annotations
 from .minimal_pairs import MinimalPairsResult, MinimalPairsScore, minimal_pairs
 from .pairs import Pair, PairSet, SetScore, StsResult, score_pairs, spearman
 from .retrieval import RetrievalResult, cranfield, quora_duplicates, retrieval, retrieval_pairs
-from .sts import chinese, chinese_sets, sts, sts_dev, sts_dev_sets, sts_sets, sts_unseen_sets
+from .sts import (
+    chinese,
+    chinese_sets,
+    sts,
+    sts_dev,
+    sts_dev_sets,
+    sts_sets,
+    sts_unseen_sets,
+    sts_wide_dev_sets,
+)
 from .tables import DATA_VARIABLE, data_folder
 from .vectors import TextEncoder
 
@@ -38,4 +47,5 @@ __all__ = [
     "sts_dev_sets",
     "sts_sets",
     "sts_unseen_sets",
+    "sts_wide_dev_sets",
 ]

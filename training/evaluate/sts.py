@@ -20,7 +20,16 @@ from .pairs import Pair, PairSet, StsResult, score_pairs
 from .tables import Data, Row, data_folder, read_table
 from .vectors import TextEncoder
 
-__all__ = ["chinese", "chinese_sets", "sts", "sts_dev", "sts_dev_sets", "sts_sets", "sts_unseen_sets"]
+__all__ = [
+    "chinese",
+    "chinese_sets",
+    "sts",
+    "sts_dev",
+    "sts_dev_sets",
+    "sts_sets",
+    "sts_unseen_sets",
+    "sts_wide_dev_sets",
+]
 
 
 class _Wanted(NamedTuple):
@@ -44,6 +53,11 @@ _STS = {
 }
 _STS_DEV = {"STS-B dev": _Wanted("STSB", "dev", 1500)}
 _STS12_TRAIN = {"STS12 train": _Wanted("STS12", "train", 2234)}
+_WIDE_DEV = {
+    "STS-B train": _Wanted("STSB", "train", 5749),
+    "SICK train": _Wanted("SICKR", "train", 4500),
+    "SICK dev": _Wanted("SICKR", "dev", 500),
+}
 
 # Of ATEC, the data has training pairs only. AFQMC was drawn from ATEC: if a pair of its dev split is among them
 # (1,682 of 4,316), the label is the same. When training on ATEC, exclude those pairs.
@@ -104,14 +118,32 @@ def sts_dev_sets(data: Data = None) -> dict[str, PairSet]:
     STS-B was drawn from STS12-17, so most of its dev pairs are in the test sets of those years. Pairs are compared
     `normalized` (case, white space) and regardless of their order.
     """
-    sets = _scored_sets(data_folder(data) / "sts_en" / "sts_en.tsv.gz", {**_STS, **_STS_DEV})
+    return _untested(data_folder(data) / "sts_en", _STS_DEV)
+
+
+def sts_wide_dev_sets(data: Data = None) -> dict[str, PairSet]:
+    """More pairs that no set of `sts_sets` contains, for models that were not trained on them.
+
+    Those of `sts_dev_sets`, of STS-B train, STS12 train, and SICK train and dev.
+    """
+    folder = data_folder(data) / "sts_en"
+    return _untested(folder, {**_STS_DEV, **_WIDE_DEV}, _STS12_TRAIN)
+
+
+def _untested(
+    folder: Path, wanted: Mapping[str, _Wanted], of_2012: Mapping[str, _Wanted] | None = None
+) -> dict[str, PairSet]:
+    """The pairs of sets that no test set contains; ``of_2012`` are in the table of STS12 train."""
+    sets = _scored_sets(folder / "sts_en.tsv.gz", {**_STS, **wanted})
     tested = {_pair_key(pair) for name in _STS for pair in sets[name].pairs}
+    if of_2012:
+        sets |= _scored_sets(folder / "sts12_train.tsv.gz", of_2012)
     return {
         name: PairSet(
             [pair for pair in sets[name].pairs if _pair_key(pair) not in tested],
             f"{sets[name].source}, without pairs of the test sets",
         )
-        for name in _STS_DEV
+        for name in (*wanted, *(of_2012 or ()))
     }
 
 

@@ -158,6 +158,21 @@ def test_dev_pairs_of_a_test_set_do_not_select(tmp_path: Path) -> None:
     )
     assert unseen["STS12"].source.endswith("without pairs of STS-B dev and STS12 train")
 
+    with pytest.raises(ValueError, match="STSB train"):  # whose pairs are not in the table yet
+        evaluate.sts_wide_dev_sets(tmp_path)
+    for task, split, count in (("STSB", "train", 5749), ("SICKR", "train", 4500), ("SICKR", "dev", 500)):
+        rows += [f"{task}\tx\t{split}\t{i % 6}\tt{i}\t{'w' if i else 'x'}" for i in range(count - 1)]
+        rows.append(f"{task}\tx\t{split}\t1\tV\tu")
+    write(tmp_path / "sts_en" / "sts_en.tsv.gz", rows)
+    wide = evaluate.sts_wide_dev_sets(tmp_path)
+    assert {name: len(one.pairs) for name, one in wide.items()} == {
+        "STS-B dev": 1496,
+        "STS-B train": 5748,
+        "SICK train": 4499,
+        "SICK dev": 499,
+        "STS12 train": 2233,
+    }
+
 
 def test_chinese_sets_and_their_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {("AFQMC", "dev"): 4316, ("BQ", "test"): 10000, ("LCQMC", "test"): 12500, ("PAWSX", "test"): 2000}
