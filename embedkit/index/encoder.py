@@ -201,7 +201,8 @@ def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force
         )
         if not force:
             raise ModelMismatchError(
-                f"{problem}; open it with the model it was built with, or build it again"
+                f"{problem}; open it with the model it was built with, or encode its texts again: "
+                f"embedkit-index reembed {root}"
             )
         warnings.warn(f"{problem}: the hits may be meaningless", stacklevel=4)
     dimension = encoder.get_embedding_dimension()
