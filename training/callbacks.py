@@ -86,7 +86,7 @@ class Clock(TrainerCallback):
         """Write the seconds to the log, which checkpoints contain."""
         self._tick()
         if state.log_history:
-            state.log_history[-1]["train_seconds"] = round(self.seconds, 1)
+            state.log_history[-1]["train_seconds"] = round(self.seconds, 3)
         if logs and not math.isfinite(logs.get("loss", 0.0)):
             before = max((e["step"] for e in state.log_history[:-1] if "loss" in e), default=0)
             raise FloatingPointError(

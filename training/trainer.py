@@ -125,7 +125,7 @@ def train(
     result = facts(recipe, tables, checks, run.device) | {
         **_dev_pairs(sets),
         "steps": run.trainer.state.global_step,
-        "train_seconds": round(run.clock.seconds, 1),
+        "train_seconds": round(run.clock.seconds, 2),
         "best_step": run.best_step,
         "dev": run.kept_scores(history),
         "majority": run.majority,
