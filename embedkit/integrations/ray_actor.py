@@ -112,7 +112,7 @@ class EncodePieces:
         corpus = Corpus.of_sources(
             [source_of(piece, reject)], text_field=job.text_field, id_field=job.id_field
         )
-        usable = _usable(corpus, length_check(self._encoder), reject)
+        usable = _usable(corpus, length_check(self._encoder, "build"), reject)
         with self._store.writer(number, job.encoder.dimension) as writer:
             while chunk := list(islice(usable, CHUNK_TEXTS)):
                 texts, origins = [one.text for one in chunk], [one.origin for one in chunk]
