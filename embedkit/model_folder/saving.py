@@ -204,18 +204,17 @@ def compose_dense(path: Path, weight: npt.NDArray[np.float32]) -> None:
         ValueError: the folder is damaged, or its head has no Dense layer without an activation.
     """
     folder = open_folder(path)
-    modules, places = (
-        _modules_of(folder, path),
-        [i for i, one in enumerate(folder.head) if isinstance(one, Dense)],
+    modules = _modules_of(folder, path)
+    head = list(modules.head)
+    place, last = next(
+        ((i, one) for i, one in reversed(list(enumerate(head))) if isinstance(one, Dense)), (0, None)
     )
-    last = modules.head[places[-1]] if places else None
-    if not isinstance(last, Dense) or last.activation != "identity":
+    if last is None or last.activation != "identity":
         raise ValueError(f"{path} has no Dense layer without an activation after its pooling")
-    core = core_head(folder)[places[-1]]
+    core = core_head(folder)[place]
     bias = np.zeros(last.out_features, np.float32) if core["bias"] is None else core["bias"]
-    layer = DenseWeights(weight @ core["weight"], weight @ bias)
+    head[place] = DenseWeights(weight @ core["weight"], weight @ bias)
     shutil.rmtree(last.folder)
-    head = [layer if i == places[-1] else module for i, module in enumerate(modules.head)]
     write_modules(path, replace(modules, head=tuple(head)))
 
 

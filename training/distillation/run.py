@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...documents.readers import Corpus
 from ...encoder import Encoder
@@ -41,7 +42,7 @@ from .options import DistillOptions
 from .report import compare, write_report
 from .start import choose_layers
 
-__all__ = ["distill", "whitened_copy"]
+__all__ = ["distill"]
 
 _LOG = logging.getLogger("embedkit")
 _LEAST = 64  # texts: fewer teach nothing
@@ -103,11 +104,15 @@ def distill(
             )
         return report
     trained = output / "run" / "model"
-    sample = _sample(train_file, result["examples"]["texts"])
-    if options.whiten:
-        trained = whitened_copy(trained, output / "run" / "whitened", sample, options.whiten)
     with Encoder(trained, precision="fp32") as student:
-        ranges = _ranges(student, sample)
+        vectors = student.encode(_sample(train_file, result["examples"]["texts"]))
+    if options.whiten:
+        turned = whiten_partly(vectors, options.whiten)
+        vectors = vectors @ turned
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        trained = _composed(trained, turned, output / "run" / "whitened")
+    ranges = np.stack([vectors.min(axis=0), vectors.max(axis=0)])  # of each column: for int8 vectors
+    with Encoder(trained, precision="fp32") as student:
         for name, precision in (("float", "fp32"), ("model", "int8")):
             shutil.rmtree(output / name, ignore_errors=True)  # of a call that was stopped before its report
             student.save(output / name, precision, ranges=ranges)
@@ -141,19 +146,8 @@ def _sample(train_file: Path, count: int) -> list[str]:
     return list(islice(texts, 0, None, -(-count // _SAMPLE)))
 
 
-def _ranges(student: Encoder, sample: Sequence[str]) -> np.ndarray[Any, Any]:
-    """(2, dimension) the least and greatest value of each column, on a sample of the texts: for int8 vectors."""
-    vectors = student.encode(sample)
-    return np.stack([vectors.min(axis=0), vectors.max(axis=0)])
-
-
-def whitened_copy(model: Path, target: Path, sample: Sequence[str], power: float) -> Path:
-    """A copy of a model folder whose projection also whitens the vectors of ``sample`` partly; returns ``target``.
-
-    See `embedkit.training.linear_map.whiten_partly`; an existing ``target`` is replaced.
-    """
-    with Encoder(model) as student:
-        turned = whiten_partly(student.encode(sample), power)
+def _composed(model: Path, turned: npt.NDArray[np.float32], target: Path) -> Path:
+    """A copy of a model folder whose projection is followed by the map ``turned``; replaces ``target``, returns it."""
     shutil.rmtree(target, ignore_errors=True)  # of a call that was stopped
     shutil.copytree(model, target)
     compose_dense(target, turned.T)
