@@ -16,6 +16,7 @@ from embedkit.training.linear_map import LinearMap, fit, whiten_partly
 from embedkit.training.postprocess.linear_map import MapStep, append_map, fit_map
 
 from embedkit import Encoder
+from embedkit.model_folder.saving import compose_dense
 
 MakeModel = Callable[..., Path]
 
@@ -117,3 +118,9 @@ def test_refusals_leave_nothing_behind(make_model: MakeModel, texts: list[str], 
     (output / "mine").write_text("")
     with pytest.raises(FileExistsError, match="not empty"):
         fit_map(str(make_model()), texts, output, MapStep(4))
+
+
+def test_a_folder_without_a_projection_is_not_composed(make_model: MakeModel) -> None:
+    folder = make_model()
+    with pytest.raises(ValueError, match="has no Dense layer without an activation after its pooling"):
+        compose_dense(folder, np.eye(Encoder(folder).get_embedding_dimension(), dtype=np.float32))
