@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from ..model_folder.architectures import counts_from_padding
 from ..model_folder.folder import open_folder
 from ..model_folder.modules import module_entries
-from ..model_folder.weights import WEIGHTS_FILES, converted_tensors
+from ..model_folder.weights import WEIGHTS_FILES, stored_tensors
 from .dropout import replace_dropout
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     else:
         with quiet():
             if _saved_in_int8(folder):
-                model = _from_int8(auto.from_config(config, **arguments), root_folder(options.path))
+                model = _from_int8(auto.from_config(config, **arguments), options)
             else:
                 model, report = auto.from_pretrained(
                     folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **arguments
@@ -102,11 +103,13 @@ def _saved_in_int8(folder: Path) -> bool:
     return (folder / WEIGHTS_FILES["int8"]).is_file() and not (folder / WEIGHTS_FILES["fp32"]).is_file()
 
 
-def _from_int8(model: Any, root: Path) -> Any:
+def _from_int8(model: Any, options: ModelOptions) -> Any:
     """The model with the weights of an int8 folder, as floats; a head that the folder lacks stays random."""
+    root = root_folder(options.path)
+    folder = open_folder(root)
     base = getattr(model, model.base_model_prefix, model)
-    tensors = converted_tensors(open_folder(root), "fp32")
-    state = {name: torch.from_numpy(np.array(tensor, np.float32)) for name, tensor in tensors}
+    trained = folder.architecture.layers if options.freeze_embeddings else ""
+    state = {name: torch.from_numpy(tensor) for name, tensor in _dithered(stored_tensors(folder), trained)}
     missing, unknown = base.load_state_dict(state, strict=False)
     lacking = sorted(set(missing) & {name for name, _ in base.named_parameters()})
     if lacking or unknown:
@@ -115,6 +118,28 @@ def _from_int8(model: Any, root: Path) -> Any:
             "train the fp32 model that it was made from"
         )
     return model.float()
+
+
+def _dithered(
+    tensors: Iterator[tuple[str, npt.NDArray[Any]]], trained: str
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """Float32 weights from int8 ones: a random value that rounds to the integer, if the name starts with ``trained``.
+
+    Training moves most weights by less than half a step. If they started at their integers, saving in int8 again
+    would undo that. From random places, a move by a fifth of a step changes a fifth of the integers, and the mean
+    move is kept (dither, Roberts 1962). The places are the same in each call.
+    """
+    places = np.random.default_rng(0)
+    for name, tensor in tensors:
+        if tensor.dtype != np.int8:
+            yield name, np.array(tensor, np.float32)
+            continue
+        weights = tensor.astype(np.float32)
+        if name.startswith(trained):
+            weights += places.random(tensor.shape, np.float32) - np.float32(0.5)
+        _, scale = next(tensors)  # `stored_tensors` yields it next
+        weights *= scale[:, None]
+        yield name, weights
 
 
 def _has_pooling_layer(config: Any) -> bool:

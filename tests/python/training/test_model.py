@@ -17,11 +17,13 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 
 from embedkit.training import backbone
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, options_of
+from safetensors.numpy import load_file
 from tiny_families import KINDS, tiny
 
 from embedkit import Encoder
 from embedkit.cli.model import main
 from embedkit.model_folder.folder import BUILTIN
+from embedkit.model_folder.weights import WEIGHTS_FILES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
 
@@ -81,10 +83,37 @@ def test_an_int8_folder_is_a_start(make_model: Callable[..., Path], texts: list[
     with Encoder(make_model(), precision="fp32") as encoder:
         encoder.save(tmp_path / "int8", "int8")
     assert main(["convert", str(tmp_path / "int8"), str(tmp_path / "floats"), "--precision", "fp32"]) == 0
-    model = load(tmp_path / "int8")
-    expected = load(tmp_path / "floats").encode(texts[:50])
-    assert np.array_equal(model.encode(texts[:50]), expected)
+    model = load(tmp_path / "int8", freeze_embeddings=True)
+    exact = dict(load(tmp_path / "floats").backbone.named_parameters())
+    moved = 0
+    for name, started in model.backbone.named_parameters():
+        step = exact[name].abs().amax(-1, keepdim=True) / 127
+        away = (started - exact[name]).abs()
+        assert (away <= 0.5001 * step).all()
+        moved += int((away > 0).any())
+    assert moved == sum(name.startswith("encoder.") and x.dim() == 2 for name, x in exact.items())
+    again = load(tmp_path / "int8", freeze_embeddings=True)
+    assert np.array_equal(model.encode(texts[:50]), again.encode(texts[:50]))
     check_everywhere(model, saved(model, tmp_path / "again"), texts[:50])
+
+
+def test_small_updates_of_an_int8_start_survive_int8(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Each weight moves by a fifth of its step: from the integers themselves, none would change."""
+    with Encoder(make_model(), precision="fp32") as encoder:
+        encoder.save(tmp_path / "int8", "int8")
+    model = load(tmp_path / "int8")
+    name = "encoder.layer.0.intermediate.dense.weight"
+    weight = model.backbone.get_parameter(name)
+    before = load_file(tmp_path / "int8" / WEIGHTS_FILES["int8"])
+    scale = torch.from_numpy(before[f"{name}_scale"])[:, None]
+    with torch.no_grad():
+        weight += 0.2 * scale
+    with Encoder(saved(model, tmp_path / "trained"), precision="fp32") as encoder:
+        encoder.save(tmp_path / "trained-int8", "int8")
+    after = load_file(tmp_path / "trained-int8" / WEIGHTS_FILES["int8"])
+    values = [one[name] * one[f"{name}_scale"][:, None] for one in (before, after)]
+    mean = float(((values[1] - values[0]) / scale.numpy()).mean())
+    assert mean == pytest.approx(0.2, abs=0.03)
 
 
 def test_int8_weights_of_another_model_are_refused(make_model: Callable[..., Path], tmp_path: Path) -> None:
