@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,17 @@ def card(result: dict[str, Any]) -> str:
     )
 
 
+#: Collections whose mean the table of seeds has.
+_SEARCHES = {
+    "CISI, LISA, TIME, ADI": ("cisi", "lisa", "time", "adi"),
+    "Cranfield, MED, CACM, NPL (dev)": (*_DEVELOPMENT, "npl"),
+}
+
+
+def _search(names: Sequence[str], row: dict[str, Any]) -> float:
+    return sum(float(row["search"][name]["vectors"]) for name in names) / len(names)
+
+
 #: Rows of `card.json` -> columns of the whole table.
 _CARD_COLUMNS = {
     "built-in": "**built-in**",
@@ -362,6 +374,27 @@ def whole_card(result: dict[str, Any]) -> str:
     lines.append([f"texts a second, {day}", *(f"{one['texts_per_s']:,.0f}" if one else "" for one in speeds)])
     lines.append([f"one query, ms, {day}", *(f"{one['query_ms']:.2f}" if one else "" for one in speeds)])
     return f"{machine(result)}.\n\n{common.table(['', *_CARD_COLUMNS.values()], lines)}"
+
+
+def seeds(result: dict[str, Any]) -> str:
+    """Models of the same recipe with other seeds, beside the one that ships."""
+    shipped = json.loads((common.RESULTS / "card.json").read_text(encoding="utf-8"))["rows"]["built-in"]
+    columns = {name: row for name, row in result["rows"].items() if name != "BM25"}
+    measures: dict[str, tuple[Callable[[dict[str, Any]], float], int]] = {
+        "STS, mean": (lambda row: row["sts"]["average"], 2),
+        "… without pairs of dev sets": (lambda row: row["sts"]["unseen"], 2),
+        "STS-B dev": (lambda row: row["sts"]["stsb_dev"], 2),
+        "Quora, average precision": (lambda row: row["quora_ap"], 2),
+        **{f"search, {name}": (partial(_search, names), 4) for name, names in _SEARCHES.items()},
+        "SST-5, accuracy": (lambda row: row["probes"]["sst5"], 1),
+        "topics of glosses, accuracy": (lambda row: row["probes"]["topics"], 1),
+    }
+    lines = []
+    for label, (measure, digits) in measures.items():
+        found = [measure(row) for row in columns.values()]
+        cells = [*found, max(found) - min(found), measure(shipped)]
+        lines.append([label, *(f"{value:.{digits}f}" for value in cells)])
+    return f"{machine(result)}.\n\n{common.table(['', *columns, 'spread', 'shipped'], lines)}"
 
 
 def auto_index(result: dict[str, Any]) -> str:
@@ -499,6 +532,7 @@ def serve(result: dict[str, Any]) -> str:
 RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "auto_index": auto_index,
     "card": card,
+    "card:seeds": seeds,
     "card:whole": whole_card,
     "kernels-cpu": kernels,
     "kernels-cuda": kernels_on_a_gpu,
