@@ -263,12 +263,17 @@ _CARD_ROWS = {
 _DEVELOPMENT = ("cranfield", "med", "cacm")
 
 
+def _mean(row: dict[str, Any], names: Sequence[str], kind: str) -> float:
+    """nDCG@10, the mean over collections."""
+    return float(sum(row["search"][name][kind] for name in names) / len(names))
+
+
 def card(result: dict[str, Any]) -> str:
     """The built-in model beside others: similarity, pairs, search."""
     held_out = [name for name in result["rows"]["BM25"]["search"] if name not in _DEVELOPMENT]
 
     def mean(row: dict[str, Any], names: Sequence[str], kind: str) -> str:
-        return f"{sum(row['search'][name][kind] for name in names) / len(names):.3f}"
+        return f"{_mean(row, names, kind):.3f}"
 
     rows = []
     for name, label in _CARD_ROWS.items():
@@ -317,17 +322,6 @@ def card(result: dict[str, Any]) -> str:
     )
 
 
-#: Collections whose mean the table of seeds has.
-_SEARCHES = {
-    "CISI, LISA, TIME, ADI": ("cisi", "lisa", "time", "adi"),
-    "Cranfield, MED, CACM, NPL (dev)": (*_DEVELOPMENT, "npl"),
-}
-
-
-def _search(names: Sequence[str], row: dict[str, Any]) -> float:
-    return sum(float(row["search"][name]["vectors"]) for name in names) / len(names)
-
-
 #: Rows of `card.json` -> columns of the whole table.
 _CARD_COLUMNS = {
     "built-in": "**built-in**",
@@ -343,6 +337,19 @@ _CARD_COLUMNS = {
 }
 
 
+#: What a row of `card.json` has besides search, and its decimals.
+_SCORES: dict[str, tuple[Callable[[dict[str, Any]], float], int]] = {
+    "**STS, mean**": (lambda row: row["sts"]["average"], 2),
+    "… without pairs of dev sets": (lambda row: row["sts"]["unseen"], 2),
+    "STS-B dev": (lambda row: row["sts"]["stsb_dev"], 2),
+    "Quora, average precision": (lambda row: row["quora_ap"], 2),
+    "SST-5, accuracy": (lambda row: row["probes"]["sst5"], 1),
+    "topics of glosses, accuracy": (lambda row: row["probes"]["topics"], 1),
+    "… clustered, V-measure": (lambda row: row["probes"]["topics_clustered"], 1),
+    "captions by image, V-measure": (lambda row: row["probes"]["captions_clustered"], 1),
+}
+
+
 def whole_card(result: dict[str, Any]) -> str:
     """Every figure of the built-in model's card, a model a column."""
     columns = [result["rows"][name] for name in _CARD_COLUMNS]
@@ -350,18 +357,9 @@ def whole_card(result: dict[str, Any]) -> str:
         [f"STS, {name}", *(f"{row['sts']['sets'][name]:.2f}" for row in columns)]
         for name in columns[0]["sts"]["sets"]
     ]
-    lines.append(["**STS, mean**", *(f"{row['sts']['average']:.2f}" for row in columns)])
-    lines.append(["… without pairs of dev sets", *(f"{row['sts']['unseen']:.2f}" for row in columns)])
-    lines.append(["STS-B dev", *(f"{row['sts']['stsb_dev']:.2f}" for row in columns)])
-    lines.append(["Quora, average precision", *(f"{row['quora_ap']:.2f}" for row in columns)])
     lines += [
-        [label, *(f"{row['probes'][name]:.1f}" for row in columns)]
-        for name, label in (
-            ("sst5", "SST-5, accuracy"),
-            ("topics", "topics of glosses, accuracy"),
-            ("topics_clustered", "… clustered, V-measure"),
-            ("captions_clustered", "captions by image, V-measure"),
-        )
+        [label, *(f"{score(row):.{digits}f}" for row in columns)]
+        for label, (score, digits) in _SCORES.items()
     ]
     words = result["rows"]["BM25"]["search"]
     for name, bm25 in words.items():
@@ -376,23 +374,24 @@ def whole_card(result: dict[str, Any]) -> str:
     return f"{machine(result)}.\n\n{common.table(['', *_CARD_COLUMNS.values()], lines)}"
 
 
+#: Collections whose mean the table of seeds has.
+_SEARCHES = {
+    "CISI, LISA, TIME, ADI": ("cisi", "lisa", "time", "adi"),
+    "Cranfield, MED, CACM, NPL (dev)": (*_DEVELOPMENT, "npl"),
+}
+
+
 def seeds(result: dict[str, Any]) -> str:
     """Models of the same recipe with other seeds, beside the one that ships."""
     shipped = json.loads((common.RESULTS / "card.json").read_text(encoding="utf-8"))["rows"]["built-in"]
     columns = {name: row for name, row in result["rows"].items() if name != "BM25"}
-    measures: dict[str, tuple[Callable[[dict[str, Any]], float], int]] = {
-        "STS, mean": (lambda row: row["sts"]["average"], 2),
-        "… without pairs of dev sets": (lambda row: row["sts"]["unseen"], 2),
-        "STS-B dev": (lambda row: row["sts"]["stsb_dev"], 2),
-        "Quora, average precision": (lambda row: row["quora_ap"], 2),
-        **{f"search, {name}": (partial(_search, names), 4) for name, names in _SEARCHES.items()},
-        "SST-5, accuracy": (lambda row: row["probes"]["sst5"], 1),
-        "topics of glosses, accuracy": (lambda row: row["probes"]["topics"], 1),
-    }
+    scores = dict(_SCORES)
+    for label, names in _SEARCHES.items():
+        scores[f"search, {label}"] = (partial(_mean, names=names, kind="vectors"), 4)
     lines = []
-    for label, (measure, digits) in measures.items():
-        found = [measure(row) for row in columns.values()]
-        cells = [*found, max(found) - min(found), measure(shipped)]
+    for label, (score, digits) in scores.items():
+        found = [score(row) for row in columns.values()]
+        cells = [*found, max(found) - min(found), score(shipped)]
         lines.append([label, *(f"{value:.{digits}f}" for value in cells)])
     return f"{machine(result)}.\n\n{common.table(['', *columns, 'spread', 'shipped'], lines)}"
 
