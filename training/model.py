@@ -236,26 +236,26 @@ class SentenceModel(nn.Module):
 
     def hidden(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Token vectors (tokens, hidden_size), fp32, of ``input_ids (tokens,)`` cut at ``cu_seqlens (n + 1,)``."""
-        grid = packed.blocks_of(cu_seqlens) if self._packed else packed.grid_of(cu_seqlens)
-        arguments: dict[str, Any]
-        if self._packed:
-            starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
-            positions = torch.arange(len(input_ids), device=input_ids.device) - starts
-            positions = positions + position_offset(self.backbone.config)
-            idle = (0, -len(input_ids) % _ROW_MULTIPLE)
-            arguments = {
-                "input_ids": nn.functional.pad(input_ids, idle)[None],
-                "position_ids": nn.functional.pad(positions, idle)[None],
-                "grid": grid,
-            }
-        else:
-            arguments = {
-                "input_ids": packed.pad(input_ids, grid, self.backbone.config.pad_token_id or 0),
-                "attention_mask": packed.pad(torch.ones_like(input_ids), grid, 0),
-            }
         with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
-            output = self.backbone(**arguments).last_hidden_state
-        return (output[0, : len(input_ids)] if self._packed else packed.collect([output], grid)).float()
+            if self._packed:
+                starts = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+                positions = torch.arange(len(input_ids), device=input_ids.device) - starts
+                positions = positions + position_offset(self.backbone.config)
+                idle = (0, -len(input_ids) % _ROW_MULTIPLE)
+                output = self.backbone(
+                    input_ids=nn.functional.pad(input_ids, idle)[None],
+                    position_ids=nn.functional.pad(positions, idle)[None],
+                    grid=packed.blocks_of(cu_seqlens),
+                )
+                return output.last_hidden_state[0, : len(input_ids)].float()
+            grid = packed.passes_of(cu_seqlens)
+            blocks = packed.pad(input_ids, grid, self.backbone.config.pad_token_id or 0)
+            masks = packed.pad(torch.ones_like(input_ids), grid, 0)
+            hidden = [
+                self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+                for ids, mask in zip(blocks, masks, strict=True)
+            ]
+        return packed.collect(hidden, grid).float()
 
     def forward(self, input_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Sentence vectors (n, dimension) of a packed batch."""

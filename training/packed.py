@@ -4,7 +4,8 @@ A packed batch is one row of token ids, ``input_ids (tokens,)``, with ``cu_seqle
 the lengths. Everything in a transformer except attention works on single tokens and needs no change; the attention
 spreads its queries, keys and values over padded ``(n, heads, longest, head_size)`` blocks, one for each range of
 lengths, and collects the result again. It is registered with transformers as an attention implementation and reads
-the blocks from the keyword arguments that the model passes to it.
+the blocks from the keyword arguments that the model passes to it. A model whose attention cannot be replaced is called
+with padded ids, once for each block of `passes_of`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ from torch import Tensor
 
 from .dropout import dropout as drop
 
-__all__ = ["FAMILIES", "NAME", "Block", "Grid", "blocks_of", "grid_of", "pad", "register", "supports"]
+__all__ = [
+    "FAMILIES",
+    "NAME",
+    "Block",
+    "Grid",
+    "blocks_of",
+    "grid_of",
+    "pad",
+    "passes_of",
+    "register",
+    "supports",
+]
 
 NAME = "embedkit_packed"
 # Families whose token vectors were compared with those of single texts. In others, more than the attention may see
@@ -41,6 +53,7 @@ FAMILIES = frozenset(
     }
 )
 _PLAIN = 256  # tokens up to which products and a softmax are the faster attention in bfloat16 on a CPU
+_PASS = 256  # tokens of padding that cost a CPU more than another pass through a model: 130 in BERT, 190 in MiniLM
 
 Lengths = npt.NDArray[np.integer[Any]]
 
@@ -83,6 +96,30 @@ def blocks_of(cu_seqlens: Tensor) -> Grid:
     return _grid(cu_seqlens, lambda lengths: np.ceil(2 * np.log2(np.maximum(lengths, 8))))
 
 
+def passes_of(cu_seqlens: Tensor) -> Grid:
+    """As few blocks as save padding: for models that take no packed batch, and are called once for each block.
+
+    A block is cut in two where that saves most cells, if those cost more than another call. On a GPU, where a call
+    takes as long as thousands of tokens, there is one block.
+    """
+    return _grid(cu_seqlens, _worth_a_pass) if cu_seqlens.device.type == "cpu" else grid_of(cu_seqlens)
+
+
+def _worth_a_pass(lengths: Lengths) -> Lengths:
+    """The longest of each text's block, for `passes_of`."""
+    tops, parts = [], [np.sort(lengths)[::-1]]
+    while parts:
+        part = parts.pop()
+        saved = (part[:1] - part) * np.arange(len(part), 0, -1)
+        if len(part) and saved.max() > _PASS:
+            cut = int(saved.argmax())
+            parts += [part[:cut], part[cut:]]
+        else:
+            tops += part[:1].tolist()
+    tops.sort()
+    return np.asarray(tops, lengths.dtype)[np.searchsorted(tops, lengths)]
+
+
 def _grid(cu_seqlens: Tensor, kind: Callable[[Lengths], Any]) -> Grid:
     """The grid in which texts of one ``kind(lengths)`` share a block."""
     device, ends = cu_seqlens.device, cu_seqlens.cpu().numpy()
@@ -101,13 +138,11 @@ def _grid(cu_seqlens: Tensor, kind: Callable[[Lengths], Any]) -> Grid:
     return Grid(torch.from_numpy(cells).to(device), tuple(blocks))
 
 
-def pad(x: Tensor, grid: Grid, value: int) -> Tensor:
-    """Pad ``x (tokens,)`` to ``(n, longest)`` with ``value``, for models that take no packed batch.
-
-    ``grid`` has one block (`grid_of`).
-    """
-    ((n, longest), _) = grid.blocks[0] if grid.blocks else Block((0, 0), None)
-    return x.new_full((n * longest,), value).index_copy_(0, grid.cells, x).view(n, longest)
+def pad(x: Tensor, grid: Grid, value: int) -> tuple[Tensor, ...]:
+    """Pad ``x (tokens,)`` to ``(n, longest)`` with ``value`` for each block."""
+    sizes = [n * longest for (n, longest), _ in grid.blocks]
+    cells = x.new_full((sum(sizes),), value).index_copy_(0, grid.cells, x).split(sizes)
+    return tuple(part.view(block.shape) for part, block in zip(cells, grid.blocks, strict=True))
 
 
 class _Spread(torch.autograd.Function):

@@ -116,7 +116,7 @@ class UnilmModel(SentenceModel):
             The texts' vectors (n, dimension), and -log p(target | text) summed over the tokens of each target,
             its [SEP] included, (n,).
         """
-        ids = packed.pad(input_ids, packed.grid_of(cu_seqlens), self.backbone.config.pad_token_id or 0)
+        (ids,) = packed.pad(input_ids, packed.grid_of(cu_seqlens), self.backbone.config.pad_token_id or 0)
         n, longest = ids.shape
         columns = torch.arange(longest, device=ids.device)
         lengths = cu_seqlens.diff()

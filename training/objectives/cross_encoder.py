@@ -121,11 +121,11 @@ class PairClassifier(nn.Module):
         """Logits (n, classes), fp32, of packed pairs: ids and token types (tokens,), cut at ``cu_seqlens (n + 1,)``."""
         grid = packed.grid_of(cu_seqlens)
         arguments = {
-            "input_ids": packed.pad(input_ids, grid, self.backbone.config.pad_token_id or 0),
-            "attention_mask": packed.pad(torch.ones_like(input_ids), grid, 0),
+            "input_ids": packed.pad(input_ids, grid, self.backbone.config.pad_token_id or 0)[0],
+            "attention_mask": packed.pad(torch.ones_like(input_ids), grid, 0)[0],
         }
         if self._typed:
-            arguments["token_type_ids"] = packed.pad(token_types, grid, 0)
+            arguments["token_type_ids"] = packed.pad(token_types, grid, 0)[0]
         with torch.autocast(input_ids.device.type, self.autocast, enabled=self.autocast is not None):
             logits: Tensor = self.backbone(**arguments).logits
         return logits.float()

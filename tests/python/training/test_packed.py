@@ -121,6 +121,26 @@ def test_blocks_hold_each_token_once_and_texts_of_like_length() -> None:
     assert len(packed.grid_of(cu_seqlens).blocks) == 1
 
 
+def test_passes_are_as_few_as_save_padding() -> None:
+    choose = np.random.default_rng(0)
+    for lengths, passes in (
+        ([40], 1),
+        ([40] * 50, 1),
+        ([40] * 8 + [8] * 8, 1),  # 256 tokens of padding
+        ([40] * 8 + [8] * 9, 2),
+        ([300] + [10] * 90 + [30] * 90, 3),
+        ([*choose.integers(1, 9, 16)], 1),
+    ):
+        mixed = choose.permutation(lengths)
+        cu_seqlens = torch.from_numpy(np.concatenate([[0], np.cumsum(mixed)]))
+        grid = packed.passes_of(cu_seqlens)
+        assert len(grid.blocks) == passes, lengths
+        x = torch.arange(1, int(mixed.sum()) + 1)
+        ids = packed.pad(x, grid, 0)
+        found = sorted([row[row > 0].tolist() for block in ids for row in block])
+        assert found == [part.tolist() for part in x.split(mixed.tolist())]
+
+
 @pytest.mark.parametrize("longest", [3, 40, 300])
 def test_attention_in_bfloat16_is_that_of_fp32_on_the_same_values(longest: int) -> None:
     lengths = torch.tensor([longest, max(1, longest // 2), 2])
