@@ -53,7 +53,7 @@ FAMILIES = frozenset(
     }
 )
 _PLAIN = 256  # tokens up to which products and a softmax are the faster attention in bfloat16 on a CPU
-_PASS = 256  # tokens of padding that cost a CPU more than another pass through a model: 130 in BERT, 190 in MiniLM
+_PASS = 256  # tokens of padding that cost a CPU more than what a pass costs besides its tokens
 
 Lengths = npt.NDArray[np.integer[Any]]
 
