@@ -98,6 +98,7 @@ class Corpus:
 
     Attributes:
         blank: documents skipped so far because their text is empty or white space.
+        named: whether a record so far had an id of its own.
         total_bytes: size of all inputs, the final value of ``Document.position``; ``None`` if unknown.
         files: the input files, and what was left out of folders.
     """
@@ -174,6 +175,7 @@ class Corpus:
         vectors: str | os.PathLike[str] | None,
     ) -> None:
         self.blank = 0
+        self.named = False
         self._text_field = text_field
         self._id_field = id_field
         self._vector_field = vector_field
@@ -200,6 +202,7 @@ class Corpus:
                         continue
                     vector = given if self._vectors is None else self._vectors.row(number, origin)
                     number += 1
+                    self.named = self.named or document_id is not None
                     yield Document(
                         text,
                         f"{source.name}:{line}" if document_id is None else document_id,

@@ -61,7 +61,7 @@ from .encode import Chunk, encode_chunk, truncated_by
 from .filter import Filter
 from .fold import fold_last
 from .memory import faiss_budget
-from .publish import again, new_manifest, publish
+from .publish import again, dated, new_manifest, publish
 from .resume import (
     InputDigest,
     check_finished,
@@ -109,6 +109,11 @@ class _Job:
     cutter: PassageCutter | None
 
     @property
+    def distinct(self) -> bool:
+        """Whether a text that repeats an earlier one is left out."""
+        return self.mode == "build" and self.settings.dedup is not None
+
+    @property
     def made(self) -> Made:
         """What the journal records of a finished segment, except its input."""
         return Made(
@@ -116,6 +121,8 @@ class _Job:
             self.manifest.kept,
             self.settings.target_recall,
             language=self.manifest.language if self.mode == "build" else AUTO_LANGUAGE,
+            passages=self.manifest.passages if self.mode == "build" else None,
+            distinct=self.distinct,
             base=self.manifest.generation if self.mode == "upsert" else None,
         )
 
@@ -196,6 +203,8 @@ def build(
         if filtered.blank:
             warnings.warn(filtered.told_blank(replaces=mode == "upsert"), stacklevel=3)
         if entry is None:
+            if mode == "reembed":  # no documents, another model
+                writer.publish(dated(manifest.with_segments(()), writer.generation))
             return Written(0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank)
         near = near_duplicates(writer, entry, manifest.dimension, settings.dedup)
         written, replaced = publish(writer, manifest, entry, base, mode=mode, left_out=near)
@@ -273,7 +282,7 @@ def _make_segment(
     filtered = Filter(
         job.base if job.mode == "upsert" else None,
         passages=job.cutter is not None,
-        repeated=job.settings.dedup is not None and job.mode == "build",
+        repeated=job.distinct,
     )
     digest = InputDigest()
     with contextlib.closing(staging):
@@ -310,7 +319,7 @@ def _stored(
     check_length = length_check(job.encoder, job.mode)
     chunk = Chunk()
     for pieces, taken in with_taken(filtered.pieces(_pieces(job, documents, filtered)), adding_to):
-        for document in pieces:
+        for number, document in enumerate(pieces):
             known = store.replaying
             try:
                 if not known:
@@ -321,6 +330,7 @@ def _stored(
             except InputError as error:
                 error.document_id = document_of(document.id or "") if job.cutter else document.id
                 reject(error, job.settings.on_error)
+                filtered.refused(pieces[number:])
                 break  # the other passages of a document are refused for the same reason
             if known:
                 staging.replay(document, vector)

@@ -132,7 +132,9 @@ def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, repor
         wanted = _sample_rows(end - begin, spool.dimension, inverted_lists(index), budget)
         sample = spool.sample(wanted, begin, end, _SEED)
         report(Progress("train", 0, len(sample)))
-        for quantizer in _quantizers(index):
+        quantizers = _quantizers(index)
+        index.referenced_objects = [*getattr(index, "referenced_objects", ()), *quantizers]  # kept as long
+        for quantizer in quantizers:
             quantizer.cp.min_points_per_centroid = 1  # a small sample is the caller's choice: no warning
         if ivf is not None:
             ivf.cp.niter = _LIST_ITERATIONS
@@ -156,8 +158,10 @@ def _quantizers(index: Any) -> list[Any]:
     if isinstance(index, faiss.IndexPreTransform):
         for number in range(index.chain.size()):
             transform = faiss.downcast_VectorTransform(index.chain.at(number))
-            if isinstance(transform, faiss.OPQMatrix) and transform.pq is not None:
-                found.append(transform.pq)
+            if isinstance(transform, faiss.OPQMatrix):
+                pq = transform.pq or faiss.ProductQuantizer(transform.d_out, transform.M, 8)  # as Faiss would
+                transform.pq = pq
+                found.append(pq)
         return found + _quantizers(faiss.downcast_index(index.index))
     if hasattr(index, "cp"):
         found.append(index)

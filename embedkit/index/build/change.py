@@ -28,7 +28,7 @@ from ..words.languages import check_language
 from .fold import copy_segments
 from .publish import dated, in_language_of, rows_of_documents, tombstone
 from .resume import change_errors
-from .settings import READ_BACK, BuildSettings, Report
+from .settings import BuildSettings, Report
 
 __all__ = ["compact", "delete", "link_or_copy", "merge", "set_search_defaults", "store_tuned"]
 
@@ -122,7 +122,7 @@ def compact(
         if factory is not None and factory != manifest.factory:
             kept: Raw = "none" if faiss_index.is_codes_alone(factory) else manifest.kept
             manifest = replace(manifest, factory=factory, kept=kept)
-        if manifest.kept == "none" and not manifest.factory.endswith(READ_BACK):
+        if manifest.kept == "none" and not faiss_index.can_read_back(manifest.factory):
             manifest = replace(manifest, kept="int8")
         if factory is not None:  # they were measured on a different kind of index
             manifest = replace(manifest, nprobe=None, ef=None, rescore=None, tuning=None)

@@ -43,7 +43,7 @@ class Filter:
         self._first_blank = ""
         self._base = base
         self._passages = passages
-        self._seen: set[bytes] | None = set() if repeated else None
+        self._seen: set[bytes | None] | None = set() if repeated else None
         self._passed: set[str] = set()
 
     def note_blank(self, document: Document) -> None:
@@ -71,16 +71,19 @@ class Filter:
         assert self._seen is not None
         kept = []
         for document in group:
-            if not isinstance(document.text, str):  # refused where it is stored
-                kept.append(document)
-                continue
-            digest = hashlib.blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            digest = _digest(document)
             if digest in self._seen:
                 self.repeated += 1
-            else:
+                continue
+            if digest is not None:
                 self._seen.add(digest)
-                kept.append(document)
+            kept.append(document)
         return kept
+
+    def refused(self, group: Iterable[Document]) -> None:
+        """``group``, which was passed on, is not stored: a later one with such a text is the first."""
+        if self._seen is not None:
+            self._seen.difference_update(map(_digest, group))
 
     def _changed(self, block: list[list[Document]], base: Generation) -> Iterator[list[Document]]:
         names = [document_of(group[0].id or "") if self._passages else group[0].id for group in block]
@@ -123,6 +126,13 @@ class Filter:
     def _vector(base: Generation, number: int, row: int) -> Float32Array:
         vectors: Any = base.segments[number].raw.gather(np.array([row], np.int64))
         return np.asarray(vectors[0], np.float32)
+
+
+def _digest(document: Document) -> bytes | None:
+    """Of the text; ``None`` for what is no text, which is refused where it is stored."""
+    if not isinstance(document.text, str):
+        return None
+    return hashlib.blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _unusable(name: str) -> bool:

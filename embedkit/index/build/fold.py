@@ -24,7 +24,7 @@ from ..storage.segment import Segment
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from .publish import dated
 from .segment import finish_segment, remove_all_but
-from .settings import READ_BACK, BuildSettings, Progress, Report
+from .settings import BuildSettings, Progress, Report
 
 __all__ = ["copy_segments", "fold_last"]
 
@@ -39,7 +39,7 @@ def fold_last(writer: Writer, live: Manifest, settings: BuildSettings) -> Manife
         return live
     with contextlib.closing(open_generation(writer.root, lambda _: None)) as base:
         last = base.segments[-count:]
-        if not all(_can_be_read_back(segment) for segment in last):
+        if not all(segment.can_read_back for segment in last):
             return live
         rows = sum(segment.entry.documents for segment in last)
         settings = replace(
@@ -64,11 +64,6 @@ def _foldable(rows: Sequence[int]) -> int:
         if total >= _TIMES * largest:
             foldable = count
     return foldable
-
-
-def _can_be_read_back(segment: Segment) -> bool:
-    kept = segment.exact or segment.entry.raw != "none"
-    return kept or all(part.factory.endswith(READ_BACK) for part in segment.entry.parts)
 
 
 def copy_segments(

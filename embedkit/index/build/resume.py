@@ -49,6 +49,8 @@ _MADE_NAMES = {
     "kept": "kind of kept vectors",
     "target_recall": "target recall",
     "language": "language",
+    "passages": "setting of passages",
+    "distinct": "setting of dedup",
 }
 
 

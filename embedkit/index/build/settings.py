@@ -10,18 +10,13 @@ from ...arguments import check_threads
 from ...documents.errors import OnError
 from ...documents.passages import Passages
 from ..auto.stored import check_target
-from ..storage.faiss_index import AUTO, AUTOMATIC, is_codes_alone
+from ..storage.faiss_index import AUTO, READ_BACK, can_read_back
 from ..storage.manifest import METRICS, RAW_KINDS, Metric, Raw, ReadingEntry
 from ..words.languages import AUTO as AUTO_LANGUAGE
 from ..words.languages import check_language
 from .memory import DEFAULT_MAX_MEMORY
 
-__all__ = ["READ_BACK", "BuildSettings", "Mode", "Progress", "Report", "Written", "near_similarity"]
-
-_CODES = ("SQ6", "SQ8", "SQfp16", "Flat")
-
-#: Ends of the factories whose codes do for filters and compaction.
-READ_BACK = (*_CODES, *filter(is_codes_alone, AUTOMATIC))
+__all__ = ["BuildSettings", "Mode", "Progress", "Report", "Written", "near_similarity"]
 
 Mode = Literal["build", "add", "upsert", "reembed"]
 
@@ -60,17 +55,22 @@ class BuildSettings:
             raise ValueError(f"metric must be 'cosine' or 'dot', not {self.metric!r}")
         if self.kept is not None and self.kept not in RAW_KINDS:
             raise ValueError(f"kept must be 'fp32', 'int8' or 'none', not {self.kept!r}")
-        measured = self.target_recall is not None  # `auto` itself has codes that can be read back
-        if self.kept == "none" and not self.factory.endswith(READ_BACK if measured else (*READ_BACK, AUTO)):
+        flat = self.factory == AUTO and self.target_recall is None
+        if self.kept == "none" and not (flat or can_read_back(self.factory)):
             raise ValueError(
                 f"kept 'none' needs codes that vectors can be read back from, of a factory that ends with "
-                f"{', '.join(_CODES)}, not {self.factory!r}; use kept 'int8'"
+                f"{', '.join(READ_BACK)} and has no PCA, RR or OPQ to fewer columns, not {self.factory!r}; use "
+                "kept 'int8'"
             )
         if isinstance(self.on_error, str) and self.on_error not in ("stop", "skip"):
             raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {self.on_error!r}")
         if self.threads is not None:
             check_threads(self.threads)
-        near_similarity(self.dedup)
+        if near_similarity(self.dedup) is not None and self.metric == "dot":
+            raise ValueError(
+                f"dedup={self.dedup!r} compares cosines, and the metric dot ranks by length as well; use the metric "
+                "cosine, or dedup 'exact'"
+            )
         if self.target_recall is not None:
             check_target(self.target_recall, self.factory)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...documents.document import Document
 from ...documents.errors import InputError
+from ...documents.readers import Corpus
 from ..encoder import TextEncoder
 from ..errors import IndexExistsError
 from ..several import several_documents
@@ -106,6 +107,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
     ivf = ivf_of(index)
     if ivf is not None:
         ivf = faiss.downcast_index(ivf)
+        ids = _number_rows(path, ivf) or ids
     if isinstance(ivf, faiss.IndexIVFFastScan) and not isinstance(index, faiss.IndexRefine):
         # reconstruct_batch of Faiss 1.15 reads beyond its lists there
         raise InputError(
@@ -114,6 +116,37 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
             "import an index with a refinement (…,RFlat) or of another kind",
         )
     return index, ids
+
+
+def _number_rows(path: Path, ivf: Any) -> list[int] | None:
+    """Replace ids that an inverted file keeps in its lists by the rows 0, 1, …; the ids of the rows, if they differ.
+
+    Faiss stores there what ``add_with_ids`` was given.
+    """
+    faiss = import_faiss()
+    lists = faiss.downcast_InvertedLists(ivf.invlists)
+    kept = [
+        faiss.rev_swig_ptr(lists.get_ids(number), size)
+        for number in range(lists.nlist)
+        if (size := lists.list_size(number))
+    ]
+    ids = np.concatenate(kept)
+    order = np.argsort(ids, kind="stable")
+    if np.array_equal(ids[order], np.arange(len(ids))):
+        return None
+    if not isinstance(lists, faiss.ArrayInvertedLists):
+        raise InputError(
+            str(path),
+            f"its lists ({type(lists).__name__}) hold ids of its own, which cannot be replaced there; copy it into an "
+            "index in memory, or wrap it as IDMap",
+        )
+    rows = np.empty_like(ids)
+    rows[order] = np.arange(len(ids))
+    for part, new in zip(kept, np.split(rows, np.cumsum([len(part) for part in kept])[:-1]), strict=True):
+        part[:] = new
+    ivf.set_direct_map_type(faiss.DirectMap.NoMap)
+    own: list[int] = ids[order].tolist()
+    return own
 
 
 def _check_unit(path: Path, index: Any) -> None:
@@ -180,17 +213,18 @@ def _rows(
     given = [item if isinstance(item, Document) else Document(item) for item in documents]
     if len(given) != rows:
         raise InputError(str(path), f"holds {rows} vectors, and {len(given)} documents are given")
-    by_id = {document.id: document for document in given if document.id is not None}
+    named = documents.named if isinstance(documents, Corpus) else any(item.id is not None for item in given)
     if ids is None:
         return [
             document if document.id is not None else Document(document.text, document_id, document.metadata)
             for document_id, document in zip(wanted, given, strict=True)
         ]
-    if not by_id:
+    if not named:
         return [
             Document(document.text, document_id, document.metadata)
             for document_id, document in zip(wanted, given, strict=True)
         ]
+    by_id = {document.id: document for document in given}
     missing = next((document_id for document_id in wanted if document_id not in by_id), None)
     if missing is not None:
         raise InputError(str(path), f"holds the id {missing}, which no document has")

@@ -9,7 +9,6 @@ import numpy as np
 from ..encoder import TextEncoder
 from ..errors import IndexDamagedError
 from ..storage.generation import Generation
-from ..storage.segment import Segment
 
 __all__ = ["verify"]
 
@@ -73,7 +72,8 @@ def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> 
     norms = np.linalg.norm(stored, axis=1) * np.linalg.norm(made, axis=1)
     agreement = np.einsum("ij,ij->i", stored, made) / np.maximum(norms, 1e-30)
     agreement[norms < 1e-20] = 1.0
-    least = _LEAST_COSINE if all(map(_keeps_vectors, generation.segments)) else _LEAST_COSINE_OF_CODES
+    kept = all(segment.can_read_back for segment in generation.segments)
+    least = _LEAST_COSINE if kept else _LEAST_COSINE_OF_CODES
     worst = int(np.argmin(agreement))
     if agreement[worst] < least:
         row = int(chosen[worst])
@@ -82,8 +82,3 @@ def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> 
             f"(cosine {agreement[worst]:.4f}); build the index again"
         )
     return len(chosen), float(agreement[worst])
-
-
-def _keeps_vectors(segment: Segment) -> bool:
-    codes = all(part.factory.endswith(("SQ6", "SQ8", "SQfp16")) for part in segment.entry.parts)
-    return segment.exact or segment.entry.raw != "none" or codes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +23,13 @@ __all__ = [
     "AUTOMATIC",
     "AUTO_IVF_ROWS",
     "MIN_POINTS_PER_LIST",
+    "READ_BACK",
     "Float32Array",
     "Int64Array",
     "SelectorError",
     "added_factory",
     "auto_nlist",
+    "can_read_back",
     "create_index",
     "default_nprobe",
     "faiss_name",
@@ -48,6 +51,10 @@ AUTO = "auto"
 AUTOMATIC = {AUTO: "Flat", "auto-int8": "SQ8", "auto-int6": "SQ6"}
 """What may be asked for instead of a factory, and the codes of each; ``auto-int8`` and ``auto-int6`` are the default of
 models that say so (`embedkit.index.build.publish.storage_of`)."""
+READ_BACK = ("SQ6", "SQ8", "SQfp16", "Flat", "auto-int8", "auto-int6")
+"""Ends of the factories whose codes vectors can be read back from, if all columns are coded."""
+_REDUCTION = re.compile(r"PCA|RR|OPQ\d+_")  # to fewer columns
+
 AUTO_IVF_ROWS = 20_000
 """``auto`` is an exact (Flat) index below this number of vectors, and an inverted file from that number on."""
 
@@ -328,6 +335,13 @@ def read_index(path: Path, *, rows: int, dimension: int) -> Any:
 def is_codes_alone(factory: str) -> bool:
     """Whether an index of this factory keeps nothing beside its codes, unless told so."""
     return factory in AUTOMATIC and factory != AUTO
+
+
+def can_read_back(factory: str) -> bool:
+    """Whether vectors can be read back, nearly unchanged, from the codes of an index of this factory."""
+    if factory.endswith("RFlat"):
+        return True
+    return factory.endswith(READ_BACK) and _REDUCTION.match(factory) is None
 
 
 def is_exact(index: Any) -> bool:

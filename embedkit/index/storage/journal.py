@@ -73,6 +73,8 @@ class Made:
         input: digest of the documents; empty while it is not known.
         language: of the words, as asked for.
         base: the generation that an upsert was compared with; ``None`` for other commands.
+        passages: how a new index's documents are cut; ``None``: they are whole.
+        distinct: whether repeated texts were left out.
     """
 
     factory: str
@@ -81,6 +83,8 @@ class Made:
     input: str = ""
     language: str = AUTO
     base: int | None = None
+    passages: str | None = None
+    distinct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

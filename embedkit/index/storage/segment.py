@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import IndexDamagedError
 from .document_store import DocumentReader, StoredDocument
-from .faiss_index import Float32Array, Int64Array
+from .faiss_index import Float32Array, Int64Array, can_read_back
 from .faiss_part import Allowed, Bits, FaissPart, count_bits
 from .ids import Ids
 from .layout import TOMBSTONES_FOLDER
@@ -67,6 +67,12 @@ class Segment:
     def exact(self) -> bool:
         """Whether the scores of all its Faiss indexes are exact."""
         return all(part.exact for part in self.parts)
+
+    @cached_property
+    def can_read_back(self) -> bool:
+        """Whether `raw` is nearly what was encoded: kept beside the codes, or read back from them."""
+        codes = all(can_read_back(part.factory) for part in self.entry.parts)
+        return self.exact or self.entry.raw != "none" or codes
 
     @cached_property
     def raw(self) -> RawVectors:

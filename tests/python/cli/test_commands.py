@@ -108,6 +108,14 @@ def test_import_and_export(index: str, capsys: pytest.CaptureFixture[str]) -> No
     assert done(capsys, "import", "out.faiss", "x.jsonl", "-o", "back") == "back: 20 documents imported"
     with Index.open("back", FakeEncoder()) as back:
         assert back.search("text number 4", k=1)[0][0].id == "k4"
+    vectors = faiss.read_index("out.faiss").reconstruct_n(0, 20)
+    numbered = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
+    numbered.add_with_ids(vectors, np.arange(100, 120))
+    faiss.write_index(numbered, "numbered.faiss")
+    Path("lines.txt").write_text("".join(f"line {n}\n" for n in range(20)), "utf-8")
+    done(capsys, "import", "numbered.faiss", "lines.txt", "-o", "in-order")
+    with Index.open("in-order", FakeEncoder()) as back:
+        assert back.get(["104"])[0].text == "line 4"
     assert "already exists" in done(capsys, "export", index, "out.faiss", code=2)
     assert "--max-memory is for a Faiss file" in done(
         capsys, "export", index, "x.parquet", "--max-memory", "1GB", code=2

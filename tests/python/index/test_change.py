@@ -362,6 +362,26 @@ def test_ids_of_a_faiss_file_become_the_documents_ids(tmp_path: Path, encoder: F
         Index.import_faiss(tmp_path / "x", tmp_path / "in.faiss", encoder, [*missing, Document("x", "y")])
 
 
+@pytest.mark.parametrize("factory", ["IVF4,Flat", "IVF4,SQ8", "PCAR32,IVF4,SQ8"])
+@pytest.mark.parametrize("first", [0, 100, 1000])
+def test_ids_in_the_lists_of_a_faiss_file_become_the_documents_ids(
+    tmp_path: Path, encoder: FakeEncoder, factory: str, first: int
+) -> None:
+    array, order = vectors(400), np.random.default_rng(1).permutation(400)
+    raw = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
+    raw.train(array)
+    faiss.extract_index_ivf(raw).nprobe = 4
+    raw.add_with_ids(array[order], order + first)
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    texts = [f"text {n}" for n in range(400)]
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder, texts) as index:
+        assert [(hit.id, hit.text) for hit in index.search(array[7], k=1)[0]] == [(str(7 + first), "text 7")]
+        index.delete([str(7 + first)])
+        index.add([Document("more", "more")])
+        assert index.compact()
+        assert [hit.text for hit in index.search(array[9], k=1)[0]] == ["text 9"]
+
+
 def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = [Document(f"text {n}", f"key\u2028{n}") for n in range(20)]
     file, ids = tmp_path / "out.faiss", tmp_path / "out.faiss.ids.jsonl"
@@ -387,6 +407,16 @@ def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None
     ids.unlink()
     with Index.import_faiss(tmp_path / "numbers", file, encoder) as index:
         assert "18" in index
+
+
+def test_an_index_without_documents_takes_another_model(tmp_path: Path) -> None:
+    new = FakeEncoder("new", truncate_dim=20)
+    with Index.build(tmp_path / "index", [Document("text", "a")], FakeEncoder()) as index:
+        index.delete(["a"])
+        assert index.reembed(new).documents == 0
+    with Index.open(tmp_path / "index", new) as index:
+        index.add([Document("text", "b")])
+        assert [hit.id for hit in index.search("text", k=2)[0]] == ["b"]
 
 
 def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncoder) -> None:

@@ -136,14 +136,21 @@ def test_many_documents_in_bytes(tmp_path: Path) -> None:
 
 
 def test_codes_alone_must_be_readable(tmp_path: Path) -> None:
-    _, documents = corpus(500)
+    vectors, documents = corpus(500)
     with Index.build(tmp_path / "a", documents, FakeEncoder(), factory="SQfp16", kept="none") as index:
         assert index.info()["kept"] == "none"
         index.delete(["k1"])
         assert index.compact(factory="SQ4")
         assert index.info()["kept"] == "int8"
-    with pytest.raises(ValueError, match="kept 'none' needs codes that vectors can be read back from"):
-        Index.build(tmp_path / "b", documents, FakeEncoder(), factory="PQ8", kept="none")
+    for factory in ("PQ8", "PCA16,SQ8", "OPQ8_16,Flat"):
+        with pytest.raises(ValueError, match="kept 'none' needs codes that vectors can be read back from"):
+            Index.build(tmp_path / "b", documents, FakeEncoder(), factory=factory, kept="none")
+    for number, factory in enumerate(("OPQ8,SQ8", "PCA16,PQ8x4,RFlat")):  # nothing is lost
+        with Index.build(
+            tmp_path / str(number), documents, FakeEncoder(), factory=factory, kept="none"
+        ) as index:
+            stored = index.generation.vectors(np.arange(500))
+            assert np.einsum("ij,ij->i", stored, vectors).min() > 0.99
 
 
 def test_what_is_asked_for_is_kept_beside_the_codes(tmp_path: Path) -> None:

@@ -339,6 +339,17 @@ def test_repeated_texts_are_left_out(tmp_path: Path, dedup: str, left: int) -> N
         Index.build(tmp_path / "other", texts, FakeEncoder(), dedup="near:2")
 
 
+def test_a_refused_document_repeats_nothing(tmp_path: Path) -> None:
+    documents = [Document("one", "a"), Document("two", "a"), Document("two", "b"), Document("one", "c")]
+    with Index.build(tmp_path / "index", documents, FakeEncoder(), dedup="exact", on_error="skip") as built:
+        assert [(document.id, document.text) for document in built] == [("a", "one"), ("b", "two")]
+
+
+def test_near_duplicates_are_of_cosines(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="compares cosines, and the metric dot"):
+        Index.build(tmp_path / "index", ["a"], FakeEncoder(), dedup="near:0.9", metric="dot")
+
+
 def test_another_model_encodes_everything_again(index: Index) -> None:
     index.delete("d4")
     other = Tokenizing("other", truncate_dim=48)

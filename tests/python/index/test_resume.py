@@ -18,6 +18,7 @@ import pytest
 from fake_encoder import FakeEncoder
 from peak_memory import PEAK_KIB, needs_peak
 
+from embedkit import Encoder
 from embedkit.index import BuildError, Document, Index, InputError, ResumeError
 from embedkit.index.build import encode, staging
 from embedkit.index.build.memory import resident
@@ -304,6 +305,26 @@ def test_a_finished_segment_is_not_taken_for_another_kind(
         build("HNSW16")
     with build("Flat") as index:
         assert len(index) == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"dedup": "exact"}, "setting of dedup"), ({"passages": 8}, "setting of passages")],
+)
+def test_a_finished_segment_is_not_taken_for_other_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+) -> None:
+    def build(**options: Any) -> Index:
+        return Index.build(
+            tmp_path / "index", [Document("text", "a"), Document("text", "b")], encoder, **options
+        )
+
+    encoder = Encoder(threads=1)
+    killed(monkeypatch, "before", lambda: build(**options))
+    with pytest.raises(ResumeError, match=f"another {message}"):
+        build()
+    with build(restart=True) as index:
+        assert sorted(document.id for document in index) == ["a", "b"]
 
 
 def test_given_vectors_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
