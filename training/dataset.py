@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from .data.readers import Table
 from .data.sampler import TaskSampler
 from .data.store import TextStore
-from .data.texts import Chain
+from .data.texts import Chain, distinct, text_keys
 from .objectives.base import Arrays, Batch, Objective
 
 __all__ = ["Examples", "Repeated"]
@@ -58,13 +59,9 @@ class Examples:
                 columns.append(table.texts(field))
                 prefixes.append(own.get(field, ""))
         self._store = TextStore(folder, Chain(columns, prefixes), max_length, cache)
-        self._texts: list[npt.NDArray[np.int64]] = []  # of each task (examples, fields): rows of the store
-        first = 0
-        for task, table in tables.items():
-            count = len(objective.fields_of(task, table))
-            rows = self._store.rows[first : first + count * len(table)]
-            self._texts.append(rows.reshape(count, len(table)).T)
-            first += count * len(table)
+        self._bare = Chain(columns) if any(prefixes) else None  # the texts without prompts, if others
+        self._shapes = [(len(objective.fields_of(task, table)), len(table)) for task, table in tables.items()]
+        self._texts = self._by_task(self._store.rows)  # of each task (examples, fields): rows of the store
         self.lengths: npt.NDArray[np.int64] = np.concatenate(
             [self._store.lengths[rows].sum(1) for rows in self._texts]
         )
@@ -86,8 +83,20 @@ class Examples:
         return self._arrays[list(self.tasks).index(task)]
 
     def text_numbers(self, task: str) -> npt.NDArray[np.int64]:
-        """The numbers of each example's texts, (examples, fields); equal texts have equal numbers."""
-        return self._texts[list(self.tasks).index(task)]
+        """The numbers of each example's texts, (examples, fields); equal texts have equal numbers in any field."""
+        number = list(self.tasks).index(task)
+        return self._texts[number] if self._bare is None else self._bare_numbers[number]
+
+    @cached_property
+    def _bare_numbers(self) -> list[npt.NDArray[np.int64]]:
+        assert self._bare is not None
+        return self._by_task(distinct(text_keys(self._bare))[1])
+
+    def _by_task(self, values: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """The values of all texts, field after field of a task, as (examples, fields) of each task."""
+        ends = np.cumsum([count * rows for count, rows in self._shapes])
+        parts = np.split(values, ends[:-1])
+        return [part.reshape(shape).T for part, shape in zip(parts, self._shapes, strict=True)]
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The batch of some examples of one task."""

@@ -66,12 +66,9 @@ class DevSets:
 
     def texts(self) -> dict[str, list[tuple[str, str]]]:
         """Pairs that training data should not hold, by set; a query is paired with itself."""
-        found = {
-            f"{name} (dev)": [(pair.left, pair.right) for pair in one.pairs]
-            for name, one in self._pairs.items()
-        }
+        found = {name: [(pair.left, pair.right) for pair in one.pairs] for name, one in self._pairs.items()}
         for name, one in self._collections.items():
-            found[f"{name} (dev)"] = [(text, text) for text in one.queries.values()]
+            found.setdefault(name, []).extend((text, text) for text in one.queries.values())
         return found
 
     def scores(self, encoder: TextEncoder) -> dict[str, float]:

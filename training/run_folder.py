@@ -21,7 +21,7 @@ from .recipe import Recipe
 from .scores import test_scores
 from .whole_file import write_text
 
-__all__ = ["claim", "facts", "finish", "last_checkpoint"]
+__all__ = ["claim", "facts", "file_digest", "finish", "last_checkpoint"]
 
 _BEGINNING = 1 << 20  # bytes
 
@@ -52,7 +52,7 @@ def claim(output: Path, recipe: Recipe, root: Path) -> None:
     if not same:
         write_text(path, content)
     if not begun:
-        files = {name: _digest(root / name) for name in _data_files(recipe)}
+        files = {name: file_digest(root / name) for name in _data_files(recipe)}
         about = {"root": str(root.resolve()), "files": files}
         write_text(data, json.dumps(about, indent=2, sort_keys=True) + "\n")
 
@@ -61,7 +61,7 @@ def _check_data(output: Path, kept: Mapping[str, Any], root: Path) -> None:
     """Refuse files that are not those of the run's beginning."""
     for name, digest in kept["files"].items():
         now, then = root / name, Path(kept["root"]) / name
-        found = _digest(now)
+        found = file_digest(now)
         if found is None and now == then:  # a finished run needs it no more, and reading it names it
             continue
         if found != digest:
@@ -83,7 +83,7 @@ def _data_files(recipe: Recipe) -> Iterator[str]:
             yield from map(str, paths if isinstance(paths, list) else [paths])
 
 
-def _digest(path: Path) -> str | None:
+def file_digest(path: Path) -> str | None:
     """What tells a file from another without reading gigabytes: its size and its beginning; None if there is none."""
     if not path.is_file():
         return None

@@ -416,8 +416,10 @@ def _check_data(
 ) -> dict[str, Any]:
     """Count duplicates in the training data and overlap with the evaluation data."""
     evaluation = recipe.evaluation
-    evaluations = {f"{task} (dev)": _texts(table, fields_of(task, table)) for task, table in dev.items()}
-    evaluations |= sets.texts()
+    own = sets.texts()
+    for task, table in dev.items():  # a task and other sets may share a name
+        own.setdefault(task, []).extend(_texts(table, fields_of(task, table)))
+    evaluations = {f"{name} (dev)": pairs for name, pairs in own.items()}
     if evaluation.test or evaluation.sts_dev:
         evaluations |= evaluation_pairs(evaluation.test, evaluation.sts_dev, root)
     reports = {}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from .readers import Table
 
-__all__ = ["Overlap", "Report", "check", "normalized", "pair_keys"]
+__all__ = ["Overlap", "Report", "check", "compared_fields", "normalized", "pair_keys"]
 
 _EXAMPLES = 3
 _PAIR = ("text1", "text2")
@@ -85,14 +85,15 @@ def normalized(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def pair_keys(table: Table) -> npt.NDArray[np.int64]:
-    """A hash of each row's texts, `normalized` and regardless of their order; differs between processes.
-
-    The texts are the fields that an objective reads as a pair or a single text; in a table without them, the first two.
-    """
+def compared_fields(table: Table) -> tuple[str, ...]:
+    """The fields that an objective reads as a pair or a single text; in a table without them, the first two texts."""
     names = table.text_names
-    fields = next((known for known in _FIELDS if set(known) <= set(names)), names[: len(_PAIR)])
-    return _keys(np.stack([_hashes(table.texts(field)) for field in fields], axis=1))
+    return tuple(next((known for known in _FIELDS if set(known) <= set(names)), names[: len(_PAIR)]))
+
+
+def pair_keys(table: Table) -> npt.NDArray[np.int64]:
+    """A hash of each row's `compared_fields`, `normalized` and regardless of order; differs between processes."""
+    return _keys(np.stack([_hashes(table.texts(field)) for field in compared_fields(table)], axis=1))
 
 
 def check(table: Table, evaluations: Mapping[str, Pairs], fields: Sequence[str] = _PAIR) -> Report:
@@ -107,11 +108,11 @@ def check(table: Table, evaluations: Mapping[str, Pairs], fields: Sequence[str] 
     """
     # 64-bit hashes instead of texts: a collision among a million texts has a probability of 3e-8.
     hashes = np.stack([_hashes(table.texts(field)) for field in fields], axis=1)
-    keys = _keys(hashes[:, : len(_PAIR)])
-    _, first = np.unique(keys, return_index=True)
-    repeated = np.ones(len(keys), bool)
+    _, first = np.unique(_keys(hashes), return_index=True)
+    repeated = np.ones(len(hashes), bool)
     repeated[first] = False
     duplicates = np.flatnonzero(repeated)
+    keys = _keys(hashes[:, : len(_PAIR)])
     sentences = np.unique(hashes)
     overlaps = {}
     for name, pairs in evaluations.items():
@@ -133,8 +134,10 @@ def _hashes(texts: Iterable[str]) -> npt.NDArray[np.int64]:
 
 
 def _keys(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """A hash of each row (n, texts), whatever the order in it."""
-    return np.fromiter(map(hash, map(tuple, np.sort(hashes, axis=1).tolist())), np.int64, len(hashes))
+    """A hash of each row (n, texts), whatever the order of the pair that it begins with."""
+    pair, others = np.split(hashes, [len(_PAIR)], axis=1)
+    rows = np.concatenate([np.sort(pair, axis=1), others], axis=1)
+    return np.fromiter(map(hash, map(tuple, rows.tolist())), np.int64, len(rows))
 
 
 def _examples(

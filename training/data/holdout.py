@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from .checks import normalized
 from .readers import Table
 
 __all__ = ["hold_out"]
@@ -16,7 +17,7 @@ _SEED = 0  # the same for every run, so that runs with other seeds are comparabl
 def hold_out(
     tables: Mapping[str, Table], count: int, fields_of: Callable[[str, Table], tuple[str, ...]]
 ) -> tuple[dict[str, Table], dict[str, Table]]:
-    """Draw ``count`` rows of each table; no row left for training, of any table, has a text of theirs.
+    """Draw ``count`` rows of each table; no row left for training, of any table, has a (`normalized`) text of theirs.
 
     Args:
         tables: the training data by task.
@@ -38,12 +39,13 @@ def hold_out(
             )
         rows = np.sort(np.random.default_rng(_SEED).choice(len(table), count, replace=False))
         held[task] = table.select(rows)
-        texts.update(text for name in fields_of(task, table) for text in held[task].texts(name))
+        for name in fields_of(task, table):
+            texts.update(map(normalized, held[task].texts(name)))
     left = {}
     for task, table in tables.items():
         fields = fields_of(task, table)
         examples = zip(*(table.texts(name) for name in fields), strict=True)
-        kept = [number for number, own in enumerate(examples) if texts.isdisjoint(own)]
+        kept = [number for number, own in enumerate(examples) if texts.isdisjoint(map(normalized, own))]
         if not kept:
             raise ValueError(
                 f"evaluation.holdout {count}: every example of data.{task} shares a text ({', '.join(fields)}) with "

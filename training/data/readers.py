@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from .checks import pair_keys
+from .checks import compared_fields, pair_keys
 from .files import ABSENT, Rows, file_rows
 from .sampler import balanced_fraction
 from .texts import Selection, TextWriter
@@ -208,10 +208,12 @@ def read(
 
 def _without(table: Table, excluded: Table) -> Table:
     """The rows whose texts are not those of a row of ``excluded``."""
-    sizes = [min(len(one.text_names), 2) for one in (table, excluded)]
-    if sizes[0] != sizes[1] or not sizes[0]:
+    fields = [compared_fields(one) for one in (table, excluded)]
+    if len(fields[0]) != len(fields[1]) or not fields[0]:
+        own, others = (", ".join(names) or "no text" for names in fields)
         raise ValueError(
-            f"exclude: its rows have {sizes[1]} texts to compare, those of the source {sizes[0]}"
+            f"exclude: its rows would be compared by {others}, those of the source by {own}; name the fields of both "
+            "in `columns`"
         )
     left = np.flatnonzero(~np.isin(pair_keys(table), pair_keys(excluded)))
     if not len(left):
@@ -367,7 +369,7 @@ def _converter(name: str, spec: _Spec) -> Callable[[Any], Any]:
         def to_number(value: Any) -> float:
             try:
                 number = math.nan if isinstance(value, bool) else float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 number = math.nan
             if not math.isfinite(number):
                 raise ValueError(

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -24,6 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...documents.errors import InputError
+from ...documents.folders import find_files
 from ...documents.readers import Corpus
 from ...encoder import Encoder
 from ...inputs import check_unicode
@@ -34,7 +37,7 @@ from ..data.readers import read
 from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..linear_map import whiten_partly
 from ..recipe import Recipe, recipe_of
-from ..run_folder import last_checkpoint
+from ..run_folder import file_digest, last_checkpoint
 from ..teacher import TeacherOptions
 from ..trainer import train
 from ..whole_file import write_text, write_whole
@@ -168,8 +171,11 @@ def _texts(
     about: dict[str, Any] = {"texts": [os.path.abspath(path) for path in paths], "text_field": text_field}
     if options.query_prompt:
         about |= {"query_prompt": options.query_prompt, "prompt_words": options.prompt_words}
+    content = _content(paths)
     if train_file.is_file():
-        if about_file.is_file() and json.loads(about_file.read_text(encoding="utf-8")) == about:
+        before = json.loads(about_file.read_text(encoding="utf-8")) if about_file.is_file() else {}
+        was = before.pop("content", content)  # earlier versions wrote none
+        if before == about and content in (was, None):
             return train_file, held_file
         begun = any(file.is_file() for file in (output / "report.json", output / "run" / "result.json"))
         if begun or last_checkpoint(output / "run" / "checkpoints") is not None:
@@ -179,7 +185,7 @@ def _texts(
             )
         (output / "layers.json").unlink(missing_ok=True)  # chosen on these texts
         train_file.unlink()
-    write_text(about_file, json.dumps(about, indent=2) + "\n")
+    write_text(about_file, json.dumps({**about, "content": content}, indent=2) + "\n")
     written = TextWriter(output)
     for document in Corpus(given, text_field=text_field):
         check_unicode(document.origin or f"document {document.id}", document.text)
@@ -194,6 +200,18 @@ def _texts(
     _write(held_file, options.readings(Selection(found, held)))
     _write(train_file, options.readings(Selection(found, kept)))  # last: it says that both are whole
     return train_file, held_file
+
+
+def _content(paths: Sequence[str | os.PathLike[str]]) -> str | None:
+    """What tells the files that are found there from others; None if one is gone: a finished run needs it no more."""
+    try:
+        found = find_files(paths).paths
+    except InputError:
+        return None
+    digests = [file_digest(Path(path)) for path in found]
+    if None in digests:
+        return None
+    return hashlib.sha256(json.dumps([len(found), *digests]).encode()).hexdigest()
 
 
 def _write(path: Path, texts: Iterable[str]) -> None:

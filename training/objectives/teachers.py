@@ -33,16 +33,17 @@ def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> np
 
     The compiled core runs the teacher if it can, otherwise torch.
 
-    The outputs are in a folder of ``cache`` whose name hashes the teacher's files, ``max_length`` and the texts, with
-    one file per 4,096 pairs, so that a stopped run can be resumed and other runs find them. Each process starts at a
-    random file and skips existing ones, so that the processes of a distributed run or of a table share the work.
+    The outputs are in a folder of ``cache`` whose name hashes the teacher's files, ``max_length``, the texts and the
+    classes, with one file per 4,096 pairs, so that a stopped run can be resumed and other runs find them. Each process
+    starts at a random file and skips existing ones, so that the processes of a distributed run or of a table share the
+    work.
 
     Raises:
         FileNotFoundError: the teacher does not exist.
         ValueError: it is not a cross-encoder, or was trained on other classes than the table's.
     """
     first, second = table.texts("text1"), table.texts("text2")
-    folder = cache / f"logits-{_key(transformer_folder(path), first, second, max_length)}"
+    folder = cache / f"logits-{_key(transformer_folder(path), table, max_length)}"
     folder.mkdir(parents=True, exist_ok=True)
     starts = range(0, len(first), _CHUNK)
     files = [folder / f"{start:09d}.npy" for start in starts]
@@ -110,15 +111,17 @@ def _runs_in_core(folder: Path) -> bool:
     return opened.token_types or int(opened.model.config.get("type_vocab_size", 0)) <= 1
 
 
-def _key(folder: Path, first: Sequence[str], second: Sequence[str], max_length: int) -> str:
+def _key(folder: Path, table: Table, max_length: int) -> str:
     digest = hashlib.sha256(f"{max_length}\n".encode())
+    if table.labels:  # `_load` checks them
+        digest.update(f"{list(table.labels)}\n".encode())
     weights = sorted(path.name for path in folder.glob("*.safetensors"))
     for name in ("config.json", *weights, *TOKENIZER_FILES):
         if (folder / name).is_file():
             content = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             digest.update(f"{name} {content}\n".encode())
-    for texts in (first, second):
-        for text in texts:
+    for field in ("text1", "text2"):
+        for text in table.texts(field):
             encoded = text.encode()
             digest.update(f"{len(encoded)} ".encode() + encoded)
     return digest.hexdigest()[:24]

@@ -20,8 +20,14 @@ STEPS: dict[str, str] = {
 class Result(Protocol):
     """A post-processed model."""
 
-    def encode(self, sentences: Sequence[str]) -> Any:
-        """Vectors (n, dimension) of texts, from which dev scores are computed."""
+    def encode(self, sentences: Sequence[str], *, prompt: str | None = None) -> Any:
+        """Vectors (n, dimension) of texts, from which dev scores are computed; ``prompt`` in place of the model's."""
+
+    def encode_query(self, sentences: Sequence[str]) -> Any:
+        """The same with the model's prompt for queries."""
+
+    def encode_document(self, sentences: Sequence[str]) -> Any:
+        """The same with the model's prompt for documents."""
 
     def save(self, folder: Path) -> None:
         """Write the model folder; ``folder`` exists."""

@@ -63,9 +63,17 @@ class MappedModel:
         fit_map(model, texts, self._folder, step)
         self._encoder = Encoder(self._folder, threads=torch.get_num_threads())
 
-    def encode(self, sentences: Sequence[str]) -> Any:
+    def encode(self, sentences: Sequence[str], *, prompt: str | None = None) -> Any:
         """See `Result.encode`."""
-        return self._encoder.encode(list(sentences))
+        return self._encoder.encode(list(sentences), prompt=prompt)
+
+    def encode_query(self, sentences: Sequence[str]) -> Any:
+        """See `Result.encode_query`."""
+        return self._encoder.encode_query(list(sentences))
+
+    def encode_document(self, sentences: Sequence[str]) -> Any:
+        """See `Result.encode_document`."""
+        return self._encoder.encode_document(list(sentences))
 
     def save(self, folder: Path) -> None:
         """See `Result.save`."""

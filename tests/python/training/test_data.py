@@ -239,6 +239,17 @@ def test_excluded_texts_are_those_of_an_objective(tmp_path: Path) -> None:
     assert list(table.texts("text")) == ["b"]
 
 
+def test_excluded_texts_are_compared_with_texts(tmp_path: Path) -> None:
+    """Another column does not make a text a pair."""
+    (tmp_path / "corpus.tsv").write_text("source\ttext\nx\tone\nx\ttwo\n")
+    (tmp_path / "pairs.tsv").write_text("text1\ttext2\none\ttwo\n")
+    with pytest.raises(ValueError, match="compared by text1, text2, those of the source by text;"):
+        read({"path": "corpus.tsv", "exclude": {"path": "pairs.tsv"}}, root=tmp_path)
+    (tmp_path / "texts.tsv").write_text("text\nONE\n")
+    table = read({"path": "corpus.tsv", "exclude": {"path": "texts.tsv"}}, root=tmp_path)
+    assert list(table.texts("text")) == ["two"]
+
+
 def test_excluded_pairs(tmp_path: Path) -> None:
     """Left out in either order and whatever the case, before the limit is drawn."""
     columns = {"text1": "a", "text2": "b"}
@@ -253,7 +264,10 @@ def test_excluded_pairs(tmp_path: Path) -> None:
     ]
     for exclude, message in (
         ({"path": "train.tsv", "columns": columns}, "every row of the source is excluded"),
-        ({"path": "test.tsv", "columns": {"text": "a"}}, "have 1 texts to compare, those of the source 2"),
+        (
+            {"path": "test.tsv", "columns": {"text": "a"}},
+            "by text, those of the source by text1, text2",
+        ),
         ({"pth": "test.tsv"}, "exclude: a source has no key 'pth'"),
         (True, "exclude is True; give a source"),
     ):
@@ -287,6 +301,7 @@ def test_check() -> None:
     negatives = Table({"text1": table["text1"], "text2": table["text2"], "no": ["none", *"vwstu"]})
     found = check(negatives, evaluations, negatives.names).overlaps["sts"]
     assert (found.leaked_pairs, found.seen_sentences) == (1, 4)
+    assert check(negatives, {}, negatives.names).duplicates == 0  # one pair with two negatives
 
 
 @pytest.fixture(scope="module")

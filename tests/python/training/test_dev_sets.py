@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ pytest.importorskip("tensorboard")
 metrics = pytest.importorskip("sklearn.metrics")
 stats = pytest.importorskip("scipy.stats")
 
+from embedkit.training.data.checks import check
 from embedkit.training.data.holdout import hold_out
 from embedkit.training.data.readers import Table
 from embedkit.training.dev import DevSets
@@ -153,6 +156,51 @@ def test_held_out_examples_share_no_text_with_training(tmp_path: Path) -> None:
         hold_out({"pairs": pairs, "single": single}, 60, all_texts)
     with pytest.raises(ValueError, match=r"every example of data\.same shares a text"):
         hold_out({"same": Table({"text": ["a"] * 9})}, 1, all_texts)
+
+
+def test_held_out_texts_are_compared_as_leaks_are() -> None:
+    table = Table({"text": [f"a text {i}" for i in range(20)] + [f"A  Text {i}" for i in range(20)]})
+    left, held = hold_out({"one": table}, 5, all_texts)
+    found = check(left["one"], {"dev": [(text, text) for text in held["one"].texts("text")]}, ["text"])
+    assert found.overlaps["dev"].seen_sentences == 0
+
+
+def test_sets_of_one_name_are_both_checked(content: dict[str, Any], tmp_path: Path) -> None:
+    evaluation = content["evaluation"]
+    evaluation["retrieval"]["mine"] = evaluation["retrieval"].pop("small")
+    evaluation["dev"] = {"mine": nli_source(tmp_path / "train.tsv")}
+    recipe = make(content, epochs=0)
+    pairs = len(DevSets(recipe.evaluation, Path()).texts()["mine"])
+    assert pairs == 40 + 2  # scored pairs, and queries
+    data = train(recipe, tmp_path / "run")["data"]["nli"]
+    assert data["also in mine (dev)"] == data["rows"]
+
+
+def test_scores_of_a_mapped_model_are_those_of_its_folder(
+    make_model: Callable[..., Path], tmp_path: Path, content: dict[str, Any]
+) -> None:
+    folder = shutil.copytree(make_model(), tmp_path / "model")
+    settings = {"prompts": {"query": "the day ", "document": "many people find water "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
+    (tmp_path / "texts.txt").write_text(
+        "\n".join(f"the day {i} people find {i % 7}" for i in range(99)), encoding="utf-8"
+    )
+    recipe = recipe_of(
+        {
+            "postprocess": {"name": "linear_map", "dimension": 8},
+            "model": {"path": str(folder)},
+            "data": {"texts": {"path": str(tmp_path / "texts.txt")}},
+            "evaluation": {
+                "retrieval": content["evaluation"]["retrieval"],
+                "pairs": {"mine": {**content["evaluation"]["pairs"]["mine"], "prompts": {"text1": "night "}}},
+            },
+        },
+        "test",
+        "test",
+    )
+    result = train(recipe, tmp_path / "run")
+    sets = DevSets(recipe.evaluation, Path())
+    assert result["dev"] == pytest.approx(sets.scores(Encoder(tmp_path / "run" / "model")), abs=1e-4)
 
 
 def test_held_out_examples_may_share_what_is_no_text(make_model: Callable[..., Path], tmp_path: Path) -> None:

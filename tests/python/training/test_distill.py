@@ -389,6 +389,25 @@ def test_further_dev_sets_stand_beside_the_texts_that_were_held_out() -> None:
         DistillOptions(evaluation={"dev": {"held_out": {"path": "mine.jsonl"}}})
 
 
+def test_a_changed_file_of_texts_is_noticed(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    teacher, texts, output = str(make_model()), tmp_path / "a.txt", tmp_path / "out"
+    options = DistillOptions(layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=1)
+    texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
+    with pytest.raises(ValueError, match="layers"):
+        distill(teacher, texts, output, replace(options, layers=99))
+    texts.write_text("\n".join(sentences[:110]), encoding="utf-8")
+    report = distill(teacher, texts, output, options)  # nothing was trained: the new file counts
+    assert report["texts"] + report["held_out"] == 110
+    assert distill(teacher, texts, output, options) == report
+    texts.write_text("\n".join(sentences[:120]), encoding="utf-8")
+    with pytest.raises(FileExistsError, match="holds a run of other texts"):
+        distill(teacher, texts, output, options)
+    texts.unlink()  # a finished run needs it no more
+    assert distill(teacher, texts, output, options) == report
+
+
 def test_wrong_input_is_named(
     make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

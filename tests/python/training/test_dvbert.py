@@ -169,6 +169,10 @@ def test_a_teacher_of_other_classes_is_refused(
     make_model: Callable[..., Path], tmp_path: Path, table: Table
 ) -> None:
     path = save_teacher(make_model(), tmp_path / "teacher", NLI[::-1])
+    right = Table(
+        {name: list(table.texts(name)) for name in ("text1", "text2")} | {"label": table["label"]}, NLI[::-1]
+    )
+    teacher_outputs(str(path), right, 32, tmp_path / "cache")  # the same texts
     with pytest.raises(ValueError, match="same order"):
         teacher_outputs(str(path), table, 32, tmp_path / "cache")
     with pytest.raises(ValueError, match="no trained cross-encoder"):

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tensorboard")
 
 from embedkit.training import push_to_hub
-from embedkit.training.data.readers import read
+from embedkit.training.data.readers import Table, read
 from embedkit.training.data.sampler import TaskSampler
 from embedkit.training.dataset import Examples, Repeated
 from embedkit.training.loop import Batches
@@ -176,6 +176,19 @@ def test_options_that_change_no_result(
         train(recipe, tmp_path / name)
         curves.append(losses(tmp_path / name))
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-6)
+
+
+def test_a_text_has_one_number_whatever_its_prompt(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Of no text may a batch hold two, or it would be its own negative."""
+    table = Table({"anchor": ["a", "b", "c"], "positive": ["b", "c", "d"]})
+    encoder = SentenceModel.load(ModelOptions(str(make_model()), max_length=64))
+    objective = SimCse(encoder, SimCseOptions(hard_negatives=False), {"t": table})
+    folder = encoder.tokenizer_folder
+    plain = Examples(objective, {"t": table}, folder, 64, tmp_path)
+    prompted = Examples(objective, {"t": table}, folder, 64, tmp_path, prompts={"t": {"anchor": "the day "}})
+    assert len(prompted.lengths) == 3
+    np.testing.assert_array_equal(plain.text_numbers("t"), [[0, 1], [1, 2], [2, 3]])
+    np.testing.assert_array_equal(prompted.text_numbers("t"), plain.text_numbers("t"))
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
