@@ -19,7 +19,7 @@ try:
     from mteb.models.abs_encoder import AbsEncoder
     from mteb.models.model_meta import ScoringFunction
 except ImportError as error:
-    raise ImportError("MTEBEncoder needs mteb 2 or newer: pip install 'embedkit[mteb]'") from error
+    raise ImportError("MTEBEncoder needs mteb 2.8.2 or newer: pip install 'embedkit[mteb]'") from error
 
 from ..encoder import Encoder
 from .opening import encoder_of

@@ -51,7 +51,7 @@ class Need:
 
     Attributes:
         need: such as "English search".
-        model: the argument of `Encoder`; "built-in" for none.
+        model: the argument of `Encoder`.
         figures: what was measured, in words; empty if the weights could not be had and only the layout was tried.
         note: what to know beside that.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
@@ -28,7 +29,6 @@ __all__ = ["create_app"]
 logger = logging.getLogger("embedkit.serve")
 
 _PROBES = frozenset({"/health", "/livez", "/readyz"})
-_OPEN_PATHS = _PROBES | {"/"}  # without a key: they tell nothing
 
 
 def create_app(state: State) -> Starlette:
@@ -39,7 +39,7 @@ def create_app(state: State) -> Starlette:
         Route("/v1/models/{name:path}", routes.models, methods=["GET"]),
         Route("/v1/search", search, methods=["POST"]),
         *(Route(path, routes.rerank, methods=["POST"]) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
-        Route("/embed", routes.embed, methods=["POST"]),
+        *(Route(path, routes.embed, methods=["POST"]) for path in ("/embed", "/")),
         Route("/info", routes.info, methods=["GET"]),
         Route("/health", routes.health, methods=["GET"]),
         Route("/readyz", routes.health, methods=["GET"]),
@@ -55,7 +55,8 @@ def create_app(state: State) -> Starlette:
             CORSMiddleware,
             allow_origins=list(state.settings.origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # OpenAI's client has some of its own
+            expose_headers=["retry-after"],
         )
         middleware.insert(0, cors)
     app = Starlette(
@@ -103,7 +104,7 @@ class _Gate:
         try:
             if scope.get("state", {}).get("crowded") and path not in _PROBES:
                 raise self._crowded()
-            self._admit(path, Headers(scope=scope))
+            self._admit(scope["method"], path, Headers(scope=scope))
             await self._app(scope, receive, send_and_note)
         except ApiError as error:
             status = error.status
@@ -111,6 +112,11 @@ class _Gate:
                 await error_response(error, style_of(path))(scope, receive, send_and_note)
         except ClientDisconnect:
             status = 499
+        except asyncio.CancelledError:  # the time to finish is over
+            if not self._state.draining or begun:
+                raise
+            late = busy("the server is stopping", 1, 503, "stopping")
+            await error_response(late, style_of(path))(scope, receive, send_and_note)
         except Exception:
             logger.exception("%s %s failed", scope["method"], path)
             if begun:
@@ -131,7 +137,7 @@ class _Gate:
         error.headers["connection"] = "close"
         return error
 
-    def _admit(self, path: str, headers: Headers) -> None:
+    def _admit(self, method: str, path: str, headers: Headers) -> None:
         """Refuse who may not ask.
 
         Raises:
@@ -145,7 +151,8 @@ class _Gate:
         known = "*" in settings.origins or origin in settings.origins
         if origin is not None and not known and origin.partition("://")[2] != host:
             raise ApiError(403, f"pages of {origin!r} may not call this server", code="origin_not_allowed")
-        if self._keys and path not in _OPEN_PATHS:
+        is_open = path in _PROBES or (path == "/" and method != "POST")  # they tell nothing
+        if self._keys and not is_open:
             kind, _, key = headers.get("authorization", "").partition(" ")
             given = key.strip().encode() if kind.lower() == "bearer" else b""
             allowed = False

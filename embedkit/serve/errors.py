@@ -64,7 +64,7 @@ def style_of(path: str) -> str:
     """Whose error format clients of ``path`` know: "openai", "tei" or "rerank" (Cohere's and TEI's in one)."""
     if path.endswith("/rerank"):
         return "rerank"
-    return "tei" if path in ("/embed", "/info") else "openai"
+    return "tei" if path in ("/", "/embed", "/info") else "openai"
 
 
 def error_response(error: ApiError, style: str) -> Response:

@@ -77,6 +77,7 @@ _ROUTES: tuple[tuple[str, str, str, type[Any] | None, dict[str, Any]], ...] = (
         EmbedRequest,
         {"type": "array", "items": _NUMBERS},
     ),
+    ("/", "post", "The same", EmbedRequest, {"type": "array", "items": _NUMBERS}),
     (
         "/v1/models",
         "get",

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .metrics import Metrics
 from .settings import Limits
@@ -18,6 +19,7 @@ _logger = logging.getLogger("embedkit.serve.protocol")
 _logger.setLevel(logging.ERROR)
 
 _HEAD = 64 << 10  # bytes of all headers together
+_OFFERS = (b"upgrade", b"http2-settings")  # of another protocol
 # Until a client that has ended its side is taken for one that has gone: on the wire the two look the same.
 _HALF_CLOSED_SECONDS = 1.0
 
@@ -37,6 +39,8 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
             self._silent = 0  # bytes since the parser last told of something
             self._head = 0
             self._dropped = False
+            self._offered = False  # the request's head offers another protocol
+            self._cycles: list[RequestResponseCycle] = []  # requests that are not answered
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -47,8 +51,13 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
             for timer in (self._timer, self._write_timer):
                 if timer is not None:
                     timer.cancel()
+            self._leave()
             super().connection_lost(exc)
             self._unset_keepalive_if_required()
+
+        def send_400_response(self, msg: str) -> None:
+            self._leave()
+            super().send_400_response(msg)
 
         def data_received(self, data: bytes) -> None:
             if self._dropped:
@@ -56,7 +65,15 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
             if self._between and self._timer is None:
                 self._arm(limits.header_timeout)
             self._silent += len(data)
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                self._decline(data[offer.args[0] :])
+                return
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
             # A header that never ends reaches no callback, and the parser keeps all of it.
             if self._silent > _HEAD + len(data) or self._head > _HEAD:
                 self._drop("head_too_large")
@@ -86,13 +103,19 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
             self._arm(limits.body_timeout)
             at_once = max(len(self.connections), len(self.tasks))  # a task may outlive its connection
             self.scope["state"]["crowded"] = at_once > limits.connections  # which the application refuses
+            self._offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+            if self._offered:  # read again, without the offer
+                return
             super().on_headers_complete()
+            self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
 
         def on_body(self, body: bytes) -> None:
             self._silent = 0
             super().on_body(body)
 
         def on_message_complete(self) -> None:
+            if self._offered:
+                return
             self._silent = 0
             self._between = True
             if self._timer is not None:
@@ -110,6 +133,32 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
                 self._write_timer.cancel()
                 self._write_timer = None
             super().resume_writing()
+
+        def _decline(self, rest: bytes) -> None:
+            """Read the request again without its offer of another protocol, and ``rest``, which follows its head.
+
+            A server may ignore an offer (RFC 9110, 7.8). httptools would skip the body: Java's client offers HTTP/2
+            with every request.
+            """
+            version = self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            for name, value in self.headers:
+                kept = value
+                if name == b"connection":
+                    tokens = (token.strip() for token in value.split(b","))
+                    kept = b", ".join(token for token in tokens if token.lower() not in _OFFERS)
+                if name not in _OFFERS:
+                    lines.append(b"%b: %b" % (name, kept))
+            self.parser = httptools.HttpRequestParser(self)
+            self._offered = False
+            self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+        def _leave(self) -> None:
+            """Tell all requests that nobody waits for them; uvicorn tells the last one."""
+            for cycle in self._cycles:
+                if not cycle.response_complete:
+                    cycle.disconnected = True
+                    cycle.message_event.set()
 
         @property
         def _answering(self) -> bool:

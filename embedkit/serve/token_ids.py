@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class TokenDecoder:
         self._encoder = encoder
         self._tokens: list[str] | None = None
         self._other: Any = None
+        self._loading = threading.Lock()
         (empty,) = encoder.tokenize([""])["input_ids"]
         (single,) = encoder.tokenize(["a"])["input_ids"]
         self._before = next((i for i, (a, b) in enumerate(zip(empty, single, strict=False)) if a != b), 0)
@@ -42,8 +44,9 @@ class TokenDecoder:
             ApiError: 400, some ids are not those of a text; ``param`` and the index are named.
         """
         contents = [self._content(list(row)) for row in ids]
-        if self._tokens is None and self._other is None:
-            self._load()
+        with self._loading:
+            if self._tokens is None and self._other is None:
+                self._load()
         texts = []
         for index, content in enumerate(contents):
             text = self._decode(content)
@@ -82,9 +85,10 @@ class TokenDecoder:
         if model.get("continuing_subword_prefix") == "##":
             vocab: dict[str, int] = dict(model["vocab"])
             vocab.update({token["content"]: token["id"] for token in content.get("added_tokens", ())})
-            self._tokens = [""] * (max(vocab.values()) + 1)
+            tokens = [""] * (max(vocab.values()) + 1)
             for token, number in vocab.items():
-                self._tokens[number] = token
+                tokens[number] = token
+            self._tokens = tokens
         else:
             import tokenizers
 

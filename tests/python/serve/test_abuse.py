@@ -197,3 +197,47 @@ def test_pipelined_requests_are_answered_in_their_order(guarded: RunningServer) 
     counts = [part.count(b'"index":') for part in answer.split(b"HTTP/1.1 200")[1:]]
     assert counts == [3, 1, 2]
     assert guarded.errors() == ""
+
+
+OFFER = (
+    "Connection: Upgrade, HTTP2-Settings, close",
+    "Upgrade: h2c",
+    "HTTP2-Settings: AAMAAABkAAQAAP__",
+)
+
+
+@pytest.mark.parametrize("cut", [None, 40, -5])
+def test_an_offer_of_another_protocol_is_ignored(guarded: RunningServer, cut: int | None) -> None:
+    """RFC 9110, 7.8. The clients of Java and ``curl --http2`` make one; parts may arrive one by one."""
+    sent = request(b'{"input": ["a", "b"]}', *OFFER)
+    with guarded.connect() as connection:
+        connection.sendall(sent[:cut])
+        if cut is not None:
+            time.sleep(0.1)
+            connection.sendall(sent[cut:])
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b'"index":') == 2
+    assert guarded.errors() == ""
+
+
+def test_an_offer_before_another_request(guarded: RunningServer) -> None:
+    with guarded.connect() as connection:
+        first = request(b'{"input": "a"}', "Connection: Upgrade", "Upgrade: websocket")
+        connection.sendall(first + request(b'{"input": ["a", "b"]}', "Connection: close"))
+        answers = read_all(connection).split(b"HTTP/1.1 200")[1:]
+    assert [answer.count(b'"index":') for answer in answers] == [1, 2]
+
+
+def test_who_hangs_up_on_pipelined_requests_leaves_no_trace(guarded: RunningServer) -> None:
+    answered = guarded.metric("embedkit_requests_total", route="/v1/embeddings")
+    body = json.dumps({"input": ["word " * 400] * 8, "dimensions": 1}).encode()
+    for _ in range(10):
+        with guarded.connect() as connection:
+            connection.sendall(request(body) * 2)
+            time.sleep(0.01)
+    deadline = time.monotonic() + 30
+    while guarded.metric("embedkit_requests_total", route="/v1/embeddings") < answered + 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert guarded.errors() == ""

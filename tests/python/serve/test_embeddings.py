@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from running_server import RunningServer
 
 from embedkit import Encoder
+from embedkit.serve.token_ids import TokenDecoder
 
 TEXTS = ["a text", "another, longer text about the weather", "", "日本語 🙂", "x " * 3000]
 
@@ -67,6 +69,17 @@ def test_token_ids(server: RunningServer) -> None:
     without_special = [row[1:-1] for row in ids]
     np.testing.assert_array_equal(vectors(server.embed(without_special)), expected)
     assert server.embed(ids)["usage"]["prompt_tokens"] == sum(map(len, ids))
+
+
+def test_the_first_token_ids_may_come_together() -> None:
+    encoder = Encoder()
+    rows = encoder.tokenize(["many people find water", "night"])["input_ids"]
+    expected = TokenDecoder(encoder).texts(rows, "input")
+    for _ in range(5):
+        decoder = TokenDecoder(encoder)
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(decoder.texts, rows, "input") for _ in range(8)]
+            assert [answer.result() for answer in asked] == [expected] * 8
 
 
 def test_token_ids_of_another_vocabulary_are_refused(server: RunningServer) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -43,6 +44,21 @@ def test_sigterm_drains_then_ends(start: Callable[..., RunningServer]) -> None:
         assert [response.status_code for response in responses] == [200] * 3
         assert running.process.wait(20) == 0
         assert running.errors() == ""
+
+
+def test_what_is_not_done_when_it_stops_is_told_so(start: Callable[..., RunningServer]) -> None:
+    with start("--threads", "1", "--drain", "0.5") as running, ThreadPoolExecutor(2) as pool:
+        body = {"input": ["word " * 300] * 2000}
+        answers = [pool.submit(running.post, "/v1/embeddings", body) for _ in range(2)]
+        while running.metric("embedkit_texts_total") == 0:
+            time.sleep(0.02)
+        running.process.send_signal(signal.SIGTERM)
+        for response in (answer.result() for answer in answers):
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "stopping"
+            assert response.headers["retry-after"] == "1"
+        assert running.process.wait(20) == 0
+        assert "Traceback" not in running.errors()
 
 
 def test_kill_9_under_load_and_start_again(start: Callable[..., RunningServer]) -> None:

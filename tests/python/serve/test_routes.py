@@ -120,6 +120,7 @@ def test_embed_as_tei(server: RunningServer) -> None:
     np.testing.assert_array_equal(np.float32(single), encoder.encode(["a text"]))
     several = server.post("/embed", {"inputs": ["a text", "b"], "normalize": False, "dimensions": 8}).json()
     np.testing.assert_array_equal(np.float32(several), encoder.encode(["a text", "b"], truncate_dim=8))
+    assert server.post("/", {"inputs": "a text"}).json() == single  # where TEI's clients send it
     assert server.post("/embed", {"inputs": []}).json() == []
     error = server.post("/embed", {"inputs": ["a", {}]}).json()
     assert error == {"error": "inputs[1] must be a string, not an object", "error_type": "Validation"}
