@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,6 +44,9 @@ class SentenceGraph(nn.Module):
         self.head = _head(folder)
         accepted = inspect.signature(self.transformer.forward).parameters
         self.takes_types = "token_type_ids" in accepted
+        # transformers makes the masks of Gemma's two-way attention by vmap, which the export does not trace
+        both = getattr(self.transformer.config, "use_bidirectional_attention", False)
+        self.window: int | None = int(folder.config["window"]) if both else None
 
     def forward(
         self,
@@ -58,10 +62,21 @@ class SentenceGraph(nn.Module):
             pooling_mask: (texts, tokens) int64; 0 also for tokens excluded from pooling.
         """
         types = {"token_type_ids": torch.zeros_like(input_ids)} if self.takes_types else {}
-        hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask, **types)[0]
+        mask = attention_mask if self.window is None else _two_way_masks(attention_mask, self.window)
+        hidden = self.transformer(input_ids=input_ids, attention_mask=mask, **types)[0]
         kept = attention_mask if pooling_mask is None else pooling_mask
         pooled = [_pool(mode, hidden, attention_mask, kept) for mode in self.modes]
         return self.head(torch.cat(pooled, dim=-1) if len(pooled) > 1 else pooled[0]), hidden
+
+
+def _two_way_masks(attention_mask: torch.Tensor, window: int) -> dict[str, torch.Tensor]:
+    """What eager attention adds to the scores of each kind of layer: (texts, 1, tokens, tokens)."""
+    tokens = attention_mask.shape[1]
+    place = torch.arange(tokens, device=attention_mask.device)
+    seen = attention_mask[:, None, None, :].bool().expand(-1, 1, tokens, -1)
+    near = (place[:, None] - place).abs() <= window
+    kinds = {"full_attention": seen, "sliding_attention": seen & near}
+    return {kind: torch.where(kept, 0.0, torch.finfo(torch.float32).min) for kind, kept in kinds.items()}
 
 
 def _pool(mode: str, hidden: torch.Tensor, attention_mask: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -105,8 +120,24 @@ def _transformer(folder: ModelFolder) -> nn.Module:
     config = AutoConfig.from_pretrained(folder.transformer, local_files_only=True)
     create: Any = AutoModel.from_config  # not typed
     model: nn.Module = create(config, attn_implementation="eager").float().eval()
-    _assign(model, dict(stored_tensors(folder)))
+    _assign(model, _named_as_in(model, folder))
     return model
+
+
+def _named_as_in(model: nn.Module, folder: ModelFolder) -> dict[str, Any]:
+    """The folder's tensors by their names in transformers, whose classes may have parts of one each."""
+    known = dict(model.named_parameters())
+    found: dict[str, Any] = {}
+    for name, array in stored_tensors(folder):
+        choices = [(name,), *folder.architecture.other_names(name)]
+        names = next((parts for parts in choices if all(part in known for part in parts)), None)
+        if names is None:
+            raise ValueError(
+                f"{folder.path}: {folder.architecture.family} cannot be exported to ONNX: {type(model).__name__} of "
+                f"transformers has no {name!r}"
+            )
+        found.update(zip(names, np.split(array, len(names)), strict=True))
+    return found
 
 
 def _assign(module: nn.Module, tensors: dict[str, Any]) -> None:

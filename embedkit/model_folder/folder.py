@@ -303,7 +303,7 @@ def read_config(
         return FOREIGN, graph_config(raw, str(config_path)), raw
     model_type = raw.get("model_type")
     architecture = architecture_of(raw)
-    if architecture is None and model_type in REFUSED:
+    if architecture is None and isinstance(model_type, str) and model_type in REFUSED:
         raise ValueError(
             f"{config_path}: model_type {model_type!r} has {REFUSED[model_type]}. "
             'It runs as an ONNX graph that Optimum exported: Encoder(FOLDER, backend="onnx")'

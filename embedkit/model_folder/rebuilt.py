@@ -8,7 +8,7 @@ from typing import Any
 
 from .tokenizer_files import TokenizerSettings, typed
 
-__all__ = ["BERT_CLASSES", "REBUILT", "is_wordpiece", "rebuild", "tokens_of"]
+__all__ = ["BERT_CLASSES", "REBUILT", "default_tokens", "is_wordpiece", "rebuild"]
 
 # Classes that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. tokenizer_config.json and their
 # own defaults make the normalizer.
@@ -34,20 +34,34 @@ _BERT_TOKENS = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
-_MPNET_TOKENS = {
+_ROBERTA_TOKENS = {
     "bos_token": "<s>",
     "eos_token": "</s>",
-    "unk_token": "[UNK]",
+    "unk_token": "<unk>",
     "sep_token": "</s>",
     "pad_token": "<pad>",
     "cls_token": "<s>",
     "mask_token": "<mask>",
 }
+_ALBERT_TOKENS = {
+    **_BERT_TOKENS,
+    "bos_token": "[CLS]",
+    "eos_token": "[SEP]",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+}
+_TOKENS = {
+    **dict.fromkeys(REBUILT, _BERT_TOKENS),
+    **dict.fromkeys(_BYTE_LEVEL | _UNIGRAM, _ROBERTA_TOKENS),
+    "MPNetTokenizer": {**_ROBERTA_TOKENS, "unk_token": "[UNK]"},
+    "AlbertTokenizer": _ALBERT_TOKENS,
+    "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+}
 
 
-def tokens_of(kind: str) -> dict[str, str]:
-    """The tokens of the roles that a class of BERT's has without settings."""
-    return _MPNET_TOKENS if kind == "MPNetTokenizer" else _BERT_TOKENS
+def default_tokens(kind: str) -> dict[str, str]:
+    """The tokens of the roles that a class has without settings; none of one that takes tokenizer.json as it is."""
+    return _TOKENS.get(kind, {})
 
 
 def is_wordpiece(model: Mapping[str, Any]) -> bool:
@@ -80,7 +94,7 @@ def rebuild(content: dict[str, Any], settings: TokenizerSettings, kind: str, pat
 def _bert(
     content: dict[str, Any], model: dict[str, Any], settings: TokenizerSettings, kind: str
 ) -> dict[str, Any]:
-    tokens = tokens_of(kind)
+    tokens = default_tokens(kind)
     unknown = _token(settings, "unk_token", tokens["unk_token"])
     known = {"unk_token": unknown} if _id(content, unknown) is not None else {}
     processor = "RobertaProcessing" if kind == "MPNetTokenizer" else "BertProcessing"

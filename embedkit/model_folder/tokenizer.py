@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from .. import _core
 from .json_file import present, read_json
-from .rebuilt import BERT_CLASSES, REBUILT, is_wordpiece, rebuild, tokens_of
+from .rebuilt import BERT_CLASSES, default_tokens, is_wordpiece, rebuild
 from .subword import UnknownToCore, added_ids, subword_core
 from .tokenizer_files import TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
@@ -195,7 +195,7 @@ def _missing_tokens(
 ) -> list[dict[str, Any]]:
     """The added tokens that the settings have and tokenizer.json has not; ``kind`` is the tokenizer's class."""
     known = {token["content"] for token in added}
-    defaults = tokens_of(kind) if kind in REBUILT else {}
+    defaults = default_tokens(kind)
     roles = [token for name in _ROLES if (token := settings.token(name, defaults.get(name))) is not None]
     missing = [token for token in roles if token["content"] not in known]
     if missing:
@@ -233,7 +233,8 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
     # As in transformers, the last of duplicate lines counts; an empty string is an unused id.
     vocab = {token: i for i, token in enumerate(lines)}
     tokens = [token if vocab[token] == i else "" for i, token in enumerate(lines)]
-    roles = {name: settings.token(name, default) for name, default in tokens_of(kind).items()}
+    defaults = default_tokens(kind) or default_tokens("BertTokenizer")
+    roles = {name: settings.token(name, default) for name, default in defaults.items()}
     added = _added_of_settings(settings, [token for token in roles.values() if token is not None])
     contents = {name: token["content"] for name, token in roles.items() if token is not None}
     normalizer = _Normalizer(lowercase_first=lowercase_first)

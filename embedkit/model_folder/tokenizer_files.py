@@ -128,9 +128,9 @@ class TokenizerSettings:
 
     def token(self, name: str, default: str | None = None) -> dict[str, Any] | None:
         """The added token of a role such as "pad_token", in the form of tokenizer.json."""
-        files = ((self.special, self.special_path), (self.values, self.path))
-        # The older file counts for more, but not beside the list that newer ones have.
-        for values, path in reversed(files) if "added_tokens_decoder" in self.values else files:
+        files = [(self.special, self.special_path), (self.values, self.path)]
+        # The older file counts for more, but is not read beside the list that newer ones have.
+        for values, path in files[1:] if "added_tokens_decoder" in self.values else files:
             value = values.get(name)
             if value is not None:
                 return added_token(value, path, special=True)

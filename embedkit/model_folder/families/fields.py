@@ -123,7 +123,7 @@ def local_layers(raw: Config, config: CoreConfig, where: str, default: list[bool
             f"{where}: layer_types must name {config['num_hidden_layers']} layers, not {types!r:.80}"
         )
     for name in types:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise ValueError(f"{where}: unknown layer type {name!r:.80}; expected one of {', '.join(known)}")
     return "".join(known[name] for name in types)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_families import tiny
 
 from embedkit import Encoder
 from embedkit.backends.onnx_files import file_hash
@@ -84,6 +85,17 @@ def test_architectures(
     model = reference(source)
     model.max_seq_length = 190
     assert np.abs(vectors - model.encode(texts, normalize_embeddings=True)).max() <= 5e-6
+
+
+@pytest.mark.parametrize("kind", ["nomic", "nomic-odd", "gte", "gemma", "modernbert", "qwen3"])
+def test_families_whose_tensors_transformers_names_otherwise(kind: str, tmp_path: Path) -> None:
+    source = tiny(tmp_path / kind, kind)
+    assert export_onnx(source, tmp_path / "out").least >= 0.999999
+    texts = ["the weather is lovely today", "a"] * 3
+    with Encoder(tmp_path / "out", backend="onnx") as encoder:
+        vectors = encoder.encode(texts, normalize_embeddings=True)
+    expected = Encoder(source).encode(texts, normalize_embeddings=True)
+    assert np.abs(vectors - expected).max() <= 5e-6
 
 
 def test_every_module(

@@ -15,6 +15,7 @@ from test_architectures_vectors import TEXTS
 from tiny_families import KINDS, SPECIAL, WORDS, randomize, tiny, write_tokenizer
 
 from embedkit import CrossEncoder, Encoder
+from embedkit.export.onnx import export_onnx
 
 SOME = TEXTS[::3]
 # nomic-ai/nomic-embed-text-v1.5, without what sets sizes.
@@ -154,6 +155,10 @@ def test_earlier_configs_of_architectures(
     config = {key: value for key, value in contents(folder)[0].items() if key not in gone}
     (before / "config.json").write_text(json.dumps({**config, **fields}))
     np.testing.assert_array_equal(Encoder(before).encode(SOME), Encoder(folder).encode(SOME))
+    kinds = ["full_attention"] * (int(config["num_hidden_layers"]) - 1)
+    (before / "config.json").write_text(json.dumps({**contents(folder)[0], "layer_types": [[], *kinds]}))
+    with pytest.raises(ValueError, match=r"unknown layer type \[\]"):
+        Encoder(before)
 
 
 def jina(weights: dict[str, Any], ids: list[int], heads: int) -> npt.NDArray[np.float64]:
@@ -231,6 +236,10 @@ def test_jina_v2_architectures(tmp_path: Path) -> None:
     code = {**weights, "encoder.layer.0.attention.self.layer_norm_q.weight": np.ones(hidden, np.float32)}
     with pytest.raises(ValueError, match="layer_norm_q"):
         Encoder(write(tmp_path / "code", config, code))
+    for package in ("torch", "transformers", "onnx", "onnxruntime"):
+        pytest.importorskip(package)
+    with pytest.raises(ValueError, match="cannot be exported to ONNX: BertModel of transformers has no"):
+        export_onnx(folder, tmp_path / "onnx")  # whose class is not transformers' own
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ def test_dense_activations(folder: Path, name: str | None, activation: str) -> N
     [
         ("config.json", {"model_type": "llama"}, "unknown model_type 'llama'; expected one of bert"),
         ("config.json", {"model_type": None}, "unknown model_type None"),
+        ("config.json", {"model_type": {}}, "unknown model_type {}"),
         ("config.json", {"position_embedding_type": "relative_key"}, "supports only 'absolute'"),
         ("config.json", {"is_decoder": True}, "is_decoder is True"),
         ("config.json", {"hidden_act": "swish"}, "unknown hidden_act 'swish'; expected one of gelu"),

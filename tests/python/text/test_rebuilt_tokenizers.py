@@ -24,7 +24,7 @@ def write(folder: Path, tokenizer: dict[str, Any], **configs: dict[str, Any]) ->
 
 def unigram_file() -> dict[str, Any]:
     """Metaspace without WhitespaceSplit, and spaces made one, as in files that transformers 4 converted."""
-    pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]", MARKED]
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]", "[MASK]", MARKED]
     scores = [(piece, 0.0) for piece in pieces[:-1]] + [(MARKED, -2.0)]
     tokenizer = Tokenizer(models.Unigram([*scores, *((c, -3.0) for c in "abcTé\"'")], unk_id=3))
     tokenizer.normalizer = normalizers.Sequence(
@@ -85,6 +85,12 @@ def test_what_a_class_builds_anew_against_transformers(
     write(tmp_path, written, tokenizer_config=named, config={"model_type": model_type})
     expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = ["ab c", "ab  c \n", "", " a", "T``é''", "The library of Congress", "x\u3000y", "\u2581a"]
+    texts += [
+        "a</s>b <mask>",
+        "<s>a<pad> <unk>",
+        "a[CLS]b [MASK]",
+        "[SEP]c[PAD][UNK]",
+    ]  # roles without settings
     loaded = load_tokenizer(tmp_path)
     found = [[*loaded.prefix_ids, *ids, *loaded.suffix_ids] for ids in loaded.encode_batch(texts)]
     assert found == [expected(text)["input_ids"] for text in texts]
@@ -95,10 +101,11 @@ def test_what_a_class_builds_anew_against_transformers(
 
 
 @pytest.mark.parametrize("newer", [False, True])
-def test_special_tokens_map_against_transformers(tmp_path: Path, newer: bool) -> None:
-    """It counts for more than tokenizer_config.json, unless that lists the added tokens."""
+@pytest.mark.parametrize("own", [{}, {"cls_token": "[MASK]"}])
+def test_special_tokens_map_against_transformers(tmp_path: Path, own: dict[str, str], newer: bool) -> None:
+    """It counts for more than tokenizer_config.json, and is not read if that lists the added tokens."""
     transformers = pytest.importorskip("transformers")
-    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "cls_token": "[MASK]"}
+    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", **own}
     if newer:
         settings["added_tokens_decoder"] = {"4": {"content": "[MASK]", "special": True}}
     write(tmp_path, wordpiece_file(), tokenizer_config=settings, special_tokens_map={"cls_token": "[PAD]"})
