@@ -91,7 +91,7 @@ def add_commands(commands: Any) -> None:
         "--keep",
         choices=("fp32", "int8", "none"),
         help="how to keep the vectors of a quantized index for re-ranking, filters and compaction (default: fp32, but "
-        "none for auto-int8 and auto-int6); none: its codes alone, which must be SQ6, SQ8 or SQfp16",
+        "none for auto-int8 and auto-int6); none: its codes alone, which must be SQ6, SQ8 or SQfp16 of all columns",
     )
     build.add_argument(
         "--passages",
@@ -111,7 +111,7 @@ def add_commands(commands: Any) -> None:
     build.add_argument(
         "--dedup",
         metavar="exact|near:SIM",
-        help="leave out texts that repeat an earlier one, or are as similar to one, e.g. near:0.95",
+        help="leave out texts that repeat an earlier one, or (metric cosine) are as similar to one, e.g. near:0.95",
     )
     add_language(build, "auto", "language of the texts, for the words of hybrid search (default: auto)")
     ray_engine.add_options(build)
