@@ -96,9 +96,10 @@ def own_max_length(encoder: TextEncoder) -> int | None:
     """The encoder's maximum of tokens if it was set, ``None`` if it is its model's (or unknown)."""
     from ..encoder import Encoder
 
-    if not isinstance(encoder, Encoder) or encoder.max_seq_length == encoder._engine.folder_length:
-        return None
-    return encoder.max_seq_length
+    if not isinstance(encoder, Encoder):
+        told: int | None = encoder.describe().get("own_max_length")
+        return told
+    return None if encoder.max_seq_length == encoder._engine.folder_length else encoder.max_seq_length
 
 
 def own_overflow(encoder: TextEncoder) -> str | None:

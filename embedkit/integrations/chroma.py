@@ -124,5 +124,6 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
             if old.get(key) != new.get(key):
                 raise ValueError(
                     f"{key} cannot be changed: the vectors of the collection were made with the previous value; "
-                    "create a new collection"
+                    "create a new collection. Chroma has stored the new function already: call modify again with the "
+                    "previous one"
                 )

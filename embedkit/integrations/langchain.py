@@ -6,6 +6,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,8 @@ except ImportError as error:
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
 from ..index import Index, IndexNotFoundError, InputError
+from ..index.search.hits import split_fields
+from ..index.storage.document_store import StoredDocument
 from ..index.storage.filters import Where
 from ..index.storage.manifest import Metric
 from .opening import encoder_of
@@ -111,35 +114,43 @@ class EmbedkitVectorStore(VectorStore):
             )
         encoder = embedding.encoder if isinstance(embedding, EmbedkitEmbeddings) else embedding
         self._normalizes = isinstance(embedding, EmbedkitEmbeddings) and embedding.normalize_embeddings
-        self._index: Index | None = None
-        try:
-            self._index = Index.open(self._path, encoder)
-        except IndexNotFoundError:
-            encoder = encoder or Encoder()
-        if self._normalizes and self._metric_in_use() == "dot":
-            raise ValueError(
-                "normalize_embeddings=True has no effect on an index with metric='dot', which keeps the model's own "
-                "lengths; use metric='cosine', whose scores are the dot products of vectors of length 1"
-            )
         self._encoder = encoder
+        self._index: Index | None = None
+        if self._opened() is None:
+            self._check_metric(metric)
 
     @property
     def index(self) -> Index:
         """The index (`IndexNotFoundError` before the first document)."""
-        if self._index is None:
+        index = self._opened()
+        if index is None:
             raise IndexNotFoundError(f"{self._path}: no documents have been added yet")
-        return self._index
+        return index
 
     @property
     def embeddings(self) -> EmbedkitEmbeddings:
         """The embeddings of queries and documents."""
         if self._encoder is None:
-            self._encoder = cast(Encoder, self.index.encoder)
+            index = self._opened()
+            self._encoder = Encoder() if index is None else cast(Encoder, index.encoder)
         return EmbedkitEmbeddings(self._encoder, normalize_embeddings=self._normalizes)
 
-    def _metric_in_use(self) -> str:
-        """The metric of the index, or of the one that the first documents will create."""
-        return self._metric if self._index is None else str(self._index.info()["metric"])
+    def _opened(self) -> Index | None:
+        """The index, unless nobody has made it yet: another store may have, since the last look."""
+        with self._lock:
+            if self._index is None:
+                with suppress(IndexNotFoundError):
+                    index = Index.open(self._path, self._encoder)
+                    self._check_metric(str(index.info()["metric"]))
+                    self._index = index
+            return self._index
+
+    def _check_metric(self, metric: str) -> None:
+        if self._normalizes and metric == "dot":
+            raise ValueError(
+                "normalize_embeddings=True has no effect on an index with metric='dot', which keeps the model's own "
+                "lengths; use metric='cosine', whose scores are the dot products of vectors of length 1"
+            )
 
     def add_texts(
         self,
@@ -196,29 +207,35 @@ class EmbedkitVectorStore(VectorStore):
         return own
 
     def _add(self, documents: list[IndexDocument]) -> None:
-        if self._index is not None:
-            self._index.upsert(documents)
+        # Nobody can resume an addition that failed or was killed: random ids differ the next time.
+        if (index := self._opened()) is not None:
+            index.upsert(documents, restart=True)
             return
         self._index = Index.build(
-            self._path, documents, self.embeddings.encoder, metric=self._metric, factory=self._factory
+            self._path,
+            documents,
+            self.embeddings.encoder,
+            metric=self._metric,
+            factory=self._factory,
+            restart=True,
         )
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete the documents with ``ids``, ignoring unknown ones; None deletes all."""
         _refuse("delete", kwargs)
         with self._lock:
-            if self._index is not None:
+            if (index := self._opened()) is not None:
                 if ids is None:
-                    self._index.delete(where="id is not null")
+                    index.delete(where="id is not null")
                 else:
-                    self._index.delete(ids, missing_ok=True)
+                    index.delete(ids, missing_ok=True)
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """The documents with ``ids``, in that order, without unknown ones."""
-        if self._index is None:
+        if (index := self._opened()) is None:
             return []
-        return [_document(found.id, found.text, found.metadata) for found in self._index.get(ids)]
+        return [_document(found.id, found.text, _own_fields(index, found)) for found in index.get(ids)]
 
     def similarity_search(
         self, query: str, k: int = 4, *, filter: Where | None = None, **kwargs: Any
@@ -285,17 +302,17 @@ class EmbedkitVectorStore(VectorStore):
         """`max_marginal_relevance_search` for a vector."""
         if kwargs.pop("hybrid", False):
             raise ValueError("maximal marginal relevance compares vectors alone; leave hybrid out")
-        if self._index is None:
+        if (index := self._opened()) is None:
             return []
         query = _vector(embedding)
         with self._lock:  # rows are those of one generation
-            _, rows = self._index.search_vectors(query, fetch_k, where=_where(filter), **kwargs)
+            _, rows = index.search_vectors(query, fetch_k, where=_where(filter), **kwargs)
             rows = rows[0][rows[0] >= 0]
-            found = self._index.generation.fetch(rows)
-            vectors = self._index.generation.vectors(rows)
+            found = index.generation.fetch(rows)
+            vectors = index.generation.vectors(rows)
         chosen = maximal_marginal_relevance(query, list(vectors), lambda_mult=lambda_mult, k=k)
         documents = (found[int(rows[at])] for at in chosen)
-        return [_document(item.id, item.text, item.metadata) for item in documents]
+        return [_document(item.id, item.text, _own_fields(index, item)) for item in documents]
 
     @classmethod
     def from_texts(
@@ -316,13 +333,15 @@ class EmbedkitVectorStore(VectorStore):
     def _search(
         self, query: str | npt.NDArray[np.float32], k: int, filter: Where | None, options: Mapping[str, Any]
     ) -> list[tuple[Document, float]]:
-        if self._index is None or not len(self._index):
+        index = self._opened()
+        if index is None or not len(index):
             return []
-        (hits,) = self._index.search(query, k, where=_where(filter), **{"hybrid": False, **options})
+        (hits,) = index.search(query, k, where=_where(filter), **{"hybrid": False, **options})
         return [(_document(hit.id, hit.text, hit.metadata), hit.score) for hit in hits]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        if self._metric_in_use() != "cosine":
+        index = self._opened()
+        if (self._metric if index is None else index.info()["metric"]) != "cosine":
             raise ValueError(
                 "relevance scores lie between 0 and 1, which dot products do not; build the index with metric='cosine'"
             )
@@ -331,6 +350,12 @@ class EmbedkitVectorStore(VectorStore):
 
 def _document(document_id: str, text: str, metadata: dict[str, Any]) -> Document:
     return Document(id=document_id, page_content=text, metadata=metadata)
+
+
+def _own_fields(index: Index, document: StoredDocument) -> dict[str, Any]:
+    """The metadata without the place of a passage, which an index of passages keeps there."""
+    cut = index.generation.manifest.passages is not None
+    return split_fields(document.metadata)[0] if cut else document.metadata
 
 
 def _vector(embedding: Sequence[float]) -> npt.NDArray[np.float32]:

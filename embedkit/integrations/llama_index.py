@@ -52,6 +52,12 @@ class EmbedkitEmbedding(BaseEmbedding):
         **settings: Any,
     ) -> None:
         """Open the model."""
+        for key in settings:
+            if key not in type(self).model_fields and key != "class_name":  # which pydantic would drop
+                raise TypeError(
+                    f"EmbedkitEmbedding() got an unexpected keyword argument {key!r}; arguments of Encoder go into "
+                    f"options, as options={{{key!r}: …}}"
+                )
         given = dict(options or {})
         name = check_options(model, given)
         encoder = open_encoder(name, given)

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ except ImportError as error:
     raise ImportError("MTEBEncoder needs mteb 2.8.2 or newer: pip install 'embedkit[mteb]'") from error
 
 from ..encoder import Encoder
+from ..index.encoder import own_max_length, own_overflow
 from .opening import encoder_of
 
 if TYPE_CHECKING:
@@ -37,8 +40,9 @@ _SCORING = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT
 class MTEBEncoder(AbsEncoder):
     """MTEB's encoder protocol over an `Encoder`.
 
-    MTEB caches results by the model's name and revision, which is its fingerprint and precision here: another model
-    in the same folder, or the same one in int8, does not get the cached results of the first.
+    MTEB caches results by the model's name and revision, which is its fingerprint and precision here, and a hash of
+    the options that change vectors: another model in the same folder, the same one in int8, or with other prompts or
+    dimensions does not get the cached results of the first.
 
     Args:
         model: as in `Encoder`, or an `Encoder`.
@@ -72,7 +76,7 @@ class MTEBEncoder(AbsEncoder):
         self.model = encoder_of(model, {name: value for name, value in given.items() if value is not None})
         chosen = self.validate_task_to_prompt_name(dict(prompts or {})) or {}
         self.model_prompts = {**self.model.prompts, **chosen}
-        self.mteb_model_meta = _meta(self.model)
+        self.mteb_model_meta = _meta(self.model, self.model_prompts)
 
     def encode(
         self,
@@ -106,15 +110,28 @@ class MTEBEncoder(AbsEncoder):
         return vectors if texts else np.empty((0, self.model.get_embedding_dimension()), np.float32)
 
 
-def _meta(encoder: Encoder) -> ModelMeta:
+def _meta(encoder: Encoder, prompts: Mapping[str, str]) -> ModelMeta:
     described = encoder.describe()
+    revision = f"{described['fingerprint'][:16]}-{described['precision']}"
+    folder = encoder._engine.folder
+    options = {
+        "truncate_dim": (encoder.truncate_dim, folder.truncate_dim),
+        "max_length": (own_max_length(encoder), None),
+        "on_overflow": (own_overflow(encoder), None),
+        "default_prompt_name": (encoder.default_prompt_name, folder.default_prompt_name),
+        "similarity_fn_name": (encoder.similarity_fn_name, folder.similarity_fn_name or "cosine"),
+        "prompts": (dict(prompts), dict(folder.prompts)),
+    }
+    if changed := {name: value for name, (value, own) in options.items() if value != own}:
+        content = json.dumps(changed, sort_keys=True, default=str)
+        revision += f"-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     name = str(described["model"])
     if os.path.exists(name) or "/" not in name:  # MTEB requires organization/model
         name = f"embedkit/{os.path.basename(os.path.normpath(name))}"
     return ModelMeta.create_empty(
         overwrites={
             "name": name,
-            "revision": f"{described['fingerprint'][:16]}-{described['precision']}",
+            "revision": revision,
             "embed_dim": described["dimension"],
             "max_tokens": described["max_length"],
             "similarity_fn_name": _SCORING.get(described["similarity"]),

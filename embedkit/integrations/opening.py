@@ -31,14 +31,14 @@ def encoder_of(model: str | os.PathLike[str] | Encoder | None, options: Mapping[
     return model
 
 
-def check_options(model: Any, options: Mapping[str, Any]) -> str | None:
-    """Check the model and options of an adapter that its host saves and restores as JSON.
+def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True) -> str | None:
+    """Check the model and options of an adapter that its host sends as JSON and, if ``saved``, keeps.
 
     Returns:
         The model as a str, or None for the built-in one.
 
     Raises:
-        TypeError: the model is not a name or a folder, or an option cannot be saved as JSON.
+        TypeError: the model is not a name or a folder, or an option cannot be saved as JSON, or is a secret.
     """
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
@@ -46,6 +46,10 @@ def check_options(model: Any, options: Mapping[str, Any]) -> str | None:
         raise TypeError(
             f"model must be a name or a folder, not {type(model).__name__}: the host library saves it, and "
             "loads the model from there again"
+        )
+    if saved and isinstance(options.get("token"), str):
+        raise TypeError(
+            "token would be saved by the host library, for all to read; set HF_TOKEN in its place"
         )
     for name, value in options.items():
         try:

@@ -63,7 +63,7 @@ class EncodeBatches:
         if kind not in ("document", "query"):
             raise ValueError(f"kind must be 'document' or 'query', not {kind!r}")
         given = dict(options or {})
-        self.encoder = Encoder(check_options(model, given), **encoder_options(given))
+        self.encoder = Encoder(check_options(model, given, saved=False), **encoder_options(given))
         self._encode = self.encoder.encode_query if kind == "query" else self.encoder.encode_document
         self._text_column = text_column
         self._vector_column = vector_column

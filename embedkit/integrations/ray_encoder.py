@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from ..encoder import Encoder
-from ..index.encoder import describe_encoder
+from ..index.encoder import describe_encoder, own_max_length, own_overflow
 from .ray import encoder_options
 
 __all__ = ["Description", "describe"]
@@ -24,6 +24,7 @@ class Description:
         model, fingerprint, precision, prompts: of the encoder.
         dimension: columns of a vector.
         index_precision: in which an index keeps the vectors by default, if the model's folder says so.
+        own_max_length, on_overflow: how it reads long texts, if not as its model does.
     """
 
     model: str
@@ -32,6 +33,8 @@ class Description:
     prompts: Mapping[str, str]
     dimension: int
     index_precision: str | None
+    own_max_length: int | None
+    on_overflow: str | None
 
     @classmethod
     def of(cls, encoder: Encoder) -> Description:
@@ -45,6 +48,8 @@ class Description:
             dict(encoder.prompts),
             dimension,
             encoder.describe()["index_precision"],
+            own_max_length(encoder),
+            own_overflow(encoder),
         )
 
     def get_embedding_dimension(self) -> int:

@@ -128,7 +128,7 @@ def build_index(
     root = Path(path).expanduser()
     check_fields(text_field, id_field)
     given = dict(options or {})
-    name = check_options(model, given)
+    name = check_options(model, given, saved=False)
     if name is not None and os.path.isdir(name):
         name = os.path.abspath(name)  # actors work in other folders
     device = str(given.get("device", "cpu"))
@@ -154,6 +154,8 @@ def build_index(
             encoder.dimension,
             settings.metric,
             [text_field, id_field],
+            encoder.own_max_length,
+            encoder.on_overflow,
         )
         place = f"{root.absolute()}.shards" if cluster.shards is None else cluster.shards
         store = ShardStore(place if "://" in place else os.path.abspath(place), header.digest())

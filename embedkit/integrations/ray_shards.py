@@ -57,6 +57,7 @@ class JobHeader:
         dimension: columns of a vector.
         metric: "cosine" or "dot".
         fields: the text and id field.
+        max_length, on_overflow: of the encoder, if they are not its model's.
     """
 
     input: str
@@ -66,6 +67,8 @@ class JobHeader:
     dimension: int
     metric: str
     fields: list[str | None]
+    max_length: int | None = None
+    on_overflow: str | None = None
 
     def digest(self) -> str:
         """The job's name, carried by its shards."""

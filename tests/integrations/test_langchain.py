@@ -16,7 +16,8 @@ from langchain_tests.integration_tests import EmbeddingsIntegrationTests, Vector
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from embedkit import Encoder
-from embedkit.index import InputError, ModelMismatchError
+from embedkit.index import Document as IndexDocument
+from embedkit.index import Index, InputError, ModelMismatchError
 from embedkit.integrations.langchain import EmbedkitEmbeddings, EmbedkitVectorStore
 
 
@@ -225,3 +226,31 @@ def test_normalized_embeddings(tmp_path: Path) -> None:
     EmbedkitVectorStore.from_texts(texts, encoder, path=tmp_path / "dot", metric="dot")
     with pytest.raises(ValueError, match="use metric='cosine'"):  # the metric of the index there counts
         EmbedkitVectorStore(tmp_path / "dot", embeddings)
+
+
+def test_an_addition_that_failed_is_in_nobodys_way(tmp_path: Path) -> None:
+    store = EmbedkitVectorStore(tmp_path / "index", EmbedkitEmbeddings())
+    for _ in range(2):  # of a new index, and of one that is there
+        with pytest.raises(InputError):
+            store.add_texts([f"text {n}" for n in range(2049)], [{}] * 2048 + [{"x": {1}}])
+        store.add_texts(["fine"], ids=["1"])
+    assert [found.id for found in store.similarity_search("fine", k=2)] == ["1"]
+
+
+def test_a_store_sees_the_index_that_another_has_made(tmp_path: Path) -> None:
+    first, second = (EmbedkitVectorStore(tmp_path / "index", Encoder()) for _ in range(2))
+    assert second.similarity_search("one") == [] and second.get_by_ids(["1"]) == []
+    first.add_texts(["one"], ids=["1"])
+    assert [found.page_content for found in second.get_by_ids(["1"])] == ["one"]
+    second.add_texts(["two"], ids=["2"])
+    assert len(second.index) == 2
+
+
+def test_passages_have_the_same_metadata_from_every_method(tmp_path: Path) -> None:
+    text = "The weather is lovely today. " * 40
+    Index.build(tmp_path / "index", [IndexDocument(text, "a", {"k": 1})], Encoder(), passages=64).close()
+    store = EmbedkitVectorStore(tmp_path / "index")
+    found = store.similarity_search("weather", k=1)[0]
+    assert found.metadata == {"k": 1}
+    assert store.get_by_ids([str(found.id)]) == [found]
+    assert found in store.max_marginal_relevance_search("weather", k=9)

@@ -108,3 +108,10 @@ def test_unserializable_settings_are_refused() -> None:
         EmbedkitEmbedding(Encoder())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cannot be saved as JSON"):
         EmbedkitEmbedding(options={"prompts": {1j}})
+
+
+def test_misplaced_options_and_secrets_are_refused() -> None:
+    with pytest.raises(TypeError, match="'truncate_dim'; arguments of Encoder go into options"):
+        EmbedkitEmbedding(truncate_dim=8)
+    with pytest.raises(TypeError, match="token would be saved by the host library"):
+        EmbedkitEmbedding(options={"token": "hf_secret"})

@@ -183,6 +183,20 @@ def test_prompts_go_by_task_then_by_type_then_by_prompt_type() -> None:
         MTEBEncoder(prompts={"NoSuchTask": "x"})
 
 
+def test_results_are_kept_apart_by_options_of_the_vectors() -> None:
+    options: list[dict[str, Any]] = [
+        {},
+        {"truncate_dim": 8},
+        {"max_length": 3},
+        {"on_overflow": "window"},
+        {"prompts": {"STS": "compare: "}},
+        {"prompts": {"STS": "match: "}},
+    ]
+    revisions = [MTEBEncoder(**one).mteb_model_meta.revision for one in options]
+    assert len(set(revisions)) == len(options)
+    assert MTEBEncoder(threads=1).mteb_model_meta.revision == revisions[0]
+
+
 def test_results_are_kept_apart_by_fingerprint_and_precision(folder: str) -> None:
     metas = [MTEBEncoder(folder, precision=p).mteb_model_meta for p in ("fp32", "int8")]
     assert [meta.name for meta in metas] == ["embedkit/minilm"] * 2

@@ -27,6 +27,7 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.documents.readers import Corpus
 from embedkit.index import BuildSettings, Index, InputError
+from embedkit.index.build.settings import Progress
 from embedkit.index.errors import IndexExistsError, ResumeError
 from embedkit.integrations import ray_index
 from embedkit.integrations.ray import EncodeBatches
@@ -313,6 +314,28 @@ def test_a_text_that_the_encoder_refuses(tmp_path: Path) -> None:
     refused: list[InputError] = []
     assert build(settings=BuildSettings(on_error=refused.append)).documents == 19
     assert [one.origin.rpartition("/")[2] for one in refused] == ["long.jsonl:8"]
+
+
+def test_how_long_texts_are_read_is_kept(tmp_path: Path) -> None:
+    texts = [f"word{n} " * 30 + "lentil soup" for n in range(20)]
+    lines = "".join(json.dumps({"id": str(n), "text": text}) + "\n" for n, text in enumerate(texts))
+    (tmp_path / "in.jsonl").write_text(lines, encoding="utf-8")
+
+    def stop(progress: Progress) -> None:
+        if progress.stage == "encode":
+            raise KeyboardInterrupt
+
+    def build(options: dict[str, Any], **more: Any) -> None:
+        cluster = ray_index.Cluster(encoders=1, encoder_threads=1, shard_rows=7)
+        build_index(tmp_path / "index", [tmp_path / "in.jsonl"], options=options, cluster=cluster, **more)
+
+    with pytest.raises(KeyboardInterrupt):
+        build({"max_length": 16}, progress=stop)
+    with pytest.raises(ResumeError, match="another max_length"):
+        build({})
+    build({"max_length": 16})
+    with Index.open(tmp_path / "index", Encoder(max_length=16)) as index:
+        assert index.generation.manifest.max_length == 16
 
 
 def test_documents_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from ..storage.generation import Generation
 from .hybrid import Parts
 from .prepared import Found
 
-__all__ = ["Hit", "Passage", "passage_fields", "to_hits"]
+__all__ = ["Hit", "Passage", "passage_fields", "split_fields", "to_hits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,14 @@ def to_hits(generation: Generation, found: Found) -> list[list[Hit]]:
         for place, (score, row) in enumerate(zip(scores, rows, strict=True)):
             if row >= 0:
                 document = documents[row]
-                metadata, passage = _split(document.metadata) if cut else (document.metadata, None)
+                metadata, passage = split_fields(document.metadata) if cut else (document.metadata, None)
                 parts = None if found.parts is None else found.parts[number][place]
                 hits.append(Hit(len(hits) + 1, score, document.id, document.text, metadata, parts, passage))
         result.append(hits)
     return result
 
 
-def _split(metadata: dict[str, Any]) -> tuple[dict[str, Any], Passage | None]:
+def split_fields(metadata: dict[str, Any]) -> tuple[dict[str, Any], Passage | None]:
     """The document's own fields, and the place of the passage."""
     place = metadata.get(FIELD)
     try:
