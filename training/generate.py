@@ -61,7 +61,8 @@ class SimilarSentences:
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {top_p}")
         candidates = [found for found in dict.fromkeys(self.sample(text, n, top_p, seed=seed)) if found]
-        candidates = [found for found in candidates if found != text.strip()]
+        own = self._text(self._tokenizer(text)["input_ids"])  # as it would be drawn
+        candidates = [found for found in candidates if found not in (text.strip(), own)]
         if not candidates:
             return []
         vectors = torch.nn.functional.normalize(

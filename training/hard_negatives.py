@@ -12,6 +12,7 @@ rest) are the negatives. The options are those of sentence-transformers' ``mine_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .evaluate.vectors import TextEncoder, encode_distinct
+from .evaluate.vectors import TextEncoder, encode_distinct, highest
 
 __all__ = ["MineOptions", "Mined", "PairScorer", "mine_negatives"]
 
@@ -63,6 +64,10 @@ class MineOptions:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        for name in ("margin", "relative_margin", "min_score", "max_score"):
+            limit = getattr(self, name)
+            if limit is not None and math.isnan(limit):
+                raise ValueError(f"{name} is {limit}; give a number")
         if self.negatives < 1:
             raise ValueError(f"negatives={self.negatives}: give 1 or more")
         if self.range_min < 0:
@@ -173,10 +178,8 @@ def mine_negatives(
 
 def _nearest(similarity: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
     """The rows of the highest finite similarities, at most ``count``, the highest first, ties in order."""
-    count = min(count, len(similarity))
-    best = np.sort(np.argpartition(-similarity, count - 1)[:count])
-    best = best[np.isfinite(similarity[best])]
-    return best[np.argsort(-similarity[best], kind="stable")]
+    best = highest(similarity, count)
+    return best[np.isfinite(similarity[best])]
 
 
 def _rescored(

@@ -69,3 +69,5 @@ def check_repository(repository: str) -> None:
     except ImportError:
         raise ImportError("the Hub needs the package huggingface-hub: pip install huggingface-hub") from None
     validate_repo_id(repository)
+    if "/" not in repository:  # which it allows
+        raise ValueError(f"{repository!r} is no name on the Hub; give USER/NAME")

@@ -55,6 +55,14 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.output}: unknown kind of file; mine writes {' and '.join(_FORMATS)}")
     if not options.output.absolute().parent.is_dir():
         raise FileNotFoundError(f"{options.output}: its folder does not exist; create it first")
+    for given in (options.pairs, options.corpus):
+        if (
+            given is not None
+            and given.exists()
+            and options.output.exists()
+            and options.output.samefile(given)
+        ):
+            raise ValueError(f"{options.output} is an input; name another file")
     chosen = MineOptions(
         negatives=options.negatives,
         range_min=options.range_min,

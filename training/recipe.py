@@ -342,7 +342,7 @@ def _named(
         return "", None
     options = dict(_mapping(section, content[section]))
     name = options.pop("name", None)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(_unknown(f"{section}.name", name, sorted(known)))
     kind = load(name)
     return name, build(getattr(kind, "Options", kind), options, section)

@@ -37,7 +37,10 @@ def claim(output: Path, recipe: Recipe, root: Path) -> None:
         recipe: of this call.
         root: folder to which its data paths are relative.
     """
-    path, content = output / "recipe.json", json.dumps(recipe.resolved(), indent=2, sort_keys=True) + "\n"
+    path, content = (
+        output / "recipe.json",
+        json.dumps(recipe.resolved(), indent=2, sort_keys=True, default=str) + "\n",
+    )
     begun = (output / "result.json").is_file() or any(output.glob("checkpoints/checkpoint-*"))
     same = path.is_file() and path.read_text(encoding="utf-8") == content
     if begun and path.is_file() and not same:

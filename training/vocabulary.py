@@ -55,7 +55,7 @@ def build_vocabulary(
         The number of entries.
 
     Raises:
-        ValueError: there are no texts, or ``size`` leaves no room for a character.
+        ValueError: there are no texts, or ``size`` leaves no room for their characters.
         ImportError: `tokenizers` is not installed.
     """
     from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -78,6 +78,8 @@ def build_vocabulary(
     count = int(tokenizer.get_vocab_size())
     if count <= len(_SPECIAL):
         raise ValueError("there is no text to learn a vocabulary from")
+    if count > size:  # each character that follows another in a word has an entry more
+        raise ValueError(f"the characters of the texts take {count} entries; give a size of at least that")
     ids = {token: tokenizer.token_to_id(token) for token in _SPECIAL}
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",

@@ -56,7 +56,7 @@ Tensor tensor_of(const std::string& name, const py::handle& value) {
     tensor.type = Tensor::Type::kInt32;
   } else if (py::isinstance<py::array_t<uint16_t>>(numpy)) {
     tensor.type = Tensor::Type::kBfloat16;  // numpy has none: their bits
-  } else if (numpy.dtype().kind() == 'f' && numpy.itemsize() == 2) {
+  } else if (numpy.dtype().equal(py::dtype("float16"))) {
     tensor.type = Tensor::Type::kFloat16;
   } else {
     throw py::type_error(concat("tensor '", name, "' is ", std::string(py::str(numpy.dtype())),

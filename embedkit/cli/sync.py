@@ -53,7 +53,10 @@ def add_commands(commands: Any) -> None:
     follow.add_argument(
         "--checksum",
         action="store_true",
-        help="read all files, also those whose size and time have not changed",
+        help="compare the content of all files, also of those whose size and time have not changed",
+    )
+    follow.add_argument(
+        "--moved", action="store_true", help="the folder was moved or renamed since the index was built of it"
     )
     follow.add_argument("--model", metavar="M", help="the index's model, if it was moved")
     again = commands.add_parser(
@@ -123,6 +126,7 @@ def _sync(arguments: argparse.Namespace) -> int:
             _settings(arguments, built, skipped.on_error),
             restart=arguments.restart,
             checksum=arguments.checksum,
+            moved=arguments.moved,
             max_memory=arguments.max_memory,
             progress=bar.update,
         )

@@ -338,9 +338,16 @@ class Corpus:
                         name: value if name == self._vector_field else _plain(value, name)
                         for name, value in zip(names, values, strict=True)
                     }
-                    yield _Record(line, *self._fields(record))
+                    yield _Record(line, *self._fields(self._own_fields(record) if source.own else record))
                 except _MalformedError as error:
                     source.reject(line, str(error))
+
+    def _own_fields(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A row of an index's own export: its metadata are JSON, and its vector is none of them."""
+        metadata = record.pop("metadata", None)
+        for name in {"vector", "line"} - {self._vector_field}:
+            record.pop(name, None)
+        return {**(_parse_json(metadata) if metadata else {}), **record}
 
     def _table_records(self, source: Source) -> Iterator[_Record]:
         if self._vector_field is not None:
@@ -377,6 +384,14 @@ class Corpus:
             (self._vector_field, "--vector-field"),
         ):
             if wanted is not None and wanted not in columns:
+                other = (
+                    next((mark for mark in ";\t|" if mark in columns[0]), None) if len(columns) == 1 else None
+                )
+                if other is not None:
+                    raise InputError(
+                        origin,
+                        f"its columns are separated by {other!r}, and .csv is read with commas: convert it",
+                    )
                 raise InputError(
                     origin,
                     f"no column {wanted!r} (the columns are: {_listed(columns)}); name it with {option}",

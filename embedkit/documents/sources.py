@@ -19,6 +19,7 @@ from .whole import import_reader, not_utf8
 
 __all__ = [
     "FORMATS",
+    "OWN_TABLE",
     "STDIN",
     "Format",
     "Source",
@@ -46,6 +47,8 @@ FORMATS: tuple[Format, ...] = (
     "pdf",
     "docx",
 )
+OWN_TABLE = b"embedkit.documents"
+"""In the schema's metadata of a parquet file that an index has exported."""
 STDIN = "-"
 MAX_RECORD_BYTES = 64 << 20
 """A longer line (or quoted CSV record) is malformed: bounds memory for files that are not text."""
@@ -141,6 +144,7 @@ class Source:
         self.size = None if path == STDIN or open_file is not None else _size(path)
         self.strict = False
         self.binary: frozenset[str] = frozenset()
+        self.own = False  # a parquet file that an index has exported
         self._span = span
         self._open_file = open_file
         self._on_error = on_error
@@ -271,6 +275,7 @@ class Source:
         row = 0
         try:
             file = ParquetFile(self._raw)
+            self.own = OWN_TABLE in (file.schema_arrow.metadata or {})
             self.binary = frozenset(field.name for field in file.schema_arrow if _holds_bytes(field.type))
             maps = {field.name: field.type for field in file.schema_arrow if _holds_map(field.type)}
             begin, end = 0, file.metadata.num_rows

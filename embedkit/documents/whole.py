@@ -41,6 +41,8 @@ _MOST_ALIASED = 100_000
 _MOST_BITS = 14_000
 """Of an integer: Python writes none of more than 4,300 digits."""
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_CHARSET = re.compile(rb"""<meta\s[^>]*charset\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
+_CHARSET_WITHIN = 1024  # bytes, as browsers look for it
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 _UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
@@ -48,7 +50,8 @@ _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
 
 def not_utf8(content: bytes, error: UnicodeDecodeError, *, first: bool = True) -> str:
     """Why ``content`` cannot be read; ``first``: a file begins with it."""
-    hint = "; the file looks like UTF-16: convert it" if first and content[:2] in _UTF16_BOMS else ""
+    utf16 = first and content[:2] in _UTF16_BOMS
+    hint = "; the file looks like UTF-16: convert it" if utf16 else "; convert it: iconv -f ENCODING -t UTF-8"
     return f"not valid UTF-8: byte 0x{content[error.start]:02x} at byte {error.start + 1}{hint}"
 
 
@@ -86,7 +89,11 @@ def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UnreadableError(not_utf8(content, error)) from None
+        told = _CHARSET.search(content[:_CHARSET_WITHIN]) if format == "html" else None
+        try:
+            text = content.decode(told[1].decode("ascii") if told else "utf-8")
+        except (LookupError, UnicodeError):  # no such encoding, or another than it says
+            raise UnreadableError(not_utf8(content, error)) from None
     if format == "md":
         return _markdown(text)
     if format == "html":

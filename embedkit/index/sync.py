@@ -24,6 +24,7 @@ from ..documents.folders import Patterns, walk
 from ..documents.passages import document_of
 from ..documents.readers import Corpus, Names
 from ..documents.sources import Format
+from .build.change import set_root
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import Report
 from .errors import BuildError, ResumeError
@@ -209,6 +210,7 @@ def sync(
     *,
     restart: bool = False,
     checksum: bool = False,
+    moved: bool = False,
     max_memory: int = DEFAULT_MAX_MEMORY,
     progress: Report | None = None,
 ) -> Synced:
@@ -218,8 +220,9 @@ def sync(
     ``checksum``: all files are read, for file systems whose times cannot be trusted. Of two documents with one id, that
     of the later file counts, in the order of their names.
 
-    The index must have been built of this folder (its ``root``). Documents that come from elsewhere stay, once a sync
-    has been made; the first one takes all documents for the folder's.
+    The index must have been built of this folder (its ``root``); ``moved``: it was, and the folder has been moved or
+    renamed since. Documents that come from elsewhere stay, once a sync has been made; the first one takes all documents
+    for the folder's.
 
     Raises:
         InputError: the folder does not exist, the index is of another one, or a file cannot be used.
@@ -231,11 +234,16 @@ def sync(
     manifest = index.generation.manifest
     if not os.path.exists(root):
         raise InputError(os.fspath(folder), "no such folder")
+    if moved and manifest.root not in (None, root):  # ids are relative to it
+        set_root(index.path, root)
+        index.refresh()
+        manifest = index.generation.manifest
     if manifest.root != root:
         raise InputError(
             os.fspath(folder),
             f"{index.path} was not built of this folder but of {manifest.root or 'documents without one'}; "
-            f"build an index of it: embedkit-index build {os.fspath(folder)} -o INDEX",
+            "if that was moved here, pass --moved (moved=True); otherwise build an index of this one: embedkit-index "
+            f"build {os.fspath(folder)} -o INDEX",
         )
     left_out: list[str] = []
     young = time.time_ns() - _GRAIN

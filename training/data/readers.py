@@ -357,9 +357,11 @@ def _converter(name: str, spec: _Spec) -> Callable[[Any], Any]:
         def to_class(value: Any) -> int:
             found = labels.get(str(value))
             if found is None:
+                booleans = {"True", "False"} & labels.keys()
+                hint = "; YAML reads no and yes as false and true: put them into quotes" if booleans else ""
                 raise ValueError(
                     f"unknown label {value!r:.80}; `labels` are {', '.join(labels)}: add it, or leave "
-                    "the row out with `where`"
+                    f"the row out with `where`{hint}"
                 )
             return found
 

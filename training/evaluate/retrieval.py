@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .tables import Data, Row, data_folder, read_table
-from .vectors import TextEncoder, encode_distinct
+from .vectors import TextEncoder, encode_distinct, highest
 
 __all__ = [
     "RetrievalResult",
@@ -163,10 +163,7 @@ def rank_quality(
 
 def _top(similarity: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """(q, at most 10): the documents of each row, the most similar first, ties in order."""
-    k = min(K, similarity.shape[1])
-    best = np.sort(np.argpartition(-similarity, k - 1, axis=1)[:, :k], axis=1)
-    order = np.argsort(-np.take_along_axis(similarity, best, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(best, order, axis=1)
+    return np.stack([highest(row, K) for row in similarity])
 
 
 def _gains(path: Path, queries: Sequence[str], documents: Sequence[str]) -> list[dict[int, float]]:

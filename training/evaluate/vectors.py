@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TextEncoder", "Vectors", "encode_distinct"]
+__all__ = ["TextEncoder", "Vectors", "encode_distinct", "highest"]
 
 
 class TextEncoder(Protocol):
@@ -42,6 +42,14 @@ class Vectors:
             "ij,ij->i", self.of(left), self.of(right), dtype=np.float64
         )
         return cosines
+
+
+def highest(values: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
+    """The places of the ``count`` highest values, the highest first, equal ones in order."""
+    count = min(count, len(values))
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    places = np.flatnonzero(values >= least)
+    return places[np.argsort(-values[places], kind="stable")[:count]]
 
 
 def encode_distinct(

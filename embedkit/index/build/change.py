@@ -30,7 +30,15 @@ from .publish import dated, in_language_of, rows_of_documents, tombstone
 from .resume import change_errors
 from .settings import BuildSettings, Report
 
-__all__ = ["compact", "delete", "link_or_copy", "merge", "set_search_defaults", "store_tuned"]
+__all__ = [
+    "compact",
+    "delete",
+    "link_or_copy",
+    "merge",
+    "set_root",
+    "set_search_defaults",
+    "store_tuned",
+]
 
 _AT_ONCE = 4096
 _T = TypeVar("_T")
@@ -65,6 +73,12 @@ def delete(root: Path, ids: str | Iterable[str] | None, where: Where | None, *, 
             manifest = base.manifest.with_segments(tombstone(writer, base, rows))
             writer.publish(dated(manifest, writer.generation))
         return count
+
+
+def set_root(root: Path, folder: str) -> None:
+    """Note that the files of the index at ``root`` are in ``folder`` now."""
+    with _changing(root, "the change") as (writer, base):
+        writer.publish(dated(replace(base.manifest, root=folder), writer.generation))
 
 
 def _rows_where(base: Generation, where: Where) -> dict[int, Any]:

@@ -204,17 +204,19 @@ def _rows(
 ) -> Iterable[Document]:
     """The document of each row: by id if both the file and the documents have ids, else in order.
 
-    Without documents, the ids of a file that has none are those beside it.
+    The ids of a file that has none are those beside it, unless the documents have others.
     """
     wanted = [str(number) for number in (range(rows) if ids is None else ids)]
+    beside = _exported_ids(path, rows) if ids is None else None
     if documents is None:
-        beside = _exported_ids(path, rows) if ids is None else None
         return [Document("", document_id, origin=str(path)) for document_id in beside or wanted]
     given = [item if isinstance(item, Document) else Document(item) for item in documents]
     if len(given) != rows:
         raise InputError(str(path), f"holds {rows} vectors, and {len(given)} documents are given")
     named = documents.named if isinstance(documents, Corpus) else any(item.id is not None for item in given)
-    if ids is None:
+    if beside is not None and not {document.id for document in given}.isdisjoint(beside):
+        wanted = beside
+    elif ids is None:
         return [
             document if document.id is not None else Document(document.text, document_id, document.metadata)
             for document_id, document in zip(wanted, given, strict=True)

@@ -107,7 +107,7 @@ def make_picture(
     count = min(clusters or _clusters_for(len(rows)), len(rows))
     of = _cluster(vectors, count)
     texts = [document.text for document in documents]
-    names = name_clusters(texts, of, count)
+    names = name_clusters(texts, of, int(of.max()) + 1)  # some may be empty, the last ones
     groups, values = [names[cluster] for cluster in of.tolist()], None
     if color is not None:
         groups, values = _colored(color, [document.metadata for document in documents])

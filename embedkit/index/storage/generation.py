@@ -158,6 +158,8 @@ class Generation:
             except ValueError:  # there are too many documents to look at
                 return ""
             hint = f"; a text is written in single quotes: '{field.name}'" if field.quoted else ""
+            if not field.quoted and "-" in where:
+                hint = "; a field with '-' in its name is written in double quotes"
             return f"no document has the field {field.name!r}{hint}"
         return ""
 

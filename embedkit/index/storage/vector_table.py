@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...documents.document import Document
-from ...documents.sources import import_pyarrow
+from ...documents.sources import OWN_TABLE, import_pyarrow
 from .document_store import StoredDocument
 from .faiss_index import Float32Array
 
@@ -36,7 +36,7 @@ class VectorTable:
         ]
         if lines:
             fields.append(pyarrow.field("line", pyarrow.int64(), nullable=False))
-        self.schema = pyarrow.schema(fields)
+        self.schema = pyarrow.schema(fields, metadata={OWN_TABLE: b"1"})
 
     def make(
         self,

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from ...inputs import check_unicode
 from . import where_values as values
-from .where_tokens import FUNCTIONS, OF_TIME, OWN, Field, Token, field_of, invalid, tokens_of
+from .where_tokens import FUNCTIONS, OF_TIME, OWN, WORDS, Field, Token, field_of, invalid, tokens_of
 from .where_values import Value
 
 __all__ = ["Field", "compile_where", "fields_of", "names_time"]
@@ -128,7 +128,19 @@ class _Parser:
             problem = "a ( is never closed" if opened else "it is incomplete"
         elif token.word == ")" and not opened:
             problem = "unmatched )"
+        elif self._is_misnamed():
+            problem += (
+                """; a field of several words, or named like a keyword, is written "in double quotes\""""
+            )
         raise invalid(self._where, token.column, problem)
+
+    def _is_misnamed(self) -> bool:
+        """Whether what is unexpected looks like a field whose name needs quotes."""
+        before, token = self._tokens[self._at - 1 : self._at], self._next
+        if token.kind == "compare":
+            return any(one.word in WORDS for one in before)
+        named = any(one.kind == "name" for one in before) or self._tokens[self._at + 1].kind == "compare"
+        return token.kind == "name" and named
 
     def _expression(self, least: int) -> Value:
         """What follows, up to an operator that binds less tightly than ``least``."""

@@ -195,3 +195,15 @@ def test_an_invalid_size(index: str, capsys: pytest.CaptureFixture[str]) -> None
     assert "'many': invalid size; expected e.g. 2GB" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "many", code=2
     )
+
+
+def test_an_exported_table_is_read_with_its_fields(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    with Index.open(index, FakeEncoder()) as before:
+        expected = {document.id: (document.text, dict(document.metadata)) for document in before}
+    assert any(fields for _, fields in expected.values())
+    done(capsys, "export", index, "out.parquet")
+    for options in ([], ["--vector-field", "vector"]):
+        done(capsys, "build", "out.parquet", "-o", "again", "--overwrite", *options)
+        with Index.open("again", FakeEncoder()) as again:
+            assert {document.id: (document.text, dict(document.metadata)) for document in again} == expected

@@ -284,8 +284,9 @@ def test_a_quoted_record_without_end_is_refused(tmp_path: Path, monkeypatch: pyt
             b"id,body\n1,x\n",
             r"x.csv:1: no column 'text' \(the columns are: id, body\); name it with --text-field",
         ),
+        (b"id;text\n1;x\n", "x.csv:1: its columns are separated by ';', and .csv is read with commas"),
         (b"text,text\n1,x\n", "x.csv:1: two columns are named 'text'"),
-        (b"\xfftext\nx\n", "x.csv:1: not valid UTF-8"),
+        (b"\xfftext\nx\n", "x.csv:1: not valid UTF-8: byte 0xff at byte 1; convert it: iconv"),
         (b'"text\nx\n', "x.csv:1: a quoted field that opens in this row never closes"),
         (
             b"text,id\rone,1\rtwo,2\r",
@@ -450,3 +451,12 @@ def test_what_needs_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.
             ImportError, match=r"needs pyarrow, which is not installed: pip install 'embedkit\[parquet\]'"
         ):
             Corpus([tmp_path / name])
+
+
+def test_a_page_says_its_encoding(tmp_path: Path) -> None:
+    page = '<html><head><meta charset="iso-8859-1"></head><p>caf\xe9</p></html>'
+    (found,) = Corpus([write(tmp_path, "a.html", page.encode("latin-1"))])
+    assert found.text == "café"
+    for wrong in (b'<meta charset="nothing"><p>\xe9', b'<meta charset="ascii"><p>\xe9', b"<p>\xe9"):
+        with pytest.raises(InputError, match="not valid UTF-8"):
+            list(Corpus([write(tmp_path, "b.html", wrong)]))

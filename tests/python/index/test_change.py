@@ -395,6 +395,13 @@ def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None
     given = [Document(f"given {n}", str(n)) for n in range(19)]
     with Index.import_faiss(tmp_path / "texts", file, encoder, given) as index:
         assert [document.id for document in index] == [str(n) for n in range(19)]
+    with Index.import_faiss(
+        tmp_path / "by-id", file, encoder, [texts[n] for n in range(19, -1, -1) if n != 3]
+    ) as index:
+        assert index.search("text 7", k=1)[0][0].id == "key\u20287"
+        index.verify(sample=19)
+    with pytest.raises(InputError, match="holds the id key\u20280, which no document has"):
+        Index.import_faiss(tmp_path / "wrong", file, encoder, texts[1:])
     for lines, message in (
         (b'"a"\n' * 3, r"ids\.jsonl: holds 3 ids, and .*out\.faiss 19 vectors"),
         (b'"a"\n{"id": "b"}\n', r"ids\.jsonl:2: the line is no JSON string"),

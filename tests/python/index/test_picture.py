@@ -227,3 +227,9 @@ def test_a_number_beyond_what_a_float_holds_has_no_color() -> None:
     names, values = _colored("n", many)
     assert values is not None and np.isnan(values[-1]) and not np.isnan(values[:-1]).any()
     assert names[-1] == "nan" and names[7] == "7"
+
+
+def test_texts_that_repeat_make_no_empty_clusters(tmp_path: Path) -> None:
+    with Index.build(tmp_path / "index", ["a"] * 5, FakeEncoder()) as index:
+        picture = make_picture(index)
+    assert len(picture.names) == len(set(picture.clusters.tolist()))

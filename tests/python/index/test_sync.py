@@ -98,6 +98,19 @@ def test_another_folder_is_refused(folder: Path, tmp_path: Path) -> None:
         sync(index, folder / "d0")
 
 
+def test_a_folder_that_was_moved(folder: Path, tmp_path: Path) -> None:
+    encoder = FakeEncoder()
+    with built(folder, tmp_path / "index", encoder) as index:
+        before = held(index)
+        moved = folder.rename(tmp_path / "moved")
+        with pytest.raises(InputError, match="if that was moved here, pass --moved"):
+            sync(index, moved, WHOLE)
+        assert sync(index, moved, WHOLE, moved=True).written == 0
+        assert held(index) == before
+        assert index.info()["root"] == os.path.realpath(moved)
+        assert sync(index, moved, WHOLE).read == 0
+
+
 def test_a_folder_that_is_gone_deletes_nothing(folder: Path, tmp_path: Path) -> None:
     with built(folder, tmp_path / "index", FakeEncoder()) as index:
         before = held(index)

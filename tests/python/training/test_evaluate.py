@@ -17,6 +17,7 @@ pytest.importorskip("scipy", reason="scipy (extra train) is not installed")
 from embedkit.training import evaluate
 from embedkit.training.evaluate.retrieval import rank_quality
 from embedkit.training.evaluate.tables import read_table
+from embedkit.training.evaluate.vectors import highest
 
 STS_HEADER = "task\tsubset\tsplit\tscore\tsentence1\tsentence2"
 COUNTS = {
@@ -263,6 +264,15 @@ def test_ranking_against_scikit_learn() -> None:
         rank = 1 + next(i for i, d in enumerate(np.argsort(-similarity[q])) if dense[q, d])
         reciprocal.append(1 / rank if rank <= 10 else 0)
     assert result.mrr_at_10 == pytest.approx(np.mean(reciprocal))
+
+
+def test_equal_values_are_taken_in_their_order() -> None:
+    assert highest(np.zeros(1000, np.float32), 5).tolist() == [0, 1, 2, 3, 4]
+    values = np.float32([1, 2, 1, 3, 1, 2])
+    assert highest(values, 4).tolist() == [3, 1, 5, 0]
+    assert highest(values, 9).tolist() == [3, 1, 5, 0, 2, 4]
+    same = np.ones((300, 2), np.float32)
+    assert rank_quality(same[:1], same, [{0: 1.0}]).ndcg_at_10 == 1
 
 
 def test_quora_leaves_the_query_out_and_skips_the_tokenized_split(tmp_path: Path) -> None:

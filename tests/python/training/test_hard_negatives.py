@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,8 @@ def test_refusals() -> None:
         MineOptions(negatives=0)
     with pytest.raises(ValueError, match=r"range_max=5 leaves 2 candidates after range_min=3"):
         MineOptions(negatives=3, range_min=3, range_max=5)
+    with pytest.raises(ValueError, match="margin is nan"):
+        MineOptions(margin=math.nan)
     with pytest.raises(ValueError, match="there are no pairs"):
         mine_negatives([], Known(), MineOptions())
 
@@ -193,7 +196,11 @@ def test_the_command(
     assert cli.main([*command, "--negatives", "2", "--triplets"]) == 0
     triplets = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [list(row) for row in triplets] == [["anchor", "positive", "negative"]] * 6
-    for name, problem in (("out.csv", "mine writes .tsv and .jsonl"), ("no/out.tsv", "create it first")):
+    for name, problem in (
+        ("pairs.tsv", "is an input"),
+        ("out.csv", "mine writes .tsv and .jsonl"),
+        ("no/out.tsv", "create it first"),
+    ):
         command[2] = str(tmp_path / name)
         assert cli.main(command) == 2
         assert problem in capsys.readouterr().err

@@ -196,6 +196,7 @@ def test_a_postprocess_step_is_not_trained(tmp_path: Path) -> None:
         ("evaluation", {"dev": {"nli": {"path": "dev.tsv"}}}, "use sts_dev or test"),
         ("evaluation", {"select": "stsb_dev"}, "evaluation.select chooses among checkpoints"),
         ("postprocess", {"name": "linearmap"}, "did you mean 'linear_map'"),
+        ("postprocess", {"name": ["linear_map"]}, r"postprocess\.name"),
         ("postprocess", {"name": "linear_map", "dimension": 8, "samples": 1}, "postprocess.samples"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -280,6 +280,9 @@ def test_the_vocabulary_is_read_alike_by_all(data: Path) -> None:
     assert type(tokenizer).__name__.startswith("BertTokenizer")
     with pytest.raises(ValueError, match="no room"):
         build_vocabulary(texts, 5, data / "none")
+    words = ["the quick brown fox jumps over a lazy dog near banks", "sphinx of black quartz judge my vow"]
+    with pytest.raises(ValueError, match="take 54 entries; give a size of at least that"):
+        build_vocabulary(words * 5, 40, data / "none")
 
 
 def test_the_vocabulary_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

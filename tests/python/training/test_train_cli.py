@@ -182,6 +182,7 @@ def test_a_command_without_checkpoints_does_not_promise_to_go_on(
         (["training.max_steps=0"], "training.max_steps must be positive, or -1 for epochs, not 0"),
         (["--private"], "--private is of the repository that --push-to-hub names"),
         (["--push-to-hub", "bad name"], "bad name"),
+        (["--push-to-hub", "mine"], "give USER/NAME"),
         (["data.nli.path=5"], "path is 5; name a file, or a list of files"),
         (["data.nli.path=null"], "path is None; name a file"),
     ],
