@@ -361,6 +361,13 @@ class Corpus:
         if header is None:
             return
         line, columns = header
+        if source.format == "csv" and len(columns) == 1 and self._text_field not in columns:
+            other = next((mark for mark in ";\t|" if mark in columns[0]), None)
+            if other is not None:
+                raise InputError(
+                    f"{source.path}:{line}",
+                    f"its columns are separated by {other!r}, and .csv is read with commas: convert it",
+                )
         text_column, id_column = self._columns(f"{source.path}:{line}", columns)
         others = [(at, name) for at, name in enumerate(columns) if at not in (text_column, id_column)]
         for line, row in rows:
@@ -384,14 +391,6 @@ class Corpus:
             (self._vector_field, "--vector-field"),
         ):
             if wanted is not None and wanted not in columns:
-                other = (
-                    next((mark for mark in ";\t|" if mark in columns[0]), None) if len(columns) == 1 else None
-                )
-                if other is not None:
-                    raise InputError(
-                        origin,
-                        f"its columns are separated by {other!r}, and .csv is read with commas: convert it",
-                    )
                 raise InputError(
                     origin,
                     f"no column {wanted!r} (the columns are: {_listed(columns)}); name it with {option}",

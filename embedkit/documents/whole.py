@@ -43,6 +43,10 @@ _MOST_BITS = 14_000
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _CHARSET = re.compile(rb"""<meta\s[^>]*charset\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
 _CHARSET_WITHIN = 1024  # bytes, as browsers look for it
+_WESTERN = ("iso-8859-1", "latin1", "us-ascii", "ascii")  # all of which browsers read as windows-1252
+_ENCODING = re.compile(
+    r"cp1252|windows-125\d|iso-8859-\d+|koi8-[ru]|shift_jis|euc-(?:jp|kr)|iso-2022-jp|big5|gb(?:k|2312|18030)"
+)
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 _UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
@@ -90,8 +94,10 @@ def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         told = _CHARSET.search(content[:_CHARSET_WITHIN]) if format == "html" else None
+        name = told[1].decode("ascii").lower() if told else ""
+        name = "cp1252" if name in _WESTERN else name
         try:
-            text = content.decode(told[1].decode("ascii") if told else "utf-8")
+            text = content.decode(name if _ENCODING.fullmatch(name) else "utf-8")
         except (LookupError, UnicodeError):  # no such encoding, or another than it says
             raise UnreadableError(not_utf8(content, error)) from None
     if format == "md":

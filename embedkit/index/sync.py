@@ -239,11 +239,13 @@ def sync(
         index.refresh()
         manifest = index.generation.manifest
     if manifest.root != root:
+        hint = (
+            "" if manifest.root is None else "if that was moved here, pass --moved (moved=True); otherwise "
+        )
         raise InputError(
             os.fspath(folder),
-            f"{index.path} was not built of this folder but of {manifest.root or 'documents without one'}; "
-            "if that was moved here, pass --moved (moved=True); otherwise build an index of this one: embedkit-index "
-            f"build {os.fspath(folder)} -o INDEX",
+            f"{index.path} was not built of this folder but of {manifest.root or 'documents without one'}; {hint}"
+            f"build an index of this one: embedkit-index build {os.fspath(folder)} -o INDEX",
         )
     left_out: list[str] = []
     young = time.time_ns() - _GRAIN

@@ -107,6 +107,7 @@ class EmbedkitVectorStore(VectorStore):
         self._metric: Metric = metric
         self._factory = factory
         self._lock = threading.RLock()
+        self._opening = threading.Lock()
         if embedding is not None and not isinstance(embedding, EmbedkitEmbeddings | Encoder):
             raise TypeError(
                 f"embedding is {type(embedding).__name__}; an index stores the fingerprint of its model, "
@@ -137,7 +138,9 @@ class EmbedkitVectorStore(VectorStore):
 
     def _opened(self) -> Index | None:
         """The index, unless nobody has made it yet: another store may have, since the last look."""
-        with self._lock:
+        if self._index is not None:  # without a lock: nobody waits for an addition
+            return self._index
+        with self._opening:
             if self._index is None:
                 with suppress(IndexNotFoundError):
                     index = Index.open(self._path, self._encoder)

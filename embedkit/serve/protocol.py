@@ -66,14 +66,9 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
                 self._arm(limits.header_timeout)
             self._silent += len(data)
             self._unset_keepalive_if_required()
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as offer:
-                self._decline(data[offer.args[0] :])
-                return
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
-                return
+            left = data
+            while left:
+                left = self._parse(left)
             # A header that never ends reaches no callback, and the parser keeps all of it.
             if self._silent > _HEAD + len(data) or self._head > _HEAD:
                 self._drop("head_too_large")
@@ -134,8 +129,19 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
                 self._write_timer = None
             super().resume_writing()
 
-        def _decline(self, rest: bytes) -> None:
-            """Read the request again without its offer of another protocol, and ``rest``, which follows its head.
+        def _parse(self, data: bytes) -> bytes:
+            """Parse ``data``; returns what is to be parsed next."""
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self._offered and self._head <= _HEAD:
+                    return self._without_offer() + data[offer.args[0] :]
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+            return b""
+
+        def _without_offer(self) -> bytes:
+            """The head of a request without its offer of another protocol, for a parser that knows of none.
 
             A server may ignore an offer (RFC 9110, 7.8). httptools would skip the body: Java's client offers HTTP/2
             with every request.
@@ -150,8 +156,9 @@ def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]
                 if name not in _OFFERS:
                     lines.append(b"%b: %b" % (name, kept))
             self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
             self._offered = False
-            self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+            return b"\r\n".join(lines) + b"\r\n\r\n"
 
         def _leave(self) -> None:
             """Tell all requests that nobody waits for them; uvicorn tells the last one."""

@@ -45,8 +45,11 @@ class Vectors:
 
 
 def highest(values: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
-    """The places of the ``count`` highest values, the highest first, equal ones in order."""
+    """The places of the ``count`` highest values, the highest first, equal ones in order; NaN counts as the lowest."""
     count = min(count, len(values))
+    if count < 1:
+        return np.empty(0, np.int64)
+    values = np.where(np.isnan(values), -np.inf, values)
     least = np.partition(values, len(values) - count)[len(values) - count]
     places = np.flatnonzero(values >= least)
     return places[np.argsort(-values[places], kind="stable")[:count]]

@@ -133,7 +133,8 @@ def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, repor
         sample = spool.sample(wanted, begin, end, _SEED)
         report(Progress("train", 0, len(sample)))
         quantizers = _quantizers(index)
-        index.referenced_objects = [*getattr(index, "referenced_objects", ()), *quantizers]  # kept as long
+        # one that is made here must last as long; others are parts of the index, which must not keep itself
+        index.referenced_objects = [one for one in quantizers if isinstance(one, faiss.ProductQuantizer)]
         for quantizer in quantizers:
             quantizer.cp.min_points_per_centroid = 1  # a small sample is the caller's choice: no warning
         if ivf is not None:

@@ -59,7 +59,7 @@ class BuildSettings:
         if self.kept == "none" and not (flat or can_read_back(self.factory)):
             raise ValueError(
                 f"kept 'none' needs codes that vectors can be read back from, of a factory that ends with "
-                f"{', '.join(READ_BACK)} and has no PCA, RR or OPQ to fewer columns, not {self.factory!r}; use "
+                f"{', '.join(READ_BACK)} and has no PCA, RR, or OPQ to fewer columns, not {self.factory!r}; use "
                 "kept 'int8'"
             )
         if isinstance(self.on_error, str) and self.on_error not in ("stop", "skip"):

@@ -214,9 +214,11 @@ def _rows(
     if len(given) != rows:
         raise InputError(str(path), f"holds {rows} vectors, and {len(given)} documents are given")
     named = documents.named if isinstance(documents, Corpus) else any(item.id is not None for item in given)
-    if beside is not None and not {document.id for document in given}.isdisjoint(beside):
+    own = {document.id for document in given}
+    if beside is not None and None not in own and not own.isdisjoint(beside):
         wanted = beside
     elif ids is None:
+        wanted = wanted if beside is None or own != {None} else beside
         return [
             document if document.id is not None else Document(document.text, document_id, document.metadata)
             for document_id, document in zip(wanted, given, strict=True)

@@ -241,3 +241,21 @@ def test_who_hangs_up_on_pipelined_requests_leaves_no_trace(guarded: RunningServ
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert guarded.errors() == ""
+
+
+def test_an_offer_lifts_no_limit(guarded: RunningServer) -> None:
+    """A head that is too large is not read again in part, and CONNECT and many offers end in order."""
+    body = b"GET /livez HTTP/1.1\r\nA: b\r\n\r\n"
+    large = [f"X-{number}: {'y' * 1000}" for number in range(70)]
+    head = ["POST /a HTTP/1.1", "Host: localhost", *OFFER, *large, f"Content-Length: {len(body)}", "", ""]
+    with guarded.connect() as connection, suppress(ConnectionError):
+        connection.sendall("\r\n".join(head).encode() + body)
+        assert read_all(connection) == b""
+    with guarded.connect() as connection:
+        connection.sendall(b"CONNECT http://h:443/a HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 40")
+    one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
+    with guarded.connect() as connection:
+        connection.sendall(one * 600 + one.replace(b"upgrade", b"close, upgrade") + one)
+        assert read_all(connection).count(b"HTTP/1.1 200") == 601
+    assert guarded.errors() == ""

@@ -268,6 +268,8 @@ def test_ranking_against_scikit_learn() -> None:
 
 def test_equal_values_are_taken_in_their_order() -> None:
     assert highest(np.zeros(1000, np.float32), 5).tolist() == [0, 1, 2, 3, 4]
+    assert highest(np.float32([]), 3).tolist() == []
+    assert highest(np.float32([1, np.nan, 3, 2]), 2).tolist() == [2, 3]
     values = np.float32([1, 2, 1, 3, 1, 2])
     assert highest(values, 4).tolist() == [3, 1, 5, 0]
     assert highest(values, 9).tolist() == [3, 1, 5, 0, 2, 4]
