@@ -47,6 +47,7 @@ class Examples:
         columns: list[Sequence[str]] = []
         prefixes: list[str] = []
         self.tasks: dict[str, range] = {}
+        self._shapes: list[tuple[int, int]] = []  # of each task: fields, examples
         start = 0
         for task, table in tables.items():
             self.tasks[task] = range(start, start + len(table))
@@ -55,12 +56,12 @@ class Examples:
             own = (prompts or {}).get(task, {})
             if unknown := sorted(set(own) - set(fields)):
                 raise ValueError(f"{task}: prompts names {unknown[0]!r}; the fields are {', '.join(fields)}")
+            self._shapes.append((len(fields), len(table)))
             for field in fields:
                 columns.append(table.texts(field))
                 prefixes.append(own.get(field, ""))
         self._store = TextStore(folder, Chain(columns, prefixes), max_length, cache)
         self._bare = Chain(columns) if any(prefixes) else None  # the texts without prompts, if others
-        self._shapes = [(len(objective.fields_of(task, table)), len(table)) for task, table in tables.items()]
         self._texts = self._by_task(self._store.rows)  # of each task (examples, fields): rows of the store
         self.lengths: npt.NDArray[np.int64] = np.concatenate(
             [self._store.lengths[rows].sum(1) for rows in self._texts]

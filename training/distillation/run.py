@@ -211,7 +211,7 @@ def _content(paths: Sequence[str | os.PathLike[str]]) -> str | None:
     digests = [file_digest(Path(path)) for path in found]
     if None in digests:
         return None
-    return hashlib.sha256(json.dumps([len(found), *digests]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def _write(path: Path, texts: Iterable[str]) -> None:

@@ -215,17 +215,14 @@ def _rows(
         raise InputError(str(path), f"holds {rows} vectors, and {len(given)} documents are given")
     named = documents.named if isinstance(documents, Corpus) else any(item.id is not None for item in given)
     own = {document.id for document in given}
-    if beside is not None and None not in own and not own.isdisjoint(beside):
+    joined = beside is not None and None not in own and not own.isdisjoint(beside)
+    if beside is not None and (joined or own == {None}):
         wanted = beside
-    elif ids is None:
-        wanted = wanted if beside is None or own != {None} else beside
+    if not joined and (ids is None or not named):
         return [
-            document if document.id is not None else Document(document.text, document_id, document.metadata)
-            for document_id, document in zip(wanted, given, strict=True)
-        ]
-    if not named:
-        return [
-            Document(document.text, document_id, document.metadata)
+            document
+            if ids is None and document.id is not None
+            else Document(document.text, document_id, document.metadata)
             for document_id, document in zip(wanted, given, strict=True)
         ]
     by_id = {document.id: document for document in given}

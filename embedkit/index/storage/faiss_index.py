@@ -51,7 +51,7 @@ AUTO = "auto"
 AUTOMATIC = {AUTO: "Flat", "auto-int8": "SQ8", "auto-int6": "SQ6"}
 """What may be asked for instead of a factory, and the codes of each; ``auto-int8`` and ``auto-int6`` are the default of
 models that say so (`embedkit.index.build.publish.storage_of`)."""
-READ_BACK = ("SQ6", "SQ8", "SQfp16", "Flat", "auto-int8", "auto-int6")
+READ_BACK = ("SQ6", "SQ8", "SQfp16", "Flat", *(name for name in AUTOMATIC if name != AUTO))
 """Ends of the factories whose codes vectors can be read back from, if all columns are coded."""
 _REDUCTION = re.compile(r"PCA|RR|OPQ\d+_")  # to fewer columns
 
