@@ -253,8 +253,8 @@ void EncoderConfig::validate() const {
   // No family needs what no path computes.
   const bool grouped = num_hidden_groups > 0 && num_hidden_groups < num_hidden_layers;
   require(!normalizes_before() || (embedding_size == 0 && !(grouped && embedding_norm)),
-          "layers that normalize their input take no projected embeddings, and normalized ones only if no layer is "
-          "used twice");
+          "layers that normalize their input take no projected embeddings, and normalized ones only if "
+          "no layer is used twice");
   require(num_hidden_layers == 0 || embedding_norm || embedding_size > 0 || normalizes_before(),
           "embeddings that are not normalized need layers that normalize their input");
   // 255 * 127 * K must fit an int32 accumulator.
