@@ -52,6 +52,25 @@ def test_a_missing_option_is_named() -> None:
         _core.EncodeOptions(**{name: value for name, value in NEEDED.items() if name != "threads"})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_place": "pre", "embedding_size": 4}, "take no projected embeddings"),
+        (
+            {"norm_place": "pre", "num_hidden_layers": 2, "num_hidden_groups": 1, "embedding_norm": True},
+            "only if no layer is used twice",
+        ),
+        (
+            {"embedding_norm": False},
+            "embeddings that are not normalized need layers that normalize their input",
+        ),
+    ],
+)
+def test_layers_that_no_path_computes_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _core.EncoderConfig(**{**CONFIG, **changes})
+
+
 def test_a_misspelt_key_of_a_config_or_a_module_is_named() -> None:
     assert _core.EncoderConfig(**CONFIG).padding_idx == -1
     with pytest.raises(TypeError, match="EncoderConfig has no option 'pading_idx'"):
