@@ -140,6 +140,17 @@ def test_filters(page: Any) -> None:
     playwright.expect(page.locator("#hits li")).to_have_count(5)
 
 
+def test_integers_that_a_double_would_round(page: Any) -> None:
+    search(page, "a machine")
+    chip = page.locator("#hits li .chip", has_text="serial: ").first
+    serial = int(chip.text_content().partition(": ")[2])
+    assert 2**60 <= serial < 2**60 + 200
+    with page.expect_response("**/v1/search") as answer:
+        chip.click()
+    assert f'"serial":{serial}' in answer.value.request.post_data
+    playwright.expect(page.locator("#hits li")).to_have_count(1)
+
+
 def test_a_wrong_filter_is_told(page: Any) -> None:
     search(page, "a machine")
     page.locator("#where").fill("number <")
