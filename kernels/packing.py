@@ -15,6 +15,7 @@ from ..model_folder.folder import ModelFolder
 from ..model_folder.weights import stored_tensors
 from .attention_tiles import attention_tiles
 from .launch import FLOATS
+from .varlen_attention import MAX_HEAD_SIZE
 
 __all__ = ["PackedBatch", "Packer", "loaded_tensors", "token_positions"]
 
@@ -47,7 +48,7 @@ class Packer:
         """Of the model in ``folder``, for batches on ``device``.
 
         Raises:
-            ValueError: ``dtype`` is none of `FLOATS`.
+            ValueError: ``dtype`` is none of `FLOATS`, or the model's heads are too large.
         """
         if dtype not in FLOATS:
             raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
@@ -57,6 +58,11 @@ class Packer:
         self._eps = float(config["layer_norm_eps"])
         self._padding = int(config.get("padding_idx", -1))
         self._vocab_size = int(config["vocab_size"])
+        size = int(config.get("head_size", 0)) or folder.hidden_size // self._heads
+        if size > MAX_HEAD_SIZE:
+            raise ValueError(
+                f"{folder.path}: heads of {size} features; a GPU runs up to {MAX_HEAD_SIZE}. Use device='cpu'"
+            )
         self._max_length = folder.positions
         self.device = torch.device(device)
 
@@ -148,6 +154,9 @@ def loaded_tensors(
         if tensor.ndim > 1 or not exact_vectors:
             tensor = tensor.to(dtype)
         integers = None
-        if not tensor.isfinite().all():
-            raise ValueError(f"tensor {name!r} holds values beyond {dtype}; use bfloat16 or float32")
+        if not tensor.to(dtype).isfinite().all():
+            raise ValueError(
+                f"{folder.path}: tensor {name!r} holds values beyond {dtype}; open the model in bfloat16 "
+                "(precision='bf16') or float32 ('fp32')"
+            )
         yield folder.architecture.core_name(name), tensor.to(device)

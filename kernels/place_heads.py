@@ -71,6 +71,8 @@ def place_heads(
         raise ValueError(f"x must be contiguous (tokens, {columns} or more), not {tuple(x.shape)}")
     if size % 2 or not 2 <= size <= 256:
         raise ValueError(f"heads of {size} values; the kernel supports even sizes from 2 to 256")
+    if size == 2 and turns is not None and turns.trained:
+        raise ValueError("turns.trained: heads of 2 values cannot be stretched")
     if norm is not None and (norm.shape != (2, size) or norm.dtype != torch.float32):
         raise ValueError(f"norm must be float32 (2, {size}), not {norm.dtype} {tuple(norm.shape)}")
     for name, table in () if turns is None else (("cos", turns.cos), ("sin", turns.sin)):

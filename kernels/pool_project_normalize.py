@@ -76,10 +76,11 @@ def pool_project_normalize(
         pooling: "mean", "max" or "cls" (the first token that counts). The first of equal maxima gets the
             gradient.
         weight: (H, D), with any strides; for a ``torch.nn.Linear`` pass ``linear.weight.T``. If it has 16 bits,
-            the pooled row enters the product as the sum of two 16-bit rows; sums are float32.
+            the pooled row enters the product as the sum of two 16-bit rows, in whose range its values must be; sums are
+            float32.
         bias: (D,), only with ``weight``.
         activation: "identity" or "tanh", after the projection; only with ``weight``.
-        normalize: scale each vector to length 1. A text without tokens gives zeros in any case.
+        normalize: scale each vector to length 1. A text without tokens is pooled to zeros, then projected as any.
         output: "float32" (differentiable), or the types of `Encoder.encode`: "int8" and "uint8" (the ``ranges``
             in 255 steps), "binary" and "ubinary" (signs, 8 dimensions per byte).
         ranges: (2, D) float32, minimum and maximum of each dimension; for int8 and uint8.
@@ -149,7 +150,7 @@ def _launch(
     result = new(texts, columns, dtype=_OUTPUTS[output])
     project = weight is not None
     pooled = new(texts, size) if project else None
-    count = new(texts, dtype=torch.int32) if project or save else None
+    count = new(texts, dtype=torch.int32) if save else None
     norm = new(texts) if save and settings.normalize else None
     index = None
     if save and pooling != "mean":
@@ -240,7 +241,7 @@ class _Fused(torch.autograd.Function):
         with device_of(result), torch.autocast(result.device.type, enabled=False):
             grad = grad.contiguous()
             if normalize or weight is not None:
-                grad = _head_gradient(grad, result, norm, count, settings.activation == "tanh", normalize)
+                grad = _head_gradient(grad, result, norm, settings.activation == "tanh", normalize)
             if weight is not None:
                 if ctx.needs_input_grad[1]:
                     grad_weight = (pooled.T @ grad).to(weight.dtype)
@@ -263,9 +264,7 @@ class _Fused(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None, None
 
 
-def _head_gradient(
-    grad: Tensor, result: Tensor, norm: Tensor | None, count: Tensor, tanh: bool, normalize: bool
-) -> Tensor:
+def _head_gradient(grad: Tensor, result: Tensor, norm: Tensor | None, tanh: bool, normalize: bool) -> Tensor:
     """∂L/∂a (texts, D) from ∂L/∂y (texts, D)."""
     texts, dimension = result.shape
     before = torch.empty_like(result)
@@ -273,7 +272,7 @@ def _head_gradient(
     rows = max(1, 1024 // block)
     if texts > 0:
         backward_head[(triton.cdiv(texts, rows),)](
-            grad, result, norm, count, before, texts,
+            grad, result, norm, before, texts,
             D=dimension, TANH=tanh, NORMALIZE=normalize, ROWS=rows, BLOCK_D=block, num_warps=warps(block),
         )  # fmt: skip
     return before

@@ -179,7 +179,7 @@ def forward(
             pooled = tl.where((column < H) & (count > 0), pooled, 0.0)
             if SAVE:
                 tl.store(index_ptr + text.to(tl.int64) * H + column, index, mask=column < H)
-    if SAVE or PROJECT:
+    if SAVE:
         tl.store(count_ptr + text, count)
 
     if not PROJECT:
@@ -228,9 +228,7 @@ def forward(
                 series = result * (1 + square * (-0.33333334 + square * (0.13333334 - square * 0.05396825)))
                 tanh = 1 - 2 / (tl.exp(2 * result) + 1)
                 result = tl.where(square < 0.01, series, tanh)
-            # A text of no tokens has no vector: not even the bias.
-            filled = tl.load(count_ptr + rows, mask=rows < texts, other=0, cache_modifier=".cg") > 0
-            result = tl.where(filled[:, None] & (d < D)[None, :], result, 0.0)
+            result = tl.where((d < D)[None, :], result, 0.0)
             _normalize_and_store(
                 result, out_ptr, ranges_ptr, norm_ptr, rows, texts, D, BLOCK_D, NORMALIZE, SAVE, OUTPUT
             )
@@ -238,7 +236,7 @@ def forward(
 
 @triton.jit(do_not_specialize=["texts"])
 def backward_head(
-    grad_ptr, out_ptr, norm_ptr, count_ptr, result_ptr, texts,
+    grad_ptr, out_ptr, norm_ptr, result_ptr, texts,
     D: tl.constexpr, TANH: tl.constexpr, NORMALIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """∂L/∂a (texts, D) from ∂L/∂y, y and ‖z‖₂; ROWS texts a program."""
@@ -257,8 +255,7 @@ def backward_head(
         z = z * norm[:, None]
     if TANH:
         grad *= 1 - z * z
-    filled = tl.load(count_ptr + rows, mask=rows < texts, other=0) > 0
-    tl.store(result_ptr + offsets, tl.where(filled[:, None], grad, 0.0), mask=inside)
+    tl.store(result_ptr + offsets, grad, mask=inside)
 
 
 @triton.jit(do_not_specialize=["texts", "padded", "tokens"])

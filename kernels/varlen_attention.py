@@ -48,10 +48,10 @@ def varlen_attention(
 
     Args:
         query, key, value: (tokens, heads, head_size), float32, float16 or bfloat16 on a GPU. The values of a head
-            must be adjacent in memory; other strides are free, e.g. for slices of one matrix. Key and value may have
-            fewer heads, each for as many of the queries'.
+            must be adjacent in memory; other strides are free, e.g. for slices of one matrix, but a sequence must lie
+            within 2^31 values. Key and value may have fewer heads, each for as many of the queries'.
         cu_seqlens: (sequences + 1,), int32 or int64: sequence b is the tokens ``cu_seqlens[b]`` up to
-            ``cu_seqlens[b + 1]``; used only without ``tile_map``.
+            ``cu_seqlens[b + 1]``, from 0 on; used only without ``tile_map``.
         max_seqlen: tokens of the longest sequence; ``bias`` and ``rotary`` must reach that far.
         scale: factor of the scores; head_size ** -0.5 by default.
         bias: (heads, 2 · max_distance − 1) float32: ``bias[h, max_distance − 1 + j − i]`` is added to the score
@@ -77,7 +77,13 @@ def varlen_attention(
             raise ValueError(f"{name} must not be negative, and is {reach}")
     tokens, heads, size = query.shape
     if tile_map is None:
-        lengths = cu_seqlens.diff().cpu().numpy()
+        bounds = cu_seqlens.cpu()
+        lengths = bounds.diff().numpy()
+        if bounds[0] != 0 or lengths.max(initial=0) > max_seqlen:
+            raise ValueError(
+                f"cu_seqlens must start with 0, with at most max_seqlen = {max_seqlen} tokens in a sequence, "
+                f"not {bounds[0]} and {lengths.max(initial=0)}"
+            )
         tile_map = torch.from_numpy(attention_tiles(lengths, tokens=tokens)).to(query.device)
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if result.numel() == 0:
@@ -93,7 +99,7 @@ def varlen_attention(
             VALUE_TOKEN=value.stride(0), VALUE_HEAD=value.stride(1),
             MAX_DISTANCE=0 if bias is None else (bias.shape[1] + 1) // 2,
             ROTARY=rotary is not None, ROTARY_VALUE=rotary_value, SHARED=heads // key.shape[1],
-            BEFORE=-1 if before is None else before, AFTER=-1 if after is None else after,
+            BEFORE=-1 if before is None else min(before, tokens), AFTER=-1 if after is None else min(after, tokens),
             **_options(
                 size, query.element_size(), bias is None and rotary is None, tile_map.shape[1] - HEADER,
                 capability_of(query.device),
@@ -160,6 +166,11 @@ def _check(
             )
         if tensor.numel() and tensor.stride(2) != 1:
             raise ValueError(f"the values of a head of {name} are not adjacent. Call contiguous() on it.")
+        if max_seqlen * tensor.stride(0) >= 2**31:
+            raise ValueError(
+                f"{max_seqlen} tokens of {name} lie {tensor.stride(0)} values apart, beyond 2^31 in all. "
+                "Call contiguous() on it."
+            )
     _, heads, size = query.shape
     if not 1 <= size <= MAX_HEAD_SIZE:
         raise ValueError(f"heads of {size} values; the kernel supports 1 to {MAX_HEAD_SIZE}")
@@ -197,6 +208,11 @@ def _check(
         raise ValueError(
             "tile_map must be contiguous int32 as returned by attention_tiles, "
             f"not {tile_map.dtype} {tuple(tile_map.shape)}"
+        )
+    if tile_map is not None and tile_map.shape[1] - HEADER > BLOCK and size > 128:
+        raise ValueError(
+            f"tiles of {tile_map.shape[1] - HEADER} tokens for heads of {size} values do not fit a GPU's memory for "
+            f"a program; make them of {BLOCK}: attention_tiles(lengths, {BLOCK})"
         )
     cos, sin = (None, None) if rotary is None else rotary
     check_tensors(

@@ -15,7 +15,7 @@ otherwise run on padding.
 
 A value that is not finite would pass that mask, since 0 · inf is NaN. A tile whose result is not finite is therefore
 computed again, with such values as zeros and their keys' scores as NaN: the sequences that hold them get NaN, and the
-others what they get beside other neighbors.
+others what they get beside other neighbors. A score that is not finite becomes NaN: -inf would leave its key out.
 """
 
 # Functions below @triton.jit are written in another language with the syntax of Python.
@@ -86,9 +86,10 @@ def _attend(
     key_end = tl.load(tiles_ptr + 3)
     # 64 bits for what is the same in the whole program: tokens · hidden_size may pass 2³¹, but 64 bits for
     # every value would fill the registers.
-    query_ptr += first.to(tl.int64) * QUERY_TOKEN + head * QUERY_HEAD
-    key_ptr += key_start.to(tl.int64) * KEY_TOKEN + head // SHARED * KEY_HEAD
-    value_ptr += key_start.to(tl.int64) * VALUE_TOKEN + head // SHARED * VALUE_HEAD
+    shared = (head // SHARED).to(tl.int64)
+    query_ptr += first.to(tl.int64) * QUERY_TOKEN + head.to(tl.int64) * QUERY_HEAD
+    key_ptr += key_start.to(tl.int64) * KEY_TOKEN + shared * KEY_HEAD
+    value_ptr += key_start.to(tl.int64) * VALUE_TOKEN + shared * VALUE_HEAD
     out_ptr += first.to(tl.int64) * (HEADS * D) + head * D
     rows = first + tl.arange(0, BLOCK_M)
     inside = rows < end
@@ -122,6 +123,7 @@ def _attend(
         )  # fmt: skip
         scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         scores = _dot(query, tl.trans(key), scores, WIDEN) * (scale * LOG2_E)
+        scores += scores * 0
         same = (starts[:, None] == key_starts[None, :]) & present[None, :]
         distance = keys[None, :] - rows[:, None]
         if BEFORE >= 0:
@@ -155,7 +157,8 @@ def _attend(
             )  # fmt: skip
         result = _dot(weights.to(value.dtype), value, result * decay[:, None], WIDEN)
     # Tokens without keys, which fill up a batch, get zeros.
-    result = result / tl.where(total == 0, 1.0, total)[:, None]
+    empty = (starts < 0) | (key_end == 0)
+    result = result / tl.where(empty, 1.0, total)[:, None]
     column = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     offsets = column[:, None] * (HEADS * D) + d[None, :]

@@ -5,8 +5,8 @@
     y_b = z_b / max(‖z_b‖₂, 1e-12)                          (D)
 
 On a GPU this is one kernel launch (`embedkit.kernels.pool_project_normalize`), elsewhere torch. The projection and
-the normalization are optional. The vector of an empty text is zero. If several tokens have the maximum, the first
-of them gets the gradient, as in ``torch.max``.
+the normalization are optional. An empty text is pooled to zeros, as by the core. If several tokens have the maximum,
+the first of them gets the gradient, as in ``torch.max``.
 """
 
 from __future__ import annotations
@@ -84,9 +84,6 @@ def pool_project_normalize(
             vectors = vectors + bias.to(dtype)
         if activation == "tanh":
             vectors = vectors.tanh()
-        vectors = vectors.masked_fill(
-            (lengths == 0)[:, None], 0
-        )  # an empty text has no vector, also with a bias
     return torch.nn.functional.normalize(vectors, dim=-1, eps=_EPSILON) if normalize else vectors
 
 

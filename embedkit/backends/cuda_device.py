@@ -176,7 +176,7 @@ class CudaDevice:
     def staging(self, size: int) -> Staging:
         """As `Device.staging`."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._copy):
-            host = torch.empty(size, dtype=torch.int32, pin_memory=True)
+            host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
             device = torch.empty(size, dtype=torch.int32, device=self.device)
             # Memory freed on one stream might be reused while the other still reads it.
             device.record_stream(self._compute)
@@ -197,7 +197,14 @@ class CudaDevice:
     @contextmanager
     def running(self) -> Iterator[None]:
         """As `Device.running`."""
-        with torch.cuda.device(self.device), torch.cuda.stream(self._compute), torch.inference_mode():
+        # The caller's autocast must not change the precision.
+        autocast = torch.autocast(self.device.type, enabled=False)
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.stream(self._compute),
+            torch.inference_mode(),
+            autocast,
+        ):
             yield
 
     def mark(self) -> Event:
@@ -262,7 +269,7 @@ class CudaDevice:
 
     def download(self, values: Tensor, ready: Any) -> tuple[Tensor, Event]:
         """As `Device.download`."""
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
         with torch.cuda.device(self.device), torch.cuda.stream(self._deliver):
             self._deliver.wait_event(ready)
             host.copy_(values, non_blocking=True)

@@ -22,9 +22,14 @@ class CudaEngine(StageEngine):
 
         Raises:
             ImportError: PyTorch or Triton is not installed.
-            ValueError: a device does not exist, or the weights do not fit the precision.
+            ValueError: a device does not exist, the weights do not fit the precision, or the model is a static one.
         """
         check_cuda(devices)
+        if folder.static is not None:
+            raise ValueError(
+                f"{folder.path} is a static model, a table that a CPU reads faster than it could be uploaded; "
+                "use device='cpu'"
+            )
 
         def open_stage() -> Stage:
             from .cuda import open_stage

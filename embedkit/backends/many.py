@@ -91,18 +91,27 @@ def _work(stage: Stage, jobs: queue.SimpleQueue[_Job | None]) -> None:
         while len(in_flight) > stage.ahead:
             with suppress(Exception):  # raised again where the batch is waited for
                 in_flight.popleft().wait()
-        job = jobs.get()
+        job = _next(jobs, in_flight)
         if job is None:
             return
         window, order, request, future = job
         try:
-            batch = stage.submit(window, order, request)
+            in_flight.append(stage.submit(window, order, request))
         except BaseException as error:
             future.set_exception(error)
         else:
-            in_flight.append(batch)
-            future.set_result(batch)
+            future.set_result(in_flight[-1])
         del job, window, order, request, future
+
+
+def _next(jobs: queue.SimpleQueue[_Job | None], in_flight: deque[Batch]) -> _Job | None:
+    """The next job. A thread that idles keeps no batch, whose memory nobody else may hold any more."""
+    while in_flight:
+        with suppress(queue.Empty):
+            return jobs.get(timeout=0.1)
+        with suppress(Exception):
+            in_flight.popleft().wait()
+    return jobs.get()
 
 
 def _end(jobs: queue.SimpleQueue[_Job | None], threads: int) -> None:

@@ -135,6 +135,8 @@ def _pool(mode: str, hidden: Tensor, bounds: Tensor, skips: bool) -> Tensor:
     step = 2 if skips else 1
     starts, begins, ends = bounds[:-1:step], bounds[step - 1 : -1 : step], bounds[step::step]
     counts = (ends - begins)[:, None]
+    if not len(hidden):
+        return hidden.new_zeros(len(ends), hidden.shape[1], dtype=torch.float32)
 
     def fused(values: Tensor, pooling: Any) -> Tensor:
         vectors: Tensor = pool_project_normalize(values, bounds, pooling=pooling)
@@ -150,7 +152,7 @@ def _pool(mode: str, hidden: Tensor, bounds: Tensor, skips: bool) -> Tensor:
         owner = torch.searchsorted(ends.contiguous(), tokens, right=True).clamp(max=len(ends) - 1)
         weights = (tokens - starts[owner] + 1).float()
         # From the first to the last: the mean of the weighted values, times their number, over the sum of weights.
-        first, last = begins - starts + 1, ends - starts
+        first, last = (begins - starts).long() + 1, (ends - starts).long()
         total = ((last * (last + 1) - first * (first - 1)) // 2)[:, None]
         return fused(hidden.float() * weights[:, None], "mean") * counts / total.clamp(min=1)
     return fused(hidden, mode)

@@ -195,8 +195,8 @@ class PackedStage:
     def _allocate(self) -> None:
         largest, device = replace(self._largest(skips=True), descending=False), self._device.device
         with self._device.running():
-            self._vectors = torch.empty(largest.sequences, self.dimension, device=device)
-            self._sums = torch.empty(largest.sequences, device=device)
+            self._vectors = torch.empty(largest.sequences, self.dimension, dtype=torch.float32, device=device)
+            self._sums = torch.empty(largest.sequences, dtype=torch.float32, device=device)
             self._static = torch.zeros(largest.size, dtype=torch.int32, device=device)
 
     def _largest(self, *, skips: bool) -> _Layout:
@@ -343,19 +343,22 @@ class PackedStage:
         device.upload(staging, layout.size)
         with device.running():
             begin = device.mark()
-            if size is None:
-                batch = self._batch(layout, staging.device)
-                if request.token_embeddings:
-                    result = model.hidden(batch).float()
+            try:
+                if size is None:
+                    batch = self._batch(layout, staging.device)
+                    if request.token_embeddings:
+                        result = model.hidden(batch).float()
+                    else:
+                        result = model.vectors(batch, skips=layout.skips)
                 else:
-                    result = model.vectors(batch, skips=layout.skips)
+                    if size > SMALL and layout in self._met:
+                        self._reserve(layout.skips)
+                    self._static[: layout.size].copy_(staging.device[: layout.size])
+            finally:  # what was started before an interrupt reads it, too
+                device.consumed(staging)
+            if size is None:
                 sums = result.sum(dim=1) if checks else None
-                device.consumed(staging)
             else:
-                if size > SMALL and layout in self._met:
-                    self._reserve(layout.skips)
-                self._static[: layout.size].copy_(staging.device[: layout.size])
-                device.consumed(staging)
                 self._replay(layout)
                 result = self._vectors[:texts]
                 sums = self._sums[:texts].clone() if checks else None  # the next batch writes there
@@ -429,9 +432,9 @@ class PackedStage:
         if len(self._slots) < 2:
             self._slots.append(self._device.staging(len(self._static)))
             return self._slots[-1]
-        self._slots.reverse()
-        self._slots[0].copied.synchronize()
-        return self._slots[0]
+        self._slots.append(self._slots.pop(0))
+        self._slots[-1].copied.synchronize()
+        return self._slots[-1]
 
     def _ranges_of(self, request: Request) -> Tensor | None:
         """The request's ranges on the device; a copy for each batch would have to wait for the one before."""

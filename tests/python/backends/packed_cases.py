@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from eager_device import cosine, packed
+from safetensors.numpy import load_file, save_file
 from tiny_families import tiny as tiny_family
 from triton_harness import DEVICE
 
 from embedkit import Encoder
+from embedkit.backends import packed_model
 from embedkit.backends.packed_model import PackedModel
 from embedkit.model_folder.folder import open_folder
 
@@ -72,6 +77,32 @@ def test_families_since_bert(kind: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(result, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("head", [*HEADS, "dense-bias"])
+def test_texts_of_no_tokens(head: str, make_model: Make, tmp_path: Path) -> None:
+    """Of a tokenizer without special tokens; alone, and more of them than the largest graph holds."""
+    options = HEADS.get(head, {"dense": ((12, "Tanh", True),), "normalize": True})
+    folder = Path(shutil.copytree(tiny(make_model, **options), tmp_path / "copy"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, "post_processor": None}))
+    encoder, core = opened(folder), Encoder(folder)
+    for some in (["", "sunny day", ""], [""] * 40):
+        np.testing.assert_allclose(encoder.encode(some), core.encode(some), rtol=0, atol=3e-5)
+
+
+def test_weights_of_tokens_that_pass_2_to_31() -> None:
+    tokens = 46_400
+    bounds = torch.tensor([0, tokens], dtype=torch.int32, device=DEVICE)
+    mean = packed_model._pool("weightedmean", torch.ones(tokens, 1, device=DEVICE), bounds, False)
+    assert mean.item() == pytest.approx(1)
+
+
+def test_heads_that_no_gpu_takes(make_model: Make) -> None:
+    folder = open_folder(tiny(make_model))
+    folder = replace(folder, config={**folder.config, "head_size": 512})
+    with pytest.raises(ValueError, match=r"heads of 512 features; a GPU runs up to 256\. Use device='cpu'"):
+        PackedModel(folder, "fp32", torch.device(DEVICE))
+
+
 def test_alone_and_in_a_batch(make_model: Make, few: list[str]) -> None:
     encoder = opened(tiny(make_model))
     together = encoder.encode(few)
@@ -92,10 +123,6 @@ def test_outputs(make_model: Make, few: list[str]) -> None:
 
 
 def test_a_projection_beyond_fp16(make_model: Make, tmp_path: Path) -> None:
-    import shutil
-
-    from safetensors.numpy import load_file, save_file
-
     folder = Path(shutil.copytree(tiny(make_model, dense=((12, "Tanh", True),)), tmp_path / "copy"))
     path = folder / "2_Dense" / "model.safetensors"
     weights = load_file(path)

@@ -122,6 +122,30 @@ def test_memory_that_caches_hold_is_given_to_the_capture(
     assert cuda.emptied == 1
 
 
+def test_settings_of_the_callers_torch_change_nothing(
+    make_model: Make, few: list[str], cuda: FakeCuda
+) -> None:
+    folder = make_model()
+    expected = on(cuda, folder)[0].encode(few)
+    encoder = on(cuda, folder)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        np.testing.assert_array_equal(encoder.encode(few), expected)
+    encoder = on(cuda, folder)[0]
+    torch.set_default_dtype(torch.float64)
+    try:
+        np.testing.assert_array_equal(encoder.encode(few), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_pinned_memory_lies_on_the_host(cuda: FakeCuda) -> None:
+    device = CapturedDevice("cpu")
+    with torch.device("meta"):
+        assert device.staging(8).host.device.type == "cpu"
+        host, _ = device.download(torch.zeros(3, device="cpu"), device.mark())
+    assert host.device.type == "cpu"
+
+
 def test_encoders_do_not_share_a_stream_with_graphs(make_model: Make, few: list[str], cuda: FakeCuda) -> None:
     folder = make_model()
     devices = [CapturedDevice("cpu") for _ in range(40)]

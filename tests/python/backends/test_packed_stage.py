@@ -6,8 +6,11 @@ import copy
 import os
 import pickle
 import threading
+import time
 import warnings
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from eager_device import EagerDevice, PlainModel, cosine, packed
 
 import embedkit.encoder
 from embedkit import Encoder, Index
-from embedkit.backends import cuda, cuda_device, packed_stage
+from embedkit.backends import cuda, cuda_device, cuda_engine, packed_stage
 from embedkit.backends.buckets import SMALL
 from embedkit.backends.cuda import choose_precision
 from embedkit.backends.engine import tokenizer_of
@@ -31,6 +34,7 @@ from embedkit.backends.many import ManyStages
 from embedkit.backends.packed_model import DTYPES
 from embedkit.backends.packed_stage import PackedStage
 from embedkit.model_folder.folder import open_folder
+from embedkit.model_folder.static import StaticFiles
 
 Make = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
@@ -106,6 +110,38 @@ def test_warm_up_without_memory_halves_the_budget(make_model: Make, texts: list[
         encoder.warm_up()
     described = encoder.describe()
     assert described["token_budget"] == 496 and described["cuda_graphs"] > 4
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_an_interrupted_batch_keeps_its_staging_memory(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    """What it started reads it, so that the next batch takes the other, and the one after that waits."""
+    encoder, device, model = packed(make_model(), budget=600)
+    log: list[tuple[str, int]] = []
+
+    def note(name: str) -> None:
+        method = getattr(device, name)
+
+        def noted(staging: Any, *rest: Any) -> None:
+            log.append((name, device.stagings.index(staging)))
+            method(staging, *rest)
+
+        monkeypatch.setattr(device, name, noted)
+
+    def interrupt(tokens: int) -> None:
+        raise KeyboardInterrupt
+
+    note("upload")
+    note("consumed")
+    options: dict[str, Any] = {} if graphs else {"output_value": "token_embeddings"}
+    model.fail = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        encoder.encode("sunny day", **options)
+    model.fail = None
+    for _ in range(3):
+        encoder.encode("sunny day", **options)
+    assert log == [(name, number) for number in (0, 1, 0, 1) for name in ("upload", "consumed")]
 
 
 def test_a_remainder_replays_a_larger_graph(make_model: Make) -> None:
@@ -305,6 +341,24 @@ def test_an_error_of_one_device_stops_the_others(make_model: Make, texts: list[s
     np.testing.assert_array_equal(encoder.encode(texts), Encoder(folder).encode(texts))
 
 
+def test_idle_devices_hold_no_batch(make_model: Make) -> None:
+    folder = make_model()
+    batches: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    class Noted(CoreStage):
+        def submit(self, window: Any, order: Any, request: Any) -> Any:
+            batch = super().submit(window, order, request)
+            batches.add(batch)
+            return batch
+
+    encoder = staged(folder, ManyStages([Noted(folder, ahead=2), Noted(folder, ahead=2)]))
+    assert len(encoder.encode(["sunny day"] * 60)) == 60
+    until = time.monotonic() + 20
+    while len(batches) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not len(batches)
+
+
 def test_the_threads_of_devices_end(make_model: Make) -> None:
     folder = make_model()
 
@@ -420,6 +474,15 @@ def test_the_encoder_of_a_device(make_model: Make, texts: list[str], tmp_path: P
         ValueError, match="unknown precision='fp64' on 'cuda:0'; expected one of 'auto', 'fp32'"
     ):
         Encoder(folder, device="cuda", precision="fp64")
+
+
+@pytest.mark.usefixtures("devices_everywhere")
+def test_a_static_model_stays_on_the_cpu(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_engine, "check_cuda", lambda names: names)
+    folder = open_folder(make_model())
+    static = StaticFiles(folder.path / "model.safetensors", "embeddings", "F32", None)
+    with pytest.raises(ValueError, match=r"is a static model, .*; use device='cpu'"):
+        cuda_engine.CudaEngine(replace(folder, static=static), ["cuda:0"], "auto")
 
 
 @pytest.mark.usefixtures("devices_everywhere")

@@ -53,9 +53,8 @@ def test_forward_compiles_without_a_spill(
             "pooled_ptr": "*fp32",
             "ticket_ptr": "*i32",
         }
-    if project or save:
-        types["count_ptr"] = "*i32"
     if save:
+        types["count_ptr"] = "*i32"
         types["norm_ptr"] = "*fp32"
         types |= {"index_ptr": "*i32"} if pooling != "mean" else {}
     if output != "float32":
@@ -93,7 +92,7 @@ def test_backward_of_the_head_compiles_without_a_spill(
     *, capability: int, dimension: int, tmp_path: Path, record_property: Any
 ) -> None:
     types = dict.fromkeys(["grad_ptr", "out_ptr", "norm_ptr", "result_ptr"], "*fp32")
-    types |= {"count_ptr": "*i32", "texts": "i32"}
+    types["texts"] = "i32"
     block = triton.next_power_of_2(dimension)
     constants = {
         "D": dimension,

@@ -134,6 +134,22 @@ def test_an_overflow_reaches_what_sees_it_alone(part: str) -> None:
     torch.testing.assert_close(result[~seen], before[~seen], rtol=2e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("part", ["query", "key"])
+def test_an_overflow_whose_scores_are_all_negative_is_not_a_key_left_out(part: str) -> None:
+    query, key, value = (torch.zeros(5, 1, 16, dtype=torch.float16, device=DEVICE) for _ in range(3))
+    query[:, 0, 0], key[:, 0, 0] = 1, -1
+    (query if part == "query" else key)[1, 0, 0] *= float("inf")
+    result = varlen_attention(query, key, value, boundaries([3, 2]), 3)[:, 0, 0]
+    broken = [1] if part == "query" else [0, 1, 2]
+    assert result.isnan().nonzero()[:, 0].tolist() == broken
+
+
+def test_windows_beyond_any_sequence() -> None:
+    inputs = [tensor(6, 2, 16, seed=seed) for seed in range(3)]
+    wide = varlen_attention(*inputs, boundaries([2, 4]), 4, before=2**31 - 1, after=2**31 - 1)
+    assert torch.equal(wide, varlen_attention(*inputs, boundaries([2, 4]), 4))
+
+
 @pytest.mark.parametrize("block", [16, 32, 128])
 def test_a_map_of_fixed_size(block: int) -> None:
     lengths = [3, 40, 0, 1, 20]
@@ -194,12 +210,20 @@ def test_no_tokens() -> None:
         (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 258)), "kernel supports 1 to 256"),
         (dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 8).double()), "query must be float32"),
         ({"cu_seqlens": torch.zeros(2)}, "cu_seqlens must be int32 or int64"),
+        ({"cu_seqlens": torch.tensor([1, 4])}, "cu_seqlens must start with 0"),
+        ({"max_seqlen": 3}, "at most max_seqlen = 3 tokens in a sequence, not 0 and 4"),
+        ({"max_seqlen": 2**31}, r"2147483648 tokens of query lie 16 values apart"),
         ({"bias": torch.zeros(2, 8)}, r"bias must be float32 \(2, 2 max_distance - 1\)"),
         ({"bias": torch.zeros(2, 5)}, "bias reaches sequences of 3 tokens, max_seqlen is 4"),
         ({"rotary": (torch.zeros(4, 3), torch.zeros(4, 4))}, "rotary cos must be float32"),
         ({"rotary": (torch.zeros(4, 4), torch.zeros(3, 4))}, "max_seqlen = 4 rows, not 3"),
         ({"rotary_value": True}, "pass rotary as well"),
         ({"tile_map": torch.zeros(1, 7, dtype=torch.int32)}, "as returned by attention_tiles"),
+        (
+            dict.fromkeys(("query", "key", "value"), torch.zeros(4, 2, 200))
+            | {"tile_map": torch.zeros(1, 132, dtype=torch.int32)},
+            "tiles of 128 tokens for heads of 200 values do not fit",
+        ),
         ({"key": torch.zeros(4, 2, 8, device="meta")}, "key is on meta"),
     ],
 )

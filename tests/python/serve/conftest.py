@@ -49,7 +49,12 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = []
     for number, line in enumerate(lines):
         entry = json.loads(line)
-        metadata = {"topic": entry["topic"], "lang": entry["lang"], "number": number, "serial": 2**60 + number}
+        metadata = {
+            "topic": entry["topic"],
+            "lang": entry["lang"],
+            "number": number,
+            "serial": 2**60 + number,
+        }
         documents.append(Document(entry["text"], entry["id"], metadata))
     path = tmp_path_factory.mktemp("index") / "index"
     Index.build(path, documents, Encoder()).close()

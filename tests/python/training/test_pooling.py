@@ -28,19 +28,16 @@ def expected(
 ) -> np.ndarray:
     """The formula of the module, a text at a time in double precision."""
     start, rows = 0, []
-    width = hidden.shape[1] if weight is None else weight.shape[1]
     for length in lengths:
         tokens = hidden[start : start + length].astype(np.float64)
         start += length
-        if not length:
-            rows.append(np.zeros(width))
-            continue
+        tokens = tokens if length else np.zeros((1, hidden.shape[1]))
         row = {"mean": tokens.mean(axis=0), "max": tokens.max(axis=0), "cls": tokens[0]}[pooling]
         if weight is not None:
             row = row @ weight
             row = row if bias is None else row + bias
             row = np.tanh(row) if activation == "tanh" else row
-        rows.append(row / np.linalg.norm(row) if normalize else row)
+        rows.append(row / max(np.linalg.norm(row), 1e-12) if normalize else row)
     return np.stack(rows)
 
 
