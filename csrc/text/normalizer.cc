@@ -13,6 +13,8 @@ namespace {
 
 using Kind = NormalizerStep::Kind;
 
+constexpr size_t kMostGrowth = 1024;
+
 std::string_view between(const uint8_t* from, const uint8_t* to) {
   return {reinterpret_cast<const char*>(from), static_cast<size_t>(to - from)};
 }
@@ -67,23 +69,31 @@ bool nmt(std::string_view text, std::string& out) {
   });
 }
 
-bool replace(std::string_view text, const std::string& pattern, const std::string& content,
+// No model makes a text much longer; a hostile file's steps, each doubling it, would fill the memory.
+void check_growth(size_t size, size_t most) {
+  require(size <= most, "the normalizer of the tokenizer makes a text more than ", kMostGrowth,
+          " times as long");
+}
+
+bool replace(std::string_view text, const std::string& pattern, const std::string& content, size_t most,
              std::string& out) {
   size_t copied = 0;
   for (size_t at; (at = text.find(pattern, copied)) != std::string_view::npos; copied = at + pattern.size()) {
     out.append(text.substr(copied, at - copied));
     out.append(content);
+    check_growth(out.size(), most);
   }
   if (copied == 0) return false;
   out.append(text.substr(copied));
   return true;
 }
 
-bool replace_runs(std::string_view text, const std::string& content, std::string& out) {
+bool replace_runs(std::string_view text, const std::string& content, size_t most, std::string& out) {
   size_t copied = 0;
   for (size_t at; (at = text.find("  ", copied)) != std::string_view::npos;) {
     out.append(text.substr(copied, at - copied));
     out.append(content);
+    check_growth(out.size(), most);
     copied = std::min(text.find_first_not_of(' ', at), text.size());
   }
   if (copied == 0) return false;
@@ -91,7 +101,7 @@ bool replace_runs(std::string_view text, const std::string& content, std::string
   return true;
 }
 
-bool replace_breaks(std::string_view text, const std::string& content, std::string& out) {
+bool replace_breaks(std::string_view text, const std::string& content, size_t most, std::string& out) {
   const uint8_t* copied = utf8::begin(text);
   const uint8_t* const end = utf8::end(text);
   bool changed = false;
@@ -105,6 +115,7 @@ bool replace_breaks(std::string_view text, const std::string& content, std::stri
     if (count < 2 && c != '\n' && c != '\r' && c != '\t') continue;
     out.append(between(copied, at));
     out.append(content);
+    check_growth(out.size(), most);
     copied = p;
     changed = true;
   }
@@ -149,6 +160,7 @@ Normalizer::Normalizer(std::vector<NormalizerStep> steps) {
 }
 
 std::string_view Normalizer::apply(std::string_view text, bool first, bool last, Buffers& buffers) const {
+  const size_t most = kMostGrowth * (text.size() + 64);
   size_t next = 0;
   for (const Step& step : steps_) {
     std::string& out = buffers.texts[next];
@@ -177,13 +189,13 @@ std::string_view Normalizer::apply(std::string_view text, bool first, bool last,
         changed = nmt(text, out);
         break;
       case Kind::kReplace:
-        changed = replace(text, step.pattern, step.content, out);
+        changed = replace(text, step.pattern, step.content, most, out);
         break;
       case Kind::kReplaceRuns:
-        changed = replace_runs(text, step.content, out);
+        changed = replace_runs(text, step.content, most, out);
         break;
       case Kind::kReplaceBreaks:
-        changed = replace_breaks(text, step.content, out);
+        changed = replace_breaks(text, step.content, most, out);
         break;
       case Kind::kPrepend:
         changed = first && !text.empty();
@@ -197,6 +209,7 @@ std::string_view Normalizer::apply(std::string_view text, bool first, bool last,
         break;
     }
     if (!changed) continue;
+    check_growth(out.size(), most);
     text = out;
     next ^= 1;
   }

@@ -19,11 +19,19 @@ __all__ = ["CoreEngine", "load_core"]
 
 
 def load_core(folder: ModelFolder, head: list[dict[str, Any]], precision: str) -> _core.Encoder:
-    """Load the weights into the core; ``head`` lists the modules after the pooling."""
+    """Load the weights into the core; ``head`` lists the modules after the pooling.
+
+    Raises:
+        ValueError: the weights, or the sizes in config.json, do not fit together.
+    """
     core_name = folder.architecture.core_name
     tensors = {core_name(name): tensor for name, tensor in core_tensors(folder, precision).items()}
+    try:
+        config = _core.EncoderConfig(**folder.config)
+    except ValueError as error:
+        raise ValueError(f"{folder.transformer / 'config.json'}: {error}") from None
     return _core.Encoder(
-        _core.EncoderConfig(**folder.config),
+        config,
         tensors,
         list(folder.pooling.modes),
         [_core.HeadModule(**module) for module in head],

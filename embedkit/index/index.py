@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import check_threads
+from ..arguments import check_positive, check_threads
 from ..documents.document import Document
 from ..documents.errors import OnError
 from ..documents.passages import Passages
@@ -453,15 +454,21 @@ class Index(Searcher):
         """
         generation, encoder = self._open_live()
         if sample:
+            check_positive("sample", sample)
             check_reading(self.path, encoder.get(), generation.manifest)
         return verify(generation, encoder.get() if sample else None, sample)
 
     def _write(
         self, mode: Mode, documents: Iterable[Document], settings: BuildSettings, progress: Report | None
     ) -> Written:
-        written = building.build(
-            self.path, documents, self.encoder, mode=mode, settings=settings, report=progress
-        )
+        try:
+            written = building.build(
+                self.path, documents, self.encoder, mode=mode, settings=settings, report=progress
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):  # an addition that fails may have folded segments before
+                self.refresh()
+            raise
         self.refresh()
         return written
 

@@ -37,6 +37,7 @@ _BEHAVIORS = {
 }
 # Behavior and inversion with which the matches of a known expression are the pieces.
 _WHOLE = {("isolated", False), ("isolated", True), ("removed", True)}
+_MOST_ADDED = 1024
 _PLAIN_NORMALIZERS = {
     "NFC": "nfc",
     "NFD": "nfd",
@@ -83,11 +84,13 @@ def subword_core(
     try:
         if model.get("type") == "BPE":
             made, vocab = _bpe(model, byte_level, path)
+            free = len(vocab)
         elif byte_level:
             raise UnknownToCore("ByteLevel before Unigram")
         else:
             made, vocab = _unigram(model, path)
-        ids, flagged = added_ids(added, vocab, len(vocab))
+            free = len(model["vocab"])  # which may hold a piece twice
+        ids, flagged = added_ids(added, vocab, free)
         # In a vocabulary with holes or of equal tokens, the highest id is not the last.
         size = max((*vocab.values(), *ids.values())) + 1
         core = _core.Subword(
@@ -115,6 +118,9 @@ def added_ids(
         added: tokens as `tokenizer_files.added_token` returns them.
         vocab: ids by token.
         size: the first free id.
+
+    Raises:
+        ValueError: a token is so long that looking for it would take its length times that of a text.
     """
     ids: dict[str, int] = {}
     flagged: dict[int, dict[str, Any]] = {}
@@ -122,6 +128,10 @@ def added_ids(
         content = token["content"]
         if not content:
             continue
+        if len(content) > _MOST_ADDED:
+            raise ValueError(
+                f"an added token has {len(content)} characters; at most {_MOST_ADDED} are looked for"
+            )
         if content not in ids:
             ids[content] = vocab.get(content, size)
             size += ids[content] == size

@@ -260,11 +260,11 @@ def _build(
     """The core, and the id of each added token."""
     tokens = vocab if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
     known = vocab if not isinstance(vocab, list) else {token: i for i, token in enumerate(vocab) if token}
-    ids, flagged = added_ids(added, known, len(tokens))
     limit = typed(model, "max_input_chars_per_word", int, 100, path)
     if limit < 0:
         raise damaged(path, f'"max_input_chars_per_word" is {limit}')
     try:
+        ids, flagged = added_ids(added, known, len(tokens))
         core = _core.WordPiece(
             tokens,
             [_core.AddedToken(**token) for token in flagged],
@@ -284,7 +284,7 @@ def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
     ids = list(vocab.values())
     if set(map(type, ids)) != {int}:
         token = next(token for token, i in vocab.items() if type(i) is not int)
-        raise damaged(path, f"the id of the token {token!r} is {vocab[token]!r}, not an integer")
+        raise damaged(path, f"the id of the token {token!r:.80} is {vocab[token]!r:.80}, not an integer")
     ids.sort()
     if ids != list(range(len(ids))):
         repeated = next((i for i, following in pairwise(ids) if i == following), None)

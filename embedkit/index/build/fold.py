@@ -69,7 +69,11 @@ def _foldable(rows: Sequence[int]) -> int:
 def copy_segments(
     writer: Writer, segments: Sequence[Segment], manifest: Manifest, settings: BuildSettings, report: Report
 ) -> SegmentEntry:
-    """Write the documents of ``segments`` to one new staged segment, with their vectors as they are kept."""
+    """Write the documents of ``segments`` to one new staged segment, with their vectors as they are kept.
+
+    Raises:
+        IndexDamagedError: a file of theirs was altered.
+    """
     name = writer.new_name()
     folder = writer.stage(name)
     total = sum(segment.entry.documents for segment in segments)
@@ -77,6 +81,7 @@ def copy_segments(
     spool = SpoolWriter(folder / SPOOL_FILE, manifest.dimension)
     with contextlib.closing(documents), contextlib.closing(spool):
         for segment in segments:
+            segment.check_files()
             for stored, vectors in segment.scan():
                 for document in stored:
                     documents.add(Document(document.text, document.id, document.metadata))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ...arguments import check_threads
+from ...arguments import check_positive, check_threads
 from ...documents.errors import OnError
 from ...documents.passages import Passages
 from ..auto.stored import check_target
@@ -64,6 +64,7 @@ class BuildSettings:
             )
         if isinstance(self.on_error, str) and self.on_error not in ("stop", "skip"):
             raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {self.on_error!r}")
+        check_positive("max_memory", self.max_memory, 2**63 - 1)
         if self.threads is not None:
             check_threads(self.threads)
         if near_similarity(self.dedup) is not None and self.metric == "dot":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...documents.document import Document
 from ...documents.errors import InputError
 from ..storage.generation import Generation
+from ..storage.manifest import DOCUMENTS_FILE
 
 __all__ = ["Stored"]
 
@@ -15,8 +16,14 @@ class Stored:
     """The living documents of a generation, in its order; can be iterated again and again."""
 
     def __init__(self, generation: Generation) -> None:
-        """Read ``generation``, which stays open meanwhile."""
+        """Read ``generation``, which stays open meanwhile.
+
+        Raises:
+            IndexDamagedError: its documents were altered.
+        """
         self._generation = generation
+        for segment in generation.segments:
+            segment.check_files(DOCUMENTS_FILE)
 
     def __iter__(self) -> Iterator[Document]:
         """One document at a time."""

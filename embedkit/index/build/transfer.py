@@ -27,6 +27,7 @@ from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
 from ..storage.raw import FaissVectors
 from ..storage.search_parameters import SearchParameters
+from ..storage.segment import Segment
 from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
 from .build_parts import VECTORS_FILE, build_parts
@@ -250,6 +251,12 @@ def _removed_on_failure(*paths: Path) -> Iterator[None]:
         raise
 
 
+def _check(segment: Segment) -> None:
+    """Raise if a file was altered; one that a compaction has just removed was checked by it."""
+    with contextlib.suppress(FileNotFoundError):
+        segment.check_files()
+
+
 def _copied(base: Generation, path: Path) -> bool:
     """Whether ``base`` is one Faiss file, now copied; not if a compaction has just removed that file."""
     only = base.segments[0] if len(base.segments) == 1 else None
@@ -277,6 +284,8 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
         contextlib.closing(open_generation(root, lambda _: None, searches=True)) as base,
     ):
         rows = base.living_rows()
+        for segment in base.segments:
+            _check(segment)
         if len(rows) == 0:
             raise InputError(str(root), "the index contains no documents")
         work = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this export alone
@@ -334,6 +343,7 @@ def export_parquet_file(root: Path, path: Path, report: Report | None = None) ->
         try:
             with temporary.open("xb") as file, write_parquet(file, rows.schema) as writer:
                 for segment in base.segments:
+                    _check(segment)
                     for documents, vectors in segment.scan(_ROWS_OF_A_GROUP):
                         writer.write_table(rows.make(documents, vectors))
                         done += len(documents)

@@ -312,6 +312,9 @@ def _stored(document_id: object, text: object, metadata: object) -> StoredDocume
     return StoredDocument(document_id, text, fields)
 
 
+_NOT_JSON = "SELECT 1 FROM documents WHERE NOT json_valid(metadata) LIMIT 1"
+
+
 def _is_of_the_disk(error: Exception) -> bool:
     return isinstance(error, sqlite3.OperationalError) and str(error) in _DISK_ERRORS
 
@@ -461,6 +464,9 @@ class DocumentReader:
                 self._db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
                 return self._db.execute(sql).fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+                self._restricted = False
+                if "malformed JSON" in str(error) and self._db.execute(_NOT_JSON).fetchone():
+                    raise self.damaged("the fields of a document are not JSON") from None
                 # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
                 denied = "prohibited" in str(error) or "not authorized" in str(error)
                 if not denied and (not isinstance(error, sqlite3.OperationalError) or _is_of_the_disk(error)):

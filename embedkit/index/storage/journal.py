@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..errors import IndexDamagedError
 from ..words.languages import AUTO
 from .durable import fsync, write_atomically
 from .manifest import SegmentEntry, segment_from_json
@@ -125,7 +126,7 @@ def read_journal(path: Path) -> State | None:
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not isinstance(record, dict):
             break
@@ -138,7 +139,10 @@ def read_journal(path: Path) -> State | None:
             truncated = record.get("truncated")
         elif "segment" in record:
             made = _from_json(Made, record.get("made") or {})
-            finished = Finished(segment_from_json(path, record["segment"]), made)
+            try:
+                finished = Finished(segment_from_json(path, record["segment"]), made)
+            except IndexDamagedError:  # as good as a line that a crash tore
+                break
     return None if header is None or rows == 0 else State(header, rows, finished, truncated)
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit.cli.main import main
-from embedkit.index import Document, Index, IndexDamagedError
+from embedkit.index import Document, Index, IndexDamagedError, InputError
 
 FACTORIES = [
     "Flat",
@@ -59,6 +60,87 @@ def test_any_flipped_byte_of_a_faiss_file_is_named(tmp_path: Path, factory: str)
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def invoices(path: Path) -> None:
+    """Eight segments of a document each, and a deleted document."""
+    with Index.build(path, [Document("text x", "x"), Document("text y", "y")], FakeEncoder()) as index:
+        for number in range(6):
+            index.add([Document(f"the customer owes 100{number} euros", f"d{number}")])
+        index.delete(["y"])
+
+
+def altered(path: Path) -> None:
+    """Change a digit of a text."""
+    for file in path.glob("segments/*/documents.sqlite"):
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"owes 1003 euros", b"owes 9003 euros"))
+
+
+def read_by_add(index: Index) -> None:
+    for number in range(8):  # one of these folds
+        index.add([Document("more", f"m{number}")])
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda index: index.compact(),
+        read_by_add,
+        lambda index: index.reembed(FakeEncoder("other")),
+        lambda index: index.export_parquet(index.path.parent / "out.parquet"),
+        lambda index: index.export_faiss(index.path.parent / "out.faiss"),
+    ],
+    ids=["compact", "add", "reembed", "parquet", "faiss"],
+)
+def test_damage_is_not_copied(tmp_path: Path, copy: Callable[[Index], object]) -> None:
+    """The copy would have hashes of its own, so that nothing would find the damage any more."""
+    path = tmp_path / "index"
+    invoices(path)
+    altered(path)
+    with (
+        Index.open(path, FakeEncoder()) as index,
+        pytest.raises(IndexDamagedError, match=r"documents\.sqlite"),
+    ):
+        copy(index)
+    with (
+        Index.open(path, FakeEncoder()) as index,
+        pytest.raises(IndexDamagedError, match=r"documents\.sqlite"),
+    ):
+        index.verify()
+
+
+def test_fields_that_are_no_json_are_not_a_mistake_of_the_condition(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    Index.build(path, [Document("text", "a", {"year": 3})], FakeEncoder()).close()
+    (file,) = path.glob("segments/*/documents.sqlite")
+    file.write_bytes(file.read_bytes().replace(b'{"year":3}', b'("year":3}'))
+    with (
+        Index.open(path, FakeEncoder()) as index,
+        pytest.raises(IndexDamagedError, match=r"documents\.sqlite: the fields of a document are not JSON"),
+    ):
+        index.search("text", where="year > 1")
+
+
+def test_other_rows_marked_as_deleted_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    invoices(path)
+    (file,) = path.glob("tombstones/*.bits")
+    (bits,) = file.read_bytes()
+    file.write_bytes(bytes([bits ^ 3]))
+    with pytest.raises(IndexDamagedError, match=r"\.bits: the content does not match"):
+        Index.open(path, FakeEncoder())
+
+
+def test_an_addition_that_fails_leaves_an_open_index_in_order(tmp_path: Path) -> None:
+    """It may have folded segments before, whose files are gone then."""
+    with Index.build(tmp_path / "index", [Document("text x", "x")], FakeEncoder()) as index:
+        for number in range(7):
+            index.add([Document("text", f"d{number}")])
+        with pytest.raises(InputError, match="already in the index"):
+            index.add([Document("again", "d1")])
+        assert index.info()["segments"] == 1
+        assert index.verify()["documents"] == 8
 
 
 def test_an_unchanged_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

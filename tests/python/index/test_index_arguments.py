@@ -30,6 +30,18 @@ def test_k_is_any_integer(index: Index) -> None:
             index.search("cat", wrong)
 
 
+@pytest.mark.parametrize("wrong", [-7, "x", 1.5, True])
+def test_a_sample_is_a_number_of_documents(index: Index, wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="sample must be a positive integer"):
+        index.verify(wrong)
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan"), -1, "2 GB"])
+def test_memory_is_a_number_of_bytes(index: Index, wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="max_memory must be a positive integer"):
+        index.compact(max_memory=wrong)
+
+
 @pytest.mark.parametrize("where", [["n", 3], 5])
 def test_a_condition_is_a_string_or_a_dict(index: Index, where: Any) -> None:
     with pytest.raises(TypeError, match="a condition"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -259,6 +260,18 @@ def killed(monkeypatch: pytest.MonkeyPatch, when: str, command: Callable[[], obj
 def index(tmp_path: Path) -> Iterator[Index]:
     with Index.build(tmp_path / "index", [Document("text x", "x1")], FakeEncoder()) as index:
         yield index
+
+
+def test_a_damaged_record_of_a_finished_segment_counts_as_not_written(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(monkeypatch, "before", lambda: index.add([Document("text a", "a1")]))
+    journal = index.path / "build.journal"
+    journal.write_text(re.sub(r'"rows": \d+, "parts"', '"rows": -5, "parts"', journal.read_text()))
+    assert index.delete(["x1"]) == 1
+    index.add([Document("text a", "a1")])
+    assert [found.id for found in index.get(["x1", "a1"])] == ["a1"]
+    assert index.verify()["documents"] == 1
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit.index import BuildSettings, Document, Index, IndexDamagedError, ResumeError
 from embedkit.index.storage.layout import current_name
+from embedkit.index.storage.manifest import hash_file
 from embedkit.index.words.analyzer import Analyzer
 from embedkit.index.words.languages import LANGUAGES, check_language, detect_language, stop_words
 from embedkit.index.words.titles import titles_of
@@ -232,7 +234,7 @@ def of_an_earlier_version(path: Path, version: int | None) -> None:
         db = sqlite3.connect(file, isolation_level=None)
         db.execute("DROP TABLE words")
         db.close()
-        segment["files"]["documents.sqlite"]["size"] = file.stat().st_size
+        segment["files"]["documents.sqlite"] = asdict(hash_file(file))
     manifest.write_text(json.dumps(content))
 
 

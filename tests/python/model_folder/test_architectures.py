@@ -209,7 +209,11 @@ def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Pat
         ("roformer", {"embedding_size": 0}, "embedding_size must be an integer from 1"),
         ("roformer", {"embedding_size": 30}, "embeddings_project|has the shape"),
         ("roformer", {"is_decoder": True}, "is_decoder is True"),
-        ("roformer", {"num_attention_heads": 8}, "heads of 5 features cannot be rotated in pairs"),
+        (
+            "roformer",
+            {"num_attention_heads": 8},
+            r"config\.json: heads of 5 features cannot be rotated in pairs",
+        ),
         ("roformer-projected", {"max_position_embeddings": 10**7}, "max_position_embeddings must be"),
         ("distilbert", {"n_heads": 3}, "dim 40 is not a multiple of n_heads 3"),
         ("distilbert", {"hidden_dim": "many"}, "hidden_dim must be an integer"),

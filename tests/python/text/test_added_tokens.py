@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import product
+from pathlib import Path
 
 import pytest
 from tokenizer_pair import OPTIONS, SPECIAL, Pair, special
 from tokenizers import AddedToken
+
+from embedkit.model_folder.tokenizer import load_tokenizer
 
 VOCAB = [
     *SPECIAL,
@@ -109,6 +113,23 @@ def test_added_tokens_without_a_normalizer_change() -> None:
 def test_equal_after_normalization_gives_the_lowest_id() -> None:
     pair = Pair(VOCAB, [AddedToken("Day", normalized=True), AddedToken("DAY", normalized=True)])
     assert pair.core.encode("day") == [len(VOCAB)]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_a_token_that_would_be_looked_for_at_length_is_refused(tmp_path: Path, kind: str) -> None:
+    word = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    model = {
+        "wordpiece": {"type": "WordPiece", "unk_token": "a", "vocab": {"a": 0}, **word},
+        "unigram": {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0]]},
+    }[kind]
+    content: dict[str, object] = {"model": model, "added_tokens": [{"id": 1, "content": "a" * 1025}]}
+    if kind == "wordpiece":
+        content |= {"normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "BertPreTokenizer"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json: an added token has 1025 characters; at most 1024"
+    ):
+        load_tokenizer(tmp_path)
 
 
 def test_token_that_normalization_removes_is_refused() -> None:

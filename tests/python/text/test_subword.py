@@ -303,6 +303,33 @@ def test_a_charsmap_whose_paths_lead_back(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).encode_batch(["a text"])  # it was loaded for ever
 
 
+def test_added_tokens_follow_all_pieces_of_a_vocabulary_that_repeats_one(tmp_path: Path) -> None:
+    content = {
+        "model": {
+            "type": "Unigram",
+            "unk_id": 0,
+            "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -1.0], ["a", -2.0]],
+        },
+        "version": "1.0", "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None, "decoder": None,
+        "added_tokens": [{"id": 4, "content": "<new>", "single_word": False, "lstrip": False,
+                          "rstrip": False, "normalized": False, "special": True}],
+    }  # fmt: skip
+    Pair(tmp_path, content).check(["a <new> b"])
+
+
+def test_a_normalizer_that_fills_the_memory(tmp_path: Path) -> None:
+    double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    content = {
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]]},
+        "normalizer": {"type": "Sequence", "normalizers": [double] * 40},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match="the normalizer of the tokenizer makes a text more than 1024 times"):
+        tokenizer.encode_batch(["a" * 1000])
+
+
 def test_old_form_of_merges_and_of_metaspace(tmp_path: Path) -> None:
     content = deepcopy(family("gpt2"))
     content["model"]["merges"] = ["#version: 0.2", *(" ".join(m) for m in content["model"]["merges"])]
