@@ -50,8 +50,10 @@ class Encoder(DropIn):
     """A sentence encoder that runs on the compiled core, on CUDA devices, or on ONNX Runtime.
 
     A drop-in replacement for ``sentence_transformers.SentenceTransformer``: `encode` and its variants take the same
-    arguments and return the same values. An encoder is thread-safe and picklable. On a CPU the embedding of a text
-    is bitwise the same in any batch, in any order and on any number of threads.
+    arguments and return the same values. An encoder is thread-safe and picklable. On the compiled
+    core (any CPU encoder but those with ``backend="onnx"``) the embedding of a text is bitwise the same in any batch,
+    in any order and on any number of threads; elsewhere it depends on its batch: in its rounding, or clearly with an
+    int8 graph on ONNX Runtime.
 
     Args:
         model: a model folder, a name on the Hugging Face Hub, or None for the built-in model.
@@ -201,7 +203,8 @@ class Encoder(DropIn):
             sentences: a text, or a list (or another ordered collection) of texts.
             prompt_name: the prompt of `prompts` to put before each text.
             prompt: the prompt itself; takes precedence over ``prompt_name``.
-            batch_size: maximum texts in a batch; None lets the backend choose. It does not affect the embeddings.
+            batch_size: maximum texts in a batch; None lets the backend choose. On the compiled core it does not affect
+                the embeddings; elsewhere it does, see the class.
             show_progress_bar: True shows a progress bar on a terminal; None does if the logger "embedkit" is at
                 level INFO or DEBUG.
             output_value: ``"sentence_embedding"``, or ``"token_embeddings"`` for the float32 embedding of every
