@@ -241,9 +241,10 @@ def _changes() -> str:
 
 
 def _limits() -> str:
-    """The section Limits of the README."""
+    """The section Limits of the README, with its links as they are in this folder."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    return f"## Limits\n{readme.split('## Limits', 1)[1].split(chr(10) + '## ', 1)[0]}"
+    section = readme.split("## Limits", 1)[1].split("\n## ", 1)[0].strip()
+    return f"## Limits\n\n{section}".replace("](docs/", "](")
 
 
 GENERATE: dict[str, Callable[..., str]] = {

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -80,6 +81,30 @@ def test_tests_that_a_page_cites_exist(cited: Path) -> None:
                 if isinstance(node, ast.FunctionDef)
             }
             assert name in functions, f"{cited.name}: {file} has no test {name}"
+
+
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", _prose(page)):
+        found = page.parent / target if target else page
+        assert found.exists(), f"{page.name}: there is no {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", _prose(found), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings]
+            assert anchor in anchors, f"{page.name}: {target or page.name} has no heading #{anchor}"
+
+
+def _prose(page: Path) -> str:
+    """A page without its fenced blocks, whose comments look like headings."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("module", ["embedkit", "embedkit.index", "embedkit.training"])
+def test_the_reference_has_every_public_name(module: str) -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    for name in import_module(module).__all__:
+        # a part of its own, as a name of this package or of another one, or a line in the list of the errors
+        listed = rf"^(<!-- generated: reference embedkit[.\w]*\.{name} |- `{name}`: )"
+        assert name == "__version__" or re.search(listed, reference, re.MULTILINE), name
 
 
 def test_every_page_is_in_the_navigation() -> None:
