@@ -63,7 +63,7 @@ class Synced:
 
     Attributes:
         files: files in the folder that are read.
-        read: files that were read, because they are new or may have changed.
+        read: files that were read, because they are new or may have changed; with ``checksum`` all of them.
         written: documents (or passages) that were encoded or whose fields have changed.
         replaced: earlier documents that these replace.
         deleted: documents whose file, line or record is gone.
@@ -323,7 +323,9 @@ def sync(
         generation = index.generation.manifest.generation
         if changed or touched or gone_files or not valid:
             memory.finish({**touched, **changed}, gone_files, generation, told)
-    return Synced(len(found), len(changed), written, replaced, deleted, reader.blank, left_out)
+    return Synced(
+        len(found), len(suspects.keys() | changed.keys()), written, replaced, deleted, reader.blank, left_out
+    )
 
 
 def _ids(files: dict[str, _File], names: Iterable[str]) -> set[str]:
