@@ -219,6 +219,11 @@ class SentenceModel(LoadedModel[Engine]):
             raise ValueError(
                 "precision='bf16': folders hold fp32 or int8 weights; save the model in 'fp32' and open it in bf16"
             )
+        elif precision == "fp32" and engine.folder.precision == "int8" and not dequantize:
+            raise ValueError(
+                f"precision='fp32': {engine.folder.path} holds int8 weights and no fp32 weights; save with "
+                "dequantize=True, which multiplies them out to another model, or save the fp32 model it was made from"
+            )
         elif not (dequantize and precision == "fp32"):
             precision = check_precision(precision, engine.folder)
         write_folder(

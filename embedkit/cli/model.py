@@ -85,12 +85,12 @@ def _folder(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _open(model: str, precision: str = "auto") -> Encoder:
+def _open(model: str) -> Encoder:
     """The encoder of a folder, which must not be a cross-encoder's: `Encoder` opens that without its classifier."""
     from .. import Encoder
     from ..model_folder.json_file import present, read_json
 
-    encoder = Encoder(model, precision=precision)
+    encoder = Encoder(model)
     path = encoder._engine.folder.path
     if not present(path / "modules.json") and present(path / "config.json"):
         kinds = read_json(path / "config.json").get("architectures")
@@ -121,7 +121,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from ..model_folder.saving import check_new_folder
 
     check_new_folder(arguments.output)
-    fidelity = export_onnx(_open(arguments.model, "fp32"), arguments.output, arguments.precision)
+    fidelity = export_onnx(_open(arguments.model), arguments.output, arguments.precision)
     size = sum(path.stat().st_size for path in arguments.output.rglob("*") if path.is_file())
     show(
         f"{printable(str(arguments.output))}: {arguments.precision}, {size / 1e6:.1f} MB; cosine to the "

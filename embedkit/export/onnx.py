@@ -70,8 +70,8 @@ def export_onnx(
         model: a folder with fp32 weights, a name on the Hub, or an `Encoder` of one, whose prompts, maximum length
             and dimensions are kept.
         folder: the folder to write; it must not exist or be empty.
-        precision: ``"fp32"``; ``"fp16"``, for GPUs; or ``"int8"``, with which embeddings depend slightly on the
-            batch, since ONNX Runtime quantizes the activations of a batch with one scale.
+        precision: ``"fp32"``; ``"fp16"``, for GPUs; or ``"int8"``, with which embeddings depend on the batch
+            (cosine .97 to 1), since ONNX Runtime quantizes the activations of a batch with one scale.
 
     Raises:
         FileExistsError: the folder exists and is not empty.
@@ -86,15 +86,19 @@ def export_onnx(
         raise ImportError(
             f'exporting to ONNX needs {", ".join(missing)}: pip install "embedkit[onnx]" torch transformers'
         )
-    core = model if isinstance(model, Encoder) else Encoder(model, precision="fp32")
+    core = model if isinstance(model, Encoder) else Encoder(model)
     _check_one_transformer(core)
-    if (computed := core.describe()["precision"]) != "fp32":
-        remedy = (
-            "export the fp32 model it was made from"
-            if computed == "int8"
-            else "open it with precision='fp32'"
+    stored = core._engine.folder
+    if stored.precision == "int8":
+        path = stored.path
+        raise ValueError(
+            f"{path} holds int8 weights; export the fp32 model it was made from, or multiply its weights out first: "
+            f"embedkit-model convert {path} {path.name}-fp32 --precision fp32"
         )
-        raise ValueError(f"{core!r} computes in {computed}; {remedy}, and give export_onnx the precision")
+    if (computed := core.describe()["precision"]) != "fp32":
+        raise ValueError(
+            f"{core!r} computes in {computed}; open it with precision='fp32', and give export_onnx the precision"
+        )
     return _export(core, Path(folder).expanduser(), precision)
 
 

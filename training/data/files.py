@@ -66,10 +66,7 @@ def file_rows(path: Path) -> Rows:
             "(all but .parquet also with .gz)"
         )
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: no such file. Relative paths start at the folder of --data (or EMBEDKIT_DATA); "
-            "`embedkit-train RECIPE --show` lists the files that a recipe reads"
-        )
+        raise FileNotFoundError(f"{path}: no such file")
     origin = str(path)
     if kind == [".parquet"]:
         return _parquet_rows(path)

@@ -188,7 +188,14 @@ def read(
         if wrong:
             raise ValueError(f"path is {spec['path']!r:.80}; name a file, or a list of files")
         for path in paths:
-            rows.collect(file_rows(base / path))
+            try:
+                opened = file_rows(base / path)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(
+                    f"{error}. Relative paths start at the folder of --data (or EMBEDKIT_DATA); "
+                    "`embedkit-train RECIPE --show` lists the files that a recipe reads"
+                ) from None
+            rows.collect(opened)
     table = rows.table()
     if not len(table):
         source = spec.get("path", spec.get("dataset"))

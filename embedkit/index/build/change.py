@@ -217,7 +217,13 @@ def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manife
             f"{first_path} with {first.encoder.model} (fingerprint {first.encoder.fingerprint}); "
             "only indexes of one model can be merged"
         )
-    for name in ("dimension", "metric", "passages", "max_length", "on_overflow"):
+    if manifest.passages != first.passages:
+        cuts = [
+            "not cut into passages" if passages is None else f"cut into passages ({passages})"
+            for passages in (manifest.passages, first.passages)
+        ]
+        raise ModelMismatchError(f"{path} is {cuts[0]}, and {first_path} is {cuts[1]}; they cannot be merged")
+    for name in ("dimension", "metric", "max_length", "on_overflow"):
         if getattr(manifest, name) != getattr(first, name):
             raise ModelMismatchError(
                 f"{path} has the {name} {getattr(manifest, name)}, and {first_path} has {getattr(first, name)}; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,11 @@ def query_texts(queries: Queries) -> list[str]:
     """The queries as a list of texts.
 
     Raises:
-        TypeError: one is not a text.
+        TypeError: they are neither a text nor several, or one is not a text.
         ValueError: one is empty or white space, which is near to no document in particular.
     """
+    if not isinstance(queries, Iterable):
+        raise TypeError(f"queries must be a text, several texts or vectors, not {type(queries).__name__}")
     texts = [queries] if isinstance(queries, str) else list(queries)
     for position, text in enumerate(texts):
         if not isinstance(text, str):

@@ -123,7 +123,7 @@ def test_a_cross_encoder_is_not_converted(
 
 def test_saving_int8_as_fp32_is_explicit(make_model: Make, tmp_path: Path) -> None:
     Encoder(make_model()).save(tmp_path / "int8", precision="int8")
-    with pytest.raises(ValueError, match="embedkit-model convert"):
+    with pytest.raises(ValueError, match="save with dequantize=True"):
         Encoder(tmp_path / "int8").save(tmp_path / "out", precision="fp32")
 
 

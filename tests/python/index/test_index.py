@@ -184,6 +184,9 @@ def test_wrong_queries_are_refused(tmp_path: Path, encoder: FakeEncoder) -> None
             index.search(np.full((1, 32), np.nan))
         with pytest.raises(TypeError, match="query 1 is int"):
             index.search(["a", 3])
+        for neither in (5, None):
+            with pytest.raises(TypeError, match="queries must be a text, several texts or vectors, not"):
+                index.search(neither)  # type: ignore[arg-type]
         for empty in ("", " \n"):
             with pytest.raises(ValueError, match="query 1 is empty; give a text to look for"):
                 index.search(["a", empty])

@@ -379,3 +379,11 @@ def test_judgments_of_documents(index: Index) -> None:
     (passage,) = index.search(sentences(3, 12)[4], k=1)
     judgments = Judgments([sentences(3, 12)[4]], [{passage[0].id: 1.0}])
     assert evaluate(index, judgments, [Search("vectors", hybrid=False)])[0].mrr == 1.0
+
+
+def test_merging_with_an_index_that_is_not_cut_says_so(tmp_path: Path) -> None:
+    Index.build(tmp_path / "whole", [Document("A text.", "a")], Tokenizing()).close()
+    Index.build(tmp_path / "cut", [Document("Another text.", "b")], Tokenizing(), passages="10:2").close()
+    told = r"cut is cut into passages \(10:2\), and .*whole is not cut into passages; they cannot be merged"
+    with pytest.raises(ModelMismatchError, match=told):
+        Index.merge(tmp_path / "both", [tmp_path / "whole", tmp_path / "cut"])

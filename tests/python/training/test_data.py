@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from embedkit.training.augment import WordNet, augment_wordnet, read_paraphrases
 from embedkit.training.data.checks import check
+from embedkit.training.data.files import named_rows
 from embedkit.training.data.readers import Table, read
 
 ROWS = [("snli", 'A "b', "c", "neutral"), ("med", "d", "é", "entailment"), ("snli", "f", "g", "entailment")]
@@ -203,6 +204,10 @@ def test_csv_rows(tmp_path: Path) -> None:
 
 
 def test_other_errors(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"b\.tsv: no such file$"
+    ):  # named by another command than a recipe
+        next(named_rows(tmp_path / "b.tsv", ["text"]))
     with pytest.raises(FileNotFoundError, match=r"b\.tsv: no such file.*EMBEDKIT_DATA"):
         read({"path": "b.tsv"}, root=tmp_path)
     with pytest.raises(ValueError, match="either `path` or `dataset`"):
