@@ -90,8 +90,9 @@ class CrossEncoder(LoadedModel[PairEngine]):
         )
         self.labels = self._engine.labels
         if num_labels is not None and num_labels != len(self.labels):
+            classes = f"{len(self.labels)} {'class' if len(self.labels) == 1 else 'classes'}"
             raise ValueError(
-                f"num_labels is {num_labels}, {self._engine.folder.path} has {len(self.labels)} classes: "
+                f"num_labels is {num_labels}, {self._engine.folder.path} has {classes}: "
                 f"{', '.join(self.labels[:10])}; embedkit opens trained classifiers unchanged"
             )
         self.activation_fn: str | Activation = (

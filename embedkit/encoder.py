@@ -208,7 +208,8 @@ class Encoder(DropIn):
             show_progress_bar: True shows a progress bar on a terminal; None does if the logger "embedkit" is at
                 level INFO or DEBUG.
             output_value: ``"sentence_embedding"``, or ``"token_embeddings"`` for the float32 embedding of every
-                token before pooling, special tokens included, neither truncated nor normalized.
+                token before pooling, special tokens included, neither truncated nor normalized. Not with
+                ``on_overflow="window"``.
             precision, output_dtype: two names for the output type: ``"float32"``, ``"int8"``, ``"uint8"``, or
                 ``"binary"`` and ``"ubinary"``, which pack 8 dimensions into a byte.
             convert_to_numpy: False returns a list of torch tensors.
@@ -231,7 +232,8 @@ class Encoder(DropIn):
 
         Raises:
             TypeError: a text is not a str; the message gives its index.
-            ValueError: an argument is invalid, a text is not valid Unicode, or the encoder is closed.
+            ValueError: an argument is invalid, token embeddings are asked for with ``on_overflow="window"``, a text is
+                not valid Unicode, or the encoder is closed.
         """
         # its own pool has no processes: nothing is to be cut into chunks for them
         of_pool = {} if isinstance(pool, Pool) else {"pool": pool, "chunk_size": chunk_size}

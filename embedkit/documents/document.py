@@ -20,7 +20,7 @@ class Document:
 
     Attributes:
         text: the text to encode, which a search returns.
-        id: unique in the index; ``None``: the document's position in the input, counted from 0.
+        id: unique in the index; ``None``, for a build only: the document's position in the input, counted from 0.
         metadata: other fields to store and filter by; must be representable as JSON.
         origin: where the document was read (``file:line``), for error messages.
         position: bytes of input read up to and including this document, for progress.

@@ -14,7 +14,7 @@ from ...inputs import TextsWarning
 from ..encoder import TextEncoder, trial_of
 from ..storage.faiss_index import create_index, is_exact, resolve_factory
 from .build_parts import bytes_per_vector
-from .memory import resident
+from .memory import faiss_budget, resident
 from .publish import storage_of
 from .settings import BuildSettings
 
@@ -58,7 +58,11 @@ def estimate(
     """Extrapolate from ``sample`` (not empty) to ``documents``; encodes some of it to time the encoder.
 
     It neither warns of texts nor counts them in ``encoder``: the build does.
+
+    Raises:
+        BuildError: no build is possible within ``settings.max_memory``, so none is estimated.
     """
+    faiss_budget(settings.max_memory)
     trial = trial_of(encoder)
     passages = None
     if settings.passages is not None:

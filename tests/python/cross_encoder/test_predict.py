@@ -302,7 +302,7 @@ def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
         model.rank("a", {"x": "b"})
     with pytest.raises(TypeError, match="expected a pair of texts or a list of pairs, got set"):
         model.predict({("a", "b")})
-    with pytest.raises(ValueError, match=r"num_labels is 2, .* has 1 classes"):
+    with pytest.raises(ValueError, match=r"num_labels is 2, .* has 1 class: "):
         CrossEncoder(folder, num_labels=2)
     with pytest.raises(ValueError, match=r"CrossEncoder\(backend=...\) is not supported"):
         CrossEncoder(folder, backend="onnx")  # type: ignore[arg-type]
