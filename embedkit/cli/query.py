@@ -15,6 +15,7 @@ from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError, SearchStats, rerank
+from ..index.search.device import check_device
 from ..index.search.hits import passage_fields
 from ..index.search.hybrid import check_weight
 from .common import (
@@ -122,6 +123,10 @@ def _query(arguments: argparse.Namespace) -> int:
         raise CommandError(
             EXIT_USAGE, "--candidates is how many documents --rerank reranks: it needs both options"
         )
+    try:
+        check_device(arguments.device)
+    except (ValueError, ImportError, RuntimeError) as error:  # wrong usage, as for build
+        raise CommandError(EXIT_USAGE, str(error)) from None
     reranker = open_reranker(arguments.rerank, arguments.threads)
     index = Index.open(
         arguments.index,

@@ -82,8 +82,9 @@ def test_query_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "condition" in done(capsys, "query", index, "x", "--where", "n = ", code=2)
     assert "ef does not apply" in done(capsys, "query", index, "x", "--ef", 5, code=2)
     assert "the installed one is for the CPU only" in done(
-        capsys, "query", index, "x", "--device", "cuda", code=1
+        capsys, "query", index, "x", "--device", "cuda", code=2
     )
+    assert "device must be 'cpu', 'cuda'" in done(capsys, "query", index, "x", "--device", "gpu", code=2)
     assert "--candidates is how many documents --rerank" in done(
         capsys, "query", index, "x", "--candidates", 9, code=2
     )
