@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -22,6 +23,7 @@ __all__ = [
 _B = TypeVar("_B", bound=BaseModel)
 
 _LONGEST_NAME = 1000  # of a model
+_LONGEST_SHOWN = 80  # characters of a field that is unknown
 
 
 def _bad(where: str, message: str) -> PydanticCustomError:
@@ -168,7 +170,7 @@ Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
 
 
 class _Body(BaseModel):
-    """Strict: "12" is no number. Unknown fields are ignored, since each client has some of its own.
+    """Strict: "12" is no number. Unknown fields are ignored, but by a search, since each client has some of its own.
 
     Clients that know a field send null for its default.
     """
@@ -237,6 +239,9 @@ class RerankRequest(_Body):
 class SearchRequest(_Body):
     """``POST /v1/search``: one of ``query``, ``vector`` and ``like``."""
 
+    # no client of others calls this route, and a misspelled filter must not return unfiltered hits
+    model_config = ConfigDict(extra="forbid")
+
     query: Annotated[Any, _texts("query", optional=True), WithJsonSchema(_STRING_OR_LIST)] = Field(
         None, description="A text, or several; none of them empty."
     )
@@ -276,12 +281,17 @@ def parse(kind: type[_B], body: bytes) -> _B:
         first = error.errors(include_url=False, include_input=False)[0]
         if first["type"] == "json_invalid" and b"\\u" in body and "hex escape" in first["msg"]:
             _name_the_surrogate(kind, body)
-        raise _as_api_error(first) from None
+        raise _as_api_error(first, kind) from None
 
 
-def _as_api_error(first: Any) -> ApiError:
+def _as_api_error(first: Any, kind: type[BaseModel]) -> ApiError:
     if first["type"] == "text":
         return ApiError(400, first["msg"], param=first["ctx"]["where"])
+    if first["type"] == "extra_forbidden":
+        field = str(first["loc"][0])[:_LONGEST_SHOWN].encode("utf-8", "replace").decode()
+        nearest = get_close_matches(field, kind.model_fields, 1)
+        remedy = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(kind.model_fields)}"
+        return ApiError(400, f"{field} is unknown; {remedy}", param=field)
     where = ""
     for part in first["loc"]:
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
@@ -296,7 +306,7 @@ def _name_the_surrogate(kind: type[BaseModel], body: bytes) -> None:
     try:
         kind.model_validate(json.loads(body))
     except ValidationError as error:
-        raise _as_api_error(error.errors(include_url=False, include_input=False)[0]) from None
+        raise _as_api_error(error.errors(include_url=False, include_input=False)[0], kind) from None
     except (ValueError, RecursionError):
         return
 

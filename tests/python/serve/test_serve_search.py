@@ -298,6 +298,12 @@ def test_an_invalid_condition_is_quoted_as_it_was_written(
             "rerank",
             "is longer than any name of a reranker: 1,001 characters",
         ),
+        ('{"query": "a", "filtre": {"lang": "en"}}', "filtre", "is unknown; did you mean filter?"),
+        (
+            '{"query": "a", "colour": 1}',
+            "colour",
+            "is unknown; known are query, vector, like, k, where, filter",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_as_it_was_written_and_what_it_takes(body: str, param: str, told: str) -> None:
