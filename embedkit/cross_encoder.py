@@ -24,6 +24,11 @@ Activation = Callable[[Any], Any]
 
 _WINDOW = 8192  # pairs handed to the core at once
 _WINDOW_WITH_BAR = 512
+_INSTEAD = {
+    "fit": "embedkit-train and embedkit.training train models",
+    "save_pretrained": "copy its folder, describe()['path']",
+    "to": "it runs on the CPU only",
+}
 _REMEDY = "The longer text of a pair loses tokens first; shorten it, or split it into passages."
 
 
@@ -60,6 +65,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
         ValueError: an argument is invalid, a file of the folder is broken, or it does not hold a cross-encoder.
         ImportError: a download is needed and ``huggingface-hub`` is not installed.
     """
+
+    _instead = _INSTEAD
 
     def __init__(
         self,

@@ -37,6 +37,9 @@ _INSTEAD = {
     "bfloat16": "open it with Encoder(model, precision='bf16')",
     "float": "open it with Encoder(model, precision='fp32')",
     "compile": "the core is compiled already",
+    "evaluate": "call the evaluator: evaluator(encoder)",
+    "set_pooling_include_prompt": "the folder says it: include_prompt in the config.json of its pooling module",
+    "get_backend": "describe()['device'], and describe()['providers'] with backend='onnx', tell where it runs",
     "push_to_hub": "write a folder with save(), and upload it with huggingface_hub.upload_folder",
     "save_to_hub": "write a folder with save(), and upload it with huggingface_hub.upload_folder",
 }
@@ -48,6 +51,8 @@ class Pool(dict[str, Any]):
 
 class DropIn(SentenceModel):
     """Methods of ``SentenceTransformer`` for `Encoder`."""
+
+    _instead = _INSTEAD
 
     def get_max_seq_length(self) -> int:
         """`max_seq_length`."""
@@ -170,14 +175,6 @@ class DropIn(SentenceModel):
     if TYPE_CHECKING:
         encode: Any
         save: Any
-
-    else:
-
-        def __getattr__(self, name):
-            """Say what to use instead of what only ``SentenceTransformer`` has."""
-            instead = _INSTEAD.get(name)
-            told = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(told if instead is None else f"{told}; {instead}")
 
     def __getstate__(self) -> dict[str, Any]:
         """As of any model; the receiver loads its own tokenizer."""

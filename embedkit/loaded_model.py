@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from .arguments import check_max_length
 from .backends.engine import Counts
@@ -60,6 +61,8 @@ class LoadedModel(ABC, Generic[_Engine]):
     """
 
     _counts: Counts
+    _instead: ClassVar[Mapping[str, str]] = {}
+    """What only the class of sentence-transformers has, and what to use instead."""
 
     def __init__(self, model: Model, hub: HubOptions, options: OpenOptions, max_length: int | None) -> None:
         """Open ``model``, None for the built-in one; ``max_length`` None for the folder's own."""
@@ -84,6 +87,14 @@ class LoadedModel(ABC, Generic[_Engine]):
     @abstractmethod
     def _start(self) -> None:
         """Initialize what a copy does not inherit, such as `_counts`."""
+
+    if not TYPE_CHECKING:  # it would have every attribute
+
+        def __getattr__(self, name):
+            """Say what to use instead of what only the class of sentence-transformers has."""
+            instead = self._instead.get(name)
+            told = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(told if instead is None else f"{told}; {instead}")
 
     @property
     def _engine(self) -> _Engine:

@@ -271,6 +271,18 @@ def test_bad_pairs(pairs: Any, message: str, make_cross_encoder: Make) -> None:
         CrossEncoder(make_cross_encoder()).predict(pairs)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("fit", "embedkit-train"), ("save_pretrained", "copy its folder"), ("to", "the CPU only")],
+)
+def test_what_there_is_not_names_what_to_use(name: str, instead: str, make_cross_encoder: Make) -> None:
+    assert hasattr(pytest.importorskip("sentence_transformers").CrossEncoder, name)
+    model = CrossEncoder(make_cross_encoder())
+    with pytest.raises(AttributeError, match=f"'CrossEncoder' object has no attribute '{name}'; .*{instead}"):
+        getattr(model, name)
+    assert not hasattr(model, "nonsense") and hasattr(pickle.loads(pickle.dumps(model)), "predict")
+
+
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
     folder = make_cross_encoder(kind, 1)

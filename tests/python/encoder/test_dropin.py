@@ -145,6 +145,9 @@ def test_truncated_embeddings(encoder: Encoder, reference: Any, name: str) -> No
         ("fit", "embedkit-train"),
         ("parameters", "no torch modules"),
         ("push_to_hub", "upload_folder"),
+        ("evaluate", r"evaluator\(encoder\)"),
+        ("set_pooling_include_prompt", "config.json"),
+        ("get_backend", "describe"),
     ],
 )
 def test_what_there_is_not_names_what_to_use(
