@@ -51,7 +51,7 @@ class Encoder(DropIn):
 
     A drop-in replacement for ``sentence_transformers.SentenceTransformer``: `encode` and its variants take the same
     arguments and return the same values. An encoder is thread-safe and picklable. On the compiled
-    core (any CPU encoder but those with ``backend="onnx"``) the embedding of a text is bitwise the same in any batch,
+    core (any CPU encoder except those with ``backend="onnx"``) the embedding of a text is bitwise the same in any batch,
     in any order and on any number of threads; elsewhere it depends on its batch: in its rounding, or clearly with an
     int8 graph on ONNX Runtime.
 

@@ -154,7 +154,8 @@ def loaded_tensors(
         if tensor.ndim > 1 or not exact_vectors:
             tensor = tensor.to(dtype)
         integers = None
-        if not tensor.to(dtype).isfinite().all():
+        # The layers add their biases in ``dtype``.
+        if not (tensor.to(dtype) if name.endswith(".bias") else tensor).isfinite().all():
             raise ValueError(
                 f"{folder.path}: tensor {name!r} holds values beyond {dtype}; open the model in bfloat16 "
                 "(precision='bf16') or float32 ('fp32')"

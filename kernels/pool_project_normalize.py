@@ -80,7 +80,7 @@ def pool_project_normalize(
             float32.
         bias: (D,), only with ``weight``.
         activation: "identity" or "tanh", after the projection; only with ``weight``.
-        normalize: scale each vector to length 1. A text without tokens is pooled to zeros, then projected as any.
+        normalize: scale each vector to length 1. A text without tokens is pooled to zeros.
         output: "float32" (differentiable), or the types of `Encoder.encode`: "int8" and "uint8" (the ``ranges``
             in 255 steps), "binary" and "ubinary" (signs, 8 dimensions per byte).
         ranges: (2, D) float32, minimum and maximum of each dimension; for int8 and uint8.

@@ -248,10 +248,11 @@ def backward_head(
     z = tl.load(out_ptr + offsets, mask=inside, other=0.0)
     if NORMALIZE:
         norm = tl.load(norm_ptr + rows, mask=rows < texts, other=1.0)
-        # Below 1e-12 the divisor is a constant, as in torch.
-        along = tl.where(norm < 1e-12, 0.0, tl.sum(grad * z, axis=1))
-        norm = tl.where(norm < 1e-12, 1e-12, norm)
-        grad = (grad - z * along[:, None]) / norm[:, None]
+        # Zeros have no direction, and so no gradient; torch's own is 1e12 times the one before.
+        tiny = norm < 1e-12
+        norm = tl.where(tiny, 1e-12, norm)
+        along = tl.sum(grad * z, axis=1)
+        grad = tl.where(tiny[:, None], 0.0, (grad - z * along[:, None]) / norm[:, None])
         z = z * norm[:, None]
     if TANH:
         grad *= 1 - z * z

@@ -24,6 +24,7 @@ __all__ = ["MAX_HEAD_SIZE", "varlen_attention"]
 
 MAX_HEAD_SIZE = 256
 """A program holds the rows of a tile in registers."""
+_FARTHEST = 2**30  # added to the number of a token, it fits 32 bits
 
 
 def varlen_attention(
@@ -55,7 +56,7 @@ def varlen_attention(
         max_seqlen: tokens of the longest sequence; ``bias`` and ``rotary`` must reach that far.
         scale: factor of the scores; head_size ** -0.5 by default.
         bias: (heads, 2 · max_distance − 1) float32: ``bias[h, max_distance − 1 + j − i]`` is added to the score
-            of query i and key j.
+            of query i and key j; finite.
         rotary: cosines and sines, each (positions, head_size / 2) float32, contiguous; entry d of row p rotates
             the values 2 d and 2 d + 1 of query and key at position p of their sequence.
         rotary_value: rotate the values as well.
@@ -99,7 +100,9 @@ def varlen_attention(
             VALUE_TOKEN=value.stride(0), VALUE_HEAD=value.stride(1),
             MAX_DISTANCE=0 if bias is None else (bias.shape[1] + 1) // 2,
             ROTARY=rotary is not None, ROTARY_VALUE=rotary_value, SHARED=heads // key.shape[1],
-            BEFORE=-1 if before is None else min(before, tokens), AFTER=-1 if after is None else min(after, tokens),
+            # Compiled in: a clamp to anything that varies would compile a kernel for each batch.
+            BEFORE=-1 if before is None else min(before, _FARTHEST),
+            AFTER=-1 if after is None else min(after, _FARTHEST),
             **_options(
                 size, query.element_size(), bias is None and rotary is None, tile_map.shape[1] - HEADER,
                 capability_of(query.device),
@@ -166,9 +169,10 @@ def _check(
             )
         if tensor.numel() and tensor.stride(2) != 1:
             raise ValueError(f"the values of a head of {name} are not adjacent. Call contiguous() on it.")
-        if max_seqlen * tensor.stride(0) >= 2**31:
+        longest = min(max_seqlen, len(tensor))
+        if longest * tensor.stride(0) >= 2**31:
             raise ValueError(
-                f"{max_seqlen} tokens of {name} lie {tensor.stride(0)} values apart, beyond 2^31 in all. "
+                f"{longest} tokens of {name} lie {tensor.stride(0)} values apart, beyond 2^31 in all. "
                 "Call contiguous() on it."
             )
     _, heads, size = query.shape

@@ -84,7 +84,14 @@ def pool_project_normalize(
             vectors = vectors + bias.to(dtype)
         if activation == "tanh":
             vectors = vectors.tanh()
-    return torch.nn.functional.normalize(vectors, dim=-1, eps=_EPSILON) if normalize else vectors
+    return _normalized(vectors) if normalize else vectors
+
+
+def _normalized(vectors: Tensor) -> Tensor:
+    """Scaled to length 1. Zeros have no direction, and so no gradient; torch's own is 1e12 times the one before."""
+    scaled = torch.nn.functional.normalize(vectors, dim=-1, eps=_EPSILON)
+    tiny = vectors.detach().norm(dim=-1, keepdim=True) < _EPSILON
+    return torch.where(tiny, scaled.detach(), scaled)
 
 
 def _has_kernel(hidden: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:

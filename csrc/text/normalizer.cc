@@ -13,8 +13,6 @@ namespace {
 
 using Kind = NormalizerStep::Kind;
 
-constexpr size_t kMostGrowth = 1024;
-
 std::string_view between(const uint8_t* from, const uint8_t* to) {
   return {reinterpret_cast<const char*>(from), static_cast<size_t>(to - from)};
 }
@@ -70,9 +68,10 @@ bool nmt(std::string_view text, std::string& out) {
 }
 
 // No model makes a text much longer; a hostile file's steps, each doubling it, would fill the memory.
+size_t most_of(size_t size) { return std::min(1024 * (size + 64), 8 * size + (size_t{256} << 20)); }
+
 void check_growth(size_t size, size_t most) {
-  require(size <= most, "the normalizer of the tokenizer makes a text more than ", kMostGrowth,
-          " times as long");
+  require(size <= most, "the normalizer of the tokenizer makes more than ", most, " bytes of a text");
 }
 
 bool replace(std::string_view text, const std::string& pattern, const std::string& content, size_t most,
@@ -160,7 +159,7 @@ Normalizer::Normalizer(std::vector<NormalizerStep> steps) {
 }
 
 std::string_view Normalizer::apply(std::string_view text, bool first, bool last, Buffers& buffers) const {
-  const size_t most = kMostGrowth * (text.size() + 64);
+  const size_t most = most_of(text.size());
   size_t next = 0;
   for (const Step& step : steps_) {
     std::string& out = buffers.texts[next];

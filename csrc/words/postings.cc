@@ -134,7 +134,7 @@ class Best {
 }  // namespace
 
 std::string encode_postings(std::span<const int64_t> instances, int64_t after) {
-  require(after >= -1 && after < int64_t{1} << 61, "after must be from -1 to 2^61, not ", after);
+  require(after >= -1 && after < int64_t{1} << 61, "after must be at least -1 and below 2^61, not ", after);
   Writer out(after);
   int64_t last = 2 * (after + 1);
   for (size_t i = 0; i < instances.size();) {

@@ -170,7 +170,7 @@ Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
 
 
 class _Body(BaseModel):
-    """Strict: "12" is no number. Unknown fields are ignored, but by a search, since each client has some of its own.
+    """Strict: "12" is no number. Unknown fields are ignored except in a search, since each client has some of its own.
 
     Clients that know a field send null for its default.
     """

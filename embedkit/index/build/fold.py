@@ -15,6 +15,7 @@ from functools import partial
 
 from ...documents.document import Document
 from ..auto.stored import stored_parameters
+from ..errors import IndexDamagedError
 from ..storage.document_store import DocumentWriter
 from ..storage.faiss_index import added_factory
 from ..storage.generation import open_generation
@@ -48,7 +49,10 @@ def fold_last(writer: Writer, live: Manifest, settings: BuildSettings) -> Manife
             kept=live.kept,
             target_recall=None,
         )
-        entry = copy_segments(writer, last, live, settings, lambda _: None)
+        try:
+            entry = copy_segments(writer, last, live, settings, lambda _: None)
+        except IndexDamagedError:  # they stay as they are, for `verify` to name; an addition needs no fold
+            return live
         folded = dated(live.with_segments((*live.segments[:-count], entry)), writer.generation)
         writer.publish(folded, {entry.name: writer.staged(entry.name)})
         return folded
@@ -72,8 +76,10 @@ def copy_segments(
     """Write the documents of ``segments`` to one new staged segment, with their vectors as they are kept.
 
     Raises:
-        IndexDamagedError: a file of theirs was altered.
+        IndexDamagedError: a file of theirs was altered; nothing is written.
     """
+    for segment in segments:
+        segment.check_rows()
     name = writer.new_name()
     folder = writer.stage(name)
     total = sum(segment.entry.documents for segment in segments)
@@ -81,7 +87,6 @@ def copy_segments(
     spool = SpoolWriter(folder / SPOOL_FILE, manifest.dimension)
     with contextlib.closing(documents), contextlib.closing(spool):
         for segment in segments:
-            segment.check_files()
             for stored, vectors in segment.scan():
                 for document in stored:
                     documents.add(Document(document.text, document.id, document.metadata))

@@ -64,6 +64,8 @@ class BuildSettings:
             )
         if isinstance(self.on_error, str) and self.on_error not in ("stop", "skip"):
             raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {self.on_error!r}")
+        if isinstance(self.max_memory, float) and self.max_memory.is_integer():  # 4e9
+            object.__setattr__(self, "max_memory", int(self.max_memory))
         check_positive("max_memory", self.max_memory, 2**63 - 1)
         if self.threads is not None:
             check_threads(self.threads)

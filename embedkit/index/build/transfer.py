@@ -27,7 +27,6 @@ from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
 from ..storage.raw import FaissVectors
 from ..storage.search_parameters import SearchParameters
-from ..storage.segment import Segment
 from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
 from .build_parts import VECTORS_FILE, build_parts
@@ -251,10 +250,9 @@ def _removed_on_failure(*paths: Path) -> Iterator[None]:
         raise
 
 
-def _check(segment: Segment) -> None:
-    """Raise if a file was altered; one that a compaction has just removed was checked by it."""
-    with contextlib.suppress(FileNotFoundError):
-        segment.check_files()
+def _unless_removed() -> contextlib.suppress:
+    """For checks of files that another process may have replaced by now; what is open of them can be read."""
+    return contextlib.suppress(FileNotFoundError)
 
 
 def _copied(base: Generation, path: Path) -> bool:
@@ -285,7 +283,8 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
     ):
         rows = base.living_rows()
         for segment in base.segments:
-            _check(segment)
+            with _unless_removed():
+                segment.check_files()
         if len(rows) == 0:
             raise InputError(str(root), "the index contains no documents")
         work = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this export alone
@@ -343,7 +342,8 @@ def export_parquet_file(root: Path, path: Path, report: Report | None = None) ->
         try:
             with temporary.open("xb") as file, write_parquet(file, rows.schema) as writer:
                 for segment in base.segments:
-                    _check(segment)
+                    with _unless_removed():
+                        segment.check_rows()
                     for documents, vectors in segment.scan(_ROWS_OF_A_GROUP):
                         writer.write_table(rows.make(documents, vectors))
                         done += len(documents)

@@ -464,8 +464,7 @@ class DocumentReader:
                 self._db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
                 return self._db.execute(sql).fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-                self._restricted = False
-                if "malformed JSON" in str(error) and self._db.execute(_NOT_JSON).fetchone():
+                if "malformed JSON" in str(error) and self._has_malformed_fields():
                     raise self.damaged("the fields of a document are not JSON") from None
                 # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
                 denied = "prohibited" in str(error) or "not authorized" in str(error)
@@ -482,6 +481,14 @@ class DocumentReader:
                 with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed
                     self._db.set_progress_handler(None, 0)
                 self._restricted = False
+
+    def _has_malformed_fields(self) -> bool:
+        self._restricted = False
+        self._db.set_progress_handler(None, 0)
+        try:
+            return self._db.execute(_NOT_JSON).fetchone() is not None
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
 
     def close(self) -> None:
         """Close the file."""

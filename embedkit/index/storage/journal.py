@@ -116,9 +116,15 @@ class State:
 def read_journal(path: Path) -> State | None:
     """The state that the journal at ``path`` describes; ``None`` if nothing can be resumed."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        return _read(path)[0]
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _read(path: Path) -> tuple[State | None, int]:
+    """The state, and the bytes up to the first line that cannot be read."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    readable = 0
     header: Header | None = None
     rows = 0
     truncated: int | None = None
@@ -143,7 +149,9 @@ def read_journal(path: Path) -> State | None:
                 finished = Finished(segment_from_json(path, record["segment"]), made)
             except IndexDamagedError:  # as good as a line that a crash tore
                 break
-    return None if header is None or rows == 0 else State(header, rows, finished, truncated)
+        readable += len(line) + 1
+    state = None if header is None or rows == 0 else State(header, rows, finished, truncated)
+    return state, readable
 
 
 def _from_json(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
@@ -170,8 +178,8 @@ class Journal:
     def __init__(self, path: Path, header: Header, *, resume: bool) -> None:
         """Start the journal at ``path`` with ``header``, or with ``resume`` continue it."""
         if resume:
-            # drop the line that a crash may have torn
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+            # what follows a line that a crash has torn would never be read
+            os.truncate(path, _read(path)[1])
             self._file = path.open("ab", buffering=0)
             return
         self._file = path.open("wb", buffering=0)

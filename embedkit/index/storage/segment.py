@@ -165,6 +165,11 @@ class Segment:
             if hash_file(self.folder / name).sha256 != self.entry.files[name].sha256:
                 raise altered(self.folder / name)
 
+    def check_rows(self) -> None:
+        """`check_files` of those that `scan` reads."""
+        vectors = [part.file for part in self.entry.parts] if self.entry.raw == "none" else [RAW_FILE]
+        self.check_files(DOCUMENTS_FILE, *vectors)
+
     def verify(self) -> None:
         """Hash every file, and compare ids and documents; `IndexDamagedError` names a mismatch."""
         self.check_files()

@@ -77,21 +77,15 @@ def altered(path: Path) -> None:
         file.write_bytes(content.replace(b"owes 1003 euros", b"owes 9003 euros"))
 
 
-def read_by_add(index: Index) -> None:
-    for number in range(8):  # one of these folds
-        index.add([Document("more", f"m{number}")])
-
-
 @pytest.mark.parametrize(
     "copy",
     [
         lambda index: index.compact(),
-        read_by_add,
         lambda index: index.reembed(FakeEncoder("other")),
         lambda index: index.export_parquet(index.path.parent / "out.parquet"),
         lambda index: index.export_faiss(index.path.parent / "out.faiss"),
     ],
-    ids=["compact", "add", "reembed", "parquet", "faiss"],
+    ids=["compact", "reembed", "parquet", "faiss"],
 )
 def test_damage_is_not_copied(tmp_path: Path, copy: Callable[[Index], object]) -> None:
     """The copy would have hashes of its own, so that nothing would find the damage any more."""
@@ -110,7 +104,19 @@ def test_damage_is_not_copied(tmp_path: Path, copy: Callable[[Index], object]) -
         index.verify()
 
 
-def test_fields_that_are_no_json_are_not_a_mistake_of_the_condition(tmp_path: Path) -> None:
+def test_additions_go_on_beside_damage_and_do_not_copy_it(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    invoices(path)
+    altered(path)
+    with Index.open(path, FakeEncoder()) as index:
+        for number in range(8):  # some of these would fold
+            index.add([Document("more", f"m{number}")])
+        assert len(index) == 15
+        with pytest.raises(IndexDamagedError, match=r"documents\.sqlite"):
+            index.verify()
+
+
+def test_fields_that_are_not_json_are_not_a_mistake_of_the_condition(tmp_path: Path) -> None:
     path = tmp_path / "index"
     Index.build(path, [Document("text", "a", {"year": 3})], FakeEncoder()).close()
     (file,) = path.glob("segments/*/documents.sqlite")

@@ -88,6 +88,14 @@ def test_packed(pooling: Any, head: dict[str, Any], dtype: torch.dtype) -> None:
         check(got, want, 5e-6 if dtype == torch.float32 else bits)
 
 
+def test_zeros_have_no_gradient_of_their_direction() -> None:
+    hidden, weight = torch.ones(1, 16, device=DEVICE), torch.ones(16, 3, device=DEVICE)
+    bias = torch.zeros(3, device=DEVICE, requires_grad=True)
+    vectors = pool_project_normalize(hidden, boundaries([0, 1]), weight=weight, bias=bias, normalize=True)
+    (vectors * torch.tensor([1.0, 2.0, 3.0], device=DEVICE)).sum().backward()
+    assert bias.grad is not None and bias.grad.abs().max() < 10
+
+
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
 @pytest.mark.parametrize("layout", ["lengths", "mask", "bool mask", "left mask"])
 def test_padded(pooling: Any, layout: str) -> None:

@@ -144,6 +144,20 @@ def test_an_overflow_whose_scores_are_all_negative_is_not_a_key_left_out(part: s
     assert result.isnan().nonzero()[:, 0].tolist() == broken
 
 
+def test_a_window_is_one_kernel_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    constants = set()
+
+    class Noted:
+        def __getitem__(self, grid: object) -> Any:
+            return lambda *tensors, **given: constants.add((given["BEFORE"], given["AFTER"]))
+
+    monkeypatch.setattr("embedkit.kernels.varlen_attention.forward", Noted())
+    for tokens in (5, 6, 100):
+        query = torch.zeros(tokens, 1, 16, device=DEVICE)
+        varlen_attention(query, query, query, boundaries([tokens]), tokens, before=64, after=2**31 - 1)
+    assert len(constants) == 1
+
+
 def test_windows_beyond_any_sequence() -> None:
     inputs = [tensor(6, 2, 16, seed=seed) for seed in range(3)]
     wide = varlen_attention(*inputs, boundaries([2, 4]), 4, before=2**31 - 1, after=2**31 - 1)

@@ -116,6 +116,16 @@ def test_gradients_against_finite_differences(pooling: Any, activation: Any, nor
     )
 
 
+def test_zeros_have_no_gradient_of_their_direction() -> None:
+    """torch's would be 1e12 times the one before, and leave nothing of a step whose gradients are clipped."""
+    hidden, weight, bias = torch.ones(1, 2), torch.ones(2, 3), torch.zeros(3)
+    bias.requires_grad_()
+    vectors = pool_project_normalize(hidden, boundaries([0, 1]), weight=weight, bias=bias, normalize=True)
+    (vectors * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert bias.grad is not None and bias.grad.abs().max() < 10
+    assert vectors[0].tolist() == [0, 0, 0]
+
+
 def test_the_first_of_equal_maxima_takes_the_gradient() -> None:
     hidden = torch.tensor([[1.0], [2.0], [2.0], [2.0], [2.0]], requires_grad=True)
     pool_project_normalize(hidden, boundaries([3, 2]), pooling="max").sum().backward()
