@@ -61,7 +61,7 @@ def main() -> None:
     options = arguments()
     import faiss
 
-    from embedkit.index.auto import apply, choose, search_settings
+    from embedkit.index.auto import apply, choose, fastest_parameters
     from embedkit.index.auto.measure import recalls, timed_search
     from embedkit.index.auto.plot import plot
 
@@ -84,7 +84,7 @@ def main() -> None:
     for name, factory in kinds.items():
         index = faiss.index_factory(options.dimension, factory, faiss.METRIC_INNER_PRODUCT)
         _, built = timed_search(lambda index=index: _fill(index, vectors), 1)
-        point, points = search_settings(index, queries[tuning], truth[tuning], options.target_recall)
+        point, points = fastest_parameters(index, queries[tuning], truth[tuning], options.target_recall)
         if point is None:
             raise SystemExit(
                 f"{factory} does not reach recall {options.target_recall} on {options.rows} vectors"

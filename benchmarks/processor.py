@@ -4,10 +4,10 @@
         --cache CACHE --json benchmarks/results/cpu-zen4.json
 
 Candidates and rules are those of ``throughput.py``: the same distinct texts, alternating runs, tokenization included.
-They find their batch size and streams on the first model, once for each length, and keep them for the others. The
-number of texts of a case follows from ``--gflop``, so that each run of a package takes about the same time on every
-model. ``--convert`` only fills the cache (exports, quantization with calibration), which needs no quiet machine. The
-measurement starts when the load average of the last minute is below ``--load``.
+They find their batch size and streams anew in each case. The number of texts of a case follows from ``--gflop``, but
+is large enough for two batches of each thread, so runs on a large model take longer. ``--convert`` only fills the cache
+(exports, quantization with calibration), which needs no quiet machine. The measurement starts when the load average of
+the last minute is below ``--load``.
 """
 
 import argparse
@@ -24,7 +24,6 @@ import numpy as np
 import shapes
 import throughput
 from peers import choose
-from peers.base import Setting
 from peers.worker import PeerFailed, Worker
 
 
@@ -68,12 +67,16 @@ def wait_for_quiet(limit: float, patience: float) -> None:
         time.sleep(10)
 
 
-def cases(model: Path, texts: list[str], gflop: float) -> dict[str, list[str]]:
-    """The texts of each case of a model, as many as ``gflop`` allow, at least two short and eight long."""
+#: The fewest texts of a case for each thread: two batches of 32 short texts, or of 8 long ones.
+SHORT, LONG = 64, 16
+
+
+def cases(model: Path, texts: list[str], gflop: float, threads: int) -> dict[str, list[str]]:
+    """The texts of each case of a model: as many as ``gflop`` allow, and enough for ``threads``."""
     per_token = shapes.flops_per_token(model) / 1e9
     counts = [len(row) for row in throughput.Tokenizer(model)(texts)]
-    short = max(2, min(len(texts), round(gflop / (per_token * float(np.mean(counts))))))
-    long = max(8, round(gflop / (per_token * throughput.LONG)))  # fewer would leave threads idle at the end
+    short = min(len(texts), max(SHORT * threads, round(gflop / (per_token * float(np.mean(counts))))))
+    long = max(LONG * threads, round(gflop / (per_token * throughput.LONG)))
     step = len(texts) / short
     return {
         "short": [texts[int(i * step)] for i in range(short)],
@@ -116,11 +119,10 @@ def main() -> None:
         wait_for_quiet(options.load, options.patience)
         load = os.getloadavg()
         begun = time.monotonic()
-        settings: dict[str, dict[str, Setting]] = {}
         results: list[dict[str, Any]] = []
         for model, folder in folders.items():
-            for case, those in cases(model, texts, options.gflop).items():
-                result = throughput.measure(options, model, folder, those, settings.setdefault(case, {}))
+            for case, those in cases(model, texts, options.gflop, options.threads).items():
+                result = throughput.measure(options, model, folder, those)
                 print(throughput.show(result), flush=True)
                 results.append({"case": case, **result})
                 whole = common.report(

@@ -6,6 +6,7 @@ A table is everything between `<!-- NAME -->` and `<!-- /NAME -->`, where NAME i
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -83,10 +84,42 @@ def processor(result: dict[str, Any]) -> str:
         *(f"{case['model']}, {case['texts']['mean']:.0f} tokens" for case in cases),
         "cosine to fp32, lowest mean",
     ]
+    best, kept = "each package at its best batch size and number of streams.", ""
+    if _settings_were_kept(cases):
+        best = f"each package at the batch size and number of streams that were best on {cases[0]['model']}."
+        kept = _too_few_texts(cases)
     return (
         f"Sentences per second, tokenization included; {result['threads']} threads, median of at least "
-        f"{min(case['rounds'] for case in cases)} alternating runs,\neach package at its best batch size and number of "
-        f"streams. {machine(result)}.\n\n{common.table(headers, rows)}"
+        f"{min(case['rounds'] for case in cases)} alternating runs,\n{best} {machine(result)}.\n{kept}\n"
+        f"{common.table(headers, rows)}"
+    )
+
+
+def _settings_were_kept(cases: list[dict[str, Any]]) -> bool:
+    """Whether settings were sought on the first model alone, as `processor.py` once did."""
+    sought = {(case["case"], row["peer"]) for case in cases for row in case["rows"] if row["tried"]}
+    return any(
+        (case["case"], row["peer"]) in sought and not row["tried"] for case in cases for row in case["rows"]
+    )
+
+
+def _too_few_texts(cases: list[dict[str, Any]]) -> str:
+    """A warning, and the packages whose streams did not get two batches each."""
+    lines = []
+    for case in cases:
+        texts = case["texts"]
+        few = [
+            f"{row['name']} ({row['batch']})"
+            for row in case["rows"]
+            if "x" in row["batch"] and math.prod(map(int, row["batch"].split("x"))) > texts["texts"] / 2
+        ]
+        if few:
+            title = f"{case['model']}, {texts['mean']:.0f} tokens, {texts['texts']} texts"
+            lines.append(f"- {title}: {', '.join(few)}\n")
+    return (
+        "\nOther settings may be faster on the larger models, which had fewer texts, and embedkit's lead there smaller."
+        "\nSome packages had fewer texts than two batches for each of their streams (batch size x streams):\n\n"
+        + "".join(lines)
     )
 
 

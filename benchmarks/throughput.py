@@ -119,12 +119,17 @@ def best_setting(
     """Find the fastest setting on `texts`; return it, and the sentences/s of each setting tried.
 
     Every setting runs once, and those close to the fastest three times more, alternating so that a slow spell of the
-    machine does not decide. The best run of each counts. Of the sizes that hold all texts, only the smallest is tried.
+    machine does not decide. The best run of each counts. Of the sizes that hold all texts, only the smallest is tried,
+    and several streams only with batches of which each stream gets two.
     """
     whole = min(
         (s.batch for s in settings if s.batch is not None and s.batch >= len(texts)), default=math.inf
     )
-    settings = [s for s in settings if s.batch is None or s.batch <= whole]
+    settings = [
+        s
+        for s in settings
+        if s.batch is None or (s.batch <= whole if s.streams == 1 else s.batch * s.streams <= len(texts) / 2)
+    ]
     if len(settings) == 1:
         worker.load(settings[0].streams)
         return settings[0], {}
@@ -151,7 +156,6 @@ def measure(
     model: Path,
     cache: Path,
     texts: list[str],
-    settings: dict[str, Setting] | None = None,
 ) -> dict[str, Any]:
     """Run every candidate; return the result to print, plot and write.
 
@@ -160,9 +164,7 @@ def measure(
         model: model folder.
         cache: folder for converted models.
         texts: what is encoded.
-        settings: of candidates that need not search for theirs; those found are added.
     """
-    settings = {} if settings is None else settings
     counts = [len(row) for row in Tokenizer(model)(texts)]
     tokens = sum(counts)
     histogram = common.length_histogram(counts)
@@ -246,9 +248,7 @@ def measure(
                 )
                 try:
                     worker.convert()
-                    known = [settings[key]] if key in settings else worker.settings()
-                    best[key] = best_setting(worker, search, known)
-                    settings[key] = best[key][0]
+                    best[key] = best_setting(worker, search, worker.settings())
                     worker.texts(texts)
                     worker.run(best[key][0].batch)  # warm-up at full size
                     if on_cuda:

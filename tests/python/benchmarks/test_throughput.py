@@ -1,0 +1,59 @@
+"""The search for a package's best batch size leaves no stream without work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+class _Worker:
+    """A package whose speed depends on its setting alone; the fastest is the largest."""
+
+    def __init__(self) -> None:
+        self.streams = 1
+        self.ran: set[tuple[int, int]] = set()
+
+    def load(self, streams: int) -> None:
+        self.streams = streams
+
+    def texts(self, texts: list[str]) -> None:
+        pass
+
+    def run(self, batch: int) -> float:
+        self.ran.add((batch, self.streams))
+        return 1 / (batch * self.streams)
+
+
+@pytest.mark.parametrize(
+    ("texts", "streams", "whole"),
+    [(128, {(8, 2), (16, 2), (32, 2)}, 64), (32, {(8, 2)}, 32), (31, set(), 32)],
+)
+def test_every_stream_gets_two_batches(texts: int, streams: set[tuple[int, int]], whole: int) -> None:
+    import throughput
+    from peers.base import Setting
+
+    worker = _Worker()
+    settings = [Setting(batch, streams) for streams in (1, 2) for batch in (8, 16, 32, 64)]
+    best, tried = throughput.best_setting(worker, ["text"] * texts, settings)
+    assert {ran for ran in worker.ran if ran[1] == 2} == streams
+    assert max(batch for batch, count in worker.ran if count == 1) == whole
+    assert len(tried) == len(worker.ran)
+    assert worker.streams == best.streams
+
+
+def test_a_large_model_gets_enough_texts_for_all_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lengths
+    import processor
+    import throughput
+
+    config = {"num_hidden_layers": 48, "hidden_size": 4096, "intermediate_size": 16384}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(throughput, "Tokenizer", lambda folder: lambda texts: [[1] * 16] * len(texts))
+    monkeypatch.setattr(lengths, "texts_of_lengths", lambda folder, texts, counts: ["long"] * len(counts))
+    found = processor.cases(tmp_path, [f"text {i}" for i in range(2000)], 150, threads=2)
+    assert {name: len(texts) for name, texts in found.items()} == {"short": 128, "256": 32}
+    assert len(set(found["short"])) == 128
