@@ -607,7 +607,10 @@ def _update(path: Path, *, write: bool) -> bool:
         if not file.exists():  # not measured yet
             return f"<!-- {name} -->\n<!-- /{name} -->"
         result = json.loads(file.read_text(encoding="utf-8"))
-        render = RENDER[":".join(filter(None, (result["benchmark"], variant)))]
+        kind = ":".join(filter(None, (result["benchmark"], variant)))
+        if kind not in RENDER:
+            sys.exit(f"{path.name} wants a table of {file.name}, but a result of {kind} has none")
+        render = RENDER[kind]
         return f"<!-- {name} -->\n{render(result)}\n<!-- /{name} -->"
 
     after = re.sub(r"<!-- (?P<name>[\w:-]+) -->\n.*?<!-- /(?P=name) -->", fill, before, flags=re.DOTALL)

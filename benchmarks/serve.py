@@ -2,7 +2,8 @@
 
 Starts ``embedkit-serve``, a plain FastAPI + sentence-transformers server and, where it is installed, infinity-emb, one
 after the other on loopback with the same model, and asks each from an asyncio client in a process of its own. Writes
-requests and texts a second, latencies (p50, p95, p99), and `Encoder.encode`'s own speed in the same run.
+requests and texts a second, latencies (p50, p95, p99), and `Encoder.encode`'s own speed in the same run, after each
+server.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -227,16 +230,22 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
 @contextmanager
 def serving(command: list[str], port: int) -> Iterator[int]:
     """A server process that answers at ``port``; its id."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise SystemExit(f"something answers at port {port} already: stop it, or give --port")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(1200):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
-                break
+                answers = True
             except OSError:
-                if process.poll() is not None:
-                    raise SystemExit(f"{command[0]} ended with {process.returncode}") from None
-                time.sleep(0.1)
+                answers = False
+            if process.poll() is not None:  # whatever answers is another server
+                raise SystemExit(f"{shlex.join(command)} ended with {process.returncode}")
+            if answers:
+                break
+            time.sleep(0.1)
         else:
             raise SystemExit(f"{command[0]} does not answer at port {port}")
         yield process.pid
@@ -284,7 +293,7 @@ def main() -> None:
         metavar="COMMAND",
         help="what starts infinity_emb, which needs an environment of its own (transformers below 5)",
     )
-    parser.add_argument("--output", type=Path, default=RESULTS / "serve.json")
+    parser.add_argument("--output", type=Path, help="default: serve.json, or serve-soak.json, in results")
     parser.add_argument(
         "--soak",
         type=float,
@@ -297,8 +306,11 @@ def main() -> None:
         load = Load(**json.loads(options.drive[0]))
         print(json.dumps(drive(options.port, options.drive[1], load, options.seconds)))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exit also ends the server
+    machine = machine_info()
     if options.soak:
-        write_json(options.output, report("serve-soak", machine=machine_info(), soak=soaked(options)))
+        output = options.output or RESULTS / "serve-soak.json"
+        write_json(output, report("serve-soak", machine=machine, soak=soaked(options)))
         return
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     encoder = []
@@ -312,17 +324,17 @@ def main() -> None:
             runs.setdefault(name, []).append(found)
             for row in found:
                 print(name, row, flush=True)
-    result = report(
-        "serve",
-        machine=machine_info(),
-        versions=versions(_PACKAGES),
-        model=Path(options.model).name if options.model else "built-in",
-        seconds=options.seconds,
-        runs=options.runs,
-        encoder={name: statistics.median(one[name] for one in encoder) for name in encoder[0]},
-        servers={name: medians(found) for name, found in runs.items()},
-    )
-    write_json(options.output, result)
+            result = report(
+                "serve",
+                machine=machine,
+                versions=versions(_PACKAGES),
+                model=Path(options.model).name if options.model else "built-in",
+                seconds=options.seconds,
+                runs=min(map(len, runs.values())),
+                encoder={name: statistics.median(one[name] for one in encoder) for name in encoder[0]},
+                servers={name: medians(found) for name, found in runs.items()},
+            )
+            write_json(options.output or RESULTS / "serve.json", result)
 
 
 def soaked(options: argparse.Namespace) -> dict[str, Any]:
@@ -346,7 +358,9 @@ def drive_apart(options: argparse.Namespace, load: Load, model: str, pid: int) -
     before = cpu_seconds(pid)
     command = [sys.executable, __file__, "--port", str(options.port), "--seconds", str(options.seconds)]
     command += ["--drive", json.dumps(asdict(load)), model]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"the client failed under {load.name} (exit status {done.returncode})")
     found: dict[str, Any] = json.loads(done.stdout)
     after = cpu_seconds(pid)
     answers = found.pop("answers")
