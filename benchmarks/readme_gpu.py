@@ -14,19 +14,21 @@ def throughput_on_a_gpu(result: dict[str, Any]) -> str:
     texts, scored = result["texts"], result.get("reference_sts")
     rows = []
     for row in sorted(result["rows"], key=lambda row: -row["sentences_per_s"]["median"]):
-        alone, query = row["alone"], row["one_query"]
+        alone, query, sts = (
+            row.get(part, {}) for part in ("alone", "one_query", "sts")
+        )  # without them: it failed
         cells = [
             row["name"] + named(result, peer_class(row["peer"]).packages[:1]),
             rate(row["sentences_per_s"]["median"]),
             f"{rate(row['sentences_per_s']['low'])}-{rate(row['sentences_per_s']['high'])}",
-            rate(alone["sentences_per_s"]["median"]),
-            f"{alone['mfu']:.1%}",
-            f"{query['p50_ms']:.2f}",
-            f"{query['p99_ms']:.2f}",
+            rate(alone["sentences_per_s"]["median"]) if alone else "",
+            f"{alone['mfu']:.1%}" if "mfu" in alone else "",
+            f"{query['p50_ms']:.2f}" if query else "",
+            f"{query['p99_ms']:.2f}" if query else "",
             f"{row['cosine']:.6f}",
-            f"{sum(row['sts'].values()) / len(row['sts']):.2f}" if scored else "",
+            f"{sum(sts.values()) / len(sts):.2f}" if sts else "",
         ]
-        rows.append([f"**{c}**" if row["peer"].startswith("embedkit") else c for c in cells])
+        rows.append([f"**{c}**" if row["peer"].startswith("embedkit") and c else c for c in cells])
     headers = [
         "", "sentences/s", "range", "without tokenization", "of the data sheet's peak", "one query: p50, ms", "p99, ms",
         "cosine to fp32", "STS",

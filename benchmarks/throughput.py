@@ -188,9 +188,10 @@ def measure(
     on_gpu: dict[str, dict[str, Any]] = {}
     peaks: dict[str, float] = {}
     memory: dict[str, int] = {}
+    sts: dict[str, dict[str, float]] = {}
     reference, truth = gpu.reference(model, texts, options.threads) if on_cuda else ("", np.empty(0))
 
-    def result(sts: dict[str, dict[str, float]] | None = None) -> dict[str, Any]:
+    def result() -> dict[str, Any]:
         rows = _rows(
             model,
             tokens=tokens,
@@ -203,7 +204,7 @@ def measure(
         )
         for row in rows:
             row.update(on_gpu.get(row["peer"], {}))
-            if sts and row["peer"] in sts:
+            if row["peer"] in sts:
                 row["sts"] = sts[row["peer"]]
         return common.report(
             "throughput-cuda" if on_cuda else "throughput",
@@ -230,7 +231,6 @@ def measure(
             common.write_json(options.json, part)
 
     vectors: dict[str, np.ndarray] = {}
-    sts = None
     for group in _by_precision(chosen) if options.by_precision else [chosen]:
         with contextlib.ExitStack() as stack:
             workers: dict[str, Worker] = {}
@@ -280,12 +280,9 @@ def measure(
                 batches = {key: best[key][0].batch for key in workers}
                 on_gpu |= gpu.measure(workers, batches, texts, counts, options.rounds)
                 keep(result())
-                sts = (
-                    gpu.quality(options.sts, model, options.threads, workers, batches)
-                    if options.sts
-                    else None
-                )
-                keep(result(sts))
+                if options.sts:
+                    sts |= gpu.quality(options.sts, model, options.threads, workers, batches)
+                    keep(result())
     if not vectors:
         raise SystemExit("no candidate left to measure")
     if on_cuda:
@@ -298,7 +295,7 @@ def measure(
             (k for k in ("sentence-transformers", "embedkit-fp32") if k in vectors), next(iter(vectors))
         )
         cosines |= {key: common.cosines(vectors[key], vectors[reference]) for key in vectors}
-    return result(sts)
+    return result()
 
 
 def _by_precision(chosen: Sequence[str]) -> list[list[str]]:
