@@ -32,6 +32,7 @@ __all__ = [
     "Spread",
     "add_text_arguments",
     "alternate",
+    "built_in",
     "cosines",
     "embedkit_isa",
     "in_process",
@@ -243,6 +244,15 @@ def embedkit_isa() -> str | None:
     except ImportError:
         return None
     return active_isa()
+
+
+def built_in(model: object) -> dict[str, str]:
+    """For a result: the fingerprint of the built-in model if it is measured, that is, if ``model`` is None."""
+    if model is not None:
+        return {}
+    from embedkit import Encoder
+
+    return {"built_in": Encoder(device="cpu").fingerprint}
 
 
 def _cpuinfo() -> dict[str, str]:

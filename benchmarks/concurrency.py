@@ -50,6 +50,7 @@ def serve(pipe: Connection, options: argparse.Namespace, texts: list[str]) -> No
 def main() -> None:
     """Measure, print and write."""
     options = arguments()
+    machine, found = common.machine_info(), common.versions(["embedkit", "numpy"])
     texts = common.texts_of(options)
     parts = [texts[i :: options.callers] for i in range(options.callers)]
     encoder = Encoder(options.model, precision=options.precision, threads=options.threads)
@@ -86,7 +87,6 @@ def main() -> None:
     for process in processes:
         process.join()
     rates = {name: common.Spread.of([len(texts) / s for s in seconds]) for name, seconds in taken.items()}
-    machine, found = common.machine_info(), common.versions()
     print(common.show_machine(machine, found))
     one = rates["one call"].median
     rows = [(name, f"{rate.median:,.0f}", f"{rate.median / one:.2f}") for name, rate in rates.items()]
@@ -98,6 +98,7 @@ def main() -> None:
             machine=machine,
             versions=found,
             model=described["model"],
+            **common.built_in(options.model),
             precision=described["precision"],
             isa=described["isa"],
             threads=options.threads,

@@ -399,6 +399,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "hybrid",
                 machine=machine,
                 versions={**found, "sqlite": sqlite3.sqlite_version},
+                **common.built_in(options.model),
                 ndcg_at_10=rounded,
                 index={
                     name: {key: round(value, 4) for key, value in one.items()} for name, one in own.items()

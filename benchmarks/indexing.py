@@ -165,7 +165,14 @@ def main() -> None:
     if options.json:
         common.write_json(
             options.json,
-            common.report("indexing", machine=machine, versions=found, threads=options.threads, **result),
+            common.report(
+                "indexing",
+                machine=machine,
+                versions=found,
+                **common.built_in(options.model),
+                threads=options.threads,
+                **result,
+            ),
         )
 
 

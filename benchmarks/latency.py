@@ -274,7 +274,11 @@ def main() -> None:
             one_at_a_time=singles,
             cold_start_s=cold_starts(options, list(singles), chosen[0], cache),
             **(
-                {"import": import_time(options), "memory": memory(options, texts, Path(scratch))}
+                {
+                    "import": import_time(options),
+                    "memory": memory(options, texts, Path(scratch)),
+                    **common.built_in(None),
+                }
                 if own
                 else {}
             ),

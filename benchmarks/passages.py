@@ -77,7 +77,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(common.table(["passages", "search", *COLLECTIONS, "mean", "ms"], cells))
     if options.json:
         common.write_json(
-            options.json, common.report("passages", machine=machine, versions=found, passages=rows)
+            options.json,
+            common.report(
+                "passages",
+                machine=machine,
+                versions=found,
+                **common.built_in(options.model),
+                passages=rows,
+            ),
         )
 
 

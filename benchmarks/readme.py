@@ -16,7 +16,7 @@ from typing import Any
 
 import common
 from peers import peer_class
-from readme_cells import machine, named, rate
+from readme_cells import built_in, machine, named, rate
 from readme_gpu import kernels_on_a_gpu, throughput_on_a_gpu
 
 READMES = tuple(
@@ -152,7 +152,7 @@ def latency(result: dict[str, Any]) -> str:
         common.table(["", "p50, ms", "p99, ms", "process start to first vector, s"], rows),
     ]
     facts = [
-        f"{name}: {spread['median']:.2f} s from process start to first vector"
+        f"{name.replace('built-in', built_in(result))}: {spread['median']:.2f} s from process start to first vector"
         for name, spread in cold.items()
         if name not in singles
     ]
@@ -160,10 +160,23 @@ def latency(result: dict[str, Any]) -> str:
         facts.append(f"`import embedkit`: {result['import']['seconds']['median']:.3f} s")
     facts += [
         f"peak memory of `encode_iter` over {one['texts']:,} texts, int8, "
-        f"{result['model'] if name == 'the folder' else name}: {one['peak_mib']:.0f} MiB"
+        f"{result['model'] if name == 'the folder' else f'{built_in(result)} model'}: {one['peak_mib']:.0f} MiB"
         for name, one in result.get("memory", {}).items()
     ]
     return "\n".join(lines) + "\n\n" + "\n".join(f"- {fact}" for fact in facts)
+
+
+def concurrency(result: dict[str, Any]) -> str:
+    """Threads and processes at once, against one call."""
+    one, *others = result["sentences_per_s"].values()
+    _, threads, processes = result["sentences_per_s"]
+    shares = [f"{spread['median'] / one['median']:.2f}" for spread in others]
+    return (
+        f"{threads} that share an encoder encode {shares[0]} times as many sentences a second in total as one call on "
+        f"{result['threads']} threads;\n{processes} with an encoder of {result['threads']} threads each, {shares[1]} "
+        f"times ({result['model']} in {result['precision']}, {result['texts']:,} questions,\n"
+        f"`benchmarks/concurrency.py`; {machine(result)})."
+    )
 
 
 def kernels(result: dict[str, Any]) -> str:
@@ -263,7 +276,7 @@ def retrieval(result: dict[str, Any]) -> str:
         texts = row.get("text_to_answer")
         rows.append(
             [
-                f"{row['model']}, {row['dimension']}",
+                f"{built_in(result) if row['model'] == 'built-in' else row['model']}, {row['dimension']}",
                 row["kind"],
                 f"{row['factory']} {row['setting']}".strip(),
                 f"{row['mrr_at_10']:.4f}",
@@ -483,8 +496,8 @@ def scale(result: dict[str, Any]) -> str:
         f"{cpu['texts']['mean']} tokens per text,",
         f"from {cpu['threads']} threads; {machine(cpu)}); an actor takes {over:.2f} times the CPU of the encoder.",
         f"Index: {sum(result['index_us'].values()):,.0f} µs of CPU per text, measured on {result['documents']:,} texts",
-        f"of {result['characters']:.0f} characters, {result['dimension']} dimensions, `{result['factory']}` "
-        f"({machine(result)}). The time to",
+        f"of {result['characters']:.0f} characters, {result['dimension']} dimensions ({built_in(result)} model), "
+        f"`{result['factory']}` ({machine(result)}). The time to",
         "fill lists grows with their number (4·√n), the time to train them also with the sample. Networks, object",
         "stores and Ray's own overhead are not included. The price is an example.",
     ]
@@ -566,6 +579,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "card": card,
     "card:seeds": seeds,
     "card:whole": whole_card,
+    "concurrency": concurrency,
     "kernels-cpu": kernels,
     "kernels-cuda": kernels_on_a_gpu,
     "latency": latency,

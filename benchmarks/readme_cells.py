@@ -1,11 +1,21 @@
 """Cells and captions that the tables of readme.py share."""
 
+import json
 from typing import Any
 
-__all__ = ["machine", "named", "rate"]
+import common
+
+__all__ = ["built_in", "machine", "named", "rate"]
 
 #: Family and model of processors that share a name -> their generation.
 _GENERATIONS = {"25/17": "Zen 4, ", "26/2": "Zen 5, "}
+
+
+def built_in(result: dict[str, Any]) -> str:
+    """What a table calls the built-in model of a result: "former" if another one ships today."""
+    stamp = common.ROOT / "embedkit" / "models" / "embedkit-256-int8" / "embedkit.json"
+    present = json.loads(stamp.read_text(encoding="utf-8"))["fingerprint"]
+    return "built-in" if result.get("built_in") == present else "former built-in"
 
 
 def machine(result: dict[str, Any]) -> str:

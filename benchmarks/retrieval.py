@@ -586,6 +586,7 @@ def main() -> None:
                 isa=common.embedkit_isa(),
                 threads=1,
                 precisions=precisions,
+                **common.built_in(None if "builtin" in options.models else options.models),
                 subset_of_quora=subset,
                 questions=asked.notes,
                 rows=rows,

@@ -134,7 +134,10 @@ def main() -> None:
         print(f"{name}: {part}")
     if options.json:
         common.write_json(
-            options.json, common.report("scale", machine=machine, versions=found, threads=1, **result)
+            options.json,
+            common.report(
+                "scale", machine=machine, versions=found, **common.built_in(None), threads=1, **result
+            ),
         )
 
 

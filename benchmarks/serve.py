@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, machine_info, percentile, report, sample_texts, versions, write_json
+from common import RESULTS, built_in, machine_info, percentile, report, sample_texts, versions, write_json
 
 _MAIN = "import sys; from embedkit.cli.serve import main; sys.exit(main(sys.argv[1:]))"
 _PACKAGES = ["embedkit", "uvicorn", "starlette", "uvloop", "fastapi", "sentence-transformers", "infinity-emb"]
@@ -329,6 +329,7 @@ def main() -> None:
                 machine=machine,
                 versions=versions(_PACKAGES),
                 model=Path(options.model).name if options.model else "built-in",
+                **built_in(options.model),
                 seconds=options.seconds,
                 runs=min(map(len, runs.values())),
                 encoder={name: statistics.median(one[name] for one in encoder) for name in encoder[0]},

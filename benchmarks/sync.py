@@ -119,7 +119,14 @@ def main() -> None:
     if options.json:
         common.write_json(
             options.json,
-            common.report("sync", machine=machine, versions=found, threads=options.threads, sync=result),
+            common.report(
+                "sync",
+                machine=machine,
+                versions=found,
+                **common.built_in(None),
+                threads=options.threads,
+                sync=result,
+            ),
         )
 
 
