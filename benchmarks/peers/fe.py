@@ -1,11 +1,12 @@
 """fastembed, fp32 and int8, on the graphs of `ort.OnnxRuntime`: its own tokenization, batches and session options."""
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 
-from peers.base import Setting
+from peers.base import Setting, max_length
 from peers.ort import OnnxRuntime
 
 
@@ -24,12 +25,15 @@ class FastEmbed(OnnxRuntime):
     def convert(self) -> None:
         """Lay out the folder."""
         super().convert()
-        if (self.laid_out / "model.onnx").exists():
-            return
         self.laid_out.mkdir(exist_ok=True)
-        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        for name in ("config.json", "tokenizer.json"):
             shutil.copy(self.folder / name, self.laid_out / name)
-        shutil.copy(self.graph, self.laid_out / "model.onnx")  # last: it says that the folder is whole
+        # fastembed cuts texts at the smaller of the two, the others at the model's own length.
+        options = json.loads((self.folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        options["model_max_length"] = options["max_length"] = max_length(self.folder)
+        (self.laid_out / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
+        if not (self.laid_out / "model.onnx").exists():
+            shutil.copy(self.graph, self.laid_out / "model.onnx")
 
     def load(self, streams: int = 1) -> None:
         """Load the folder; the graph pools and normalizes."""
@@ -46,7 +50,12 @@ class FastEmbed(OnnxRuntime):
                 dim=0,
                 model_file="model.onnx",
             )
-        self._model = TextEmbedding(name, threads=self.threads, specific_model_path=str(self.laid_out))
+        self._model = TextEmbedding(
+            name,
+            cache_dir=str(self.cache),  # made even if it stays empty
+            threads=self.threads,
+            specific_model_path=str(self.laid_out),
+        )
 
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
         """In order of length, which fastembed leaves to its users."""
