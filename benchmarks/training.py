@@ -20,14 +20,16 @@ from embedkit.training import plots
 from embedkit.training import table as tables
 
 
-def write(table: tables.Table, work: Path, held: dict[str, Any], path: Path) -> dict[str, Any]:
+def write(
+    table: tables.Table, work: Path, held: dict[str, Any], path: Path, machine: dict[str, Any]
+) -> dict[str, Any]:
     """Write the results so far, those of earlier calls (``held``) included, and their plots."""
     results = tables.collect(table, work, held["runs"])
     if held["runs"] and results["runs"] == held["runs"]:  # nothing new was measured
         results |= {"machine": held["machine"], "versions": held["versions"]}
     else:
         results |= {
-            "machine": machine_info(),
+            "machine": machine,
             "versions": versions(["torch", "transformers", "scikit-learn"]),
         }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +62,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.workers < 1:
         parser.error(f"--workers must be 1 or more, not {options.workers}")
+    machine = machine_info()
     chosen = {name: tables.load_table(known[name]) for name in options.table}
     every = [spec for table in chosen.values() for spec in tables.specs(table, options.work)]
     only = set(options.only or [])
@@ -78,9 +81,9 @@ def main() -> int:
                 workers=options.workers,
                 report=lambda line: print(line, file=sys.stderr, flush=True),
                 only=lambda spec: not only or bool({spec.key, spec.folder} & only),
-                finished=partial(write, table, work, held, path),
+                finished=partial(write, table, work, held, path, machine),
             )
-        print(tables.markdown(write(table, work, held, path)), end="\n\n")
+        print(tables.markdown(write(table, work, held, path, machine)), end="\n\n")
     return 0
 
 
