@@ -18,7 +18,7 @@ import gpu
 import shapes
 from peers import choose, peer_class
 from peers.base import Tokenizer
-from peers.worker import PeerFailed, Worker, alternate
+from peers.worker import PeerFailed, Worker, alternate, best_setting
 
 __all__ = ["run"]
 
@@ -142,6 +142,8 @@ def _speeds(
     """
     on_cuda = options.device == "cuda"
     cpus = sorted(os.sched_getaffinity(0))[: options.threads]
+    cache = cache / f"converted-{folder.name}"
+    cache.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         workers, batches = {}, {}
         for key in keys:
@@ -149,18 +151,12 @@ def _speeds(
                 Worker(key, folder, options.threads, cache, cpus, patience=gpu.PATIENCE if on_cuda else None)
             )
             try:
-                # The largest batch: the texts are short, and packages sort them by length.
-                setting = worker.settings()[-1]
-                worker.load(setting.streams)
+                worker.convert()
+                setting, _ = best_setting(worker, texts, worker.settings())
+                worker.texts(texts)
+                worker.run(setting.batch)
                 if on_cuda:
-                    # A CUDA graph is captured in the second run of its batch.
-                    worker.texts(texts)
-                    worker.run(setting.batch)
-                    worker.run(setting.batch)
-                else:
-                    worker.texts(texts[:64])
-                    worker.run(setting.batch)
-                    worker.texts(texts)
+                    worker.run(setting.batch)  # captures the CUDA graph
             except PeerFailed as error:
                 print(f"left out: {error}")
                 continue

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import shapes
 
 __all__ = ["plot", "run", "show"]
 
@@ -20,6 +21,7 @@ PRECISIONS = ("int8", "bf16", "fp32")
 
 def run(options: argparse.Namespace, model: Path, texts: list[str]) -> dict[str, Any]:
     """Measure each precision in alternating rounds, with and without clocks."""
+    machine = common.machine_info()
     from embedkit import Encoder, _core
 
     runs: dict[tuple[str, bool], Any] = {}
@@ -68,10 +70,11 @@ def run(options: argparse.Namespace, model: Path, texts: list[str]) -> dict[str,
         )
     return common.report(
         "stages",
-        machine=common.machine_info(),
+        machine=machine,
         versions=common.versions(["embedkit"]),
         isa=_core.active_isa(),
-        model=options.model.name,
+        model=model.name,
+        shape=shapes.describe(model),
         threads=options.threads,
         cpus=sorted(os.sched_getaffinity(0)),
         texts=len(texts),

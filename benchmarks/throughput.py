@@ -15,7 +15,6 @@ models of HPD's Table 1.
 
 import argparse
 import contextlib
-import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ import shapes
 import stages
 from peers import choose, peer_class
 from peers.base import CALIBRATION, Setting, Tokenizer
-from peers.worker import PeerFailed, Worker, alternate
+from peers.worker import PeerFailed, Worker, alternate, best_setting
 
 
 def arguments() -> argparse.Namespace:
@@ -80,7 +79,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--plot", type=Path, help="draw a bar chart here (.png)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.table:
+        given = [f"--{name}" for name in ("isa", "shape", "profile", "plot") if getattr(options, name)]
+        if given:
+            parser.error(f"--table does not take {', '.join(given)}")
+    if options.profile and options.isa:
+        parser.error(f"--profile takes no --isa: set EMBEDKIT_ISA={options.isa}, which is read at the start")
+    return options
 
 
 #: From lossless to least exact.
@@ -111,44 +117,6 @@ def ceiling(threads: int, isa: str | None = None) -> dict[str, float]:
             )
             for precision in ("fp32", "bf16", "int8")
         }
-
-
-def best_setting(
-    worker: Worker, texts: list[str], settings: list[Setting]
-) -> tuple[Setting, dict[str, float]]:
-    """Find the fastest setting on `texts`; return it, and the sentences/s of each setting tried.
-
-    Every setting runs once, and those close to the fastest three times more, alternating so that a slow spell of the
-    machine does not decide. The best run of each counts. Of the sizes that hold all texts, only the smallest is tried,
-    and several streams only with batches of which each stream gets two.
-    """
-    whole = min(
-        (s.batch for s in settings if s.batch is not None and s.batch >= len(texts)), default=math.inf
-    )
-    settings = [
-        s
-        for s in settings
-        if s.batch is None or (s.batch <= whole if s.streams == 1 else s.batch * s.streams <= len(texts) / 2)
-    ]
-    if len(settings) == 1:
-        worker.load(settings[0].streams)
-        return settings[0], {}
-    worker.texts(texts)
-    seconds: dict[Setting, float] = {}
-
-    def attempt(which: list[Setting], rounds: int) -> None:
-        for streams in sorted({s.streams for s in which}):
-            worker.load(streams)
-            runs = {s: (lambda s=s: worker.run(s.batch)) for s in which if s.streams == streams}
-            for setting, taken in common.alternate(runs, rounds).items():
-                seconds[setting] = min(*taken, seconds.get(setting, math.inf))
-
-    attempt(settings, 1)
-    close = [s for s in settings if seconds[s] < 1.5 * min(seconds.values())]
-    attempt(close, 3)
-    best = min(seconds, key=lambda s: seconds[s])
-    worker.load(best.streams)
-    return best, {str(s): round(len(texts) / t, 1) for s, t in seconds.items()}
 
 
 def measure(

@@ -46,8 +46,9 @@ def test_the_report(make_model: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     import stages
 
-    options = argparse.Namespace(threads=1, rounds=2, model=make_model())
-    result = stages.run(options, options.model, TEXTS)
+    model = make_model()
+    result = stages.run(argparse.Namespace(threads=1, rounds=2), model, TEXTS)
+    assert result["model"] == model.name
     text = stages.show(result)
     assert all(name in text for name in (*STAGES, "call without clocks", "int8 ms", "fp32 ms"))
     stages.plot(result, tmp_path / "stages.png")

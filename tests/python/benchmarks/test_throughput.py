@@ -31,12 +31,12 @@ class _Worker:
     [(128, {(8, 2), (16, 2), (32, 2)}, 64), (32, {(8, 2)}, 32), (31, set(), 32)],
 )
 def test_every_stream_gets_two_batches(texts: int, streams: set[tuple[int, int]], whole: int) -> None:
-    import throughput
     from peers.base import Setting
+    from peers.worker import best_setting
 
     worker = _Worker()
     settings = [Setting(batch, streams) for streams in (1, 2) for batch in (8, 16, 32, 64)]
-    best, tried = throughput.best_setting(worker, ["text"] * texts, settings)
+    best, tried = best_setting(worker, ["text"] * texts, settings)
     assert {ran for ran in worker.ran if ran[1] == 2} == streams
     assert max(batch for batch, count in worker.ran if count == 1) == whole
     assert len(tried) == len(worker.ran)
