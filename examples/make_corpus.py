@@ -9,6 +9,7 @@ language and topic. Everything here is under the license of the repository.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from collections import Counter
@@ -232,6 +233,9 @@ def corpus() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Write the file."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     lines = (json.dumps(document, ensure_ascii=False) + "\n" for document in corpus())
     (HERE / "corpus.jsonl").write_text("".join(lines), "utf-8")
 
