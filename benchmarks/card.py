@@ -25,6 +25,7 @@ The vectors are cached in --work.
 """
 
 import argparse
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,9 @@ class View:
 
         vectors = cached_vectors(self._work, self._encoder, texts, encode, f"card{prompt}")
         return vectors if self._change is None else self._change(vectors)
+
+
+_KIND = re.compile(r"int\d+|whiten\d*\.?\d+|pca\d+|\d+")
 
 
 def changed(kind: str, sample: Callable[[], Vectors]) -> Callable[[Vectors], Vectors]:
@@ -331,6 +335,19 @@ def main() -> None:
     parser.add_argument("--dev", action="store_true", help="only the development sets; no speed")
     parser.add_argument("--json", type=Path, help="write the result to this file; rows that it has are kept")
     options = parser.parse_args()
+    names = set()
+    for given in options.models:
+        name, _, rest = given.partition("=")
+        folder = rest.partition("|")[0]
+        if folder != "builtin" and not (folder and Path(folder).is_dir()):
+            parser.error(f"{given}: expected NAME=FOLDER, where FOLDER exists or is 'builtin'")
+        names.add(name)
+    for view in options.view:
+        of, _, kind = view.partition(":")
+        if of not in names or not all(map(_KIND.fullmatch, kind.split("+"))):
+            parser.error(
+                f"--view {view}: expected NAME:VIEW, such as {min(names)}:64 or {min(names)}:pca128+int8"
+            )
 
     import json
 

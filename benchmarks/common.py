@@ -38,8 +38,10 @@ __all__ = [
     "in_process",
     "length_histogram",
     "machine_info",
+    "model_folder",
     "open_text",
     "percentile",
+    "positive",
     "read_texts",
     "records",
     "report",
@@ -83,6 +85,8 @@ CPU_FLAGS = (
 
 def open_text(path: Path) -> TextIO:
     """The file at `path`, decompressed if it is a .gz, as UTF-8 text with its line ends as they are."""
+    if not path.is_file():
+        raise SystemExit(f"there is no file {path}")
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path), encoding="utf-8", newline="")
     return open(path, encoding="utf-8", newline="")
@@ -154,6 +158,20 @@ def sample_texts(count: int) -> list[str]:
     return [text if copy == 0 else f"{text} {copy}" for copy in range(copies) for text in texts][:count]
 
 
+def positive(text: str) -> int:
+    """For argparse: a whole number above 0."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def model_folder(text: str) -> Path:
+    """For argparse: the folder of a model, so that a wrong name is found before anything is measured."""
+    if not (Path(text) / "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{text} is not the folder of a model: it has no config.json")
+    return Path(text)
+
+
 def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> None:
     """The arguments that `texts_of` reads."""
     parser.add_argument(
@@ -165,7 +183,7 @@ def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> N
     parser.add_argument("--column", default="text", help="columns or fields with texts, comma-separated")
     parser.add_argument(
         "--limit",
-        type=int,
+        type=positive,
         default=default_limit,
         help=f"number of distinct texts (default: {default_limit})",
     )

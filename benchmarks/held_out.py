@@ -150,6 +150,8 @@ def main() -> None:
         for part, own in read(options.collections / name)._asdict().items():
             rows[part] += [(name, *row) for row in own]
             print(f"{name}: {len(own):,} {part}")
+    if not rows["docs"]:
+        raise SystemExit(f"no collection in {options.collections}")
     columns = {
         "docs": ("dataset", "doc_id", "title", "text"),
         "queries": ("dataset", "query_id", "text"),

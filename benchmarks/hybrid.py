@@ -14,8 +14,6 @@ the word that are found, and of the found ones that have it; for paraphrases, re
 """
 
 import argparse
-import csv
-import gzip
 import re
 import sqlite3
 import tempfile
@@ -51,8 +49,7 @@ class Judged:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a .tsv.gz."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return list(common.records(path))
 
 
 def collections_of(data: Path) -> dict[str, Judged]:

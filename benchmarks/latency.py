@@ -78,7 +78,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common.add_text_arguments(parser, default_limit=20_000)
-    parser.add_argument("--model", type=Path, required=True, help="model folder with fp32 weights")
+    parser.add_argument(
+        "--model", type=common.model_folder, required=True, help="model folder with fp32 weights"
+    )
     parser.add_argument("--peers", default="all", help="all, own, names; separated by commas (default: all)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=15, help="length of the texts, special tokens included")

@@ -19,8 +19,10 @@ def wanted(lengths: str, count: int) -> list[int]:
     try:
         if "," in lengths or "x" in lengths:
             parts = [part.rpartition("x") for part in lengths.split(",")]
-            return [int(size) for times, _, size in parts for _ in range(int(times or 1))]
-        bounds = int(low), int(high or low)
+            listed = [int(size) for times, _, size in parts for _ in range(int(times or 1))]
+            bounds = min(listed), max(listed)
+        else:
+            listed, bounds = [], (int(low), int(high or low))
     except ValueError:
         raise SystemExit(
             f"--lengths {lengths!r}: expected a number, a range or a list of token counts: 128, 8-256, 200,63x10"
@@ -29,6 +31,8 @@ def wanted(lengths: str, count: int) -> list[int]:
         raise SystemExit(
             f"--lengths {lengths!r}: expected at least 4 tokens (two are special), the smaller number first"
         )
+    if listed:
+        return listed
     draw = random.Random(0)
     logs = [math.log(bound) for bound in bounds]
     return [round(math.exp(draw.uniform(*logs))) for _ in range(count)]

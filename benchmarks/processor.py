@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
     )
     common.add_text_arguments(parser, default_limit=2048)
     parser.add_argument(
-        "--models", type=Path, nargs="+", required=True, help="model folders with fp32 weights"
+        "--models", type=common.model_folder, nargs="+", required=True, help="model folders with fp32 weights"
     )
     parser.add_argument(
         "--gflop", type=float, default=150, help="work of one run of a package (default: 150, ~2 s in fp32)"

@@ -34,6 +34,7 @@ READMES = tuple(
 def throughput(result: dict[str, Any]) -> str:
     """Sentences per second, quality, and the share of the processor's peak."""
     texts = result["texts"]
+    distinct = "distinct " if texts["distinct"] else ""
     rows = []
     for row in result["rows"]:
         own = row["peer"].startswith("embedkit")
@@ -50,7 +51,7 @@ def throughput(result: dict[str, Any]) -> str:
     headers = ["", "sentences/s", "range", "tokens/s", "cosine to fp32", "share of the processor's peak"]
     caption = [
         f"Throughput of {result['model']} ({result['shape']})",
-        f"on {texts['texts']:,} distinct texts of {texts['mean']} tokens on average, tokenization included;",
+        f"on {texts['texts']:,} {distinct}texts of {texts['mean']} tokens on average, tokenization included;",
         f"{result['threads']} threads, {result['isa']}, median of {result['rounds']} alternating runs, each package at",
         f"its best batch size. {machine(result)}.",
     ]

@@ -12,6 +12,7 @@ __all__ = ["kernels_on_a_gpu", "throughput_on_a_gpu"]
 def throughput_on_a_gpu(result: dict[str, Any]) -> str:
     """Sentences per second with and without tokenization, one query, and quality."""
     texts, scored = result["texts"], result.get("reference_sts")
+    distinct = "distinct " if texts["distinct"] else ""
     rows = []
     for row in sorted(result["rows"], key=lambda row: -row["sentences_per_s"]["median"]):
         alone, query, sts = (
@@ -35,7 +36,7 @@ def throughput_on_a_gpu(result: dict[str, Any]) -> str:
     ]  # fmt: skip
     caption = [
         f"Throughput of {result['model']} ({result['shape']})",
-        f"on {texts['texts']:,} distinct texts of {texts['mean']} tokens on average, tokenization by",
+        f"on {texts['texts']:,} {distinct}texts of {texts['mean']} tokens on average, tokenization by",
         f"{result['threads']} threads included, median of {result['rounds']} alternating runs, each package at its",
         "best batch size.",
         *([f"STS of fp32 on the CPU: {sum(scored.values()) / len(scored):.2f}."] if scored else []),

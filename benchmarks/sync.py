@@ -112,6 +112,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args()
+    if options.changed > options.files:
+        parser.error(f"--changed {options.changed}: there are only {options.files} files")
     machine, found = common.machine_info(), common.versions(["embedkit", "faiss-cpu", "numpy"])
     with tempfile.TemporaryDirectory(prefix="embedkit-sync-", dir=options.work) as work:
         result = measure(options, Path(work))

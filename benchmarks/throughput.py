@@ -40,7 +40,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common.add_text_arguments(parser, default_limit=2048)
-    parser.add_argument("--model", type=Path, required=True, help="model folder with fp32 weights")
+    parser.add_argument(
+        "--model", type=common.model_folder, required=True, help="model folder with fp32 weights"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
         "--lengths",
@@ -141,7 +143,9 @@ def measure(
     machine, found = common.machine_info(), common.versions(packages)
     cpus = machine["cpus_usable"][: options.threads]
     print(common.show_machine(machine, found))
-    print(f"threads: {options.threads} on CPUs {cpus}; tokenization included; all texts distinct")
+    print(
+        f"threads: {options.threads} on CPUs {cpus}; tokenization included; {len(set(texts))} texts are distinct"
+    )
     print(common.show_histogram(histogram))
     for key, reason in left_out.items():
         print(f"left out: {key}: {reason}")
@@ -183,7 +187,7 @@ def measure(
             rounds=options.rounds,
             model=model.name,
             shape=shapes.describe(model),
-            texts={**histogram, "distinct": True},
+            texts={**histogram, "distinct": len(set(texts)) == len(texts)},
             tokenization_counted=True,
             reference=reference,
             **({"reference_sts": sts[gpu.REFERENCE]} if sts else {}),

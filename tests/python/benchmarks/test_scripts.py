@@ -43,3 +43,42 @@ def test_auto_index_runs(tmp_path: Path) -> None:
     rows = json.loads(output.read_text(encoding="utf-8"))["results"]
     assert [row["name"] for row in rows] == ["auto", "IVF8,Flat"]
     assert all(row["recall_at_10"] > 0.5 and row["ms_per_query"]["median"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("throughput.py /none.txt --model MODEL", "there is no file /none.txt"),
+        ("throughput.py --model MODEL --limit 0", "must be at least 1, not 0"),
+        ("throughput.py --model /none", "/none is not the folder of a model"),
+        ("throughput.py --model MODEL --lengths 0x8", "expected a number, a range or a list of token counts"),
+        ("throughput.py --model MODEL --table hpd --isa avx2", "--table does not take --isa"),
+        ("latency.py --model /none", "/none is not the folder of a model"),
+        ("hybrid.py --data /none", "there is no file /none/retrieval/docs.tsv.gz"),
+        ("sync.py --files 5 --changed 10", "there are only 5 files"),
+        ("held_out.py /none -o OUT", "no collection in /none"),
+        ("card.py a=/none --data . --work OUT", "a=/none: expected NAME=FOLDER"),
+        ("card.py a=builtin --view b:64 --data . --work OUT", "--view b:64: expected NAME:VIEW"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    command: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    script, *options = command.replace("MODEL", str(tmp_path)).replace("OUT", str(tmp_path / "out")).split()
+    monkeypatch.setattr(sys, "argv", [script, *options])
+    with pytest.raises(SystemExit) as stopped:
+        import_module(script.removesuffix(".py")).main()
+    assert said in f"{stopped.value} {capsys.readouterr().err}"
+
+
+def test_help_of_the_sample_corpus_writes_nothing() -> None:
+    script = BENCHMARKS.parent / "examples" / "make_corpus.py"
+    before = script.with_name("corpus.jsonl").stat().st_mtime_ns
+    done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, check=True)
+    assert "sample corpus" in done.stdout
+    assert script.with_name("corpus.jsonl").stat().st_mtime_ns == before
