@@ -50,10 +50,10 @@ class Encoder(DropIn):
     """A sentence encoder that runs on the compiled core, on CUDA devices, or on ONNX Runtime.
 
     A drop-in replacement for ``sentence_transformers.SentenceTransformer``: `encode` and its variants take the same
-    arguments and return the same values. An encoder is thread-safe and picklable. On the compiled
-    core (any CPU encoder except those with ``backend="onnx"``) the embedding of a text is bitwise the same in any batch,
-    in any order and on any number of threads; elsewhere it depends on its batch: in its rounding, or clearly with an
-    int8 graph on ONNX Runtime.
+    arguments and return the same values. An encoder is thread-safe and picklable. On the compiled core (any CPU encoder
+    except those with ``backend="onnx"``) the embedding of a text is bitwise the same in any batch, in any order and on
+    any number of threads; elsewhere it depends on its batch: in its rounding, or clearly with an int8 graph on ONNX
+    Runtime.
 
     Args:
         model: a model folder, a name on the Hugging Face Hub, or None for the built-in model.
