@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ...arguments import check_positive, check_threads
 from ...documents.errors import OnError
@@ -64,9 +64,7 @@ class BuildSettings:
             )
         if isinstance(self.on_error, str) and self.on_error not in ("stop", "skip"):
             raise ValueError(f"on_error must be 'stop', 'skip' or a callable, not {self.on_error!r}")
-        if isinstance(self.max_memory, float) and self.max_memory.is_integer():  # 4e9
-            object.__setattr__(self, "max_memory", int(self.max_memory))
-        check_positive("max_memory", self.max_memory, 2**63 - 1)
+        object.__setattr__(self, "max_memory", _bytes(self.max_memory))
         if self.threads is not None:
             check_threads(self.threads)
         if near_similarity(self.dedup) is not None and self.metric == "dot":
@@ -76,6 +74,13 @@ class BuildSettings:
             )
         if self.target_recall is not None:
             check_target(self.target_recall, self.factory)
+
+
+def _bytes(memory: Any) -> int:
+    """``max_memory`` as an integer; 4e9 is one."""
+    if isinstance(memory, float) and memory.is_integer():
+        memory = int(memory)
+    return check_positive("max_memory", memory, 2**63 - 1)
 
 
 def near_similarity(dedup: str | None) -> float | None:
