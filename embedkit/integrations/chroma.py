@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +31,10 @@ _VECTORS = (
     "prompts",
     "default_prompt_name",
 )
+# Chroma restores the function of a collection for every call, and keeps it no longer.
+_restored: list[Encoder] = []
+_RESTORED = 2
+_lock = threading.Lock()
 
 
 @register_embedding_function  # so that a client finds it by its name when it opens a collection again
@@ -52,6 +58,8 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
     ) -> None:
         """Open the model."""
         self._model = check_options(model, options)
+        if self._model and Path(self._model).expanduser().is_dir():  # found from other folders, too
+            self._model = os.path.abspath(Path(self._model).expanduser())
         self._options = options
         self._normalize = normalize_embeddings
         self.encoder: Encoder = open_encoder(self._model, options)
@@ -79,6 +87,10 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
         """The most tokens of a text."""
         return self.encoder.max_seq_length
 
+    def is_legacy(self) -> bool:
+        """Whether a collection could not store it; Chroma finds out by restoring it."""
+        return False
+
     def get_config(self) -> dict[str, Any]:
         """The configuration that Chroma stores with a collection."""
         return {
@@ -90,15 +102,23 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
 
     @staticmethod
     def build_from_config(config: dict[str, Any]) -> EmbedkitEmbeddingFunction:
-        """Restore a function from `get_config`; ValueError if the model has changed."""
+        """Restore a function from `get_config`; ValueError if the model has changed.
+
+        The last two models stay open.
+        """
         EmbedkitEmbeddingFunction.validate_config(config)
         made = EmbedkitEmbeddingFunction(config["model"], config["normalize_embeddings"], **config["options"])
         if made.encoder.fingerprint != config["fingerprint"]:
             raise ValueError(
-                f"the model {made.encoder.describe()['model']!r} is not the one that computed the vectors of the "
+                f"the model {made.encoder._name!r} is not the one that computed the vectors of the "
                 f"collection: its fingerprint is {made.encoder.fingerprint[:12]}…, not "
                 f"{config['fingerprint'][:12]}…; restore that model, or create a new collection"
             )
+        with _lock:
+            if made.encoder in _restored:
+                _restored.remove(made.encoder)
+            _restored.append(made.encoder)
+            del _restored[:-_RESTORED]
         return made
 
     @staticmethod
@@ -118,10 +138,14 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
                 )
 
     def validate_config_update(self, old_config: dict[str, Any], new_config: dict[str, Any]) -> None:
-        """Accept a moved model and settings of speed; raise ValueError for what changes the vectors."""
+        """Accept a moved model and settings of speed; raise ValueError for what changes the vectors.
+
+        Chroma opens the old model again to compare, so that its folder must still be there.
+        """
+        defaults = {"on_overflow": "truncate"}
         old, new = ({**config, **config["options"]} for config in (old_config, new_config))
         for key in _VECTORS:
-            if old.get(key) != new.get(key):
+            if (old.get(key) or defaults.get(key)) != (new.get(key) or defaults.get(key)):
                 raise ValueError(
                     f"{key} cannot be changed: the vectors of the collection were made with the previous value; "
                     "create a new collection. Chroma has stored the new function already: call modify again with the "

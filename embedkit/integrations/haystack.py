@@ -100,7 +100,7 @@ class EmbedkitTextEmbedder(_Embedder):
             )
         encoder = self._open()
         vector = encoder.encode_query(text, normalize_embeddings=self.normalize_embeddings)
-        return {"embedding": vector.tolist(), "meta": {"model": encoder.describe()["model"]}}
+        return {"embedding": vector.tolist(), "meta": {"model": encoder._name}}
 
 
 @component
@@ -157,7 +157,7 @@ class EmbedkitDocumentEmbedder(_Embedder):
             replace(document, embedding=vector)
             for document, vector in zip(documents, vectors.tolist(), strict=True)
         ]
-        return {"documents": embedded, "meta": {"model": encoder.describe()["model"]}}
+        return {"documents": embedded, "meta": {"model": encoder._name}}
 
     def _text(self, document: Document) -> str:
         fields = (document.meta.get(name) for name in self.meta_fields_to_embed)

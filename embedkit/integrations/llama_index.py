@@ -61,7 +61,7 @@ class EmbedkitEmbedding(BaseEmbedding):
         given = dict(options or {})
         name = check_options(model, given)
         encoder = open_encoder(name, given)
-        settings.setdefault("model_name", encoder.describe()["model"])
+        settings.setdefault("model_name", encoder._name)
         super().__init__(
             model=name,
             options=given,

@@ -38,7 +38,8 @@ def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True)
         The model as a str, or None for the built-in one.
 
     Raises:
-        TypeError: the model is not a name or a folder, or an option cannot be saved as JSON, or is a secret.
+        TypeError: the model is not a name or a folder, or an option cannot be saved as JSON, is a secret, or names
+            the model.
     """
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
@@ -51,6 +52,8 @@ def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True)
         raise TypeError(
             "token would be saved by the host library, for all to read; set HF_TOKEN in its place"
         )
+    if "model_name_or_path" in options:
+        raise TypeError("model_name_or_path: give the model as the first argument")
     for name, value in options.items():
         try:
             json.dumps(value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from chromadb.config import Settings
 from chromadb.utils.embedding_functions import config_to_embedding_function, known_embedding_functions
 
 from embedkit import Encoder
+from embedkit.integrations import chroma, opening
 from embedkit.integrations.chroma import EmbedkitEmbeddingFunction
 
 TEXTS = ["Boil the lentils for half an hour.", "Restart the server after the update."]
@@ -73,6 +76,41 @@ def test_a_collection_finds_by_meaning_and_opens_its_model_again(client: Any, tm
     again = reopened(tmp_path).get_collection("notes")  # without saying what embeds
     assert again.query(query_texts=["what to cook"], n_results=1) == found
     assert again.configuration["hnsw"]["space"] == "cosine"
+
+
+def test_a_reopened_collection_keeps_its_model_open(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_collection("notes", embedding_function=EmbedkitEmbeddingFunction(**PROMPTS)).add(
+        ids=["a", "b"], documents=TEXTS
+    )
+    chroma._restored.clear()
+    gc.collect()
+    opened: list[Encoder] = []
+
+    def counted(*arguments: Any, **options: Any) -> Encoder:
+        encoder = Encoder(*arguments, **options)
+        opened.append(weakref.proxy(encoder))
+        return encoder
+
+    monkeypatch.setattr(opening, "Encoder", counted)
+    collection = reopened(tmp_path).get_collection("notes")
+    for _ in range(3):
+        collection.query(query_texts=["cooking"], n_results=1)
+        gc.collect()
+    assert len(opened) == 1
+
+
+def test_settings_that_change_no_vector_can_be_changed(client: Any) -> None:
+    collection = client.create_collection("notes", embedding_function=EmbedkitEmbeddingFunction())
+    same = EmbedkitEmbeddingFunction(on_overflow="truncate", prompts={}, threads=1)
+    collection.modify(configuration={"embedding_function": same})
+
+
+def test_a_folder_is_stored_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Encoder().save(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    assert EmbedkitEmbeddingFunction("model").get_config()["model"] == str(tmp_path / "model")
 
 
 def test_a_model_that_was_replaced_is_refused() -> None:
