@@ -463,6 +463,21 @@ def _bytes(size: float) -> str:
     return f"{size / 1e12:,.1f} TB" if size >= 1e12 else f"{size / 1e9:,.0f} GB"
 
 
+def sts(result: dict[str, Any]) -> str:
+    """Spearman of each set and their mean, a model a row."""
+    sets = list(result["rows"][0]["sts"]["sets"])
+    rows = [
+        [
+            row["model"],
+            f"{row['dimension']}",
+            *(f"{row['sts']['sets'][name]['spearman']:.2f}" for name in sets),
+            f"{row['sts']['average']:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    return common.table(["", "dimension", *sets, "mean"], rows)
+
+
 def serve(result: dict[str, Any]) -> str:
     """Servers under load."""
     servers = {
@@ -518,6 +533,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
     "scale": scale,
     "serve": serve,
     "static": static,
+    "sts": sts,
     "tokenizer": tokenizer,
 }
 
