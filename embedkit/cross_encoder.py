@@ -37,16 +37,17 @@ class CrossEncoder(LoadedModel[PairEngine]):
 
     A drop-in replacement for ``sentence_transformers.CrossEncoder``: `predict` and `rank` return the same values. A
     cross-encoder is thread-safe and picklable. The folder's default prompt, if it has one, is put before the first text
-    of each pair. The scores of a pair are bitwise the same in any batch, in any order
-    and on any number of threads.
+    of each pair, or is the system's message of a chat template. The scores of a pair are bitwise the same in any batch,
+    in any order and on any number of threads.
 
     Args:
-        model: a folder with a sequence classifier of a supported architecture, or a name on the Hugging Face Hub.
-            ``model_name_or_path``, the name in sentence-transformers, is accepted too.
+        model: a folder with a sequence classifier of a supported architecture or with a language model that answers yes
+            or no, or a name on the Hugging Face Hub. ``model_name_or_path``, the name in sentence-transformers, is
+            accepted too.
         num_labels: None, or the number of classes that the folder must have.
         max_length: maximum tokens of a pair, special tokens included; None for the folder's own. Longer pairs are
             truncated as transformers' "longest_first" does: a text that fits into half of the room is kept whole,
-            otherwise each text gets half.
+            otherwise each text gets half. With a chat template the document's end is cut, and the template's is kept.
         activation_fn: applied to the logits unless `predict` is given another: ``"identity"``, ``"sigmoid"``, or a
             function; None for the folder's own, which defaults to sigmoid for one class and identity for several.
         device: ``"cpu"``; ``"auto"`` means the same.
@@ -63,7 +64,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
     Raises:
         FileNotFoundError: the model or one of its files does not exist.
         ValueError: an argument is invalid, a file of the folder is broken, or it does not hold a cross-encoder.
-        ImportError: a download is needed and ``huggingface-hub`` is not installed.
+        ImportError: a download is needed and ``huggingface-hub`` is not installed, or the folder has a chat template
+            and ``jinja2`` is not.
     """
 
     _instead = _INSTEAD

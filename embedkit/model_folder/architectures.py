@@ -84,6 +84,7 @@ class Architecture:
         classifier_norm: a norm between the two linear layers of the classifier.
         classifier: the head of ``…ForSequenceClassification`` on the first token: a linear layer to hidden_size,
             its activation (None for the model's own), and the linear layer to the classes; empty names for none.
+            A decoder's reads the last token and has no bias.
     """
 
     prefix: str
@@ -110,6 +111,11 @@ class Architecture:
     read: Callable[[Mapping[str, Any], CoreConfig, str], None] | None = None
     spans_heads: bool = False
     classifier_norm: str = ""
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether it is made of a decoder's layers, whose last token has seen the whole text."""
+        return bool(self.constants.get("causal"))
 
     def core_config(self, config: Mapping[str, Any], where: str) -> CoreConfig:
         """The checked configuration for the core.

@@ -1,7 +1,7 @@
-"""Reads the folder of a cross-encoder: a transformer with a classifier on the first token.
+"""Reads the folder of a cross-encoder: a transformer with a classifier, or a language model that says yes or no.
 
-The format is that of ``transformers.AutoModelForSequenceClassification`` and of sentence-transformers'
-``CrossEncoder``, any version.
+The format is that of ``transformers.AutoModelForSequenceClassification`` or ``AutoModelForCausalLM``, and of
+sentence-transformers' ``CrossEncoder``, any version.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from .architectures import Architecture
+from .chat_template import ChatTemplate, read_chat_template
 from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
 from .json_file import present, read_json
-from .modules import ACTIVATIONS, Pooling, transformer_entry
-from .sentence_settings import check_template
+from .modules import ACTIVATIONS, LogitScore, Pooling, read_logit_score, scorer_entries
 from .tokenizer_files import TokenizerSettings
 
 __all__ = ["CrossEncoderFolder", "open_cross_encoder"]
@@ -35,11 +35,14 @@ class CrossEncoderFolder:
     """The folder of a cross-encoder, checked, without its weights.
 
     Attributes:
-        model: the transformer, pooled by its first token.
+        model: the transformer, pooled by the token that the classifier reads.
         labels: names of the classes in the order of the logits; one for a regression.
         activation: applied to the logits by default, ``"identity"`` or ``"sigmoid"``.
-        prompt: put before the first text of each pair; mostly empty.
+        prompt: put before the first text of each pair; mostly empty. A chat template has it as the system's message.
         token_types: whether the model takes token types, which mark the text that a token belongs to.
+        score: of a language model in place of a classifier; None for a classifier.
+        tied: the output of a language model is its table of embeddings.
+        template: makes one text of a pair; None if the tokenizer joins the two.
     """
 
     model: ModelFolder
@@ -47,6 +50,9 @@ class CrossEncoderFolder:
     activation: str
     prompt: str
     token_types: bool
+    score: LogitScore | None
+    tied: bool
+    template: ChatTemplate | None
 
 
 def open_cross_encoder(path: Path) -> CrossEncoderFolder:
@@ -54,27 +60,16 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
+        ImportError: the folder has a chat template, and jinja2 is not installed.
         ValueError: a file is damaged or requires something that embedkit does not support, or the folder
             contains another kind of model.
     """
     check_folder(path)
-    transformer = transformer_entry(path)
+    transformer, logit_score = scorer_entries(path)
     architecture, config, raw = read_config(path, transformer)
     where = transformer / "config.json"
-    kinds = raw.get("architectures")
-    if isinstance(kinds, list) and not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
-        raise ValueError(
-            f"{where}: architectures is {kinds!r:.80}, not ...ForSequenceClassification: the folder holds no "
-            "cross-encoder. A sentence encoder is opened with embedkit.Encoder."
-        )
-    if not architecture.classifier[2]:
-        raise ValueError(
-            f"{where}: a cross-encoder of model_type {raw['model_type']!r} classifies the last token of a pair; "
-            "embedkit runs those that classify the first, or a mean. Use sentence-transformers for this model"
-        )
-    if not present(path / "modules.json"):
-        check_template(transformer)
-    labels = _labels(raw, where)
+    score = _score(raw, where, logit_score, listed=present(path / "modules.json"))
+    labels = _labels(raw, where) if score is None else ("LABEL_0",)
     typed = TokenizerSettings(transformer).uses_token_types(
         _TOKENIZER_CLASSES.get(str(raw["model_type"]), "")
     )
@@ -83,16 +78,50 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
         transformer,
         architecture=_with_activation(architecture, raw, where),
         config=config,
-        pooling=Pooling((_pooled(raw, where),)),
-        task="sequence-classification",
+        pooling=Pooling((_pooled(architecture, raw, where),)),
+        task="sequence-classification" if score is None else "text-generation",
     )
+    prompt = _prompt(model)
     return CrossEncoderFolder(
         model=model,
         labels=labels,
         activation=_activation(path, raw, where) or ("sigmoid" if len(labels) == 1 else "identity"),
-        prompt=_prompt(model),
+        prompt=prompt,
         token_types=typed and int(config.get("type_vocab_size", 0)) > 1,
+        score=score,
+        tied=bool(raw.get("tie_word_embeddings", raw["model_type"] == "gemma3_text")),
+        template=read_chat_template(transformer, prompt, inferred=not present(path / "modules.json")),
     )
+
+
+def _score(raw: Mapping[str, Any], where: Path, folder: Path | None, *, listed: bool) -> LogitScore | None:
+    """The score of a language model; None for a classifier.
+
+    Args:
+        raw: config.json.
+        where: its path.
+        folder: of the module LogitScore.
+        listed: the folder has modules.json; without it, any language model is asked for yes or no.
+    """
+    kinds = raw.get("architectures")
+    names = [str(kind) for kind in kinds] if isinstance(kinds, list) else []
+    causal = bool(names) and names[0].endswith("ForCausalLM")
+    if causal and (folder is not None or not listed):
+        if raw.get("final_logit_softcapping") is not None:
+            raise ValueError(
+                f"{where}: embedkit does not apply final_logit_softcapping; use sentence-transformers"
+            )
+        return LogitScore() if folder is None else read_logit_score(folder)
+    if folder is not None:
+        raise ValueError(
+            f"{where}: architectures is {kinds!r:.80}; a LogitScore needs one that ends with ForCausalLM"
+        )
+    if names and not any(name.endswith("ForSequenceClassification") for name in names):
+        raise ValueError(
+            f"{where}: architectures is {kinds!r:.80}, not ...ForSequenceClassification: the folder holds no "
+            "cross-encoder. A sentence encoder is opened with embedkit.Encoder."
+        )
+    return None
 
 
 def _with_activation(architecture: Architecture, raw: Mapping[str, Any], where: Path) -> Architecture:
@@ -118,8 +147,10 @@ def _prompt(model: ModelFolder) -> str:
     return "" if name is None else model.prompts[name]
 
 
-def _pooled(raw: Mapping[str, Any], where: Path) -> str:
-    """What the classifier reads: the first token, or what ModernBERT's ``classifier_pooling`` says."""
+def _pooled(architecture: Architecture, raw: Mapping[str, Any], where: Path) -> str:
+    """What the classifier reads: a decoder's last token, else the first, or what ModernBERT's config.json says."""
+    if architecture.is_decoder:
+        return "lasttoken"
     mode = raw.get("classifier_pooling", "cls") if raw["model_type"] == "modernbert" else "cls"
     if mode not in ("cls", "mean"):
         raise ValueError(f"{where}: classifier_pooling must be 'cls' or 'mean', not {mode!r:.80}")

@@ -14,6 +14,7 @@ __all__ = [
     "ACTIVATIONS",
     "POOLING_FLAGS",
     "Dense",
+    "LogitScore",
     "Normalize",
     "Pooling",
     "check_route",
@@ -22,8 +23,9 @@ __all__ = [
     "module_kind",
     "plain_pooling",
     "read_head",
+    "read_logit_score",
     "read_pooling",
-    "transformer_entry",
+    "scorer_entries",
 ]
 
 # Name in sentence-transformers -> name in the core.
@@ -53,7 +55,7 @@ ACTIVATIONS = {
 }
 """Class in torch, as folders name it -> name in the core."""
 
-_MODULES = ("Transformer", "StaticEmbedding", "Router", "Pooling", "Dense", "Normalize")
+_MODULES = ("Transformer", "StaticEmbedding", "Router", "Pooling", "Dense", "Normalize", "LogitScore")
 _MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
 _REMEDY = (
     "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize, or one StaticEmbedding in "
@@ -83,6 +85,19 @@ class Dense:
 @dataclass(frozen=True)
 class Normalize:
     """Scale to length 1."""
+
+
+@dataclass(frozen=True)
+class LogitScore:
+    """The score of a pair by a language model: the logit of one token minus that of another, if there is one.
+
+    Attributes:
+        true: the token that says yes, an id or a text.
+        false: the token that says no, or None.
+    """
+
+    true: int | str = "yes"
+    false: int | str | None = "no"
 
 
 def module_entries(root: Path) -> list[tuple[str, Path]]:
@@ -117,8 +132,8 @@ def check_route(entries: list[tuple[str, Path]], path: Path) -> None:
         raise ValueError(f"{path}: the modules are {', '.join(kinds) or 'none'}. {_REMEDY}")
 
 
-def transformer_entry(root: Path) -> Path:
-    """The folder of a cross-encoder's only module, a Transformer; ``root`` without ``modules.json``.
+def scorer_entries(root: Path) -> tuple[Path, Path | None]:
+    """The folders of a cross-encoder's Transformer and of its LogitScore, if it has one; ``root`` without modules.json.
 
     Raises:
         ValueError: the folder has other modules, or a path that leaves it.
@@ -126,14 +141,37 @@ def transformer_entry(root: Path) -> Path:
     path = root / "modules.json"
     entries = _listed(root, path)
     if entries is None:
-        return root
+        return root, None
     kinds = [kind for kind, _ in entries]
-    if kinds != ["Transformer"]:
+    if kinds not in (["Transformer"], ["Transformer", "LogitScore"]):
         raise ValueError(
-            f"{path}: the modules are {', '.join(kinds) or 'none'}; a cross-encoder is one Transformer. "
-            "A sentence encoder is opened with embedkit.Encoder."
+            f"{path}: the modules are {', '.join(kinds) or 'none'}; a cross-encoder is one Transformer, or a "
+            "Transformer and a LogitScore. A sentence encoder is opened with embedkit.Encoder."
         )
-    return entries[0][1]
+    return entries[0][1], entries[1][1] if len(entries) > 1 else None
+
+
+def read_logit_score(folder: Path) -> LogitScore:
+    """Read ``1_LogitScore/config.json``.
+
+    Raises:
+        FileNotFoundError: it is missing.
+        ValueError: a value is wrong.
+    """
+    path = folder / "config.json"
+    config = read_json(path)
+    true: Any = config.get("true_token_id")
+    false: Any = config.get("false_token_id")
+    for key, value in (("true_token_id", true), ("false_token_id", false)):
+        integer = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if not integer and (value is not None or key == "true_token_id"):
+            raise ValueError(
+                f"{path}: {key} must be the id of a token, not {value!r:.80}. Fetch the file again."
+            )
+    name = config.get("module_input_name", "causal_logits")
+    if name != "causal_logits":
+        raise ValueError(f"{path}: module_input_name must be causal_logits, not {name!r:.80}")
+    return LogitScore(true, false)
 
 
 def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:

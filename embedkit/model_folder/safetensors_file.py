@@ -123,6 +123,13 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Read a tensor as float32 or int8, C-contiguous and aligned."""
+        return self._decoded(name, None)
+
+    def rows(self, name: str, places: list[int]) -> npt.NDArray[Any]:
+        """Read some rows of a tensor, as `__getitem__` reads all."""
+        return self._decoded(name, places)
+
+    def _decoded(self, name: str, places: list[int] | None) -> npt.NDArray[Any]:
         dtype, shape, offset = self._entries[name]
         count = math.prod(shape)
         stored = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "|i1"}.get(dtype)
@@ -132,6 +139,8 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
                 "embedkit reads F32, F16, BF16 and I8. Save the model in one of these."
             )
         array = np.frombuffer(self._map, stored, count, self._start + offset).reshape(shape)
+        if places is not None:
+            array = array[places]
         if dtype == "BF16":
             return (array.astype("<u4") << 16).view("<f4")  # bfloat16 is the upper half of a float32
         if dtype == "F16":

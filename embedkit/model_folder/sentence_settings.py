@@ -8,13 +8,16 @@ from typing import Any
 
 from .json_file import present, read_json
 
-__all__ = ["TASKS", "check_template", "read_length"]
+__all__ = ["TASKS", "check_template", "read_length", "sentence_config"]
 
 TASKS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
     "sequence-classification": ("logits", "scores"),
+    "text-generation": ("logits", "causal_logits"),
 }
 """``transformer_task`` of sentence encoders and cross-encoders -> the output of the model, and the name it gets."""
+
+_OF_PAIRS = ("sequence-classification", "text-generation")
 
 _SENTENCE_CONFIGS = (
     "sentence_bert_config.json",
@@ -54,19 +57,26 @@ def read_length(folder: Path, task: str = "feature-extraction") -> tuple[int | N
     Raises:
         ValueError: the file is damaged, or has a setting that embedkit does not apply.
     """
+    config, path = sentence_config(folder)
+    if path is None:
+        return None, None, False
+    _refuse_unread(config, path, task)
+    length = config.get("max_seq_length")
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise ValueError(f"{path}: max_seq_length must be a positive integer, not {length!r}")
+    lower = config.get("do_lower_case", False)
+    if not isinstance(lower, bool):
+        raise ValueError(f"{path}: do_lower_case must be true or false, not {lower!r:.80}")
+    return length, None if length is None else path, lower
+
+
+def sentence_config(folder: Path) -> tuple[dict[str, Any], Path | None]:
+    """The content of ``sentence_bert_config.json``, or of its older name, and its path; empty without it."""
     for name in _SENTENCE_CONFIGS:
         path = folder / name
         if present(path):
-            config = read_json(path)
-            _refuse_unread(config, path, task)
-            length = config.get("max_seq_length")
-            if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-                raise ValueError(f"{path}: max_seq_length must be a positive integer, not {length!r}")
-            lower = config.get("do_lower_case", False)
-            if not isinstance(lower, bool):
-                raise ValueError(f"{path}: do_lower_case must be true or false, not {lower!r:.80}")
-            return length, None if length is None else path, lower
-    return None, None, False
+            return read_json(path), path
+    return {}, None
 
 
 def _refuse_unread(config: Mapping[str, Any], path: Path, task: str) -> None:
@@ -77,15 +87,20 @@ def _refuse_unread(config: Mapping[str, Any], path: Path, task: str) -> None:
         unread |= {f"{key}.{name}": value for name, value in values.items() if name not in _HARMLESS}
     output, module_output = TASKS[task]
     modalities = _object(config, "modality_config", path)
-    unread["modality_config.message"] = modalities.get("message")  # the chat template around each text
-    text = _object(modalities, "text", path)
-    for key, value, applied in (
-        ("transformer_task", config.get("transformer_task"), task),
-        ("module_output_name", config.get("module_output_name"), module_output),
-        ("modality_config.text.method", text.get("method"), "forward"),
-        ("modality_config.text.method_output_name", text.get("method_output_name"), output),
-    ):
-        unread[key] = None if value == applied else value
+    applied: dict[str, tuple[Mapping[str, Any], str]] = {
+        "transformer_task": (config, task),
+        "module_output_name": (config, module_output),
+    }
+    kinds = ("text", "message") if task in _OF_PAIRS else ("text",)
+    if "message" not in kinds:
+        unread["modality_config.message"] = modalities.get("message")  # the chat template around each text
+    for kind in kinds:
+        modality = _object(modalities, kind, path)
+        applied[f"modality_config.{kind}.method"] = modality, "forward"
+        applied[f"modality_config.{kind}.method_output_name"] = modality, output
+    for name, (place, known) in applied.items():
+        value = place.get(name.rpartition(".")[2])
+        unread[name] = None if value == known else value
     for key, value in unread.items():
         if value not in (None, {}):
             raise ValueError(
@@ -103,7 +118,7 @@ def _object(config: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
 
 
 def check_template(folder: Path) -> None:
-    """Refuse a chat template in the transformer's folder of a model without ``modules.json``.
+    """Refuse a chat template in the transformer's folder of a sentence encoder without ``modules.json``.
 
     (sentence-transformers puts each text of such a model through it; with ``modules.json``, modality_config tells.)
 

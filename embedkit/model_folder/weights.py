@@ -24,6 +24,7 @@ __all__ = [
     "converted_tensors",
     "core_classifier",
     "core_head",
+    "core_logit_score",
     "core_tensors",
     "dequantize",
     "quantize",
@@ -156,7 +157,7 @@ def core_head(folder: ModelFolder) -> list[dict[str, Any]]:
 
 
 def core_classifier(folder: ModelFolder, classes: int) -> list[dict[str, Any]]:
-    """The head of a sequence classifier, applied to the first token, in the form of ``_core.Encoder``.
+    """The head of a sequence classifier, applied to the pooled token, in the form of ``_core.Encoder``.
 
     Raises:
         FileNotFoundError: there are no safetensors weights.
@@ -170,9 +171,9 @@ def core_classifier(folder: ModelFolder, classes: int) -> list[dict[str, Any]]:
         {
             "type": "dense",
             "weight": _private(source.read(f"{name}.weight", (rows, hidden), "float")),
-            "bias": _private(source.read(f"{name}.bias", (rows,), "float"))
-            if name != inner or not architecture.classifier_norm
-            else None,
+            "bias": None
+            if architecture.is_decoder or (name == inner and architecture.classifier_norm)
+            else _private(source.read(f"{name}.bias", (rows,), "float")),
             "activation": function,
         }
         for name, rows, function in layers
@@ -182,6 +183,35 @@ def core_classifier(folder: ModelFolder, classes: int) -> list[dict[str, Any]]:
         weight = _private(source.read(f"{architecture.classifier_norm}.weight", (hidden,), "float"))
         head.insert(1, {"type": "layer_norm", "weight": weight})
     return head
+
+
+def core_logit_score(
+    folder: ModelFolder, true: int, false: int | None, *, tied: bool
+) -> list[dict[str, Any]]:
+    """The difference of two tokens' logits, in the form of ``_core.Encoder``.
+
+    Args:
+        folder: of a language model.
+        true: the id of the token whose logit counts.
+        false: the id of the token whose logit is subtracted; None for none.
+        tied: the rows are those of the table of embeddings.
+
+    Raises:
+        FileNotFoundError: there are no safetensors weights.
+        ValueError: an id is not of the vocabulary, or a tensor is missing, has the wrong shape or type, or contains a
+            value that is not finite.
+    """
+    vocabulary = int(folder.config["vocab_size"])
+    ids = [true] if false is None else [true, false]
+    if max(ids) >= vocabulary:
+        raise ValueError(
+            f"{folder.path}: the score reads the token {max(ids)}, and vocab_size in config.json is {vocabulary}; the "
+            "files are of different models, fetch them again"
+        )
+    name = "embed_tokens.weight" if tied else "lm_head.weight"
+    rows = _Source(folder).rows(name, (vocabulary, folder.hidden_size), ids)
+    weight = rows[:1] if false is None else rows[:1] - rows[1:]
+    return [{"type": "dense", "weight": weight, "bias": None, "activation": "identity"}]
 
 
 def _missing(path: Path, folder: Path) -> FileNotFoundError:
@@ -295,6 +325,13 @@ class _Source:
                     return self._joined([prefix + part for part in parts], shape, kind)
         raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not match config.json")
 
+    def rows(self, name: str, shape: tuple[int, ...], places: list[int]) -> Array:
+        """Rows of a float matrix by its canonical name, without reading the others."""
+        for stored in (prefix + name for prefix in self._prefixes):
+            if stored in self._places:
+                return _checked(self._places[stored], stored, shape, "float", places)
+        raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not match config.json")
+
     def _joined(self, parts: list[str], shape: tuple[int, ...], kind: str) -> Array:
         """The rows of several tensors of one shape."""
         rows = (shape[0] // len(parts), *shape[1:])
@@ -303,7 +340,9 @@ class _Source:
         return np.concatenate([_checked(self._places[part], part, rows, kind) for part in parts])
 
 
-def _checked(file: SafetensorsFile, name: str, shape: tuple[int, ...], kind: str) -> Array:
+def _checked(
+    file: SafetensorsFile, name: str, shape: tuple[int, ...], kind: str, rows: list[int] | None = None
+) -> Array:
     if name not in file:
         raise ValueError(f"{file.path}: tensor {name!r} is missing; the file does not match its config.json")
     stored = file.dtype(name)
@@ -320,7 +359,7 @@ def _checked(file: SafetensorsFile, name: str, shape: tuple[int, ...], kind: str
         bits = file.bits(name)
         if not ((bits & 0x7F80) == 0x7F80).any():  # the exponent of infinities and NaN
             return bits
-    tensor = file[name]
+    tensor = file[name] if rows is None else file.rows(name, rows)
     if stored == "I8":
         if tensor.min() < -127:
             raise ValueError(f"{file.path}: tensor {name!r} holds -128; int8 weights lie in [-127, 127]")

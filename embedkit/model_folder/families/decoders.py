@@ -70,7 +70,7 @@ QWEN3 = Architecture(
     fixed={},
     layers="layers.",
     tensors=_DECODER_TENSORS,
-    classifier=("", None, ""),
+    classifier=("", None, "score"),
     constants={
         "gate": "first", "biases": False, "norm_place": "pre", "norm_kind": "rms", "embedding_norm": False,
         "query_key_norm": True, "causal": True,
