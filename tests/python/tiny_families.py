@@ -50,6 +50,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("Qwen3Config", DECODER),
+    "qwen2": ("Qwen2Config", DECODER),
+    "llama": ("LlamaConfig", DECODER),
+    "mistral": ("MistralConfig", {**DECODER, "sliding_window": 9}),
     "gemma": (
         "Gemma3TextConfig",
         {

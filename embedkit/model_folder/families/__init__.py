@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..architectures import ARCHITECTURES, Architecture
-from .decoders import GEMMA3, QWEN3
+from .decoders import GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3
 from .gated import GTE, MODERNBERT, NATIVE_NOMIC, NOMIC
 from .kin import ALBERT, ELECTRA, JINA
 
@@ -28,9 +28,12 @@ _FAMILIES: dict[str, Architecture] = {
     "electra": ELECTRA,
     "gemma3_text": GEMMA3,
     "gte": GTE,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
     "modernbert": MODERNBERT,
     "new": GTE,
     "nomic_bert": NATIVE_NOMIC,
+    "qwen2": QWEN2,
     "qwen3": QWEN3,
 }
 

@@ -1,4 +1,4 @@
-"""Decoders that embed: Qwen3-Embedding, EmbeddingGemma."""
+"""Decoders that embed and rank: Qwen2 and 3, Llama, Mistral, EmbeddingGemma."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..architectures import INTEGERS, Architecture, CoreConfig, layer_norm, linear
 from .fields import SILU, Config, flag, integer, local_layers, number, refuse, rope, two_ropes
 
-__all__ = ["GEMMA3", "QWEN3"]
+__all__ = ["GEMMA3", "LLAMA", "MISTRAL", "QWEN2", "QWEN3"]
 
 _DECODER_LAYER = "layers.{}"
 _QUERIES, _KEYS = "num_attention_heads*head_size", "num_key_value_heads*head_size"
@@ -58,7 +58,7 @@ def _read_qwen3(raw: Config, config: CoreConfig, where: str) -> None:
     refuse(raw, where, {"use_sliding_window": (False,)})
     if "1" in local_layers(raw, config, where, []):
         raise ValueError(
-            f"{where}: layer_types has sliding_attention, which embedkit does not compute for qwen3"
+            f"{where}: layer_types has sliding_attention, which embedkit does not compute for {raw['model_type']}"
         )
     rope(raw, config, where, number(raw, "rope_theta", where, 10000.0))
 
@@ -88,6 +88,45 @@ QWEN3 = Architecture(
     final_norm="norm.weight",
     spans_heads=True,
 )  # fmt: skip
+
+
+_HEAD_NORMS = {f"{_DECODER_LAYER}.self_attn.{name}_norm.weight" for name in "qk"}
+
+
+def _read_llama(raw: Config, config: CoreConfig, where: str) -> None:
+    _read_decoder(raw, config, where)
+    refuse(raw, where, {"mlp_bias": (False,)})
+    rope(raw, config, where, number(raw, "rope_theta", where, 10000.0))
+
+
+LLAMA = replace(
+    QWEN3,
+    family="llama",
+    tensors={name: spec for name, spec in _DECODER_TENSORS.items() if name not in _HEAD_NORMS},
+    constants={**QWEN3.constants, "query_key_norm": False},
+    read=_read_llama,
+)
+
+
+def _read_mistral(raw: Config, config: CoreConfig, where: str) -> None:
+    _read_llama(raw, config, where)
+    if raw.get("sliding_window", 4096) is not None:  # all layers have it
+        config["window"] = integer(raw, "sliding_window", where, 2, 4096) - 1 + (not config["causal"])
+        config["local_layers"] = "1" * int(config["num_hidden_layers"])
+
+
+MISTRAL = replace(LLAMA, family="mistral", read=_read_mistral)
+QWEN2 = replace(
+    LLAMA,
+    family="qwen2",
+    tensors={
+        **LLAMA.tensors,
+        **linear(f"{_DECODER_LAYER}.self_attn.q_proj", _QUERIES, "hidden_size"),
+        **linear(f"{_DECODER_LAYER}.self_attn.k_proj", _KEYS, "hidden_size"),
+        **linear(f"{_DECODER_LAYER}.self_attn.v_proj", _KEYS, "hidden_size"),
+    },
+    read=_read_qwen3,
+)
 
 
 def _read_gemma3(raw: Config, config: CoreConfig, where: str) -> None:

@@ -87,7 +87,9 @@ def test_architectures(
     assert np.abs(vectors - model.encode(texts, normalize_embeddings=True)).max() <= 5e-6
 
 
-@pytest.mark.parametrize("kind", ["nomic", "nomic-odd", "gte", "gemma", "modernbert", "qwen3"])
+@pytest.mark.parametrize(
+    "kind", ["nomic", "nomic-odd", "gte", "gemma", "modernbert", "qwen3", "qwen2", "mistral"]
+)
 def test_families_whose_tensors_transformers_names_otherwise(kind: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / kind, kind)
     assert export_onnx(source, tmp_path / "out").least >= 0.999999

@@ -103,7 +103,7 @@ def _same(folder: Path, *, least: float = 0.05, **options: Any) -> None:
         np.testing.assert_array_equal(alone, found)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma-causal"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "mistral", "gemma-causal"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_language_model(kind: str, tied: bool, tmp_path: Path) -> None:
     _same(_decoder(tmp_path / "model", kind, "CausalLM", TEMPLATE, tie_word_embeddings=tied))
@@ -124,7 +124,7 @@ def test_a_folder_that_sentence_transformers_saved(
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE, STRUCTURED])
-@pytest.mark.parametrize(("kind", "labels"), [("qwen3", 1), ("qwen3", 3), ("gemma", 2)])
+@pytest.mark.parametrize(("kind", "labels"), [("qwen3", 1), ("qwen3", 3), ("llama", 1), ("gemma", 2)])
 def test_a_classifier_of_the_last_token(template: str | None, kind: str, labels: int, tmp_path: Path) -> None:
     folder = _decoder(tmp_path / "model", kind, "SequenceClassification", template, num_labels=labels)
     if template is None:  # the two texts without anything between them: there must be a token

@@ -136,6 +136,35 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "query_key_norm": True, "norm_kind": "rms", "norm_place": "pre",
         },
     ),
+    "intfloat/e5-mistral-7b-instruct": (
+        {
+            "architectures": ["MistralModel"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+            "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+            "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 8, "pad_token_id": 2, "rms_norm_eps": 1e-05,
+            "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "float16",
+            "use_cache": False, "vocab_size": 32000,
+        },
+        {
+            "rotary_base": 10000.0, "num_key_value_heads": 8, "head_size": 128, "causal": True, "window": 4095,
+            "local_layers": "1" * 32, "query_key_norm": False, "norm_kind": "rms",
+        },
+    ),
+    "michaelfeil/mxbai-rerank-base-v2-seq": (
+        {
+            "architectures": ["Qwen2ForSequenceClassification"], "attention_dropout": 0.0, "bos_token_id": 151643,
+            "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+            "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 21,
+            "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+            "pad_token_id": 151643, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
+            "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "float16", "use_cache": True,
+            "use_sliding_window": False, "vocab_size": 151936,
+        },
+        {
+            "rotary_base": 1000000.0, "num_key_value_heads": 2, "head_size": 64, "causal": True, "gate": "first",
+            "query_key_norm": False, "norm_kind": "rms",
+        },
+    ),
     "google/embeddinggemma-300m": (
         GEMMA,
         {

@@ -47,7 +47,8 @@ def expected(folder: Path, texts: list[str]) -> npt.NDArray[np.float32]:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").float().eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    # Not AutoTokenizer, which takes the class of the model type for Qwen2, whatever the folder has.
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     rows = []
     with torch.no_grad():
         for text in texts:
@@ -126,6 +127,10 @@ def test_saved_folders_of_architectures(kind: str, folders: dict[str, Path], tmp
         ("qwen3", {"use_sliding_window": True}, "use_sliding_window is True"),
         ("qwen3", {"attention_bias": True}, "attention_bias is True"),
         ("qwen3", {"num_key_value_heads": 4}, "num_key_value_heads"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
+        ("llama", {"mlp_bias": True}, "mlp_bias is True"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "type 'llama3' is not supported"),
+        ("mistral", {"sliding_window": 1}, "sliding_window must be an integer from 2"),
         ("gemma", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("gemma", {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar is 256"),
         *(
@@ -150,6 +155,9 @@ def test_configs_of_architectures_that_cannot_run(
     ("kind", "changes"),
     [
         ("qwen3", {"is_causal": False}),
+        ("qwen2", {"is_causal": False}),
+        ("mistral", {"is_causal": False}),
+        ("mistral", {"sliding_window": None}),
         ("gemma", {"is_causal": False}),
         ("gemma-causal", {"is_causal": False}),
         ("modernbert", {"is_causal": False}),

@@ -40,6 +40,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3": ("Qwen3Config", DECODER),
+    "qwen2": ("Qwen2Config", DECODER),
+    "mistral": ("MistralConfig", {**DECODER, "sliding_window": 9}),
     "gemma": ("Gemma3TextConfig", {**GEMMA, "use_bidirectional_attention": True, "sliding_window": 18}),
     "gemma-causal": ("Gemma3TextConfig", {**GEMMA, "sliding_window": 9}),
     "electra": ("ElectraConfig", {**SHAPE, "embedding_size": 24}),

@@ -217,7 +217,9 @@ def test_layers(
             assert torch.equal(layer.get_parameter(name), parameter), name
 
 
-@pytest.mark.parametrize("kind", ["modernbert", "gte", "nomic", "qwen3", "gemma", "electra"])
+@pytest.mark.parametrize(
+    "kind", ["modernbert", "gte", "nomic", "qwen3", "qwen2", "mistral", "gemma", "electra"]
+)
 def test_layers_of_families(kind: str, texts: list[str], tmp_path: Path) -> None:
     if not hasattr(transformers, KINDS[kind][0]):
         pytest.skip("this transformers lacks the model")
