@@ -29,7 +29,6 @@ _INSTEAD = {
     "save_pretrained": "copy its folder, describe()['path']",
     "to": "it runs on the CPU only",
 }
-_REMEDY = "The longer text of a pair loses tokens first; shorten it, or split it into passages."
 
 
 class CrossEncoder(LoadedModel[PairEngine]):
@@ -37,7 +36,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
 
     A drop-in replacement for ``sentence_transformers.CrossEncoder``: `predict` and `rank` return the same values. A
     cross-encoder is thread-safe and picklable. The folder's default prompt, if it has one, is put before the first text
-    of each pair, or is the system's message of a chat template. The scores of a pair are bitwise the same in any batch,
+    of each pair, or is the system message of the chat template. The scores of a pair are bitwise the same in any batch,
     in any order and on any number of threads.
 
     Args:
@@ -47,7 +46,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
         num_labels: None, or the number of classes that the folder must have.
         max_length: maximum tokens of a pair, special tokens included; None for the folder's own. Longer pairs are
             truncated as transformers' "longest_first" does: a text that fits into half of the room is kept whole,
-            otherwise each text gets half. With a chat template the document's end is cut, and the template's is kept.
+            otherwise each text gets half. With a chat template the whole is cut at its end, or at its beginning if
+            the tokenizer truncates there, and the template's own end is kept.
         activation_fn: applied to the logits unless `predict` is given another: ``"identity"``, ``"sigmoid"``, or a
             function; None for the folder's own, which defaults to sigmoid for one class and identity for several.
         device: ``"cpu"``; ``"auto"`` means the same.
@@ -273,7 +273,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         return PairEngine(path, options.precision)
 
     def _start(self) -> None:
-        self._counts = Counts("pairs", _REMEDY)
+        self._counts = Counts("pairs", self._engine.remedy)
 
     def _summary(self) -> str:
         return f"labels={list(self.labels[:10])}"

@@ -11,105 +11,14 @@ import numpy.typing as npt
 from .. import _core
 from ..arguments import check_precision
 from ..inputs import check_unicode
-from ..model_folder.chat_template import ChatTemplate
 from ..model_folder.cross_encoder_folder import CrossEncoderFolder, open_cross_encoder
-from ..model_folder.pair_template import read_pair_template
-from ..model_folder.tokenizer import Tokenizer
+from ..model_folder.tokenizer import token_id
 from ..model_folder.weights import core_classifier, core_logit_score
 from .core_engine import load_core
 from .engine import tokenizer_of
+from .pair_text import pair_text
 
 __all__ = ["PairEngine"]
-
-
-class _Joined:
-    """How the tokenizer joins the two texts of a pair. Immutable.
-
-    Attributes:
-        special_tokens: tokens added around and between the two texts.
-    """
-
-    def __init__(self, opened: CrossEncoderFolder, tokenizer: Tokenizer) -> None:
-        self._template = template = read_pair_template(opened.model.transformer, tokenizer)
-        self._tokenizer = tokenizer
-        self._typed = opened.token_types
-        self._prompt = opened.prompt
-        self.special_tokens = template.special_tokens
-
-    def options(self) -> dict[str, Any]:
-        """The fields of ``_core.EncodeOptions`` that say what is added."""
-        template = self._template
-        return {
-            "prefix_ids": list(template.before),
-            "suffix_ids": list(template.behind),
-            "pair": _core.PairTemplate(
-                between_ids=list(template.between),
-                typed=self._typed,
-                prefix_types=list(template.before_types),
-                between_types=list(template.between_types),
-                suffix_types=list(template.behind_types),
-                first_type=template.text_types[0],
-                second_type=template.text_types[1],
-            ),
-        }
-
-    def run(
-        self, core: _core.Encoder, first: list[str], second: list[str], options: _core.EncodeOptions
-    ) -> tuple[npt.NDArray[np.float32], _core.Stats]:
-        """Logits of the pairs, and what the core counted."""
-        prompted = [self._prompt + text for text in first] if self._prompt else first
-        tokenizer = self._tokenizer
-        if tokenizer.core is not None:
-            return core.encode_pairs(prompted, second, tokenizer.core, options)
-        return core.encode_id_pairs(tokenizer.encode_batch(prompted), tokenizer.encode_batch(second), options)
-
-
-class _Rendered:
-    """How a chat template makes one text of a pair. Immutable.
-
-    The end of the template, which all pairs share, survives truncation: a decoder answers behind it.
-
-    Attributes:
-        special_tokens: tokens of that end.
-    """
-
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
-        self._template, self._tokenizer = template, tokenizer
-        short, long = tokenizer.encode_batch([template("0", "0"), template("1 2 3 4", "1 2 3 4")])
-        common = 0
-        while common < min(len(short), len(long)) and short[-1 - common] == long[-1 - common]:
-            common += 1
-        if common == min(len(short), len(long)):  # the tokenizer does not tell the texts apart
-            common = 0
-        self._end = short[len(short) - common :]
-        self.special_tokens = common
-
-    def options(self) -> dict[str, Any]:
-        """The fields of ``_core.EncodeOptions`` that say what is added."""
-        return {"prefix_ids": [], "suffix_ids": self._end}
-
-    def run(
-        self, core: _core.Encoder, first: list[str], second: list[str], options: _core.EncodeOptions
-    ) -> tuple[npt.NDArray[np.float32], _core.Stats]:
-        """Logits of the pairs, and what the core counted."""
-        texts = [self._template(*pair) for pair in zip(first, second, strict=True)]
-        ids = self._tokenizer.encode_batch(texts)
-        common, end = self.special_tokens, self._end
-        # Rare: the document's last characters and the first of the end are one token. It must not be taken apart.
-        merged = [row[len(row) - common :] != end and len(row) <= options.max_length for row in ids]
-        parts: list[npt.NDArray[np.float32]] = []
-        order: list[int] = []
-        totals: _core.Stats = {"tokens": 0, "truncated": 0, "unknown": 0}
-        for suffix, whole in ((end, False), ([], True)):
-            places = [i for i, one in enumerate(merged) if one is whole]
-            content = [ids[i][: len(ids[i]) - len(suffix)] for i in places]
-            logits, stats = core.encode_ids(content, options.replace(suffix_ids=suffix))
-            parts.append(logits)
-            order += places
-            totals["tokens"] += stats["tokens"]
-            totals["truncated"] += stats["truncated"]
-            totals["unknown"] += stats["unknown"]
-        return np.concatenate(parts)[np.argsort(order)], totals
 
 
 class PairEngine:
@@ -123,6 +32,7 @@ class PairEngine:
         positions: maximum tokens of a pair.
         special_tokens: tokens added to the two texts, which no truncation takes.
         folder_length: the folder's own maximum length.
+        remedy: what helps against truncation.
     """
 
     def __init__(self, path: Path, precision: str) -> None:
@@ -138,11 +48,8 @@ class PairEngine:
         self.activation = opened.activation
         self.precision = check_precision(precision, folder)
         self.tokenizer = tokenizer_of(folder)
-        self._text = (
-            _Joined(opened, self.tokenizer)
-            if opened.template is None
-            else _Rendered(opened.template, self.tokenizer)
-        )
+        self._text = pair_text(opened, self.tokenizer)
+        self.remedy = self._text.remedy
         self.core = load_core(folder, self._head(opened), self.precision)
         self.positions = folder.positions
         self.special_tokens = self._text.special_tokens
@@ -161,14 +68,14 @@ class PairEngine:
         """The id of a token."""
         if isinstance(token, int):
             return token
-        ids = self.tokenizer.encode_batch([token])[0]
-        if len(ids) != 1:
+        found = token_id(self.folder.transformer, token)
+        if found is None:
             raise ValueError(
                 f"{self.folder.path}: a language model scores a pair by its logits of yes and no, and the "
                 f"tokenizer has no token {token!r}. Add modules.json with a LogitScore that names the tokens, as "
                 "sentence-transformers saves it"
             )
-        return ids[0]
+        return found
 
     def options(self, max_length: int, threads: int, batch_size: int) -> _core.EncodeOptions:
         """The core's options for a call."""
@@ -186,7 +93,7 @@ class PairEngine:
         """Logits (end - start, labels) of the pairs from ``start`` to ``end``, and what the core counted."""
         a, b = first[start:end], second[start:end]
         try:
-            return self._text.run(self.core, a, b, options)
+            return self._text.run(self.core, a, b, start, options)
         except (TypeError, ValueError):
             for index, pair in enumerate(zip(a, b, strict=True), start):
                 for place, text in enumerate(pair):

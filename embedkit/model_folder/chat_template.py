@@ -7,7 +7,9 @@ The first text is a message of the role "query", the second one of the role "doc
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,31 @@ from .tokenizer_files import TokenizerSettings, damaged
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 
-# What sentence-transformers looks for to tell whether a template reads contents that are lists of parts.
+# What sentence-transformers looks for to tell whether a template reads contents that are lists of parts; it takes named
+# templates for such.
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
+# Arguments of transformers' apply_chat_template that are not the template's -> the values that change nothing here.
+_NOT_VARIABLES: dict[str, tuple[Any, ...]] = {
+    "restore_suffix": (True,),
+    "truncation": (True,),
+    "padding": (True,),
+    "return_tensors": ("pt",),
+    **dict.fromkeys(
+        ("continue_final_message", "sanitize_control_tokens", "return_assistant_tokens_mask"), (False,)
+    ),
+    **dict.fromkeys(
+        (
+            "max_length",
+            "chat_template",
+            "tokenizer_kwargs",
+            "tokenize",
+            "return_dict",
+            "conversation",
+            "messages",
+        ),
+        (),
+    ),
+}
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -52,6 +77,10 @@ class ChatTemplate:
         first, *others = (
             self(*pair) for pair in (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
         )
+        try:
+            first.encode()
+        except UnicodeEncodeError:
+            raise damaged(path, "the chat template writes a lone surrogate") from None
         lost = [role for role, other in zip(("query", "document"), others, strict=True) if other == first]
         if lost:
             raise ValueError(
@@ -92,9 +121,9 @@ def read_chat_template(folder: Path, prompt: str, *, inferred: bool) -> ChatTemp
     for key in ("tokenizer_args", "processor_kwargs"):
         if isinstance(config.get(key), dict) and config[key].get("chat_template") is not None:
             raise ValueError(
-                f"{path}: {key}.chat_template is set; embedkit reads the template of chat_template.jinja"
+                f"{path}: {key}.chat_template is set, which embedkit does not read; write it into chat_template.jinja"
             )
-    source, file = _source(folder)
+    source, file, named = _source(folder)
     if source is None:
         if modalities is None:
             return None
@@ -106,50 +135,58 @@ def read_chat_template(folder: Path, prompt: str, *, inferred: bool) -> ChatTemp
         raise ValueError(
             f"{path}: modality_config.message.format must be flat or structured, not {layout!r:.80}"
         )
-    structured = layout == "structured" or (layout == "auto" and any(part in source for part in _STRUCTURED))
+    shown = named or any(part in source for part in _STRUCTURED)
     return ChatTemplate(
         source,
         file,
-        structured=structured,
+        structured=layout == "structured" or (layout == "auto" and shown),
         prompt=prompt,
         variables={**_special_tokens(folder), "add_generation_prompt": False, **_arguments(config, path)},
     )
 
 
-def _source(folder: Path) -> tuple[str | None, Path]:
-    """The template and its file; chat_template.jinja counts for more than tokenizer_config.json."""
-    path = folder / "chat_template.jinja"
+def _source(folder: Path) -> tuple[str | None, Path, bool]:
+    """The template, its file, and whether it is one of several by their names.
+
+    A file counts for more than tokenizer_config.json, and a template that is named default for more than the only one.
+    """
+    named = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+    path = named.get("default", folder / "chat_template.jinja")
     if present(path):
         try:
-            return path.read_text(encoding="utf-8"), path
+            return path.read_text(encoding="utf-8"), path, bool(set(named) - {"default"})
         except UnicodeDecodeError as error:
             raise damaged(path, f"it is not UTF-8 ({error})") from None
+    if named:
+        raise damaged(folder / "additional_chat_templates", "no chat template is named default")
     path = folder / "tokenizer_config.json"
     value = read_json(path).get("chat_template") if present(path) else None
-    if isinstance(value, list):  # of named templates
-        value = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+    if isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        value = {str(entry.get("name")): entry.get("template") for entry in entries}
+    several = isinstance(value, dict)
     if isinstance(value, dict):
         value = value.get("default")
         if value is None:
             raise damaged(path, "no chat template is named default")
     if value is not None and not isinstance(value, str):
         raise damaged(path, f"chat_template is {value!r:.80}, not a text")
-    return value, path
+    return value, path, several
 
 
 def _arguments(config: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
-    """The arguments of the template in ``processing_kwargs``, which say how the model was trained."""
+    """The variables in ``processing_kwargs.chat_template``, which say how the model was trained."""
     processing = config.get("processing_kwargs") or {}
-    values = processing.get("chat_template") or {} if isinstance(processing, dict) else processing
+    values = (processing.get("chat_template") or {}) if isinstance(processing, dict) else processing
     if not isinstance(values, dict):
         raise ValueError(f"{path}: processing_kwargs.chat_template must be an object, not {values!r:.80}")
-    for name in ("padding", "truncation", "max_length", "return_tensors", "restore_suffix", "chat_template"):
-        if values.get(name) not in (None, name == "restore_suffix"):
+    for name, usual in _NOT_VARIABLES.items():
+        if values.get(name) not in (None, *usual):
             raise ValueError(
                 f"{path}: processing_kwargs.chat_template.{name} is {values[name]!r:.80}, which embedkit does not "
                 "apply; remove it, or use sentence-transformers for this model"
             )
-    return {name: value for name, value in values.items() if name != "restore_suffix"}
+    return {name: value for name, value in values.items() if name not in _NOT_VARIABLES}
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
@@ -163,32 +200,58 @@ def _compiled(source: str, path: Path) -> Callable[[dict[str, Any]], str]:
     """A function that renders the template."""
     try:
         import jinja2
-        from jinja2.ext import loopcontrols
+        from jinja2.ext import Extension, loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise ImportError(f"{path}: chat templates need jinja2: pip install jinja2") from None
+        raise ImportError(f"{path}: chat templates need jinja2: pip install 'jinja2>=3.1.6'") from None
+    if tuple(int(part) for part in re.findall(r"\d+", jinja2.__version__)[:3]) < (3, 1, 6):
+        raise ImportError(
+            f"{path}: chat templates need jinja2 3.1.6 or newer, since the sandbox of older ones has holes; this is "
+            f"{jinja2.__version__}: pip install -U jinja2"
+        )
+
+    class Generation(Extension):
+        """``{% generation %}`` marks what an assistant wrote, for training."""
+
+        tags = {"generation"}  # noqa: RUF012 - as its base has it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
 
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = refuse
-    errors = (jinja2.TemplateError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     try:
         template = environment.from_string(source)
-    except errors as error:
+    except Exception as error:  # Python's own for what Jinja writes: too deep, a break outside of a loop
         raise damaged(path, f"the chat template is broken ({error})") from None
 
     def render(variables: dict[str, Any]) -> str:
         try:
-            return template.render(variables)
-        except errors as error:
+            return template.render({"tools": None, "documents": None, **variables})
+        except Exception as error:  # a template may do anything
             raise ValueError(
-                f"{path}: the chat template fails on a query and a document ({error}). Take a folder whose template "
-                "shows both"
+                f"{path}: the chat template fails on a query and a document ({str(error) or type(error).__name__}). "
+                "Take a folder whose template shows both"
             ) from None
 
     return render

@@ -43,6 +43,7 @@ class CrossEncoderFolder:
         score: of a language model in place of a classifier; None for a classifier.
         tied: the output of a language model is its table of embeddings.
         template: makes one text of a pair; None if the tokenizer joins the two.
+        padding: the token that a decoder's classifier does not read; None for none, and for other models.
     """
 
     model: ModelFolder
@@ -53,6 +54,7 @@ class CrossEncoderFolder:
     score: LogitScore | None
     tied: bool
     template: ChatTemplate | None
+    padding: int | None
 
 
 def open_cross_encoder(path: Path) -> CrossEncoderFolder:
@@ -91,7 +93,16 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
         score=score,
         tied=bool(raw.get("tie_word_embeddings", raw["model_type"] == "gemma3_text")),
         template=read_chat_template(transformer, prompt, inferred=not present(path / "modules.json")),
+        padding=_padding(architecture, raw, where) if score is None else None,
     )
+
+
+def _padding(architecture: Architecture, raw: Mapping[str, Any], where: Path) -> int | None:
+    """The token that a decoder's classifier does not read."""
+    value = raw.get("pad_token_id") if architecture.is_decoder else None
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ValueError(f"{where}: pad_token_id must be the id of a token, not {value!r:.80}")
+    return value
 
 
 def _score(raw: Mapping[str, Any], where: Path, folder: Path | None, *, listed: bool) -> LogitScore | None:
@@ -161,7 +172,11 @@ def _labels(raw: Mapping[str, Any], where: Path) -> tuple[str, ...]:
     """The names of ``id2label``, which transformers omits for two classes without names."""
     names = raw.get("id2label")
     if names is None:
-        count = raw.get("num_labels", 2)
+        kinds = raw.get("architectures")
+        named = isinstance(kinds, list) and any(
+            str(kind).endswith("ForSequenceClassification") for kind in kinds
+        )
+        count = raw.get("num_labels", 2 if named else 1)  # sentence-transformers makes a reranker of others
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_LABELS:
             raise ValueError(f"{where}: num_labels must be an integer from 1 to {_MAX_LABELS}, not {count!r}")
         return tuple(f"LABEL_{i}" for i in range(count))

@@ -18,6 +18,8 @@ _SETTINGS = [
     "modules.json",
     "embedkit.json",
     *TOKENIZER_FILES,
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
     "LICENSE*",
     "NOTICE*",
     "README.md",

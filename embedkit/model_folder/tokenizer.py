@@ -106,6 +106,23 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False, static:
     )
 
 
+def token_id(folder: Path, token: str) -> int | None:
+    """The id of a token in the vocabulary of a folder's tokenizer.json; None if it is not there."""
+    path = folder / "tokenizer.json"
+    if not present(path):
+        return None
+    settings = TokenizerSettings(folder)
+    content = rebuild(read_json(path), settings, settings.class_of_transformers, path)
+    for added in content.get("added_tokens") or ():
+        if added.get("content") == token:
+            return int(added["id"])
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        found: int | None = vocabulary.get(token)
+        return found
+    return next((i for i, entry in enumerate(vocabulary) if entry[0] == token), None)
+
+
 @dataclass
 class _Normalizer:
     """The options of BertNormalizer."""

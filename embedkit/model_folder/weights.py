@@ -208,8 +208,10 @@ def core_logit_score(
             f"{folder.path}: the score reads the token {max(ids)}, and vocab_size in config.json is {vocabulary}; the "
             "files are of different models, fetch them again"
         )
-    name = "embed_tokens.weight" if tied else "lm_head.weight"
-    rows = _Source(folder).rows(name, (vocabulary, folder.hidden_size), ids)
+    source = _Source(folder)
+    # Where a file has both, transformers ties them only if they are equal.
+    name = "embed_tokens.weight" if tied and not source.holds("lm_head.weight") else "lm_head.weight"
+    rows = source.rows(name, (vocabulary, folder.hidden_size), ids)
     weight = rows[:1] if false is None else rows[:1] - rows[1:]
     return [{"type": "dense", "weight": weight, "bias": None, "activation": "identity"}]
 
@@ -325,6 +327,10 @@ class _Source:
                     return self._joined([prefix + part for part in parts], shape, kind)
         raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not match config.json")
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a tensor of this canonical name."""
+        return any(prefix + name in self._places for prefix in self._prefixes)
+
     def rows(self, name: str, shape: tuple[int, ...], places: list[int]) -> Array:
         """Rows of a float matrix by its canonical name, without reading the others."""
         for stored in (prefix + name for prefix in self._prefixes):
@@ -365,8 +371,9 @@ def _checked(
             raise ValueError(f"{file.path}: tensor {name!r} holds -128; int8 weights lie in [-127, 127]")
     elif not np.isfinite(tensor).all():
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(tensor))[0])
+        where = list(place) if rows is None else [rows[place[0]], *place[1:]]
         raise ValueError(
-            f"{file.path}: tensor {name!r} holds {tensor[place]} at {list(place)}; "
+            f"{file.path}: tensor {name!r} holds {tensor[place]} at {where}; "
             "weights must be finite. The training diverged, or the file is damaged."
         )
     return tensor

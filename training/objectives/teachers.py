@@ -25,6 +25,14 @@ from .cross_encoder import PairClassifier
 __all__ = ["teacher_outputs"]
 
 _LOG = logging.getLogger("embedkit")
+# What a cross-encoder's folder may have besides, relative to it.
+_PAIR_FILES = (
+    "chat_template.jinja",
+    "sentence_bert_config.json",
+    "modules.json",
+    "1_LogitScore/config.json",
+    "config_sentence_transformers.json",
+)
 _CHUNK = 4096  # pairs per file: the most that a stopped run loses
 
 
@@ -87,7 +95,7 @@ def _load(path: str, table: Table, max_length: int) -> _Teacher:
     folder = transformer_folder(path)
     teacher: _Teacher
     device = own_gpu()
-    if device is None and _runs_in_core(folder):
+    if _runs_in_core(folder, anywhere=device is not None):
         teacher = _CoreTeacher(folder, max_length)
     else:
         teacher = PairClassifier.load(ModelOptions(path, max_length=max_length)).to(device or "cpu").eval()
@@ -100,15 +108,24 @@ def _load(path: str, table: Table, max_length: int) -> _Teacher:
     return teacher
 
 
-def _runs_in_core(folder: Path) -> bool:
-    """Whether the core runs this teacher as `PairClassifier` does; otherwise torch runs it, or raises the error."""
+def _runs_in_core(folder: Path, *, anywhere: bool) -> bool:
+    """Whether the core runs this teacher; otherwise torch runs it, or raises the error.
+
+    Args:
+        folder: of the teacher.
+        anywhere: there is a GPU, so that the core runs only what `PairClassifier` does not know: language models and
+            chat templates.
+    """
     try:
         opened = open_cross_encoder(folder)
     except ValueError as error:
         _LOG.info("torch runs the teacher %s: %s", folder, error)
         return False
+    if opened.template is not None or opened.score is not None:
+        return True
     # PairClassifier always passes the template's token types to a model that has them.
-    return opened.token_types or int(opened.model.config.get("type_vocab_size", 0)) <= 1
+    typed = opened.token_types or int(opened.model.config.get("type_vocab_size", 0)) <= 1
+    return typed and not anywhere
 
 
 def _key(folder: Path, table: Table, max_length: int) -> str:
@@ -116,7 +133,7 @@ def _key(folder: Path, table: Table, max_length: int) -> str:
     if table.labels:  # `_load` checks them
         digest.update(f"{list(table.labels)}\n".encode())
     weights = sorted(path.name for path in folder.glob("*.safetensors"))
-    for name in ("config.json", *weights, *TOKENIZER_FILES):
+    for name in ("config.json", *weights, *TOKENIZER_FILES, *_PAIR_FILES):
         if (folder / name).is_file():
             content = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             digest.update(f"{name} {content}\n".encode())

@@ -146,11 +146,125 @@ def test_a_saved_classifier_with_a_template(tmp_path: Path) -> None:
 def test_a_token_of_text_and_end_stays_whole(tmp_path: Path) -> None:
     """A newline that ends a document and the one that ends the template are one token."""
     folder = _decoder(tmp_path / "model", "qwen3", "CausalLM", STRUCTURED)
-    way = CrossEncoder(folder)._engine._text
+    way: Any = CrossEncoder(folder)._engine._text
     ids = way._tokenizer.encode_batch([way._template(*pair) for pair in PAIRS])
-    ends = [row[-way.special_tokens :] == way._end for row in ids]
+    ends = [row[-way.special_tokens :] == way.end for row in ids]
     assert any(ends)
     assert not all(ends)
+    _same(folder)
+
+
+ORDER = """{{ messages | map(attribute="content") | join(" / ") }}
+"""
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if tools is not none %}tools{% endif %}" + ORDER,
+        "{% if documents is none %}none{% endif %}{% if tools is defined %}defined{% endif %}" + ORDER,
+        "{% generation %}" + ORDER + "{% endgeneration %}",
+        "{{ messages | tojson(true) }}{{ messages | tojson(indent=1) }}",
+        "{{ strftime_now('%Y') }} " + ORDER,
+        "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }} {% endfor %}end",
+        ORDER + "<|endoftext|>",  # the padding token
+        ORDER + "<|endoftext|><|endoftext|>",
+    ],
+)
+@pytest.mark.parametrize("task", ["CausalLM", "SequenceClassification"])
+def test_templates(task: str, template: str, tmp_path: Path) -> None:
+    labels = {"num_labels": 2} if task != "CausalLM" else {}
+    _same(_decoder(tmp_path / "model", "qwen3", task, template, **labels), least=1e-3)
+
+
+def test_a_classifier_reads_the_last_token_that_is_no_padding(tmp_path: Path) -> None:
+    """Wherever the padding comes from: the post-processor of Qwen3-Embedding adds it to every text."""
+    torch = pytest.importorskip("torch")
+    folder = _decoder(tmp_path / "model", "qwen3", "SequenceClassification", None, num_labels=2)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    (padding,) = [token["id"] for token in content["added_tokens"] if token["content"] == "<|endoftext|>"]
+    end = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    texts = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    processor = {
+        "type": "TemplateProcessing",
+        "single": [texts[0], end],
+        "pair": [texts[0], end, texts[1], end],
+        "special_tokens": {
+            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [padding], "tokens": ["<|endoftext|>"]}
+        },
+    }
+    pairs = [*PAIRS, ("the", "weather<|endoftext|>")]
+    for value in (content["post_processor"], processor):
+        path.write_text(json.dumps({**content, "post_processor": value}))
+        some = pairs if value is processor else [pair for pair in pairs if any(pair)]
+        for length in (9000, 90):
+            expected = _theirs(folder, max_length=length).predict(some, activation_fn=torch.nn.Identity())
+            found = CrossEncoder(folder, max_length=length).predict(some, activation_fn="identity")
+            np.testing.assert_allclose(found, expected, atol=2e-4)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"pairs\[1\] has no tokens"):
+        CrossEncoder(folder).predict([("a", "b"), ("", "")])
+
+
+def test_the_side_of_truncation(tmp_path: Path) -> None:
+    for task in ("CausalLM", "SequenceClassification"):
+        folder = _decoder(tmp_path / task, "qwen3", task, TEMPLATE)
+        _edit(folder / "tokenizer_config.json", truncation_side="left")
+        _same(folder)
+
+
+def test_both_tables_of_a_tied_model(tmp_path: Path) -> None:
+    """transformers ties them only if they are equal."""
+    torch = pytest.importorskip("torch")
+    load, save = (
+        pytest.importorskip("safetensors.torch").load_file,
+        pytest.importorskip("safetensors.torch").save_file,
+    )
+    folder = _decoder(tmp_path / "model", "qwen3", "CausalLM", TEMPLATE, tie_word_embeddings=True)
+    tensors = load(folder / "model.safetensors")
+    tensors["lm_head.weight"] = torch.randn_like(tensors["model.embed_tokens.weight"])
+    save(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _same(folder)
+    tensors["lm_head.weight"][tensors["lm_head.weight"].shape[0] - 5 :] = float("nan")
+    tensors["lm_head.weight"][260, 3] = float("nan")
+    save(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"'lm_head.weight' holds nan at \[260, 3\]"):
+        CrossEncoder(folder)
+
+
+@pytest.mark.parametrize(
+    "templates",
+    [
+        {"tokenizer_config.json": [{"name": "default", "template": ORDER}]},
+        {"tokenizer_config.json": {"default": ORDER, "tool_use": "x"}},
+        {"chat_template.jinja": ORDER, "additional_chat_templates/tool_use.jinja": "x"},
+        {"chat_template.jinja": "x", "additional_chat_templates/default.jinja": ORDER},
+    ],
+)
+def test_named_templates(templates: dict[str, Any], tmp_path: Path) -> None:
+    folder = _decoder(tmp_path / "model", "qwen3", "CausalLM", None)
+    template = ORDER.replace('map(attribute="content")', 'map(attribute="content") | map("string")')
+    for name, value in templates.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".json":
+            _edit(
+                path,
+                chat_template=json.loads(json.dumps(value).replace(json.dumps(ORDER), json.dumps(template))),
+            )
+        else:
+            path.write_text(value.replace(ORDER, template))
+    _same(folder)
+
+
+def test_the_tokens_yes_and_no_are_looked_up(tmp_path: Path) -> None:
+    """Not made by the tokenizer, which may write another token for the start of a text."""
+    folder = _decoder(tmp_path / "model", "qwen3", "CausalLM", TEMPLATE)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["merges"] = [merge for merge in content["model"]["merges"] if merge != ["ye", "s"]]
+    path.write_text(json.dumps(content))
     _same(folder)
 
 
@@ -187,6 +301,10 @@ def test_truncation_is_counted_and_ranks_work(tmp_path: Path) -> None:
         ("{{ raise_exception('no such role') }}", r"fails on a query and a document \(no such role\)"),
         ("{{ messages.__class__.__mro__ }}", "fails on a query and a document"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "fails on a query and a document"),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "the chat template is broken"),
+        ("{% break %}", "the chat template is broken"),
+        ("{{ 'x' | dictsort }}", "fails on a query and a document"),
+        ("{{ '\\ud800' }}{{ messages }}", "writes a lone surrogate"),
     ],
 )
 def test_bad_templates(template: str, message: str, tmp_path: Path) -> None:
@@ -229,6 +347,8 @@ def test_bad_folders(tmp_path: Path) -> None:
          {"modality_config": {**modalities, "message": {"method": "generate"}}}),
         ("chat_template.max_length is 5", "sentence_bert_config.json",
          {"processing_kwargs": {"chat_template": {"max_length": 5}}}),
+        ("continue_final_message is True", "sentence_bert_config.json",
+         {"processing_kwargs": {"chat_template": {"continue_final_message": True}}}),
         ("restore_suffix is False", "sentence_bert_config.json",
          {"processing_kwargs": {"chat_template": {"restore_suffix": False}}}),
         ("processor_kwargs.chat_template is set", "sentence_bert_config.json",
@@ -246,10 +366,17 @@ def test_bad_folders(tmp_path: Path) -> None:
     refused("no token 'yes'", "tokenizer.json", base=plain, model={**tokens, "merges": merges, "vocab": kept})
 
 
+def test_old_jinja2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _decoder(tmp_path / "model", "qwen3", "CausalLM", TEMPLATE)
+    monkeypatch.setattr("jinja2.__version__", "3.1.5")
+    with pytest.raises(ImportError, match=r"need jinja2 3.1.6 or newer.*this is 3.1.5"):
+        CrossEncoder(folder)
+
+
 def test_without_jinja2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = _decoder(tmp_path / "model", "qwen3", "CausalLM", TEMPLATE)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match="chat templates need jinja2: pip install jinja2"):
+    with pytest.raises(ImportError, match=r"chat templates need jinja2: pip install 'jinja2>=3.1.6'"):
         CrossEncoder(folder)
 
 
@@ -258,3 +385,15 @@ def test_an_encoder_does_not_open_a_saved_reranker(tmp_path: Path) -> None:
     _theirs(plain).save_pretrained(str(tmp_path / "model"))
     with pytest.raises(ValueError, match="LogitScore"):
         Encoder(tmp_path / "model")
+
+
+def test_a_teacher_keeps_its_template(make_cross_encoder: Any, tmp_path: Path) -> None:
+    """On a GPU, too, where the torch that runs other teachers would read the plain texts."""
+    teachers = pytest.importorskip("embedkit.training.objectives.teachers")
+    for task, template in (("CausalLM", None), ("CausalLM", TEMPLATE), ("SequenceClassification", TEMPLATE)):
+        folder = _decoder(tmp_path / f"{task}-{template is None}", "qwen3", task, template)
+        assert teachers._runs_in_core(folder, anywhere=True)
+        assert teachers._runs_in_core(folder, anywhere=False)
+    plain = make_cross_encoder("bert", 1)
+    assert not teachers._runs_in_core(plain, anywhere=True)
+    assert teachers._runs_in_core(plain, anywhere=False)

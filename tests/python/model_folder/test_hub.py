@@ -91,6 +91,7 @@ def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         0_Transformer/added_tokens.json 0_Transformer/vocab.json 0_Transformer/merges.txt
         0_Transformer/model.safetensors 0_Transformer/model.int8.safetensors
         0_Transformer/model-00001-of-00002.safetensors 0_Transformer/model.safetensors.index.json
+        chat_template.jinja 0_Transformer/chat_template.jinja additional_chat_templates/default.jinja
     """.split()  # noqa: SIM905
     unwanted = """
         pytorch_model.bin 2_Dense/pytorch_model.bin 0_Transformer/pytorch_model.bin

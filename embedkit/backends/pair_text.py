@@ -1,0 +1,224 @@
+"""How the two texts of a pair become the tokens of one sequence."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from ..model_folder.chat_template import ChatTemplate
+from ..model_folder.cross_encoder_folder import CrossEncoderFolder
+from ..model_folder.pair_template import fit_pair, read_pair_template
+from ..model_folder.tokenizer import Tokenizer
+
+__all__ = ["PairText", "pair_text"]
+
+Scored: TypeAlias = "tuple[npt.NDArray[np.float32], _core.Stats]"
+
+
+class PairText(Protocol):
+    """Makes sequences of pairs and has the core encode them. Immutable.
+
+    Attributes:
+        special_tokens: tokens added to the two texts, which no truncation takes.
+        remedy: what helps against truncation.
+    """
+
+    special_tokens: int
+    remedy: str
+
+    def options(self) -> dict[str, Any]:
+        """The fields of ``_core.EncodeOptions`` that say what the core adds."""
+        ...
+
+    def run(
+        self,
+        core: _core.Encoder,
+        first: list[str],
+        second: list[str],
+        start: int,
+        options: _core.EncodeOptions,
+    ) -> Scored:
+        """Logits of the pairs, and what was counted; ``start`` is the index of the first pair, for messages."""
+        ...
+
+
+def pair_text(opened: CrossEncoderFolder, tokenizer: Tokenizer) -> PairText:
+    """The way of a folder.
+
+    Raises:
+        ValueError: a classifier that sees both directions reads the token before its padding, which is at the end of
+            every pair.
+    """
+    if opened.template is not None:
+        text: Rendered | JoinedIds = Rendered(opened, opened.template, tokenizer)
+    elif opened.model.architecture.is_decoder:
+        text = JoinedIds(opened, tokenizer)
+    else:
+        return Joined(opened, tokenizer)
+    if text.end[-1:] == [opened.padding] and not opened.model.config["causal"]:
+        raise ValueError(
+            f"{opened.model.transformer}: pairs end with the token of padding, which the classifier does not read, and "
+            "this model is not causal; embedkit does not run it. Use sentence-transformers for this model"
+        )
+    return text
+
+
+class Joined:
+    """The tokenizer's template of two texts, filled in by the core."""
+
+    remedy = "The longer text of a pair loses tokens first; shorten it, or split it into passages."
+
+    def __init__(self, opened: CrossEncoderFolder, tokenizer: Tokenizer) -> None:
+        """Read the template."""
+        self._template = template = read_pair_template(opened.model.transformer, tokenizer)
+        self._tokenizer = tokenizer
+        self._typed = opened.token_types
+        self._prompt = opened.prompt
+        self.special_tokens = template.special_tokens
+
+    def options(self) -> dict[str, Any]:
+        """As `PairText.options`."""
+        template = self._template
+        return {
+            "prefix_ids": list(template.before),
+            "suffix_ids": list(template.behind),
+            "pair": _core.PairTemplate(
+                between_ids=list(template.between),
+                typed=self._typed,
+                prefix_types=list(template.before_types),
+                between_types=list(template.between_types),
+                suffix_types=list(template.behind_types),
+                first_type=template.text_types[0],
+                second_type=template.text_types[1],
+            ),
+        }
+
+    def run(
+        self,
+        core: _core.Encoder,
+        first: list[str],
+        second: list[str],
+        start: int,
+        options: _core.EncodeOptions,
+    ) -> Scored:
+        """As `PairText.run`."""
+        prompted = [self._prompt + text for text in first] if self._prompt else first
+        tokenizer = self._tokenizer
+        if tokenizer.core is not None:
+            return core.encode_pairs(prompted, second, tokenizer.core, options)
+        return core.encode_id_pairs(tokenizer.encode_batch(prompted), tokenizer.encode_batch(second), options)
+
+
+class _Rows:
+    """Sequences cut here, for decoders: a classifier of theirs reads the last token that is no padding.
+
+    (So does ``…ForSequenceClassification`` of transformers, wherever the padding comes from. With a causal mask, the
+    tokens behind it change nothing.)
+    """
+
+    def __init__(self, opened: CrossEncoderFolder, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._left = tokenizer.truncation_side == "left"
+        self._padding = opened.padding if opened.model.config.get("causal") else None
+
+    def options(self) -> dict[str, Any]:
+        """As `PairText.options`: nothing."""
+        return {"prefix_ids": [], "suffix_ids": []}
+
+    def _encode(
+        self,
+        core: _core.Encoder,
+        rows: list[list[int]],
+        truncated: int,
+        start: int,
+        options: _core.EncodeOptions,
+    ) -> Scored:
+        for index, row in enumerate(rows, start):
+            if not row:
+                raise ValueError(
+                    f"pairs[{index}] has no tokens, so that nothing could be scored; leave it out"
+                )
+            while self._padding is not None and len(row) > 1 and row[-1] == self._padding:
+                row.pop()
+        logits, stats = core.encode_ids(rows, options)
+        return logits, {**stats, "truncated": truncated}
+
+
+class JoinedIds(_Rows):
+    """The tokenizer's template of two texts, for decoders."""
+
+    remedy = Joined.remedy
+
+    def __init__(self, opened: CrossEncoderFolder, tokenizer: Tokenizer) -> None:
+        """Read the template."""
+        super().__init__(opened, tokenizer)
+        self._template = template = read_pair_template(opened.model.transformer, tokenizer)
+        self._prompt = opened.prompt
+        self.special_tokens = template.special_tokens
+        self.end = list(template.behind)
+
+    def run(
+        self,
+        core: _core.Encoder,
+        first: list[str],
+        second: list[str],
+        start: int,
+        options: _core.EncodeOptions,
+    ) -> Scored:
+        """As `PairText.run`."""
+        template, room = self._template, options.max_length - self.special_tokens
+        encode = self._tokenizer.encode_batch
+        rows, truncated = [], 0
+        for a, b in zip(encode([self._prompt + text for text in first]), encode(second), strict=True):
+            kept = fit_pair(len(a), len(b), room)
+            truncated += kept != (len(a), len(b))
+            cut = [
+                ids[len(ids) - n :] if self._left else ids[:n] for ids, n in zip((a, b), kept, strict=True)
+            ]
+            rows.append([*template.before, *cut[0], *template.between, *cut[1], *template.behind])
+        return self._encode(core, rows, truncated, start, options)
+
+
+class Rendered(_Rows):
+    """A chat template.
+
+    Its end, which all pairs share, survives truncation, as in sentence-transformers: a decoder answers behind it.
+    """
+
+    remedy = (
+        "With a chat template the end of the text is cut; shorten the document, or split it into passages."
+    )
+
+    def __init__(self, opened: CrossEncoderFolder, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        """Find the end that all pairs share."""
+        super().__init__(opened, tokenizer)
+        self._template = template
+        short, long = tokenizer.encode_batch([template("0", "0"), template("1 2 3 4", "1 2 3 4")])
+        common = 0
+        while common < min(len(short), len(long)) and short[-1 - common] == long[-1 - common]:
+            common += 1
+        if common == min(len(short), len(long)):  # the tokenizer does not tell the texts apart
+            common = 0
+        self.end = short[len(short) - common :]
+        self.special_tokens = common
+
+    def run(
+        self,
+        core: _core.Encoder,
+        first: list[str],
+        second: list[str],
+        start: int,
+        options: _core.EncodeOptions,
+    ) -> Scored:
+        """As `PairText.run`."""
+        texts = [self._template(*pair) for pair in zip(first, second, strict=True)]
+        rows, truncated, most = self._tokenizer.encode_batch(texts), 0, options.max_length
+        for index, row in enumerate(rows):
+            if len(row) >= most:  # at the very length, too, as in sentence-transformers
+                truncated += len(row) > most
+                kept = row[len(row) - most :] if self._left else row[:most]
+                rows[index] = kept[: most - len(self.end)] + self.end
+        return self._encode(core, rows, truncated, start, options)
