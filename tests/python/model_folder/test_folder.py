@@ -196,7 +196,7 @@ def test_dense_activations(folder: Path, name: str | None, activation: str) -> N
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("config.json", {"model_type": "llama"}, "unknown model_type 'llama'; expected one of bert"),
+        ("config.json", {"model_type": "gpt2"}, "unknown model_type 'gpt2'; expected one of bert"),
         ("config.json", {"model_type": None}, "unknown model_type None"),
         ("config.json", {"model_type": {}}, "unknown model_type {}"),
         ("config.json", {"position_embedding_type": "relative_key"}, "supports only 'absolute'"),
