@@ -1,9 +1,11 @@
 """Lay out the table and tokenizer that the package wordllama ships as a Model2Vec folder, for ``sts.py``.
 
-pip install --no-deps wordllama
-python benchmarks/wordllama_folder.py OUT
-embedkit-train distill-static sentence-transformers/all-MiniLM-L6-v2 -o minilm-static
-python benchmarks/sts.py OUT minilm-static all-MiniLM-L6-v2 --json benchmarks/results/sts-static.json
+    pip install --no-deps wordllama
+    python benchmarks/wordllama_folder.py OUT
+    embedkit-train distill-static sentence-transformers/all-MiniLM-L6-v2 -o minilm-static
+    python benchmarks/sts.py OUT minilm-static all-MiniLM-L6-v2 --json benchmarks/results/sts-static.json
+
+Both folders are static models; all-MiniLM-L6-v2 is the encoder that one of them is made of.
 """
 
 import argparse
@@ -38,20 +40,12 @@ def main() -> None:
     )
     config = {"model_type": "model2vec", "normalize": True, "max_length": MAX_LENGTH}
     (options.output / "config.json").write_text(json.dumps(config))
-    modules = ["StaticEmbedding", "Normalize"]
-    (options.output / "modules.json").write_text(
-        json.dumps(
-            [
-                {
-                    "idx": idx,
-                    "name": str(idx),
-                    "path": "." if idx == 0 else f"{idx}_{kind}",
-                    "type": f"sentence_transformers.models.{kind}",
-                }
-                for idx, kind in enumerate(modules)
-            ]
-        )
-    )
+    kinds = {".": "StaticEmbedding", "1_Normalize": "Normalize"}
+    modules = [
+        {"idx": idx, "name": str(idx), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for idx, (path, kind) in enumerate(kinds.items())
+    ]
+    (options.output / "modules.json").write_text(json.dumps(modules))
 
 
 if __name__ == "__main__":

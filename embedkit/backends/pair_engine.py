@@ -12,7 +12,6 @@ from .. import _core
 from ..arguments import check_precision
 from ..inputs import check_unicode
 from ..model_folder.cross_encoder_folder import CrossEncoderFolder, open_cross_encoder
-from ..model_folder.tokenizer import token_id
 from ..model_folder.weights import core_classifier, core_logit_score
 from .core_engine import load_core
 from .engine import tokenizer_of
@@ -60,22 +59,7 @@ class PairEngine:
         score = opened.score
         if score is None:
             return core_classifier(self.folder, len(self.labels))
-        true = self._id(score.true)
-        false = None if score.false is None else self._id(score.false)
-        return core_logit_score(self.folder, true, false, tied=opened.tied)
-
-    def _id(self, token: int | str) -> int:
-        """The id of a token."""
-        if isinstance(token, int):
-            return token
-        found = token_id(self.folder.transformer, token)
-        if found is None:
-            raise ValueError(
-                f"{self.folder.path}: a language model scores a pair by its logits of yes and no, and the "
-                f"tokenizer has no token {token!r}. Add modules.json with a LogitScore that names the tokens, as "
-                "sentence-transformers saves it"
-            )
-        return found
+        return core_logit_score(self.folder, score.true, score.false, tied=opened.tied)
 
     def options(self, max_length: int, threads: int, batch_size: int) -> _core.EncodeOptions:
         """The core's options for a call."""

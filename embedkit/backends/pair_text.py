@@ -113,29 +113,46 @@ class Joined:
 
 
 class _Rows:
-    """Sequences cut here, for decoders: a classifier of theirs reads the last token that is no padding.
+    """Sequences cut here, for decoders and chat templates.
 
-    (So does ``…ForSequenceClassification`` of transformers, wherever the padding comes from. With a causal mask, the
-    tokens behind it change nothing.)
+    A decoder's classifier reads the last token that is no padding, wherever the padding comes from
+    (``…ForSequenceClassification`` of transformers). With a causal mask, the tokens behind it change nothing.
+
+    Attributes:
+        end: the last of the tokens added to the two texts.
+        special_tokens: as `PairText.special_tokens`.
     """
+
+    end: list[int]
+    special_tokens: int
 
     def __init__(self, opened: CrossEncoderFolder, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._left = tokenizer.truncation_side == "left"
         self._padding = opened.padding if opened.model.config.get("causal") else None
 
+    def rows(self, first: list[str], second: list[str], most: int) -> tuple[list[list[int]], int]:
+        """The tokens of each pair, at most ``most``, and how many pairs are cut."""
+        raise NotImplementedError
+
+    def _cut(self, ids: list[int], count: int) -> list[int]:
+        """``count`` tokens from the side that is kept."""
+        return ids[len(ids) - count :] if self._left else ids[:count]
+
     def options(self) -> dict[str, Any]:
         """As `PairText.options`: nothing."""
         return {"prefix_ids": [], "suffix_ids": []}
 
-    def _encode(
+    def run(
         self,
         core: _core.Encoder,
-        rows: list[list[int]],
-        truncated: int,
+        first: list[str],
+        second: list[str],
         start: int,
         options: _core.EncodeOptions,
     ) -> Scored:
+        """As `PairText.run`."""
+        rows, truncated = self.rows(first, second, options.max_length)
         for index, row in enumerate(rows, start):
             if not row:
                 raise ValueError(
@@ -160,26 +177,16 @@ class JoinedIds(_Rows):
         self.special_tokens = template.special_tokens
         self.end = list(template.behind)
 
-    def run(
-        self,
-        core: _core.Encoder,
-        first: list[str],
-        second: list[str],
-        start: int,
-        options: _core.EncodeOptions,
-    ) -> Scored:
-        """As `PairText.run`."""
-        template, room = self._template, options.max_length - self.special_tokens
-        encode = self._tokenizer.encode_batch
+    def rows(self, first: list[str], second: list[str], most: int) -> tuple[list[list[int]], int]:
+        """As `_Rows.rows`."""
+        template, encode = self._template, self._tokenizer.encode_batch
         rows, truncated = [], 0
         for a, b in zip(encode([self._prompt + text for text in first]), encode(second), strict=True):
-            kept = fit_pair(len(a), len(b), room)
+            kept = fit_pair(len(a), len(b), most - self.special_tokens)
             truncated += kept != (len(a), len(b))
-            cut = [
-                ids[len(ids) - n :] if self._left else ids[:n] for ids, n in zip((a, b), kept, strict=True)
-            ]
-            rows.append([*template.before, *cut[0], *template.between, *cut[1], *template.behind])
-        return self._encode(core, rows, truncated, start, options)
+            head, tail = self._cut(a, kept[0]), self._cut(b, kept[1])
+            rows.append([*template.before, *head, *template.between, *tail, *template.behind])
+        return rows, truncated
 
 
 class Rendered(_Rows):
@@ -205,20 +212,12 @@ class Rendered(_Rows):
         self.end = short[len(short) - common :]
         self.special_tokens = common
 
-    def run(
-        self,
-        core: _core.Encoder,
-        first: list[str],
-        second: list[str],
-        start: int,
-        options: _core.EncodeOptions,
-    ) -> Scored:
-        """As `PairText.run`."""
+    def rows(self, first: list[str], second: list[str], most: int) -> tuple[list[list[int]], int]:
+        """As `_Rows.rows`."""
         texts = [self._template(*pair) for pair in zip(first, second, strict=True)]
-        rows, truncated, most = self._tokenizer.encode_batch(texts), 0, options.max_length
+        rows, truncated = self._tokenizer.encode_batch(texts), 0
         for index, row in enumerate(rows):
             if len(row) >= most:  # at the very length, too, as in sentence-transformers
                 truncated += len(row) > most
-                kept = row[len(row) - most :] if self._left else row[:most]
-                rows[index] = kept[: most - len(self.end)] + self.end
-        return self._encode(core, rows, truncated, start, options)
+                rows[index] = self._cut(row, most)[: most - len(self.end)] + self.end
+        return rows, truncated

@@ -31,18 +31,8 @@ _NOT_VARIABLES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("continue_final_message", "sanitize_control_tokens", "return_assistant_tokens_mask"), (False,)
     ),
-    **dict.fromkeys(
-        (
-            "max_length",
-            "chat_template",
-            "tokenizer_kwargs",
-            "tokenize",
-            "return_dict",
-            "conversation",
-            "messages",
-        ),
-        (),
-    ),
+    **dict.fromkeys(("max_length", "chat_template", "tokenizer_kwargs"), ()),
+    **dict.fromkeys(("tokenize", "return_dict", "conversation", "messages"), ()),
 }
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

@@ -16,6 +16,7 @@ from .chat_template import ChatTemplate, read_chat_template
 from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
 from .json_file import present, read_json
 from .modules import ACTIVATIONS, LogitScore, Pooling, read_logit_score, scorer_entries
+from .tokenizer import token_ids
 from .tokenizer_files import TokenizerSettings
 
 __all__ = ["CrossEncoderFolder", "open_cross_encoder"]
@@ -70,7 +71,8 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
     transformer, logit_score = scorer_entries(path)
     architecture, config, raw = read_config(path, transformer)
     where = transformer / "config.json"
-    score = _score(raw, where, logit_score, listed=present(path / "modules.json"))
+    listed = present(path / "modules.json")
+    score = _score(raw, where, logit_score, listed=listed)
     labels = _labels(raw, where) if score is None else ("LABEL_0",)
     typed = TokenizerSettings(transformer).uses_token_types(
         _TOKENIZER_CLASSES.get(str(raw["model_type"]), "")
@@ -92,7 +94,7 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
         token_types=typed and int(config.get("type_vocab_size", 0)) > 1,
         score=score,
         tied=bool(raw.get("tie_word_embeddings", raw["model_type"] == "gemma3_text")),
-        template=read_chat_template(transformer, prompt, inferred=not present(path / "modules.json")),
+        template=read_chat_template(transformer, prompt, inferred=not listed),
         padding=_padding(architecture, raw, where) if score is None else None,
     )
 
@@ -114,25 +116,46 @@ def _score(raw: Mapping[str, Any], where: Path, folder: Path | None, *, listed: 
         folder: of the module LogitScore.
         listed: the folder has modules.json; without it, any language model is asked for yes or no.
     """
-    kinds = raw.get("architectures")
-    names = [str(kind) for kind in kinds] if isinstance(kinds, list) else []
+    names = _architectures(raw)
     causal = bool(names) and names[0].endswith("ForCausalLM")
     if causal and (folder is not None or not listed):
         if raw.get("final_logit_softcapping") is not None:
             raise ValueError(
                 f"{where}: embedkit does not apply final_logit_softcapping; use sentence-transformers"
             )
-        return LogitScore() if folder is None else read_logit_score(folder)
+        return _yes_or_no(where.parent) if folder is None else read_logit_score(folder)
     if folder is not None:
         raise ValueError(
-            f"{where}: architectures is {kinds!r:.80}; a LogitScore needs one that ends with ForCausalLM"
+            f"{where}: architectures is {names!r:.80}; a LogitScore needs one that ends with ForCausalLM"
         )
-    if names and not any(name.endswith("ForSequenceClassification") for name in names):
+    if names and not _classifies(names):
         raise ValueError(
-            f"{where}: architectures is {kinds!r:.80}, not ...ForSequenceClassification: the folder holds no "
+            f"{where}: architectures is {names!r:.80}, not ...ForSequenceClassification: the folder holds no "
             "cross-encoder. A sentence encoder is opened with embedkit.Encoder."
         )
     return None
+
+
+def _architectures(raw: Mapping[str, Any]) -> list[str]:
+    """The classes of transformers that config.json names."""
+    kinds = raw.get("architectures")
+    return [str(kind) for kind in kinds] if isinstance(kinds, list) else []
+
+
+def _classifies(names: list[str]) -> bool:
+    return any(name.endswith("ForSequenceClassification") for name in names)
+
+
+def _yes_or_no(transformer: Path) -> LogitScore:
+    """The score that sentence-transformers gives a language model without a LogitScore."""
+    true, false = token_ids(transformer, ("yes", "no"))
+    if true is None or false is None:
+        raise ValueError(
+            f"{transformer}: a language model scores a pair by its logits of yes and no, and the tokenizer has no "
+            f"token {'yes' if true is None else 'no'!r}. Add modules.json with a LogitScore that names the tokens, as "
+            "sentence-transformers saves it"
+        )
+    return LogitScore(true, false)
 
 
 def _with_activation(architecture: Architecture, raw: Mapping[str, Any], where: Path) -> Architecture:
@@ -172,11 +195,8 @@ def _labels(raw: Mapping[str, Any], where: Path) -> tuple[str, ...]:
     """The names of ``id2label``, which transformers omits for two classes without names."""
     names = raw.get("id2label")
     if names is None:
-        kinds = raw.get("architectures")
-        named = isinstance(kinds, list) and any(
-            str(kind).endswith("ForSequenceClassification") for kind in kinds
-        )
-        count = raw.get("num_labels", 2 if named else 1)  # sentence-transformers makes a reranker of others
+        # sentence-transformers makes a reranker of a model that is no classifier yet
+        count = raw.get("num_labels", 2 if _classifies(_architectures(raw)) else 1)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_LABELS:
             raise ValueError(f"{where}: num_labels must be an integer from 1 to {_MAX_LABELS}, not {count!r}")
         return tuple(f"LABEL_{i}" for i in range(count))

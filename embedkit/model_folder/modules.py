@@ -92,12 +92,12 @@ class LogitScore:
     """The score of a pair by a language model: the logit of one token minus that of another, if there is one.
 
     Attributes:
-        true: the token that says yes, an id or a text.
-        false: the token that says no, or None.
+        true: the id of the token that says yes.
+        false: the id of the token that says no, or None.
     """
 
-    true: int | str = "yes"
-    false: int | str | None = "no"
+    true: int
+    false: int | None
 
 
 def module_entries(root: Path) -> list[tuple[str, Path]]:

@@ -106,21 +106,22 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False, static:
     )
 
 
-def token_id(folder: Path, token: str) -> int | None:
-    """The id of a token in the vocabulary of a folder's tokenizer.json; None if it is not there."""
+def token_ids(folder: Path, tokens: Sequence[str]) -> list[int | None]:
+    """The ids of tokens in the vocabulary of a folder's tokenizer.json; None for those that are not there."""
     path = folder / "tokenizer.json"
     if not present(path):
-        return None
+        return [None] * len(tokens)
     settings = TokenizerSettings(folder)
     content = rebuild(read_json(path), settings, settings.class_of_transformers, path)
-    for added in content.get("added_tokens") or ():
-        if added.get("content") == token:
-            return int(added["id"])
-    vocabulary = content["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        found: int | None = vocabulary.get(token)
-        return found
-    return next((i for i, entry in enumerate(vocabulary) if entry[0] == token), None)
+    try:
+        vocabulary = content["model"]["vocab"]
+        if not isinstance(vocabulary, dict):  # Unigram's list of pieces
+            vocabulary = {piece: i for i, (piece, _) in enumerate(vocabulary)}
+        added = {entry["content"]: entry["id"] for entry in content.get("added_tokens") or ()}
+        found = [added.get(token, vocabulary.get(token)) for token in tokens]
+        return [None if place is None else int(place) for place in found]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"the vocabulary is incomplete ({error!r})") from None
 
 
 @dataclass

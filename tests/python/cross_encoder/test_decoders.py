@@ -363,6 +363,8 @@ def test_bad_folders(tmp_path: Path) -> None:
     merges = [merge for merge in tokens["merges"] if "".join(merge) not in ("yes", "no")]
     vocabulary = {token: i for token, i in tokens["vocab"].items() if token not in ("yes", "no")}
     kept = {token: i for i, token in enumerate(vocabulary)}
+    refused("the vocabulary is incomplete", "tokenizer.json", base=plain, added_tokens=[{"id": 3}])
+    refused("the vocabulary is incomplete", "tokenizer.json", base=plain, model={"vocab": 5})
     refused("no token 'yes'", "tokenizer.json", base=plain, model={**tokens, "merges": merges, "vocab": kept})
 
 
