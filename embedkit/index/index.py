@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..arguments import check_positive, check_threads
 from ..documents.document import Document
 from ..documents.errors import OnError
@@ -21,7 +19,7 @@ from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
 from .encoder import TextEncoder, check_encoder, check_reading, opened
 from .search.device import check_device
-from .search.queries import Queries, query_texts, query_vectors
+from .search.queries import Queries, are_vectors, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher, encoded
 from .search.verify import verify
 from .storage.faiss_index import AUTO
@@ -429,7 +427,7 @@ class Index(Searcher):
         if queries is not None:
             given = (
                 queries
-                if isinstance(queries, np.ndarray)
+                if are_vectors(queries)
                 else encoded(encoder, query_texts(queries), generation.manifest)
             )
             vectors = query_vectors(given, generation.manifest)

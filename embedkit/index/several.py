@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..documents.document import Document
+from ..inputs import check_collection
 
 __all__ = ["several_documents", "several_ids"]
 
@@ -31,11 +32,12 @@ def several_documents(documents: Iterable[Any]) -> Iterable[Any]:
     """``documents``, unless it is a single one.
 
     Raises:
-        TypeError: it is one text or document, or not iterable.
+        TypeError: it is one text or document, not iterable, or in no defined order.
     """
     if isinstance(documents, (str, bytes, Document)) or not isinstance(documents, Iterable):
         hint = "; put it in a list" if isinstance(documents, (str, Document)) else ""
         raise TypeError(
             f"documents must be an iterable of texts or Documents, not {type(documents).__name__}{hint}"
         )
+    check_collection(documents, "an iterable of texts or Documents")
     return documents

@@ -231,6 +231,7 @@ def sync(
     """
     settings = settings or FolderSettings()
     root = os.path.realpath(folder)
+    index.refresh()  # another process may have changed it since it was opened
     manifest = index.generation.manifest
     if not os.path.exists(root):
         raise InputError(os.fspath(folder), "no such folder")

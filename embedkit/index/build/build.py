@@ -345,6 +345,7 @@ def _stored(
             "the input is shorter than what was encoded before the interruption; "
             "give the same input, or start over with --restart (restart=True)"
         )
+    store.check_superseded()
     if chunk.texts:
         yield chunk
 

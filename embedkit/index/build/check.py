@@ -89,7 +89,7 @@ def given_vector(document: Document, dimension: int) -> Float32Array | None:
         return None
     try:
         vector = np.asarray(document.vector, np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(document.origin, "its vector is not a list of numbers", skippable=True) from None
     if vector.shape != (dimension,):
         raise InputError(

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,11 +66,10 @@ class InputDigest:
         """Pass ``documents`` through."""
         for item in documents:
             document = item if isinstance(item, Document) else Document(item)
-            vector = None if document.vector is None else np.asarray(document.vector)
             metadata = document.metadata  # whatever it is: it is checked later
             if isinstance(metadata, Mapping):
                 metadata = dict(metadata)
-            fields = (document.id, document.text, metadata, None if vector is None else vector.tobytes())
+            fields = (document.id, document.text, metadata, _bytes_of(document.vector))
             try:
                 content = repr(fields)
             except RecursionError:  # metadata that is refused where it is stored
@@ -80,6 +80,14 @@ class InputDigest:
     def hexdigest(self) -> str:
         """The digest of the documents that have passed through."""
         return self._hash.hexdigest()
+
+
+def _bytes_of(vector: Any) -> bytes | None:
+    """A given vector for the digest; what is none is refused later, where vectors are checked."""
+    try:
+        return None if vector is None else np.asarray(vector).tobytes()
+    except (TypeError, ValueError, OverflowError):
+        return b""
 
 
 def _digest(documents: Iterable[str | Document]) -> str:
@@ -227,6 +235,11 @@ def disk_errors(root: Path, what: str) -> Iterator[None]:
         raise
     except (sqlite3.OperationalError, BuildError) as error:
         raise failed(error) from error
+    except sqlite3.DatabaseError as error:  # pages of an unfinished segment were lost, as in a power cut
+        raise BuildError(
+            f"{root}: {what} failed: what an interrupted command left there is damaged ({error}); "
+            "start over with --restart (restart=True)"
+        ) from error
     except OSError as error:
         # embedkit's own errors have messages of their own
         if error.errno is None or isinstance(error, BlockingIOError):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from ...inputs import check_collection
 from ..storage.faiss_index import Float32Array
 from ..storage.manifest import Manifest
 
-__all__ = ["Queries", "query_texts", "query_vectors"]
+__all__ = ["Queries", "are_vectors", "query_texts", "query_vectors"]
 
 _LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e36
 _TINY = 1e-38
@@ -21,16 +22,23 @@ Queries = str | Sequence[str] | npt.NDArray[np.floating[Any]]
 """A text, several texts, or vectors (n, dimension) or (dimension,)."""
 
 
+def are_vectors(queries: Queries) -> TypeGuard[npt.NDArray[np.floating[Any]]]:
+    """Whether ``queries`` are vectors: an array, unless it is one of texts."""
+    return isinstance(queries, np.ndarray) and queries.dtype.kind not in "OUT"
+
+
 def query_texts(queries: Queries) -> list[str]:
     """The queries as a list of texts.
 
     Raises:
-        TypeError: they are neither a text nor several, or one is not a text.
+        TypeError: they are neither a text nor several in a defined order, or one is not a text.
         ValueError: one is empty or white space, which is near to no document in particular.
     """
-    if not isinstance(queries, Iterable):
-        raise TypeError(f"queries must be a text, several texts or vectors, not {type(queries).__name__}")
-    texts = [queries] if isinstance(queries, str) else list(queries)
+    if isinstance(queries, str):
+        texts = [queries]
+    else:
+        check_collection(queries, "a text, several texts or vectors")
+        texts = list(queries)
     for position, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(

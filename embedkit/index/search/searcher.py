@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..encoder import LazyEncoder, TextEncoder, query_steps
+from ..encoder import LazyEncoder, TextEncoder, check_encoder, query_steps
 from ..several import several_ids
 from ..storage.document_store import StoredDocument
 from ..storage.faiss_gpu import faiss_gpu
@@ -30,7 +30,7 @@ from .grouping import best_of_documents
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
 from .prepared import Found, Hybrid, PreparedSearch, prepare
-from .queries import Queries, query_texts, query_vectors
+from .queries import Queries, are_vectors, query_texts, query_vectors
 
 __all__ = ["PathLike", "Searcher", "encoded"]
 
@@ -70,7 +70,7 @@ class Searcher:
         self._to_device(generation, [])
 
     def refresh(self) -> bool:
-        """Switch to the live generation; returns whether it is a newer one.
+        """Switch to the live generation; returns whether it is another one.
 
         Raises:
             ModelMismatchError: it has vectors of another model than the encoder in use: the index was encoded again.
@@ -85,7 +85,7 @@ class Searcher:
             if given is not None:
                 encoder = self._lazy(before.manifest, given)
             generation = open_generation(self.path, encoder.check, searches=True)
-            if generation.manifest.generation == before.manifest.generation:
+            if generation.manifest == before.manifest:  # numbers start again where it was built anew
                 generation.close()
                 return False
             self._to_device(generation, before.faiss_parts)
@@ -195,12 +195,14 @@ class Searcher:
             IndexDamagedError: a document cannot be read.
         """
         generation, encoder = self._open_live()
-        texts = None if isinstance(queries, np.ndarray) else query_texts(queries)
+        texts = None if are_vectors(queries) else query_texts(queries)
         if texts is None:
             if hybrid is not None and hybrid is not False:
                 raise ValueError("a hybrid search needs texts, but the queries are vectors")
             hybrid = False
-        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
+        search = prepare(
+            generation, k, SearchParameters.given(nprobe, ef, rescore), where=where, hybrid=hybrid
+        )
         run = _run_of(search, per_document)
         vectors = query_vectors(
             encoded(encoder, texts, generation.manifest) if texts is not None else np.asarray(queries),
@@ -236,7 +238,7 @@ class Searcher:
         """
         generation = self._open_generation()
         vectors = query_vectors(vectors, generation.manifest)
-        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where)
+        search = prepare(generation, k, SearchParameters.given(nprobe, ef, rescore), where=where)
         with faiss_threads(self._threads, len(vectors)):
             found = search.run(vectors, None)
         return found.scores, found.rows
@@ -269,7 +271,9 @@ class Searcher:
             raise TypeError("queries must be an iterable of lists of texts, not one text; use search")
         generation, encoder = self._open_live()
         counts = SearchStats() if stats is None else stats
-        search = prepare(generation, k, SearchParameters(nprobe, ef, rescore), where=where, hybrid=hybrid)
+        search = prepare(
+            generation, k, SearchParameters.given(nprobe, ef, rescore), where=where, hybrid=hybrid
+        )
         run = _run_of(search, per_document)
         manifest = generation.manifest
         steps = cache(lambda: query_steps(encoder.get(), normalize=manifest.metric == "cosine"))
@@ -291,10 +295,19 @@ class Searcher:
         return _fetched(generation, overlapped(queries, tokenize, encode, find, counts), counts)
 
     def ids(self, rows: Iterable[int] | Int64Array) -> list[str]:
-        """The ids of ``rows`` from `search_vectors`; ``IndexError`` for a row that does not exist."""
-        if not isinstance(rows, (np.ndarray, list, tuple)):
-            rows = list(rows)
-        return self._open_generation().ids(np.asarray(rows, np.int64))
+        """The ids of ``rows`` from `search_vectors`, one query's.
+
+        Raises:
+            IndexError: a row does not exist.
+            TypeError: the rows are not integers in one dimension.
+        """
+        array = np.asarray(rows if isinstance(rows, (np.ndarray, list, tuple)) else list(rows))
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise TypeError(
+                f"rows must be integers in one dimension, such as rows[0] of search_vectors, not "
+                f"{array.dtype} {array.shape}"
+            )
+        return self._open_generation().ids(array.astype(np.int64))
 
     def get(self, ids: str | Iterable[str]) -> list[StoredDocument]:
         """The documents with ``ids`` (one, or several), in that order, without ids that are not in the index.
@@ -348,9 +361,15 @@ class Searcher:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the index at the path."""
+        """Open what is live at the path; `ModelMismatchError` if that has vectors of another model by now."""
         options = {name: state[name] for name in ("device", "half", "force")}
-        generation = open_generation(state["path"], lambda _: None, searches=True)
+        encoder = state["encoder"]
+
+        def accept(manifest: Manifest) -> None:
+            if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
+                check_encoder(state["path"], manifest, encoder, force=state["force"])
+
+        generation = open_generation(state["path"], accept, searches=True)
         Searcher.__init__(self, state["path"], generation, state["encoder"], state["threads"], **options)
 
     def close(self) -> None:

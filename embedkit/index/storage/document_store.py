@@ -88,6 +88,7 @@ class DocumentWriter:
         self._passages = passages
         self._replay: Iterator[tuple[int, str, str, str | None]] | None = None
         self._replay_rows = 0
+        self._superseded: dict[str, str] = {}  # id: where it was read
         self._stored: tuple[int, str, str, str | None] | None = None
         # A build that is interrupted closes this while its reading thread may be in `add`, and sqlite3 crashes if a
         # connection is closed under a running statement.
@@ -164,19 +165,28 @@ class DocumentWriter:
         """Check that ``document`` is the next of those that were stored."""
         stored = self._stored
         superseded = self._replace and (stored is None or stored[0] > self.rows)
+        if superseded:
+            self._superseded.setdefault(
+                document_of(document_id) if self._passages else document_id, document.origin
+            )
         if not superseded and (stored is None or stored[1:] != (document_id, document.text, metadata)):
             row = self._db.execute("SELECT row FROM documents WHERE key = ?", (document_id,)).fetchone()
             if row is not None and row[0] < self.rows:
                 raise _used_before(document)
-            raise ResumeError(
-                f"{document.origin}: the input is not the one that was encoded before the interruption; "
-                "give the same input, or start over with --restart (restart=True)"
-            )
+            raise _other_input(document.origin)
         self.rows += 1
         if not superseded and self._replay is not None:
             self._stored = next(self._replay, None)
         if self.rows == self._replay_rows:
             self._replay = None
+
+    def check_superseded(self) -> None:
+        """Raise `ResumeError` unless what took the place of each replaced row came again, after all documents."""
+        with self._lock:
+            for document_id, origin in self._superseded.items():
+                key = f"{document_id}#1" if self._passages else document_id
+                if self._db.execute("SELECT 1 FROM documents WHERE key = ?", (key,)).fetchone() is None:
+                    raise _other_input(origin)
 
     def commit(self) -> None:
         """Make the documents added so far survive a crash."""
@@ -267,6 +277,13 @@ def _replace(text: object, old: object, new: object) -> str | None:
     if len(new) > len(old) and text.count(old) * (len(new) - len(old)) > _MOST_REPLACED:
         raise ValueError("the result of replace is too long")
     return text.replace(old, new)
+
+
+def _other_input(origin: str) -> ResumeError:
+    return ResumeError(
+        f"{origin}: the input is not the one that was encoded before the interruption; "
+        "give the same input, or start over with --restart (restart=True)"
+    )
 
 
 def _used_before(document: Document) -> InputError:

@@ -233,7 +233,8 @@ def added_factory(factory: str, rows: int, dimension: int) -> str:
 def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = None) -> Any:
     """Faiss' object for one search (changing the index itself would not be thread-safe); ``None``: as built.
 
-    What does not apply to ``index`` is ignored; nprobe is bounded by the lists there are.
+    What does not apply to ``index`` is ignored; nprobe is bounded by the lists there are, the others by the vectors:
+    Faiss makes room for as many candidates as it is told.
 
     Args:
         index: the Faiss index to search.
@@ -255,11 +256,12 @@ def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = N
             if inner is None:
                 return None
             factor = index.k_factor
+        factor = min(factor, max(1, index.ntotal))
         return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
     if isinstance(index, faiss.IndexHNSW):
         if parameters.ef is None and selector is None:
             return None
-        ef = index.hnsw.efSearch if parameters.ef is None else parameters.ef
+        ef = index.hnsw.efSearch if parameters.ef is None else min(parameters.ef, max(1, index.ntotal))
         return faiss.SearchParametersHNSW(efSearch=ef, **given)
     if isinstance(index, faiss.IndexIVF):
         if parameters.nprobe is None and selector is None:

@@ -32,6 +32,8 @@ __all__ = ["Allowed", "Bits", "FaissPart", "bits_of", "count_bits", "is_set", "r
 EXACT_ROWS = 20_000
 """If a filter leaves at most this many rows of a part, they are compared one by one."""
 
+_PARAMETERS_KEPT = 256  # of searches, as Faiss takes them
+_UNKNOWN = object()
 _FILES_KNOWN = 4096
 _intact: dict[tuple[Path, int, int, int], None] = {}
 """Files whose content was compared with their checksums by this process: path, device, inode and time of change."""
@@ -195,9 +197,11 @@ class FaissPart:
             nprobe = None if self.nlist is None else min(parameters.nprobe or self.nprobe or 1, self.nlist)
             return self._on_gpu.search(vectors, k, nprobe)
         else:
-            if parameters not in self._without_selector:
-                self._without_selector[parameters] = faiss_parameters(self.index, parameters)
-            given = self._without_selector[parameters]
+            given = self._without_selector.get(parameters, _UNKNOWN)
+            if given is _UNKNOWN:
+                given = faiss_parameters(self.index, parameters)
+                if len(self._without_selector) < _PARAMETERS_KEPT:
+                    self._without_selector[parameters] = given
         scores, rows = self.index.search(vectors, k, params=given)
         return scores, rows
 

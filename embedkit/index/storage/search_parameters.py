@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = ["SearchParameters"]
@@ -28,6 +28,11 @@ class SearchParameters:
     rescore: int | None = None
 
     @classmethod
+    def given(cls, nprobe: Any, ef: Any, rescore: Any) -> SearchParameters:
+        """The same from the arguments of a search; the errors are those of `checked`."""
+        return cls(_integer("nprobe", nprobe), _integer("ef", ef), _integer("rescore", rescore))
+
+    @classmethod
     def checked(cls, nprobe: Any, ef: Any, rescore: Any) -> SearchParameters:
         """The same from arguments as an index stores them; a ``rescore`` of 0 (off) is ``None``.
 
@@ -35,7 +40,8 @@ class SearchParameters:
             TypeError: one of them is not an integer.
             ValueError: one of them is too large for any index.
         """
-        return cls(_integer("nprobe", nprobe), _integer("ef", ef), _integer("rescore", rescore) or None)
+        given = cls.given(nprobe, ef, rescore)
+        return replace(given, rescore=given.rescore or None)
 
     def __str__(self) -> str:
         """As ``nprobe 16, rescore 4``; empty where nothing is set."""

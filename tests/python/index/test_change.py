@@ -93,6 +93,16 @@ def test_a_reader_keeps_its_generation_until_it_refreshes(index: Index, encoder:
         assert ids(reader) == {"k0", "k1", "k2", "k3", "k4", "k500", "k501"}
 
 
+def test_a_reader_sees_an_index_that_was_built_anew(tmp_path: Path, encoder: FakeEncoder) -> None:
+    Index.build(tmp_path / "index", documents(0, 5), encoder).close()
+    with Index.open(tmp_path / "index", encoder) as reader:
+        shutil.rmtree(tmp_path / "index")
+        Index.build(tmp_path / "index", documents(5, 8), encoder).close()  # its generation is the first, too
+        assert reader.refresh()
+        assert not reader.refresh()
+        assert ids(reader) == {"k5", "k6", "k7"}
+
+
 def test_threads_search_while_the_index_changes(index: Index) -> None:
     failures = []
     stop = threading.Event()

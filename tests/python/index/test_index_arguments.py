@@ -99,3 +99,57 @@ def test_a_stray_byte_is_not_utf_16(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not valid UTF-8") as raised:
         list(Corpus(path))
     assert "UTF-16" not in str(raised.value)
+
+
+def test_numbers_of_a_search_are_any_integers(tmp_path: Path, encoder: FakeEncoder) -> None:
+    texts = [f"cat {n}" for n in range(200)]
+    with Index.build(tmp_path / "index", texts, encoder, factory="HNSW8") as index:
+        expected = index.search("cat 7", ef=16)
+        assert index.search("cat 7", ef=np.int64(16)) == expected  # type: ignore[arg-type]
+        assert index.search("cat 7", ef=2**31 - 1)[0][0].id == "7"  # Faiss would make room for so many
+        wrong: Any
+        for wrong in (2.5, "8", True):
+            with pytest.raises(TypeError, match="ef must be an integer"):
+                index.search("cat", ef=wrong)
+            with pytest.raises(TypeError, match="rescore must be an integer"):
+                index.search_vectors(np.ones(32), rescore=wrong)
+        with pytest.raises(ValueError, match="ef must be at most"):
+            index.search("cat", ef=2**31)
+
+
+def test_rows_are_integers(index: Index) -> None:
+    scores, rows = index.search_vectors(index.encoder.encode_query(["cat 1"], normalize_embeddings=True), 3)
+    assert len(index.ids(rows[0])) == 3
+    assert index.ids([]) == []
+    wrong: Any
+    for wrong in (scores[0], ["1"], rows, [True]):
+        with pytest.raises(TypeError, match="rows must be integers in one dimension"):
+            index.ids(wrong)
+
+
+class Table:
+    columns = ("text",)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+@pytest.mark.parametrize("unordered", [{"cat": 1}, {"cat"}, Table()])
+def test_what_has_no_order_of_texts_is_refused(index: Index, unordered: Any) -> None:
+    with pytest.raises(TypeError, match="an iterable of texts or Documents"):
+        index.add(unordered)
+    with pytest.raises(TypeError, match="a text, several texts or vectors"):
+        index.search(unordered)
+
+
+def test_an_array_of_texts_is_several_texts(index: Index) -> None:
+    for array in (np.array(["cat 1", "cat 2"]), np.array(["cat 1", "cat 2"], dtype=object)):
+        assert index.search(array) == index.search(["cat 1", "cat 2"])
+
+
+def test_a_vector_that_is_none_is_left_out(tmp_path: Path, encoder: FakeEncoder) -> None:
+    documents = [Document("a cat", "1", vector=[[1, 2], [3]]), Document("a dog", "2")]  # type: ignore[arg-type, list-item]
+    problems: list[InputError] = []
+    with Index.build(tmp_path / "index", documents, encoder, on_error=problems.append) as built:
+        assert [document.id for document in built] == ["2"]
+    assert [str(problem) for problem in problems] == ["document 0 ('1'): its vector is not a list of numbers"]

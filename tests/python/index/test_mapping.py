@@ -9,7 +9,7 @@ import pytest
 from fake_encoder import FakeEncoder
 
 import embedkit
-from embedkit.index import Index, StoredDocument
+from embedkit.index import Index, ModelMismatchError, StoredDocument
 
 
 @pytest.fixture
@@ -41,6 +41,13 @@ def test_a_pickle_opens_what_is_live(index: Index) -> None:
         copy.add([embedkit.Document("text 9", "k9")])
     assert index.refresh()
     assert "k9" in index
+
+
+def test_a_pickle_does_not_search_vectors_of_another_model(index: Index) -> None:
+    packed = pickle.dumps(index)
+    index.reembed(FakeEncoder("other"))
+    with pytest.raises(ModelMismatchError, match="built with other"):
+        pickle.loads(packed)
 
 
 def test_the_names_that_info_prints_open_a_model(tmp_path: Path) -> None:

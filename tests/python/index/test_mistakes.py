@@ -163,7 +163,26 @@ def write_object_array(path: Path) -> None:
     np.save(path, np.array([{}, 1], dtype=object), allow_pickle=True)
 
 
-@pytest.mark.parametrize("write", [write_object_array, lambda path: path.write_text("{}"), Path.touch])
+def write_archive(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, np.zeros((3, 32)))
+
+
+def write_half_an_archive(path: Path) -> None:
+    write_archive(path)
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_object_array,
+        lambda path: path.write_text("{}"),
+        Path.touch,
+        write_archive,
+        write_half_an_archive,
+    ],
+)
 def test_a_file_that_holds_no_vectors(here: Path, write: Callable[[Path], Any]) -> None:
     path = here / "vectors.npy"
     write(path)

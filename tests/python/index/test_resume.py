@@ -197,6 +197,30 @@ def test_other_settings_are_refused(interrupted: Interrupted, options: dict[str,
         Index.build(root, texts, encoder, **options)
 
 
+def test_a_replaced_document_that_changes_is_not_lost(tmp_path: Path) -> None:
+    root = tmp_path / "index"
+    Index.build(root, ["old"], FakeEncoder()).close()
+    new = [Document(f"new {n}", f"key {n % 1500}") for n in range(3000)]  # each id twice
+    with Index.open(root, Failing(2)) as index, pytest.raises(KeyboardInterrupt):
+        index.upsert(new)
+    assert resumable_rows(root) == 2048
+    with Index.open(root, FakeEncoder()) as index:
+        with pytest.raises(ResumeError, match="not the one that was encoded before the interruption"):
+            index.upsert([*new[:3], Document("other", "other"), *new[4:]])
+        assert index.upsert(new).resumed == 2048
+        assert len(index) == 1501
+
+
+def test_what_an_interrupted_build_left_is_damaged(interrupted: Interrupted) -> None:
+    root, texts = interrupted
+    (store,) = root.rglob("documents.sqlite")
+    store.write_bytes(b"lost" * 1000)
+    with pytest.raises(BuildError, match=r"damaged .*; start over with --restart \(restart=True\)"):
+        Index.build(root, texts, FakeEncoder())
+    with Index.build(root, texts, FakeEncoder(), restart=True) as index:
+        assert len(index) == len(texts)
+
+
 def test_what_was_rejected_is_rejected_again(tmp_path: Path) -> None:
     documents = [Document(f"text {number}", f"key {number % 4000}") for number in range(5000)]
     documents[3] = Document("bad\x00", "bad")

@@ -214,6 +214,17 @@ def test_files_whose_size_and_time_are_the_same_are_not_read(folder: Path, tmp_p
         assert (again.read, again.written) == (30, 0)
 
 
+def test_what_another_process_deleted_comes_back(folder: Path, tmp_path: Path) -> None:
+    age(folder, 100)
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        with Index.open(tmp_path / "index", FakeEncoder()) as other:
+            other.delete("d0/f0.txt")
+        write(folder, {"new.txt": "a new file"})
+        assert sync(index, folder, WHOLE).written == 2
+        assert {"new.txt", "d0/f0.txt"} <= held(index).keys()
+
+
 def test_a_file_that_changes_twice_within_a_tick_of_the_clock(folder: Path, tmp_path: Path) -> None:
     with built(folder, tmp_path / "index", FakeEncoder()) as index:
         sync(index, folder, WHOLE)  # of files that were written just now
