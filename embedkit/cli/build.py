@@ -143,7 +143,8 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--id-field",
         metavar="F",
-        help="field or column of ids (default: id if there is one, else file:line, or file if it is one text)",
+        help="field or column of ids (default: id if a record has one, else file:line; of a file that is one text, "
+        "its name)",
     )
     command.add_argument(
         "--include",

@@ -39,6 +39,7 @@ __all__ = [
     "integer",
     "load_encoder",
     "load_index_encoder",
+    "open_closed_streams",
     "open_reranker",
     "plural",
     "print_json",
@@ -77,6 +78,13 @@ class CommandError(Exception):
         self.code = code
 
 
+def open_closed_streams() -> None:
+    """Open the null device as stdout and stderr where the caller has closed them, as by ``>&-``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 def run(
     program: str,
     parse: Callable[[], argparse.Namespace],
@@ -97,9 +105,7 @@ def run(
         remedies: as for `told`.
     """
     failures: tuple[type[Exception], ...] = (ImportError, OSError, RuntimeError, TypeError, *failed)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller, as by >&-
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    open_closed_streams()
     try:
         with sigterm_like_ctrl_c(), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: complain(

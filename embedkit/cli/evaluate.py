@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,12 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     try:
         for index, about in _indexes(arguments):
-            usable = [one for one in searches if not one.hybrid or index.generation.searches_words]
+            words = index.generation.searches_words  # without them, what is reranked is found by vectors
+            usable = [
+                replace(one, hybrid=one.hybrid and words)
+                for one in searches
+                if words or not one.hybrid or one.reranker is not None
+            ]
             for measured in evaluate(index, judgments, usable, ks=ks):
                 rows.append({**about, **_flat(measured)})
     except (InputError, ModelMismatchError):

@@ -40,8 +40,9 @@ exit codes: 0 stopped by a signal after finishing its requests, 1 failed while r
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-serve`` with ``argv`` (default: the process' arguments) and return its exit code."""
-    from .common import told
+    from .common import open_closed_streams, told
 
+    open_closed_streams()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {told(message, _REMEDIES)}")
@@ -53,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FileNotFoundError, ValueError) as error:
         _complain(str(error))
         return EXIT_USAGE
+    except MemoryError as error:
+        _complain(f"out of memory: {error}".removesuffix(": "))
+        return EXIT_FAILED
     except (ImportError, OSError, RuntimeError) as error:
         _complain(str(error))
         return EXIT_FAILED
@@ -108,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         "--on-overflow",
         choices=("truncate", "error"),
         default="truncate",
-        help="what happens to texts longer than the model reads (default: truncate); a reranker cuts them always",
+        help="what happens to texts longer than the model reads (default: truncate); those of a reranker and "
+        "queries of a search are always cut",
     )
     where = parser.add_argument_group("who may use it")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
@@ -230,6 +235,8 @@ def _seconds(text: str) -> float:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from .common import show
+
     try:
         from ..serve.opening import Options, open_state
         from ..serve.server import LOOPBACK, run
@@ -279,7 +286,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         models = ", ".join([*state.embedders.models, *state.rerankers.models])
 
         def ready() -> None:
-            print(f"embedkit-serve: {printable(models)} on http://{shown}:{port}", flush=True)
+            show(f"embedkit-serve: {printable(models)} on http://{shown}:{port}")
+            sys.stdout.flush()
             if not keys and arguments.host not in LOOPBACK:
                 _complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key")
 

@@ -25,6 +25,7 @@ import json
 import math
 import os
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,8 +255,14 @@ class Corpus:
         except UnreadableError as error:
             source.reject(1, str(error))
             return
-        name = source.name if self._id_field is None else metadata.pop(self._id_field, source.name)
-        yield _Record(1, text, str(name), metadata or None)
+        name = source.name
+        if self._id_field is not None and (given := metadata.pop(self._id_field, None)) is not None:
+            try:
+                name = _id(self._id_field, given)
+            except _MalformedError as error:
+                source.reject(1, str(error))
+                return
+        yield _Record(1, text, name, metadata or None)
 
     def _json_array(self, source: Source) -> Iterator[_Record]:
         content = source.content()
@@ -310,14 +317,7 @@ class Corpus:
             if self._id_field is not None:
                 raise _MalformedError(f"no field {id_field!r} (the fields are: {_listed(record)})")
             return text, None, record, vector
-        document_id = record.pop(id_field)
-        if isinstance(document_id, int) and not isinstance(document_id, bool):
-            document_id = str(document_id)
-        if not isinstance(document_id, str):
-            raise _MalformedError(
-                f"the field {id_field!r} is {json_type(document_id)}, not a string or an integer"
-            )
-        return text, document_id, record, vector
+        return text, _id(id_field, record.pop(id_field)), record, vector
 
     def _parquet_records(self, source: Source) -> Iterator[_Record]:
         names: list[str] = []
@@ -450,10 +450,18 @@ def _plain(value: Any, name: str) -> Any:
     return value
 
 
+def _id(name: str, value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise _MalformedError(f"the field {name!r} is {json_type(value)}, not a string or an integer")
+    return value
+
+
 def _vector(name: str, value: Any) -> npt.NDArray[np.float32]:
     try:
         vector = np.asarray(value, np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         vector = np.empty((0, 0), np.float32)
     if vector.ndim != 1:
         raise _MalformedError(f"the field {name!r} is not a list of numbers")
@@ -467,9 +475,16 @@ class _VectorFile:
         self.path = path
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
+            if not isinstance(array, np.ndarray):
+                array.close()
+                raise ValueError("an archive of arrays")
         except OSError as error:
             raise InputError(str(path), f"cannot be read: {error.strerror or error}") from None
-        except (ValueError, EOFError):  # numpy's message speaks of loading objects "unsafely"
+        except (
+            ValueError,
+            EOFError,
+            zipfile.BadZipFile,
+        ):  # numpy's message speaks of loading objects "unsafely"
             raise InputError(
                 str(path), "is not a .npy file of numbers, as numpy.save writes it from an array of floats"
             ) from None

@@ -36,7 +36,7 @@ from ..index import Index
 from ..index.build.resume import resumable_rows
 from ..index.build.settings import BuildSettings, Progress, Report
 from ..index.errors import BuildError, IndexExistsError
-from ..index.storage.faiss_index import AUTO, create_index, import_faiss
+from ..index.storage.faiss_index import AUTOMATIC, create_index, import_faiss
 from ..index.storage.layout import CURRENT_FILE
 from .opening import check_options
 from .ray_actor import EncodePieces, Job, raise_error
@@ -143,7 +143,7 @@ def build_index(
         resources = {"num_cpus": threads, "num_gpus": int(device == "cuda")}
         given.setdefault("threads", threads)
         encoder = describe(name, given, resources)
-        if settings.factory != AUTO:
+        if settings.factory not in AUTOMATIC:
             create_index(settings.factory, encoder.dimension)
         pieces = _plan(chosen, cluster.shard_rows)
         header = JobHeader(

@@ -61,17 +61,22 @@ def files(inputs: Sequence[str | os.PathLike[str]]) -> list[File]:
     """
     if not inputs:
         raise InputError("", "no input files given")
-    given: list[str] = []
-    for one in inputs:
-        item = os.fspath(one)
-        given += _remote(item) if "://" in item else find_files([item]).paths
+    if any("://" in os.fspath(one) for one in inputs):
+        given: list[str] = []
+        for one in inputs:
+            item = os.fspath(one)
+            given += _remote(item) if "://" in item else find_files([item]).paths
+        names = names_of(given)
+    else:  # named as where no cluster is at work
+        found = find_files(inputs)
+        given, names = found.paths, found.names
     paths = [path if "://" in path else os.path.realpath(path) for path in given]
     for number, path in enumerate(paths):
         if not path.lower().endswith(READ):
             raise InputError(path, f"on Ray, embedkit reads {', '.join(READ)} files")
         if path in paths[:number]:
             raise InputError(path, "the input is given twice")
-    return [_file(path, name) for path, name in zip(paths, names_of(given), strict=True)]
+    return [_file(path, name) for path, name in zip(paths, names, strict=True)]
 
 
 def _remote(url: str) -> list[str]:

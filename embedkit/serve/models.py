@@ -52,6 +52,9 @@ class EmbeddingModel:
         self.about = about = encoder.describe()
         self.dimension = int(about["dimension"])
         self.normalizes = bool(about["normalizes"])
+        width = getattr(encoder, "truncate_dim", None)
+        #: Whether untruncated vectors have length 1 as they are; those that the folder itself truncates have not.
+        self.unit = self.normalizes and width is None
         self.routed = "routes" in about
         self.max_length = encoder.max_seq_length
         self.bytes = weights_bytes(Path(str(about["path"])), str(about["precision"]))
@@ -107,7 +110,7 @@ class EmbeddingModel:
             dimensions = None
         if normalize is None:
             normalize = dimensions is not None and self.normalizes
-        elif normalize and self.normalizes and dimensions is None:
+        elif normalize and self.unit and dimensions is None:
             normalize = False  # they have length 1 as they are
         return Form("" if name is None else prompts[name], dimensions, normalize, self.route(task))
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import PRECISIONS
 from ..cross_encoder import CrossEncoder
 from ..encoder import Encoder
 from .metrics import Metrics, ModelMetrics
@@ -134,8 +135,9 @@ def _embedder(model: str | None, options: Options, metrics: ModelMetrics) -> Emb
 
 
 def _reranker(model: str, options: Options, metrics: ModelMetrics) -> RerankModel:
-    # cross-encoders run on the CPU, whatever the device of the others
-    encoder = CrossEncoder(model, precision=options.precision, threads=options.threads)
+    # cross-encoders run on the CPU, whatever the device of the others: a precision of GPUs does not concern them
+    precision = options.precision if options.precision in PRECISIONS else "auto"
+    encoder = CrossEncoder(model, precision=precision, threads=options.threads)
     return RerankModel(encoder, options.settings.limits, metrics)
 
 
@@ -165,6 +167,7 @@ def _search(
 ) -> tuple[SearchService, Served[EmbeddingModel] | None]:
     """The index, with a served model if that is the index's, else with one of its own, the second of the two."""
     from ..index import Index
+    from ..index.encoder import own_max_length, own_overflow
     from .search import BatchedEncoder, SearchService
 
     info = index.info()
@@ -177,6 +180,9 @@ def _search(
             and loaded.dimension == info["dimension"]
             and loaded.about["precision"] == info["precision"]
             and info["query_prompt"] in (None, loaded.encoder.prompts.get("query"))
+            and info["document_prompt"] == loaded.encoder.prompts.get("document", "")
+            and info["max_length"] == own_max_length(loaded.encoder)
+            and info["on_overflow"] == own_overflow(loaded.encoder)
         ):
             served.users += 1  # it stays loaded
             break

@@ -90,8 +90,15 @@ class TokenDecoder:
                 tokens[number] = token
             self._tokens = tokens
         else:
-            import tokenizers
-
+            try:
+                import tokenizers
+            except ImportError:
+                raise ApiError(
+                    400,
+                    "token ids of this model need the package tokenizers beside the server (pip install tokenizers); "
+                    f"{_HINT}",
+                    param="input",
+                ) from None
             self._other = tokenizers.Tokenizer.from_file(str(files[0]))
 
     def _decode(self, ids: list[int]) -> str | None:

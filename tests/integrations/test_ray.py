@@ -179,19 +179,36 @@ def test_pieces_are_the_file(tmp_path: Path, rows: int) -> None:
     ]
 
 
-def test_the_digest_knows_how_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_several_folders_are_named_as_in_a_local_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("a", "b"):
-        Path(folder).mkdir()
-        Path(folder, "x.jsonl").write_text('{"text": "one"}\n', encoding="utf-8")
-    relative = ["a/x.jsonl", "b/x.jsonl"]
-    absolute = [str(tmp_path / name) for name in relative]
-    plans = [files(inputs) for inputs in (relative, relative, absolute)]
+        Path("corpus", folder).mkdir(parents=True)
+        lines = [json.dumps({"text": text}) for text in texts(20, ord(folder))]
+        Path("corpus", folder, "x.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for name, engine in {"alone": "local", "cluster": "ray"}.items():
+        options = ["--engine", engine, "--factory", "auto-int8"]
+        assert main(["build", "corpus", "-o", name, *options]) == 0
+    with Index.open("alone") as alone, Index.open("cluster") as built:
+        first, second = (index.generation.manifest for index in (alone, built))
+        assert (first.root, first.reading, first.factory) == (second.root, second.reading, second.factory)
+        assert [document.id for document in built] == [document.id for document in alone]
+        assert "b/x.jsonl:3" in built
+    assert_same(tmp_path / "cluster", contents(tmp_path / "alone"))
+    assert main(["sync", "corpus", "cluster"]) == 0
+
+
+def test_the_digest_knows_how_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
+    Path("a/x.jsonl").write_text('{"text": "one"}\n', encoding="utf-8")
+    plans = [files([path]) for path in ("a/x.jsonl", str(tmp_path / "a" / "x.jsonl"), ".")]
     assert [file.path for file in plans[0]] == [file.path for file in plans[2]]
+    assert [plan[0].name for plan in plans] == ["x.jsonl", "x.jsonl", "a/x.jsonl"]  # as in a local build
     same, again, other = (digest([piece for file in plan for piece in pieces_of(file, 10)]) for plan in plans)
     assert same == again
     assert same != other  # whose documents have other ids
-    assert [file.name for file in plans[0]] != [file.name for file in plans[2]]
 
 
 def _kill_an_actor() -> None:

@@ -54,6 +54,16 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
+def test_the_id_of_a_note_may_be_in_its_front_matter(tmp_path: Path) -> None:
+    for name, given in {"a": "intro", "b": "", "c": "7"}.items():
+        (tmp_path / f"{name}.md").write_text(f"---\nid: {given}\n---\ntext {name}\n")
+    assert [document.id for document in Corpus([tmp_path], id_field="id")] == ["intro", "b.md", "7"]
+    for wrong in ("[a]", "true"):
+        (tmp_path / "b.md").write_text(f"---\nid: {wrong}\n---\ntext\n")
+        with pytest.raises(InputError, match=r"b\.md:1: the field 'id' is .*, not a string or an integer"):
+            list(Corpus([tmp_path], id_field="id"))
+
+
 def test_every_file_of_a_folder_is_read_or_named(folder: Path) -> None:
     corpus = Corpus([folder])
     found = {document.id: (document.text, document.metadata) for document in corpus}

@@ -59,6 +59,21 @@ def test_dimensions(server: RunningServer, dimensions: int) -> None:
     np.testing.assert_array_equal(raw, Encoder().encode(TEXTS[:2], truncate_dim=dimensions))
 
 
+def test_vectors_of_a_folder_that_truncates_have_length_1_where_asked(
+    start: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    Encoder(truncate_dim=16).save(tmp_path / "small")
+    with start("--model", str(tmp_path / "small"), "--threads", "1") as running:
+        expected = Encoder(truncate_dim=16).encode(TEXTS[:2])
+        np.testing.assert_array_equal(vectors(running.embed(TEXTS[:2])), expected)
+        units = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        for found in (
+            vectors(running.embed(TEXTS[:2], normalize=True)),
+            np.asarray(running.post("/embed", {"inputs": TEXTS[:2]}).json()),
+        ):
+            np.testing.assert_allclose(found, units, atol=1e-6)
+
+
 def test_token_ids(server: RunningServer) -> None:
     encoder = Encoder()
     texts = ["Don't stop; it's naïve, unbelievably so!", "a", "[UNK] and 漢字"]

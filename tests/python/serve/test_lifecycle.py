@@ -145,6 +145,16 @@ def test_wrong_options_end_it_before_it_listens(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_closed_stdout(start: Callable[..., RunningServer]) -> None:
+    code = (
+        "import sys; sys.stdout = sys.stderr = None; from embedkit.cli import serve\n"
+        "def run(*_, ready, **__): ready()\n"
+        "import embedkit.serve.server as server; server.run = run\n"
+        "sys.exit(serve.main(['--port', '0', '--threads', '1']))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_port_in_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from embedkit import Encoder
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics, ModelMetrics
 from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served
+from embedkit.serve.opening import Options, _reranker
 from embedkit.serve.settings import Limits
+from embedkit.serve.token_ids import TokenDecoder
 
 
 class Fake:
@@ -170,6 +173,23 @@ def test_a_load_beyond_the_timeout_answers_504_and_goes_on(fails: bool) -> None:
     asyncio.run(requests())
     gc.collect()
     assert logged == []
+
+
+def test_rerankers_run_on_the_cpu_whatever_the_precision_of_a_gpu(tmp_path: Path) -> None:
+    folder = write_cross_encoder(tmp_path / "model", "bert", 1)
+    model = _reranker(str(folder), Options(precision="fp16", threads=1), ModelMetrics(Metrics(), "tiny"))
+    assert model.encoder.describe()["precision"] == "fp32"
+    model.batcher.close()
+
+
+def test_token_ids_without_their_package_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    folder = write_cross_encoder(tmp_path / "model", "roberta", 1)
+    decoder = TokenDecoder(Encoder(folder, threads=1))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ApiError, match="need the package tokenizers") as refused:
+        decoder.texts([[5, 6]], "input")
+    assert refused.value.status == 400
 
 
 def test_too_long_counts_every_token_of_a_text(tmp_path: Path) -> None:

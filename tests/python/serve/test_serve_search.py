@@ -346,6 +346,20 @@ def test_the_index_needs_no_second_copy_of_a_served_model(
         assert running.metric("embedkit_texts_total", model=model["id"]) == before + 1
 
 
+@pytest.mark.parametrize("options", [{"max_length": 16}, {"max_length": 16, "on_overflow": "window"}])
+def test_a_served_model_that_reads_texts_otherwise_is_not_the_indexs(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    from embedkit.serve.opening import Options, open_state
+
+    short = Encoder(threads=1)
+    short.max_seq_length = options["max_length"]
+    Index.build(tmp_path / "index", ["one", "two"], short).close()
+    state = open_state(Options(models=("",), index=str(tmp_path / "index"), threads=1))
+    assert [name for name, _, _ in state.queues()] == ["embedkit-256-int8", "index"]
+    state.close()
+
+
 def test_the_indexs_model_takes_the_device_and_refuses_another_precision(index_folder: Path) -> None:
     from embedkit.serve.opening import Options, open_state
 
