@@ -58,6 +58,10 @@ class OnnxOptions:
         asked = check_providers(providers, name)
         if providers is not None and provider_names(asked)[0] != CPU and device in (None, "auto"):
             name = provider_names(asked)[0].removesuffix("ExecutionProvider").lower()
+        if providers is not None and name == "cpu" and provider_names(asked)[0] != CPU:
+            raise ValueError(
+                f"device={device!r} and providers={provider_names(asked)} contradict each other; give one of the two"
+            )
         return cls(tuple(asked), threads, onnx_file, precision), name
 
 

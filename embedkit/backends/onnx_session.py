@@ -70,6 +70,15 @@ def check_providers(providers: Sequence[Provider] | None, device: str) -> list[P
                 f"device={device!r} needs {CUDA}, and providers={provider_names(wanted)} lacks it; "
                 "give one of the two arguments"
             )
+        for place, provider in enumerate(wanted if number else ()):  # "cuda:1"
+            name, options = (provider, {}) if isinstance(provider, str) else provider
+            if name != CUDA:
+                continue
+            if str(options.get("device_id", int(number))) != str(int(number)):
+                raise ValueError(
+                    f"device={device!r} and the options of {CUDA} name different GPUs; give one of the two arguments"
+                )
+            wanted[place] = (name, {**options, "device_id": int(number)})
     for name in provider_names(wanted):
         if name not in available:
             remedy = " (pip install onnxruntime-gpu instead of onnxruntime)" if name == CUDA else ""

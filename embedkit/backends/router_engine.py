@@ -29,6 +29,11 @@ class RouterEngine(Engine):
         """As `Engine.of`."""
         return self.engines[self.routing.route(task)]
 
+    @property
+    def stored_precision(self) -> str:
+        """As `Engine.stored_precision`."""
+        return self._first.stored_precision
+
     def empty(self, texts: int, plan: Plan) -> Any:
         """As `Engine.empty`."""
         return self._first.empty(texts, plan)

@@ -28,7 +28,6 @@ _CLASSIFIER_ACTIVATIONS = {
     "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu_new",
 }
-_TOKENIZER_CLASSES = {"bert": "BertTokenizer", "roformer": "RoFormerTokenizer"}
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,8 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
     listed = present(path / "modules.json")
     score = _score(raw, where, logit_score, listed=listed)
     labels = _labels(raw, where) if score is None else ("LABEL_0",)
-    typed = TokenizerSettings(transformer).uses_token_types(
-        _TOKENIZER_CLASSES.get(str(raw["model_type"]), "")
-    )
+    settings = TokenizerSettings(transformer)
+    typed = settings.uses_token_types(settings.class_of_transformers)
     model = assemble(
         path,
         transformer,

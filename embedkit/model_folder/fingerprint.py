@@ -7,8 +7,8 @@ It is the SHA-256 of a JSON object with sorted keys and no spaces:
 * ``weights``: the SHA-256 of the transformer's fp32 weights: for each tensor by sorted name the line
   ``name dtype shape``, then its bytes (little-endian, C order). A model stored in fp16 or bf16 and the same
   values in fp32 have the same hash. An int8 folder keeps the hash of the weights it was made from;
-* ``tokenizer``: the SHA-256 of ``tokenizer.json`` without truncation and padding (``max_length`` decides), or
-  of ``vocab.txt`` and the settings beside it;
+* ``tokenizer``: the SHA-256 of ``tokenizer.json`` without truncation and padding (``max_length`` decides), and
+  under ``"changes"`` of what the settings beside it make otherwise, if they do; or of ``vocab.txt`` and these;
 * ``pooling``, ``include_prompt``, ``head`` (each Dense with the hash of its weights), ``do_lower_case``;
 * for a model with a Router instead: ``weights``, ``routes`` (each route's fingerprint without weights),
   ``default_route`` and ``route_mappings``;
@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ import numpy.typing as npt
 from .folder import ModelFolder, Settings
 from .json_file import present, read_json
 from .modules import Dense
+from .tokenizer import changes_beside
 from .weights import core_head, stored_tensors
 
 __all__ = ["fingerprint", "hash_stored_weights", "hash_tensors", "source_weights_hash"]
@@ -93,7 +93,7 @@ def fingerprint(folder: ModelFolder, source_weights: str, settings: Settings) ->
         "scheme": "embedkit-1",
         "architecture": folder.config,
         "weights": source_weights,
-        "tokenizer": _tokenizer_hash(folder.transformer),
+        "tokenizer": _tokenizer_hash(folder),
         "pooling": list(folder.pooling.modes),
         "include_prompt": folder.pooling.include_prompt,
         "head": head,
@@ -114,11 +114,14 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def _tokenizer_hash(folder: Path) -> str:
+def _tokenizer_hash(model: ModelFolder) -> str:
+    folder = model.transformer
     path = folder / "tokenizer.json"
     if present(path):
         tokenizer = read_json(path)
         content: dict[str, Any] = {k: v for k, v in tokenizer.items() if k not in ("truncation", "padding")}
+        if model.static is None and (changes := changes_beside(folder)):
+            content["changes"] = changes
     else:
         path = folder / "tokenizer_config.json"
         config = read_json(path) if present(path) else {}

@@ -27,6 +27,7 @@ BERT_CLASSES = {
 REBUILT = BERT_CLASSES - {"RetriBertTokenizer", "ConvBertTokenizer"}  # which take tokenizer.json as it is
 _BYTE_LEVEL = {"RobertaTokenizer", "GPT2Tokenizer", "BartTokenizer", "LongformerTokenizer"}
 _UNIGRAM = {"XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer"}
+_LLAMA = "LlamaTokenizer"
 _BERT_TOKENS = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -56,6 +57,7 @@ _TOKENS = {
     "MPNetTokenizer": {**_ROBERTA_TOKENS, "unk_token": "[UNK]"},
     "AlbertTokenizer": _ALBERT_TOKENS,
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+    _LLAMA: {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
 }
 
 
@@ -84,6 +86,8 @@ def rebuild(content: dict[str, Any], settings: TokenizerSettings, kind: str, pat
         changes = _bert(content, model, settings, kind)
     elif kind in _BYTE_LEVEL and model.get("type") == "BPE":
         changes = _byte_level(content, model, settings, kind)
+    elif kind == _LLAMA and model.get("type") == "BPE" and model.get("byte_fallback") is True:
+        changes = _llama(model, settings)
     elif kind in _UNIGRAM and model.get("type") == "Unigram":
         changes = _unigram(content, model, settings, kind, path)
     else:
@@ -123,6 +127,17 @@ def _byte_level(
         "normalizer": None,
         "pre_tokenizer": byte_level,
         **({} if kind == "GPT2Tokenizer" else processor),
+    }
+
+
+def _llama(model: dict[str, Any], settings: TokenizerSettings) -> dict[str, Any]:
+    legacy = "always" if settings.flag("legacy", False) else "first"
+    scheme = legacy if settings.flag("add_prefix_space", True) else "never"
+    kept = {name: model[name] for name in ("vocab", "merges") if name in model}
+    return {
+        "model": {"type": "BPE", "fuse_unk": True, "byte_fallback": True, **kept},
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False},
     }
 
 

@@ -55,10 +55,10 @@ class Routing:
         for name in (task, "text"):
             if name in self.entries:
                 return str(name)
-            if task is not None:
-                raise ValueError(
-                    f"no route for task={task!r:.80}; this model has {', '.join(map(repr, self.entries))}"
-                )
+        if task is not None:
+            raise ValueError(
+                f"no route for task={task!r:.80}; this model has {', '.join(map(repr, self.entries))}"
+            )
         if self.default is None:
             raise ValueError(
                 f"this model has no default route: give task=, one of {', '.join(map(repr, self.entries))}"

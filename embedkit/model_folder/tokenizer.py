@@ -15,7 +15,7 @@ from .rebuilt import BERT_CLASSES, default_tokens, is_wordpiece, rebuild
 from .subword import UnknownToCore, added_ids, subword_core
 from .tokenizer_files import TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -83,7 +83,7 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False, static:
     """
     folder = Path(folder)
     settings = TokenizerSettings(folder)
-    if settings.tokenizer_class == "RoFormerTokenizer":
+    if not static and settings.class_of_transformers == "RoFormerTokenizer":
         # Its tokenizer.json does not show this: by that file alone, Chinese text would get other ids.
         raise ValueError(
             f"{settings.path}: RoFormerTokenizer segments Chinese words with jieba, which embedkit does not support. "
@@ -122,6 +122,40 @@ def token_ids(folder: Path, tokens: Sequence[str]) -> list[int | None]:
         return [None if place is None else int(place) for place in found]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"the vocabulary is incomplete ({error!r})") from None
+
+
+def changes_beside(folder: Path) -> dict[str, Any]:
+    """What the settings beside tokenizer.json make otherwise than it says, in the form of JSON; mostly nothing.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    path = folder / "tokenizer.json"
+    settings = TokenizerSettings(folder)
+    kind = settings.class_of_transformers
+    written = read_json(path)
+    made = rebuild(written, settings, kind, path)
+    changes = {
+        name: made.get(name)
+        for name in ("normalizer", "pre_tokenizer")
+        if made.get(name) != written.get(name)
+    }
+    ids = template_ids(made.get("post_processor"), path)
+    if ids != template_ids(written.get("post_processor"), path):
+        changes["ids"] = ids
+    truncation = typed(written, "truncation", dict, {}, path)
+    if settings.truncation_side(typed(truncation, "direction", str, "right", path)) == "left":
+        changes["truncation_side"] = "left"
+    if missing := _missing_tokens(
+        settings, kind, _added(written, path), typed(made, "model", dict, None, path)
+    ):
+        changes["added_tokens"] = missing
+    return changes
+
+
+def _added(content: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
+    tokens = typed(content, "added_tokens", list, [], path)
+    return [added_token(token, path, special=False) for token in tokens]
 
 
 @dataclass
@@ -167,9 +201,7 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
     padding_token = settings.token("pad_token")
     pad_id = padding.get("pad_id")
     normalizer = _bert_normalizer(content, path)
-    added = [
-        added_token(token, path, special=False) for token in typed(content, "added_tokens", list, [], path)
-    ]
+    added = _added(content, path)
     missing = [] if static else _missing_tokens(settings, kind, added, model)
     added += missing
     core: _core.Tokenizer | None = None

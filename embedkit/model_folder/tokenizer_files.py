@@ -50,10 +50,14 @@ _CLASSES = {
     "nomic_bert": "BertTokenizer",
     "mpnet": "MPNetTokenizer",
     "roberta": "RobertaTokenizer",
+    "roformer": "RoFormerTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",
 }
+
+# Model types of which transformers takes tokenizer.json as it is, as many of their folders name a wrong class.
+_AS_WRITTEN = {"modernbert", "mistral"}
 
 Value = TypeVar("Value")
 
@@ -82,7 +86,7 @@ class TokenizerSettings:
     def class_of_transformers(self) -> str:
         """The class that transformers takes: the named one or, without a name, that of the model type."""
         config = _read_optional(self._config_path)
-        if config.get("model_type") == "modernbert":  # whose folders name a wrong one
+        if config.get("model_type") in _AS_WRITTEN:
             return ""
         name = typed(config, "tokenizer_class", str, "", self._config_path).removesuffix("Fast")
         return self.tokenizer_class or name or _CLASSES.get(str(config.get("model_type")), "")
@@ -170,6 +174,7 @@ def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ..
             for part in value["single"]:
                 if "Sequence" in part:
                     texts += 1
+                    typed(part, "Sequence", dict, None, path)
                 else:
                     special = value["special_tokens"][part["SpecialToken"]["id"]]
                     sides[texts > 0].extend(int(i) for i in special["ids"])

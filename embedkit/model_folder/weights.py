@@ -229,7 +229,9 @@ def _missing(path: Path, folder: Path) -> FileNotFoundError:
             f'{path} is missing: the folder holds an ONNX graph, which Encoder(FOLDER, backend="onnx") runs'
         )
     return FileNotFoundError(
-        f"{path} is missing: the model has no weights in safetensors form; fetch it again"
+        f"{path} is missing: the model has no weights in safetensors form. If it has them only as a pickle "
+        "(pytorch_model.bin), which embedkit neither fetches nor opens, load it with sentence-transformers and call "
+        "save_pretrained(); otherwise fetch it again"
     )
 
 

@@ -83,6 +83,7 @@ QWEN3 = Architecture(
     },
     keys={"layer_norm_eps": "rms_norm_eps"},
     epsilon=1e-6,
+    activation="silu",
     activations=SILU,
     read=_read_qwen3,
     final_norm="norm.weight",

@@ -39,9 +39,9 @@ _NOMIC_LAYER = "encoder.layers.{}"
 
 
 def _refuse_experts(raw: Config, where: str) -> None:
-    if raw.get("num_experts") or raw.get("moe_every_n_layers", -1) > 0:
+    if raw.get("num_experts") or raw.get("moe_every_n_layers") not in (None, -1, 0):
         raise ValueError(
-            f"{where}: the model has experts (num_experts {raw.get('num_experts')!r}), as nomic-embed-text-v2-moe; "
+            f"{where}: the model has experts (num_experts {raw.get('num_experts')!r:.80}), as nomic-embed-text-v2-moe; "
             "embedkit runs nomic-embed-text v1 and v1.5"
         )
 

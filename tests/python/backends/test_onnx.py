@@ -229,6 +229,12 @@ def test_buffers_do_not_grow_with_the_texts(folder: Path) -> None:
             ValueError,
             "needs CUDAExecutionProvider",
         ),
+        ({"device": "cpu", "providers": ["AzureExecutionProvider"]}, ValueError, "contradict each other"),
+        (
+            {"device": "cuda:1", "providers": [("CUDAExecutionProvider", {"device_id": 0})]},
+            ValueError,
+            "name different GPUs",
+        ),
         ({"providers": ["NoExecutionProvider"]}, ValueError, "has no NoExecutionProvider; it has .*CPUExec"),
         ({"providers": []}, ValueError, "providers is empty"),
         ({"providers": "CPUExecutionProvider"}, TypeError, "providers must be a list"),

@@ -87,7 +87,7 @@ def test_logits(isa: str, make_cross_encoder: Make, tmp_path: Path) -> None:
         expected = _logits(folder)
         assert np.ptp(expected, axis=0).min() > 0.1, kind
         fp32 = np.load(tmp_path / f"{kind}-fp32.npy")
-        np.testing.assert_allclose(fp32, expected, atol=1e-5, err_msg=kind)
+        np.testing.assert_allclose(fp32, expected, atol=2e-5, err_msg=kind)
         int8 = np.load(tmp_path / f"{kind}-int8.npy")
         # Random weights are harder on eight bits than trained ones.
         assert np.corrcoef(int8.ravel(), expected.ravel())[0, 1] > 0.98, kind

@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"dim": 40, "n_layers": 1, "n_heads": 4, "hidden_dim": 72, "activation": "relu"},
     ),
     "mpnet": ("MPNet", "MPNetTokenizer", {}),
+    "electra": ("Electra", "", {"embedding_size": 24}),  # names no class of a tokenizer
     "roformer": ("RoFormer", "BertTokenizer", {"embedding_size": 24, "hidden_act": "gelu"}),
 }  # fmt: skip
 _SHARED = {
@@ -60,7 +61,7 @@ def _tokenizer(folder: Path, tokenizer_class: str) -> int:
             tokenizer.post_processor = processors.RobertaProcessing((sep, 2), (cls, 0))
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        "tokenizer_class": tokenizer_class,
+        **({"tokenizer_class": tokenizer_class} if tokenizer_class else {}),
         "model_max_length": 40,
         "cls_token": cls, "sep_token": sep, "pad_token": pad, "unk_token": unknown, "mask_token": mask,
         "bos_token": cls, "eos_token": sep,

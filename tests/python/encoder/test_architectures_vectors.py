@@ -104,10 +104,22 @@ def test_saved_folders_of_architectures(kind: str, folders: dict[str, Path], tmp
     np.testing.assert_allclose(again, expected(folders[kind], texts[:4]), atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
+def test_a_decoder_that_names_no_activation_has_silu(
+    kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(folders[kind], tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("hidden_act") == "silu"
+    (folder / "config.json").write_text(json.dumps(config))
+    np.testing.assert_array_equal(Encoder(folder).encode(["a b"]), Encoder(folders[kind]).encode(["a b"]))
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
         ("nomic", {"num_experts": 8, "moe_every_n_layers": 2}, "has experts.*v2-moe"),
+        ("nomic", {"moe_every_n_layers": "all"}, "has experts"),
         ("nomic", {"hidden_act": "mish"}, "unknown hidden_act 'mish'"),
         ("nomic", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "type 'yarn' is not supported"),
         (

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from embedkit import Encoder, Index
+from embedkit.model_folder.router import Routing
 
 TEXTS = ["the weather is lovely today", "people", "", "stay out now " * 20]
 
@@ -155,6 +156,9 @@ def test_router_routes(make_model: Callable[..., Path], tmp_path: Path) -> None:
     mapped = Encoder(changed(route_mappings={"('question', None)": "query", "(None, 'text')": "document"}))
     assert np.array_equal(mapped.encode(TEXTS, task="question"), encoder.encode(TEXTS, task="query"))
     assert np.array_equal(mapped.encode(TEXTS, task="other"), encoder.encode(TEXTS))
+    assert encoder._engine.stored_precision == "fp32"
+    route = Routing(path, {"a": [], "text": []}, None, {}).route
+    assert (route("a"), route("text"), route("other"), route(None)) == ("a", "text", "text", "text")
     strict = Encoder(changed(default_route=None, allow_empty_key=False))
     with pytest.raises(ValueError, match="no default route: give task="):
         strict.encode(TEXTS)

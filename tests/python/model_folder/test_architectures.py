@@ -192,9 +192,13 @@ def test_too_few_positions(positions: int, message: str, folders: dict[str, Path
 def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(folders["roformer"], tmp_path / "copy"))
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "RoFormerTokenizer"}))
-    with pytest.raises(ValueError, match="RoFormerTokenizer segments Chinese words with jieba"):
-        Encoder(folder)
+    settings = json.loads(path.read_text())
+    named = {**settings, "tokenizer_class": "RoFormerTokenizer"}
+    unnamed = {name: value for name, value in settings.items() if name != "tokenizer_class"}
+    for written in (named, unnamed):  # the class of this type of models
+        path.write_text(json.dumps(written))
+        with pytest.raises(ValueError, match="RoFormerTokenizer segments Chinese words with jieba"):
+            Encoder(folder)
 
 
 @pytest.mark.parametrize(

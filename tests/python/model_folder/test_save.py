@@ -223,6 +223,8 @@ def test_what_changes_a_model_changes_its_fingerprint(make_model: Make, tmp_path
         edit("sentence_bert_config.json", max_seq_length=30),
         edit("sentence_bert_config.json", do_lower_case=True),
         edit("tokenizer.json", normalizer=None),
+        edit("tokenizer_config.json", tokenizer_class="BertTokenizer", do_lower_case=False),
+        edit("tokenizer_config.json", truncation_side="left"),
         one_weight("model.safetensors", "encoder.layer.1.output.dense.bias"),
         one_weight("2_Dense/model.safetensors", "linear.weight"),
         lambda folder: (folder / "modules.json").write_text(

@@ -42,6 +42,29 @@ def byte_level_file() -> dict[str, Any]:
     return json.loads(tokenizer.to_str())
 
 
+def llama_file() -> dict[str, Any]:
+    """As transformers 4 converted Llama's SentencePiece model: a normalizer that marks spaces, no pre-tokenizer."""
+    names = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        MARKED,
+        *"abcThe lirofCngsx",
+        "<mask>",
+    ]
+    vocab = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(MARKED), normalizers.Replace(" ", MARKED)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return json.loads(tokenizer.to_str())
+
+
 def wordpiece_file() -> dict[str, Any]:
     written = json.loads(Pair(subword_vocabulary(), special()).reference.to_str())
     written["model"] = {**written["model"], "max_input_chars_per_word": 3, "continuing_subword_prefix": "@"}
@@ -66,6 +89,11 @@ def wordpiece_file() -> dict[str, Any]:
         ("BertTokenizer", "bert", {}),
         ("BertTokenizer", "bert", {"cls_token": "[MASK]", "unk_token": "[PAD]"}),
         ("PreTrainedTokenizerFast", "xlm-roberta", {}),
+        ("LlamaTokenizer", "llama", {}),
+        ("LlamaTokenizerFast", "llama", {"legacy": True}),
+        ("LlamaTokenizer", "llama", {"add_prefix_space": False}),
+        ("LlamaTokenizer", "mistral", {"legacy": False}),
+        ("PreTrainedTokenizerFast", "llama", {}),
     ],
 )
 def test_what_a_class_builds_anew_against_transformers(
@@ -73,7 +101,9 @@ def test_what_a_class_builds_anew_against_transformers(
 ) -> None:
     """Of tokenizer.json it takes the vocabulary: not another normalizer, pre-tokenizer or post-processor."""
     transformers = pytest.importorskip("transformers")
-    files = {"roberta": byte_level_file, "bert": wordpiece_file}
+    files = {
+        "roberta": byte_level_file, "bert": wordpiece_file, "llama": llama_file, "mistral": llama_file
+    }  # fmt: skip
     written = files.get(model_type, unigram_file)()
     if processor is not None:
         mask, i = ("[MASK]", 4) if model_type == "bert" else ("<mask>", 4)
@@ -84,7 +114,7 @@ def test_what_a_class_builds_anew_against_transformers(
     named = {**settings, **({"tokenizer_class": kind} if kind else {})}
     write(tmp_path, written, tokenizer_config=named, config={"model_type": model_type})
     expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    texts = ["ab c", "ab  c \n", "", " a", "T``é''", "The library of Congress", "x\u3000y", "\u2581a"]
+    texts = ["ab c", "ab  c \n", "", " a", "  a", "T``é''", "The library of Congress", "x\u3000y", "\u2581a"]
     texts += [
         "a</s>b <mask>",
         "<s>a<pad> <unk>",
