@@ -29,10 +29,11 @@ bool processor_has_amx() {
   if (!bit(Cpuid(1).ecx, 27)) return false;  // OSXSAVE, without which xgetbv faults
   unsigned low = 0, high = 0;
   asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  const Cpuid features(7), palette(0x1d, 1);
+  const Cpuid features(7), more(7, 1), palette(0x1d, 1);
   return bit(low, 17) && bit(low, 18) &&                    // tile configuration, tile data
          bit(features.edx, 22) && bit(features.edx, 24) &&  // AMX-BF16, AMX-TILE
          bit(features.edx, 25) &&                           // AMX-INT8
+         bit(more.eax, 5) &&                                // AVX512_BF16, which rounds what the tiles read
          palette.eax >> 16 == 1024 && palette.ebx >> 16 >= 8 && (palette.ebx & 0xffff) == 64 &&
          (palette.ecx & 0xffff) == 16;
 }

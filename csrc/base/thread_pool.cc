@@ -110,7 +110,12 @@ std::chrono::nanoseconds ThreadPool::run(int threads, const std::function<void(W
     std::lock_guard lock(mutex_);
     const size_t wanted = static_cast<size_t>(threads) - 1;
     chosen.reserve(wanted);
-    while (helpers_.size() < wanted && start_helper()) {
+    // Calls at the same time share the processors, and each has threads of its own while there are
+    // processors.
+    auto idle = static_cast<size_t>(
+        std::count_if(helpers_.begin(), helpers_.end(), [](const auto& helper) { return helper->idle; }));
+    const size_t most = std::max(wanted, static_cast<size_t>(cpus()) - 1);
+    for (; idle < wanted && helpers_.size() < most && start_helper(); ++idle) {
     }
     for (auto& helper : helpers_) {
       if (chosen.size() == wanted) break;

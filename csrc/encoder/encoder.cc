@@ -69,6 +69,15 @@ QuantizedRows Activations::quantized(size_t first) {
   return QuantizedRows{data_.data(), stride_, scale_.data(), lowest_.data(), form}.from(first);
 }
 
+size_t Workspace::bytes() const {
+  size_t sum = 0;
+  for (const Rows* rows : {&embedded_, &query_key_value_, &projected_, &pooled_, &head_})
+    sum += rows->data.bytes();
+  for (const Activations* rows : {&hidden_, &context_, &inner_, &normed_}) sum += rows->bytes();
+  for (const AlignedBuffer<float>& scratch : scratch_) sum += scratch.bytes();
+  return sum;
+}
+
 Encoder::Encoder(EncoderConfig config, const Tensors& tensors, std::vector<PoolingMode> pooling,
                  std::vector<HeadModule> head, const Kernels& kernels)
     : config_(config),

@@ -36,6 +36,7 @@ class Activations {
   void shape(const Kernels& kernels, Precision precision, size_t rows, size_t columns, size_t padded);
 
   size_t columns() const { return columns_; }
+  size_t bytes() const { return floats_.data.bytes() + data_.bytes() + scale_.bytes() + lowest_.bytes(); }
   Rows& floats() { return floats_; }
   const Rows& floats() const { return floats_; }
   /// The quantized rows from `first` on; without data in a model that does not quantize.
@@ -56,6 +57,8 @@ class Workspace {
  public:
   /// (tokens, hidden_size), after the last norm.
   const Rows& hidden() const { return separate_ ? normed_.floats() : hidden_.floats(); }
+  /// What its buffers take, those of a row for each token.
+  size_t bytes() const;
 
  private:
   friend class Encoder;

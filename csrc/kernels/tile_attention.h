@@ -313,8 +313,11 @@ class TileAttention {
       powers_of_two<kTilePanel>(scores(block, which), weights(block, panel));
     else
       powers_of_two<kTileColumns>(scores(block, which), weights(block, panel));
-    // Past the last key unchanged scores are 0 and the weights 1.
-    if (changed || task.before < length_ || task.after < length_) hide_weights(block, panel);
+    // Past the last key unchanged scores are 0 and the weights 1. A panel that every row sees whole hides
+    // nothing.
+    const bool seen = seen_by(task, block.row + height_ - 1).begin <= panel * kTilePanel &&
+                      seen_by(task, block.row).end >= (panel + 1) * kTilePanel;
+    if (!seen && (changed || task.before < length_ || task.after < length_)) hide_weights(block, panel);
   }
 
   template <size_t kKeys>

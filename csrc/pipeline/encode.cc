@@ -22,6 +22,10 @@ constexpr size_t kLoneBytes = 512;
 /// With fewer tokens per worker than this, all workers share one batch.
 constexpr size_t kSharedTokens = 32;
 
+/// Buffers of longer texts are given back: they would stay with every thread, and cost little beside such
+/// texts.
+constexpr size_t kKeptBytes = size_t{64} << 20;
+
 /// What one thread keeps from window to window and from call to call.
 struct ThreadState {
   TokenWindow::Scratch scratch;
@@ -35,7 +39,7 @@ class StateLease {
  public:
   StateLease() = default;
   ~StateLease() {
-    if (state_) kept() = std::move(state_);
+    if (state_ && state_->workspace.bytes() <= kKeptBytes) kept() = std::move(state_);
   }
   StateLease(const StateLease&) = delete;
   StateLease& operator=(const StateLease&) = delete;

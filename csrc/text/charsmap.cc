@@ -161,7 +161,7 @@ uint32_t Charsmap::find(std::string_view part) const {
   return kNone;
 }
 
-bool Charsmap::apply(std::string_view text, std::string& out) const {
+bool Charsmap::apply(std::string_view text, std::string& out, size_t most) const {
   const size_t before = out.size();
   const uint8_t* const begin = utf8::begin(text);
   const uint8_t* const end = utf8::end(text);
@@ -173,6 +173,7 @@ bool Charsmap::apply(std::string_view text, std::string& out) const {
   const auto replace = [&](const uint8_t* from, const uint8_t* to, uint32_t at) {
     out.append(view(copied, from));
     out.append(replacement(at));
+    check_growth(out.size(), most);
     copied = to;
   };
   Clusters clusters;
@@ -205,6 +206,10 @@ bool Charsmap::apply(std::string_view text, std::string& out) const {
   if (copied == begin && out.size() == before) return false;
   out.append(view(copied, end));
   return true;
+}
+
+void check_growth(size_t size, size_t most) {
+  require(size <= most, "the normalizer of the tokenizer makes more than ", most, " bytes of a text");
 }
 
 }  // namespace embedkit

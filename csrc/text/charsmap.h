@@ -19,8 +19,8 @@ class Charsmap {
 
   /// Appends `text` (valid UTF-8) to `out`. A grapheme cluster below six bytes is replaced as a whole if any
   /// start of it is in the map; else every character by itself. Returns false, with nothing appended, if
-  /// nothing changes.
-  bool apply(std::string_view text, std::string& out) const;
+  /// nothing changes. Throws InvalidArgument once `out` is longer than `most`.
+  bool apply(std::string_view text, std::string& out, size_t most) const;
 
  private:
   static constexpr uint32_t kNone = ~0u;
@@ -32,5 +32,8 @@ class Charsmap {
   std::string strings_;
   std::array<bool, 128> kept_{};  // ASCII that stays as it is, and is no control
 };
+
+/// Throws InvalidArgument where a normalizer has made more than `most` bytes of a text.
+void check_growth(size_t size, size_t most);
 
 }  // namespace embedkit

@@ -70,10 +70,6 @@ bool nmt(std::string_view text, std::string& out) {
 // No model makes a text much longer; a hostile file's steps, each doubling it, would fill the memory.
 size_t most_of(size_t size) { return std::min(1024 * (size + 64), 8 * size + (size_t{256} << 20)); }
 
-void check_growth(size_t size, size_t most) {
-  require(size <= most, "the normalizer of the tokenizer makes more than ", most, " bytes of a text");
-}
-
 bool replace(std::string_view text, const std::string& pattern, const std::string& content, size_t most,
              std::string& out) {
   size_t copied = 0;
@@ -204,7 +200,7 @@ std::string_view Normalizer::apply(std::string_view text, bool first, bool last,
         text = strip(text, step.left && first, step.right && last);
         break;
       case Kind::kCharsmap:
-        changed = step.charsmap->apply(text, out);
+        changed = step.charsmap->apply(text, out, most);
         break;
     }
     if (!changed) continue;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import random
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from subword_families import FAMILIES, TEXTS, Content, family, fuzzed
+from subword_families import FAMILIES, TEXTS, Content, charsmap, family, fuzzed
 from test_code_points import CODE_POINTS, COMMON, NORMALIZATION_TEST
 from tokenizers import AddedToken, Tokenizer, normalizers
 
@@ -330,6 +331,18 @@ def test_a_normalizer_that_fills_the_memory(tmp_path: Path) -> None:
         ValueError, match="the normalizer of the tokenizer makes more than 1089536 bytes of a text"
     ):
         tokenizer.encode_batch(["a" * 1000])
+
+
+def test_a_charsmap_that_fills_the_memory(tmp_path: Path) -> None:
+    long = base64.b64encode(charsmap({"a": "b" * 1_000_000})).decode()
+    content = {
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]]},
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": long},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match="the normalizer of the tokenizer makes more than"):
+        tokenizer.encode_batch(["a" * 1_000_000])
 
 
 def test_old_form_of_merges_and_of_metaspace(tmp_path: Path) -> None:
