@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -117,11 +118,14 @@ def costs(table: tables.Table, root: Path, flops: float, known: Mapping[str, Any
         }
         examples = sum(drawn.values())
         tokens = sum(drawn[task] * sizes[task][1] for task in sizes) / examples  # of an example
-        steps = (
-            options.max_steps
-            if options.max_steps > 0
-            else round(options.epochs * examples / options.batch_size)
-        )
+        if options.schedule == "round_robin":  # as many batches of each task as the largest has
+            tokens = sum(width for _, width in sizes.values()) / len(sizes)
+            batches = len(drawn) * max(math.ceil(rows / options.batch_size) for rows in drawn.values())
+        else:
+            batches = examples / options.batch_size
+        if recipe.objective_name == "roformer_sim":  # reads each pair in both directions
+            tokens *= 2
+        steps = options.max_steps if options.max_steps > 0 else round(options.epochs * batches)
         if recipe.postprocess is not None:
             steps = 0
         read_tokens = steps * options.batch_size * tokens
@@ -168,6 +172,8 @@ def main() -> int:
         help="speed of the machine for layers of BERT-base (default: 600)",
     )
     options = parser.parse_args()
+    if unknown := sorted(set(options.table) - set(known)):
+        parser.error(f"no such table: {', '.join(unknown)}")
     plans = {}
     for name in options.table or sorted(known):
         table, path = tables.load_table(known[name]), TRAINING_RESULTS / f"{name}.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["load_backbone", "position_offset", "quiet", "root_folder", "transformer_folder"]
 
 _LOG = logging.getLogger("embedkit")
+_OF_ENCODER = re.compile(r"layers?\.\d+\.|embeddings\.")
 _DROPOUTS = (  # of embeddings, hidden states and attention, as the families of transformers name them
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
@@ -72,7 +74,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
             )
         model = auto.from_config(config, **arguments).float()
     else:
-        with quiet():
+        with quiet(), readable_weights(folder):
             if _saved_in_int8(folder):
                 model = _from_int8(auto.from_config(config, **arguments), options)
             else:
@@ -88,7 +90,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
 
 
 def _check_sizes(model: Any, report: Mapping[str, Any], folder: Path, *, new_head: bool) -> None:
-    """Refuse a folder with tensors of other sizes than the model's; with ``new_head`` only the head's may differ."""
+    """Refuse a folder whose tensors are not the model's; with ``new_head`` the head's may have other sizes."""
     for name, saved, own in sorted(report["mismatched_keys"]):
         if not new_head or name.startswith(f"{model.base_model_prefix}."):
             raise ValueError(
@@ -96,6 +98,24 @@ def _check_sizes(model: Any, report: Mapping[str, Any], folder: Path, *, new_hea
                 "leave the sizes as they are, unless model.random is true"
             )
         _LOG.info("%s: %s is new, since it has the shape %s", folder, name, tuple(own))
+    # a pooler or a head may be new, a layer or a table of embeddings would stay random
+    lacking = sorted(name for name in report["missing_keys"] if _OF_ENCODER.search(name))
+    if lacking:
+        raise ValueError(
+            f"{folder}: the weights lack {lacking[0]}, which transformers' {type(model).__name__} has; config.json or "
+            "model.config is of another model"
+        )
+
+
+@contextmanager
+def readable_weights(folder: Path) -> Iterator[None]:
+    """Raise ValueError for a damaged safetensors file in ``folder``."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"{folder}: its weights are damaged ({error}); fetch them again") from None
 
 
 def _saved_in_int8(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from .objectives.base import Objective
 from .processes import world_size
 from .recipe import EvaluationOptions, TrainingOptions
 
-__all__ = ["Batches", "Loop", "optimizer", "trainer_arguments"]
+__all__ = ["Batches", "Loop", "check_reports", "optimizer", "trainer_arguments"]
 
 _LOG = logging.getLogger("embedkit")
 
@@ -161,6 +161,23 @@ def trainer_arguments(
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # DataParallel would split a packed batch at an arbitrary token
     return arguments
+
+
+def check_reports(names: Sequence[str]) -> None:
+    """Check that integrations of transformers are known and installed, before anything is computed.
+
+    Raises:
+        ImportError: the package of one is not installed.
+        ValueError: one is unknown.
+    """
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
+    for name in names:
+        (kind,) = get_reporting_integration_callbacks([name])
+        try:
+            kind()
+        except RuntimeError as error:
+            raise ImportError(str(error)) from None
 
 
 def optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:

@@ -17,7 +17,7 @@ _FORMATS = (".tsv", ".jsonl")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("pairs", type=Path, help="tsv, csv, jsonl or parquet, plain or .gz")
+    parser.add_argument("pairs", type=Path, help="tsv, csv or jsonl, plain or .gz, or parquet")
     parser.add_argument("output", type=Path, help="file to write: .tsv or .jsonl")
     parser.add_argument("--model", help="encoder that finds the negatives (default: the built-in model)")
     parser.add_argument("--anchor", default="anchor", help="column of the anchors (default: anchor)")

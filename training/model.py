@@ -21,7 +21,14 @@ from ..model_folder.modules import Dense, Normalize, module_entries, read_head, 
 from ..model_folder.modules import Pooling as PoolingModule
 from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_modules, write_settings
 from . import packed
-from .backbone import load_backbone, position_offset, quiet, root_folder, transformer_folder
+from .backbone import (
+    load_backbone,
+    position_offset,
+    quiet,
+    readable_weights,
+    root_folder,
+    transformer_folder,
+)
 from .lora import LoraOptions, add_lora, merged
 from .pooling import Activation, Pooling, pool_project_normalize
 
@@ -186,7 +193,8 @@ class SentenceModel(nn.Module):
             if not isinstance(module, Dense):
                 continue
             if (module.out_features, module.activation) == (wanted.dimension, wanted.activation):
-                tensors = load_file(module.folder / "model.safetensors")
+                with readable_weights(module.folder):
+                    tensors = load_file(module.folder / "model.safetensors")
                 with torch.no_grad():
                     self.projection.weight.copy_(tensors["linear.weight"])
                     self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))

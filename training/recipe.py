@@ -350,10 +350,9 @@ def _named(
 
 def _set(content: dict[str, Any], keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
-        inner = content.setdefault(key, {})
-        if not isinstance(inner, dict):
-            inner = content[key] = {}
-        content = inner
+        inner = content.get(key)
+        content[key] = dict(inner) if isinstance(inner, dict) else {}  # a copy: YAML's aliases share one
+        content = content[key]
     content[keys[-1]] = value
 
 

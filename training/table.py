@@ -435,7 +435,7 @@ def _check_settings(work: Path, spec: Spec) -> None:
     """Refuse the result of a run with an earlier version of the table file."""
     held = json.loads((work / spec.folder / "recipe.json").read_text(encoding="utf-8"))
     wanted = load_recipe(find_recipe(spec.recipe), spec.overrides).resolved()
-    for section in ("objective", "postprocess", "model", "data", "training"):
+    for section in ("objective", "postprocess", "model", "data", "training", "evaluation"):
         for key, value in wanted.get(section, {}).items():
             # an option that did not exist yet had no effect
             if key in held.get(section, {}) and held[section][key] != value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,17 @@ import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
+from ..model_folder.families import architecture_of
+from ..model_folder.json_file import read_json
 from .callbacks import Clock, EarlyStopping, Milestones, Progress
 from .data.checks import check
-from .data.holdout import hold_out
+from .data.holdout import hold_out, leave_out
 from .data.readers import Table, read, root_folder
 from .data.sampler import TaskRows, TaskSampler, balanced_weights
 from .data.texts import Chain
 from .dataset import Examples, Repeated
 from .dev import DevSets, Evaluator, add_scores
-from .loop import Batches, Loop, optimizer, trainer_arguments
+from .loop import Batches, Loop, check_reports, optimizer, trainer_arguments
 from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
@@ -71,6 +74,7 @@ def train(
     """
     if recipe.postprocess is not None and evaluators:
         raise ValueError("evaluators select checkpoints, and a postprocess step has none; remove them")
+    check_reports(report_to)
     output = output.absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
     root = root_folder(data_root)
@@ -78,6 +82,8 @@ def train(
     finished = output / "result.json"
     if finished.is_file():
         done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
+        if process_rank() == 0:  # a kill may have left them
+            shutil.rmtree(output / "checkpoints", ignore_errors=True)
         return done if process_rank() == 0 else {}
     transformers.set_seed(recipe.training.seed)
     cache = cache or output / "cache"
@@ -98,12 +104,23 @@ def train(
             fields_of = kind(encoder, recipe.objective, tables).fields_of
         tables, held = hold_out(tables, recipe.evaluation.holdout, fields_of)
         dev |= held
-    tables = kind.expand(recipe.objective, tables, root, cache)
+    whole = kind.expand(recipe.objective, tables, root, cache)
+    if recipe.evaluation.holdout:  # a copy of a text may be one that is held out
+        grown = {task: table for task, table in whole.items() if table is not tables.get(task)}
+        whole |= leave_out(grown, held, fields_of)
+    tables = whole
     if (recipe.evaluation.of_vectors or evaluators) and not hasattr(encoder, "encode"):
         raise ValueError(
             f"evaluation.sts_dev and evaluation.test score sentence vectors, but {recipe.objective_name} trains a "
             "model without sentence vectors; remove them, and evaluation.pairs, evaluation.retrieval and evaluators"
         )
+    if recipe.evaluation.test:  # `Encoder` computes these scores in the end: say now if it cannot
+        raw = read_json(encoder.tokenizer_folder / "config.json")
+        if architecture_of(raw) is None:
+            raise ValueError(
+                f"evaluation.test is computed by Encoder, which does not run model_type {raw.get('model_type')!r}; "
+                "remove it"
+            )
     sets = DevSets(recipe.evaluation, root, evaluators)
     if recipe.training.mini_batch_size is not None and not hasattr(encoder, "encode"):
         raise ValueError(

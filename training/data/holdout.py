@@ -9,7 +9,7 @@ import numpy as np
 from .checks import normalized
 from .readers import Table
 
-__all__ = ["hold_out"]
+__all__ = ["hold_out", "leave_out"]
 
 _SEED = 0  # the same for every run, so that runs with other seeds are comparable
 
@@ -31,7 +31,6 @@ def hold_out(
         ValueError: a table has too few rows for it, or none of these columns.
     """
     held: dict[str, Table] = {}
-    texts: set[str] = set()
     for task, table in tables.items():
         if count >= len(table):
             raise ValueError(
@@ -39,8 +38,23 @@ def hold_out(
             )
         rows = np.sort(np.random.default_rng(_SEED).choice(len(table), count, replace=False))
         held[task] = table.select(rows)
-        for name in fields_of(task, table):
-            texts.update(map(normalized, held[task].texts(name)))
+    return leave_out(tables, held, fields_of), held
+
+
+def leave_out(
+    tables: Mapping[str, Table], held: Mapping[str, Table], fields_of: Callable[[str, Table], tuple[str, ...]]
+) -> dict[str, Table]:
+    """The tables without the rows that share a (`normalized`) text with a row that is held out.
+
+    Raises:
+        ValueError: none is left of a table.
+    """
+    texts = {
+        normalized(text)
+        for task, table in held.items()
+        for name in fields_of(task, table)
+        for text in table.texts(name)
+    }
     left = {}
     for task, table in tables.items():
         fields = fields_of(task, table)
@@ -48,8 +62,8 @@ def hold_out(
         kept = [number for number, own in enumerate(examples) if texts.isdisjoint(map(normalized, own))]
         if not kept:
             raise ValueError(
-                f"evaluation.holdout {count}: every example of data.{task} shares a text ({', '.join(fields)}) with "
+                f"evaluation.holdout: every example of data.{task} shares a text ({', '.join(fields)}) with "
                 "one that is held out; hold out fewer, or give a dev set in evaluation.dev"
             )
         left[task] = table.select(kept)
-    return left, held
+    return left

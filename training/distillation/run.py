@@ -28,6 +28,7 @@ import numpy.typing as npt
 from ...documents.errors import InputError
 from ...documents.folders import find_files
 from ...documents.readers import Corpus
+from ...documents.sources import STDIN
 from ...encoder import Encoder
 from ...inputs import check_unicode
 from ...model_folder.folder import SETTINGS_FILE
@@ -171,7 +172,7 @@ def _texts(
     about: dict[str, Any] = {"texts": [os.path.abspath(path) for path in paths], "text_field": text_field}
     if options.query_prompt:
         about |= {"query_prompt": options.query_prompt, "prompt_words": options.prompt_words}
-    content = _content(paths)
+    content = _content(paths, output)
     if train_file.is_file():
         before = json.loads(about_file.read_text(encoding="utf-8")) if about_file.is_file() else {}
         was = before.pop("content", content)  # earlier versions wrote none
@@ -187,7 +188,7 @@ def _texts(
         train_file.unlink()
     write_text(about_file, json.dumps({**about, "content": content}, indent=2) + "\n")
     written = TextWriter(output)
-    for document in Corpus(given, text_field=text_field):
+    for document in Corpus(_inputs(paths, output), text_field=text_field):
         check_unicode(document.origin or f"document {document.id}", document.text)
         written.append(document.text)
     found = written.close()
@@ -202,10 +203,20 @@ def _texts(
     return train_file, held_file
 
 
-def _content(paths: Sequence[str | os.PathLike[str]]) -> str | None:
+def _inputs(paths: Sequence[str | os.PathLike[str]], output: Path) -> list[str]:
+    """The files that are found there, without those of the run itself."""
+    own = output.resolve()
+    return [
+        path
+        for path in find_files(paths).paths
+        if path == STDIN or not Path(path).resolve().is_relative_to(own)
+    ]
+
+
+def _content(paths: Sequence[str | os.PathLike[str]], output: Path) -> str | None:
     """What tells the files that are found there from others; None if one is gone: a finished run needs it no more."""
     try:
-        found = find_files(paths).paths
+        found = _inputs(paths, output)
     except InputError:
         return None
     digests = [file_digest(Path(path)) for path in found]

@@ -262,6 +262,33 @@ def test_hpd_is_scored_on_held_out_sentences(make_model: Callable[..., Path], tm
     assert result["dev"]["r2"] == pytest.approx(100 * expected, abs=0.1)
 
 
+def test_copies_of_held_out_texts_are_left_out(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """A paraphrase may be a text that is held out."""
+    texts = [f"sentence number {n} of many" for n in range(60)]
+    (tmp_path / "s.tsv").write_text("text\n" + "\n".join(texts) + "\n", encoding="utf-8")
+    _, held = hold_out({"sentences": Table({"text": texts})}, 20, all_texts)
+    kept = next(text for text in texts if text not in set(held["sentences"].texts("text")))
+    copies = ["a copy", *held["sentences"].texts("text")]
+    rows = [f"{kept}\t{copy}" for copy in copies]
+    (tmp_path / "copies.tsv").write_text("\n".join(["text\tparaphrase", *rows]) + "\n", encoding="utf-8")
+    recipe = recipe_of(
+        {
+            "objective": {
+                "name": "hpd",
+                "teachers": [{"path": str(make_model(seed=1)), "precision": "fp32"}],
+                "augment": {"paraphrases": str(tmp_path / "copies.tsv")},
+            },
+            "model": {"path": str(make_model()), "projection": {"dimension": 4}, "max_length": 64},
+            "data": {"sentences": {"path": str(tmp_path / "s.tsv")}},
+            "training": {"batch_size": 16, "max_steps": 1, "eval_steps": 1},
+            "evaluation": {"holdout": 20},
+        },
+        "test",
+        "test",
+    )
+    assert train(recipe, tmp_path / "run")["examples"] == {"sentences": 41}
+
+
 def test_a_collection_is_read_or_refused(collection: dict[str, str], tmp_path: Path) -> None:
     found = read_collection(collection, tmp_path)
     assert list(found.queries) == ["a", "b"]  # the third has no relevant document

@@ -408,6 +408,17 @@ def test_a_changed_file_of_texts_is_noticed(
     assert distill(teacher, texts, output, options) == report
 
 
+def test_a_student_may_lie_beside_its_texts(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(sentences[:90]), encoding="utf-8")
+    options = DistillOptions(layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=1)
+    teacher = str(make_model())
+    report = distill(teacher, tmp_path, tmp_path / "out", options)
+    assert report["texts"] + report["held_out"] == 90
+    assert distill(teacher, tmp_path, tmp_path / "out", options) == report
+
+
 def test_wrong_input_is_named(
     make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

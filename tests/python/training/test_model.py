@@ -125,6 +125,22 @@ def test_int8_weights_of_another_model_are_refused(make_model: Callable[..., Pat
         load(tmp_path / "int8")
 
 
+def test_weights_that_a_model_lacks_are_named(make_model: Callable[..., Path]) -> None:
+    """transformers leaves them random."""
+    folder = make_model()
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    with pytest.raises(ValueError, match=rf"the weights lack .*layer\.{layers}\..*of another model"):
+        load(folder, config={"num_hidden_layers": layers + 1})
+
+
+def test_damaged_weights_are_named(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_model(), tmp_path / "copy"))
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"copy: its weights are damaged .*; fetch them again"):
+        load(folder)
+
+
 def test_the_built_in_model_is_a_start() -> None:
     model = SentenceModel.load(options_of(BUILTIN.name)).eval()
     texts = ["A first text.", "Where is the second one?"]

@@ -38,6 +38,20 @@ def test_defaults_and_what_is_resolved(file: Path) -> None:
     assert recipe_of(resolved, "mine", "again") == recipe  # so a printed recipe can be run
 
 
+def test_an_override_changes_no_other_source(tmp_path: Path) -> None:
+    """YAML's aliases and merges share what they repeat."""
+    text = """
+    objective: {name: hpd, teachers: [{path: t}]}
+    model: {path: m}
+    data:
+      one: &one {path: a.tsv, columns: {text: s}, where: {source: [x]}}
+      two: {<<: *one, path: b.tsv}
+    """
+    (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+    data = load_recipe(tmp_path / "recipe.yaml", ["data.two.where.source=[y]"]).data
+    assert (data["one"]["where"], data["two"]["where"]) == ({"source": ["x"]}, {"source": ["y"]})
+
+
 @pytest.mark.parametrize("name", sorted(list_recipes()))
 def test_every_built_in_recipe_loads(name: str) -> None:
     recipe = load_recipe(find_recipe(name))

@@ -216,6 +216,9 @@ def test_a_finished_run_with_other_settings_is_not_used(tmp_path: Path) -> None:
         ValueError, match=r"plain-1 contains a run with other settings \(training.max_steps\)"
     ):
         collect(other, tmp_path, {})
+    scored = load_table(write(tmp_path / "table.yaml", set=["training.max_steps=2", "evaluation.holdout=7"]))
+    with pytest.raises(ValueError, match=r"other settings \(evaluation.holdout\)"):
+        collect(scored, tmp_path, {})
 
 
 def test_curves(tmp_path: Path) -> None:

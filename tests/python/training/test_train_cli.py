@@ -185,6 +185,7 @@ def test_a_command_without_checkpoints_does_not_promise_to_go_on(
         (["--push-to-hub", "mine"], "give USER/NAME"),
         (["data.nli.path=5"], "path is 5; name a file, or a list of files"),
         (["data.nli.path=null"], "path is None; name a file"),
+        (["--report-to", "wnadb"], "wnadb is not supported"),
     ],
 )
 def test_mistakes_are_told_before_the_training(

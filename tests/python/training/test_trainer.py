@@ -228,6 +228,15 @@ def test_of_perplexities_the_lowest_is_best(
     assert (result["steps"], result["best_step"]) == (4, 2)
 
 
+def test_test_scores_of_what_encoder_does_not_run_fail_before_training(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "architecture_of", lambda raw: None)
+    with pytest.raises(ValueError, match="Encoder, which does not run model_type 'bert'"):
+        train(recipe_of({**content, "evaluation": {"test": ["sts"]}}, "test", "test"), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 def test_an_unknown_select_fails_before_training(content: dict[str, Any], tmp_path: Path) -> None:
     content["evaluation"]["select"] = "nli_spearman"
     with pytest.raises(ValueError, match=r"evaluation.select 'nli_spearman' .* nli_accuracy"):
