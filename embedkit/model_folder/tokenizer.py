@@ -141,7 +141,11 @@ def changes_beside(folder: Path) -> dict[str, Any]:
         if made.get(name) != written.get(name)
     }
     ids = template_ids(made.get("post_processor"), path)
-    if ids != template_ids(written.get("post_processor"), path):
+    try:
+        same = ids == template_ids(written.get("post_processor"), path)
+    except ValueError:  # one that is replaced need not be known
+        same = False
+    if not same:
         changes["ids"] = ids
     truncation = typed(written, "truncation", dict, {}, path)
     if settings.truncation_side(typed(truncation, "direction", str, "right", path)) == "left":

@@ -236,6 +236,19 @@ def test_what_changes_a_model_changes_its_fingerprint(make_model: Make, tmp_path
         assert len(seen) == count
 
 
+def test_a_post_processor_that_is_replaced_need_not_be_known(make_model: Make, tmp_path: Path) -> None:
+    source = make_model()
+    folder = Path(shutil.copytree(source, tmp_path / "copy"))
+    for name, values in {
+        "tokenizer.json": {"post_processor": {"type": "Other"}},
+        "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"},
+    }.items():
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**content, **values}))
+    assert np.array_equal(Encoder(folder).encode("a b"), Encoder(source).encode("a b"))
+    assert Encoder(folder).fingerprint != Encoder(source).fingerprint
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_verify_finds_changes(make_model: Make, tmp_path: Path, precision: str) -> None:
     Encoder(make_model(dense=((8, "Tanh", True),))).save(tmp_path / "saved", precision=precision)
