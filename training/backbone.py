@@ -99,7 +99,8 @@ def _check_sizes(model: Any, report: Mapping[str, Any], folder: Path, *, new_hea
             )
         _LOG.info("%s: %s is new, since it has the shape %s", folder, name, tuple(own))
     # a pooler or a head may be new, a layer or a table of embeddings would stay random
-    lacking = sorted(name for name in report["missing_keys"] if _OF_ENCODER.search(name))
+    parameters = {name for name, _ in model.named_parameters()}
+    lacking = sorted(name for name in parameters & set(report["missing_keys"]) if _OF_ENCODER.search(name))
     if lacking:
         raise ValueError(
             f"{folder}: the weights lack {lacking[0]}, which transformers' {type(model).__name__} has; config.json or "

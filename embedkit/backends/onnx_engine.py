@@ -10,7 +10,7 @@ from ..model_folder.folder import Stamp, open_folder
 from ..model_folder.json_file import present
 from .onnx import OnnxStage
 from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_hash
-from .onnx_session import CPU, Provider, check_providers, provider_names
+from .onnx_session import CPU, ON_GPU, Provider, check_providers, provider_names
 from .stage_engine import StageEngine
 
 __all__ = ["OnnxEngine", "OnnxOptions"]
@@ -58,7 +58,7 @@ class OnnxOptions:
         asked = check_providers(providers, name)
         if providers is not None and provider_names(asked)[0] != CPU and device in (None, "auto"):
             name = provider_names(asked)[0].removesuffix("ExecutionProvider").lower()
-        if providers is not None and name == "cpu" and provider_names(asked)[0] != CPU:
+        if providers is not None and name == "cpu" and provider_names(asked)[0] in ON_GPU:
             raise ValueError(
                 f"device={device!r} and providers={provider_names(asked)} contradict each other; give one of the two"
             )

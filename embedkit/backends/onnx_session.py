@@ -17,6 +17,10 @@ Provider = str | tuple[str, Mapping[str, Any]]
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+ON_GPU = (
+    CUDA,
+    *(f"{name}ExecutionProvider" for name in ("Tensorrt", "NvTensorRTRTX", "ROCM", "MIGraphX", "Dml")),
+)
 
 _DTYPES: dict[str, type[np.generic]] = {
     "tensor(int64)": np.int64,

@@ -8,7 +8,7 @@ from typing import Any
 
 from .tokenizer_files import TokenizerSettings, typed
 
-__all__ = ["BERT_CLASSES", "REBUILT", "default_tokens", "is_wordpiece", "rebuild"]
+__all__ = ["BERT_CLASSES", "REBUILT", "default_tokens", "is_wordpiece", "plain_step", "rebuild"]
 
 # Classes that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. tokenizer_config.json and their
 # own defaults make the normalizer.
@@ -93,6 +93,24 @@ def rebuild(content: dict[str, Any], settings: TokenizerSettings, kind: str, pat
     else:
         return content
     return {**content, **changes}
+
+
+def plain_step(step: Any) -> Any:
+    """A normalizer or pre-tokenizer in one spelling: versions of `tokenizers` write the same one differently."""
+    if not isinstance(step, dict):
+        return step
+    kind = step.get("type")
+    steps = step.get("normalizers", step.get("pretokenizers"))
+    if kind == "Sequence" and isinstance(steps, list):
+        plain = [plain_step(one) for one in steps]
+        return plain[0] if len(plain) == 1 else {"type": kind, "steps": plain}
+    if kind == "ByteLevel":
+        return {"use_regex": True, **step, "trim_offsets": True}
+    if kind == "Metaspace":
+        scheme = "always" if step.get("add_prefix_space", True) else "never"
+        kept = {name: value for name, value in step.items() if name not in ("add_prefix_space", "str_rep")}
+        return {"prepend_scheme": scheme, "split": True, **kept}
+    return step
 
 
 def _bert(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from .. import _core
 from .json_file import present, read_json
-from .rebuilt import BERT_CLASSES, default_tokens, is_wordpiece, rebuild
+from .rebuilt import BERT_CLASSES, default_tokens, is_wordpiece, plain_step, rebuild
 from .subword import UnknownToCore, added_ids, subword_core
 from .tokenizer_files import TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
@@ -136,9 +136,9 @@ def changes_beside(folder: Path) -> dict[str, Any]:
     written = read_json(path)
     made = rebuild(written, settings, kind, path)
     changes = {
-        name: made.get(name)
+        name: plain_step(made.get(name))
         for name in ("normalizer", "pre_tokenizer")
-        if made.get(name) != written.get(name)
+        if plain_step(made.get(name)) != plain_step(written.get(name))
     }
     ids = template_ids(made.get("post_processor"), path)
     try:

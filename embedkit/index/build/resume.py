@@ -235,11 +235,6 @@ def disk_errors(root: Path, what: str) -> Iterator[None]:
         raise
     except (sqlite3.OperationalError, BuildError) as error:
         raise failed(error) from error
-    except sqlite3.DatabaseError as error:  # pages of an unfinished segment were lost, as in a power cut
-        raise BuildError(
-            f"{root}: {what} failed: what an interrupted command left there is damaged ({error}); "
-            "start over with --restart (restart=True)"
-        ) from error
     except OSError as error:
         # embedkit's own errors have messages of their own
         if error.errno is None or isinstance(error, BlockingIOError):

@@ -24,7 +24,11 @@ Queries = str | Sequence[str] | npt.NDArray[np.floating[Any]]
 
 def are_vectors(queries: Queries) -> TypeGuard[npt.NDArray[np.floating[Any]]]:
     """Whether ``queries`` are vectors: an array, unless it is one of texts."""
-    return isinstance(queries, np.ndarray) and queries.dtype.kind not in "OUT"
+    if not isinstance(queries, np.ndarray) or queries.dtype.kind in "UT":
+        return False
+    return (
+        queries.dtype.kind != "O" or queries.ndim != 1 or not any(isinstance(one, str) for one in queries[:1])
+    )
 
 
 def query_texts(queries: Queries) -> list[str]:

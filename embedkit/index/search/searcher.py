@@ -302,6 +302,8 @@ class Searcher:
             TypeError: the rows are not integers in one dimension.
         """
         array = np.asarray(rows if isinstance(rows, (np.ndarray, list, tuple)) else list(rows))
+        if array.dtype.kind == "O":  # integers of a table's column
+            array = np.asarray(array.tolist())
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(
                 f"rows must be integers in one dimension, such as rows[0] of search_vectors, not "

@@ -95,6 +95,10 @@ class DocumentWriter:
         self._lock = threading.Lock()
         uri = (folder / DOCUMENTS_FILE).absolute().as_uri()
         self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        with _undamaged(folder):
+            self._open()
+
+    def _open(self) -> None:
         for pragma in (
             "journal_mode=TRUNCATE",
             "synchronous=NORMAL",
@@ -112,14 +116,15 @@ class DocumentWriter:
 
     def rewind(self, rows: int) -> None:
         """Keep the first ``rows`` documents; `add` expects them again, and only compares them."""
-        self._db.execute("DELETE FROM documents WHERE row >= ?", (rows,))
-        self.commit()
-        self.rows = 0
-        if not rows:
-            return
-        self._replay_rows = rows
-        self._replay = self._scan()
-        self._stored = next(self._replay, None)
+        with _undamaged(self._folder):
+            self._db.execute("DELETE FROM documents WHERE row >= ?", (rows,))
+            self.commit()
+            self.rows = 0
+            if not rows:
+                return
+            self._replay_rows = rows
+            self._replay = self._scan()
+            self._stored = next(self._replay, None)
 
     def _scan(self) -> Iterator[tuple[int, str, str, str | None]]:
         last = -1
@@ -143,7 +148,7 @@ class DocumentWriter:
         """
         document_id = check_document(document)
         metadata = _dump_metadata(document)
-        with self._lock:
+        with self._lock, _undamaged(self._folder):
             if self._replay is None:
                 self._insert(document, document_id, metadata)
             else:
@@ -209,9 +214,10 @@ class DocumentWriter:
         words = self._analyzer() if language == AUTO else analyzer(language)
         self._db.execute("COMMIT")
         self._db.execute("PRAGMA synchronous=OFF")  # a crash here only repeats this step
-        written = write_words(self._db, self._folder, self.rows, words)
-        (self._folder / IDS_FILE).unlink(missing_ok=True)
-        write_ids(self._folder / IDS_FILE, self._ids())
+        with _undamaged(self._folder):
+            written = write_words(self._db, self._folder, self.rows, words)
+            (self._folder / IDS_FILE).unlink(missing_ok=True)
+            write_ids(self._folder / IDS_FILE, self._ids())
         self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.close()
         return WordsEntry(WORDS_VERSION, words.language) if written else None
@@ -277,6 +283,20 @@ def _replace(text: object, old: object, new: object) -> str | None:
     if len(new) > len(old) and text.count(old) * (len(new) - len(old)) > _MOST_REPLACED:
         raise ValueError("the result of replace is too long")
     return text.replace(old, new)
+
+
+@contextlib.contextmanager
+def _undamaged(folder: Path) -> Iterator[None]:
+    """Raise `ResumeError` where pages of the file were lost, as in a power cut."""
+    try:
+        yield
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        raise ResumeError(
+            f"{folder / DOCUMENTS_FILE}: what an interrupted command left there is damaged ({error}); "
+            "start over with --restart (restart=True)"
+        ) from error
 
 
 def _other_input(origin: str) -> ResumeError:

@@ -229,7 +229,6 @@ def test_buffers_do_not_grow_with_the_texts(folder: Path) -> None:
             ValueError,
             "needs CUDAExecutionProvider",
         ),
-        ({"device": "cpu", "providers": ["AzureExecutionProvider"]}, ValueError, "contradict each other"),
         (
             {"device": "cuda:1", "providers": [("CUDAExecutionProvider", {"device_id": 0})]},
             ValueError,
@@ -255,6 +254,14 @@ def test_bad_arguments(folder: Path, options: dict[str, Any], error: type[Except
     pytest.importorskip("onnxruntime")
     with pytest.raises(error, match=message):
         Encoder(folder, backend="onnx", **options)
+
+
+def test_a_provider_of_gpus_contradicts_the_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
+    with pytest.raises(ValueError, match="contradict each other"):
+        Encoder(folder, backend="onnx", device="cpu", providers=names)
 
 
 def test_providers_with_options(folder: Path) -> None:

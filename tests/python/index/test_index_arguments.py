@@ -121,6 +121,7 @@ def test_rows_are_integers(index: Index) -> None:
     scores, rows = index.search_vectors(index.encoder.encode_query(["cat 1"], normalize_embeddings=True), 3)
     assert len(index.ids(rows[0])) == 3
     assert index.ids([]) == []
+    assert index.ids(np.array([2, 0], dtype=object)) == ["2", "0"]
     wrong: Any
     for wrong in (scores[0], ["1"], rows, [True]):
         with pytest.raises(TypeError, match="rows must be integers in one dimension"):
@@ -145,6 +146,8 @@ def test_what_has_no_order_of_texts_is_refused(index: Index, unordered: Any) -> 
 def test_an_array_of_texts_is_several_texts(index: Index) -> None:
     for array in (np.array(["cat 1", "cat 2"]), np.array(["cat 1", "cat 2"], dtype=object)):
         assert index.search(array) == index.search(["cat 1", "cat 2"])
+    vectors = index.encoder.encode_query(["cat 1"], normalize_embeddings=True)
+    assert index.search(vectors.astype(object)) == index.search(vectors)
 
 
 def test_a_vector_that_is_none_is_left_out(tmp_path: Path, encoder: FakeEncoder) -> None:

@@ -215,7 +215,9 @@ def test_what_an_interrupted_build_left_is_damaged(interrupted: Interrupted) -> 
     root, texts = interrupted
     (store,) = root.rglob("documents.sqlite")
     store.write_bytes(b"lost" * 1000)
-    with pytest.raises(BuildError, match=r"damaged .*; start over with --restart \(restart=True\)"):
+    with pytest.raises(
+        ResumeError, match=r"documents.sqlite: .* is damaged .*; start over with --restart \(restart=True\)"
+    ):
         Index.build(root, texts, FakeEncoder())
     with Index.build(root, texts, FakeEncoder(), restart=True) as index:
         assert len(index) == len(texts)

@@ -12,7 +12,7 @@ from tokenizer_pair import Pair, special, subword_vocabulary
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from embedkit.model_folder.pair_template import read_pair_template
-from embedkit.model_folder.tokenizer import load_tokenizer
+from embedkit.model_folder.tokenizer import changes_beside, load_tokenizer
 
 CHARSMAP = charsmap({"\n": " ", "\u3000": " ", "\u2581": " "})
 
@@ -69,6 +69,28 @@ def wordpiece_file() -> dict[str, Any]:
     written = json.loads(Pair(subword_vocabulary(), special()).reference.to_str())
     written["model"] = {**written["model"], "max_input_chars_per_word": 3, "continuing_subword_prefix": "@"}
     return {**written, "normalizer": None}
+
+
+def test_another_spelling_is_no_other_tokenizer(tmp_path: Path) -> None:
+    """What versions of `tokenizers` wrote for XLM-R and RoBERTa: models keep their fingerprints."""
+    written = unigram_file()
+    metaspace = {"type": "Metaspace", "replacement": MARKED, "str_rep": MARKED, "add_prefix_space": True}
+    steps = [{"type": "WhitespaceSplit"}, metaspace]
+    written["normalizer"] = written["normalizer"]["normalizers"][0]
+    written["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    settings = {"tokenizer_class": "XLMRobertaTokenizer"}
+    write(tmp_path, written, tokenizer_config=settings, config={"model_type": "xlm-roberta"})
+    changes = changes_beside(tmp_path)
+    assert not {"normalizer", "pre_tokenizer"} & changes.keys()
+    written = byte_level_file()
+    written["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    written["normalizer"] = None
+    settings = {"tokenizer_class": "RobertaTokenizer"}
+    write(tmp_path, written, tokenizer_config=settings, config={"model_type": "roberta"})
+    assert not {"normalizer", "pre_tokenizer"} & changes_beside(tmp_path).keys()
+    written["pre_tokenizer"]["add_prefix_space"] = True  # which the class does not take from there
+    write(tmp_path, written, tokenizer_config=settings)
+    assert "pre_tokenizer" in changes_beside(tmp_path)
 
 
 @pytest.mark.parametrize("processor", [None, "other"])
