@@ -47,7 +47,7 @@ def measure(texts: list[str], folder: Path) -> dict[str, Any]:
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     store = ShardStore(str(folder / "shards"), "benchmark")
     store.begin(JobHeader("", "", "", "", dimension, "cosine", []), restart=True)
-    (file,) = ray_plan.files([source])
+    (file,), _ = ray_plan.files([source])
     begin = time.process_time()
     pieces = ray_plan.pieces_of(file, ENCODED)
     plan = time.process_time() - begin

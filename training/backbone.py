@@ -24,7 +24,14 @@ from .dropout import replace_dropout
 if TYPE_CHECKING:
     from .model import ModelOptions
 
-__all__ = ["load_backbone", "position_offset", "quiet", "root_folder", "transformer_folder"]
+__all__ = [
+    "load_backbone",
+    "position_offset",
+    "quiet",
+    "readable_weights",
+    "root_folder",
+    "transformer_folder",
+]
 
 _LOG = logging.getLogger("embedkit")
 _OF_ENCODER = re.compile(r"layers?\.\d+\.|embeddings\.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -112,7 +113,7 @@ class Joined:
         return core.encode_id_pairs(tokenizer.encode_batch(prompted), tokenizer.encode_batch(second), options)
 
 
-class _Rows:
+class _Rows(ABC):
     """Sequences cut here, for decoders and chat templates.
 
     A decoder's classifier reads the last token that is no padding, wherever the padding comes from
@@ -131,9 +132,9 @@ class _Rows:
         self._left = tokenizer.truncation_side == "left"
         self._padding = opened.padding if opened.model.config.get("causal") else None
 
+    @abstractmethod
     def rows(self, first: list[str], second: list[str], most: int) -> tuple[list[list[int]], int]:
         """The tokens of each pair, at most ``most``, and how many pairs are cut."""
-        raise NotImplementedError
 
     def _cut(self, ids: list[int], count: int) -> list[int]:
         """``count`` tokens from the side that is kept."""

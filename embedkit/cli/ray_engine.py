@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from ..arguments import check_positive
-from ..documents.folders import find_files
 from ..index import Index
 from ..index.storage.manifest import ReadingEntry
 from .common import EXIT_OK, EXIT_USAGE, CommandError, in_time, integer, plural, show, size
@@ -91,13 +90,6 @@ def build(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     skipped = Skipped(arguments.on_error)
     left = f"finished shards are kept in {arguments.shards or f'{path}.shards'}"
-    settings = build_settings(arguments, skipped.on_error)
-    if not any("://" in one for one in arguments.inputs):  # `sync` can follow it
-        settings = replace(
-            settings,
-            root=find_files(arguments.inputs).root,
-            reading=ReadingEntry(text_field=arguments.text_field, id_field=arguments.id_field),
-        )
     with (
         explained(lambda: left, ", and the same command resumes from there"),
         ProgressBar(None) as bar,
@@ -114,7 +106,10 @@ def build(arguments: argparse.Namespace) -> int:
                 arguments.encoder_threads,
                 arguments.shard_rows or SHARD_ROWS,
             ),
-            settings=settings,
+            settings=replace(
+                build_settings(arguments, skipped.on_error),
+                reading=ReadingEntry(text_field=arguments.text_field, id_field=arguments.id_field),
+            ),
             text_field=arguments.text_field,
             id_field=arguments.id_field,
             progress=bar.update,

@@ -480,11 +480,8 @@ class _VectorFile:
                 raise ValueError("an archive of arrays")
         except OSError as error:
             raise InputError(str(path), f"cannot be read: {error.strerror or error}") from None
-        except (
-            ValueError,
-            EOFError,
-            zipfile.BadZipFile,
-        ):  # numpy's message speaks of loading objects "unsafely"
+        except (ValueError, EOFError, zipfile.BadZipFile):
+            # numpy's message speaks of loading objects "unsafely"
             raise InputError(
                 str(path), "is not a .npy file of numbers, as numpy.save writes it from an array of floats"
             ) from None

@@ -18,7 +18,7 @@ import logging
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def build_index(
         model: as in `Encoder`; a folder must exist on every machine.
         options: further arguments of `Encoder`; with a CUDA device each encoder takes one GPU.
         cluster: where and how the texts are encoded.
-        settings: as in `Index.build`; ``restart`` also discards the shards.
+        settings: as in `Index.build`; ``restart`` also discards the shards, and ``root`` follows from ``inputs``.
         text_field, id_field: as in `Corpus`.
 
     Raises:
@@ -134,7 +134,8 @@ def build_index(
     device = str(given.get("device", "cpu"))
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device={device!r}: Ray gives each encoder its own GPU; use 'cuda'")
-    chosen = files(inputs)
+    chosen, named_by = files(inputs)
+    settings = replace(settings, root=named_by)
     if not settings.overwrite and not resumable_rows(root) and (root / CURRENT_FILE).exists():
         raise IndexExistsError(f"{root}: an index exists there; name another folder, or pass overwrite=True")
     import_faiss()

@@ -53,8 +53,11 @@ class Piece:
     span: Span | None
 
 
-def files(inputs: Sequence[str | os.PathLike[str]]) -> list[File]:
+def files(inputs: Sequence[str | os.PathLike[str]]) -> tuple[list[File], str | None]:
     """The files named by ``inputs``, in order: files, folders and patterns of this machine, or URLs of them.
+
+    Returns:
+        The files, and the folder that their names are relative to; ``None`` where there are URLs among them.
 
     Raises:
         InputError: one is missing, given twice, or neither JSON Lines nor parquet.
@@ -66,17 +69,17 @@ def files(inputs: Sequence[str | os.PathLike[str]]) -> list[File]:
         for one in inputs:
             item = os.fspath(one)
             given += _remote(item) if "://" in item else find_files([item]).paths
-        names = names_of(given)
+        names, root = names_of(given), None
     else:  # named as where no cluster is at work
         found = find_files(inputs)
-        given, names = found.paths, found.names
+        given, names, root = found.paths, found.names, found.root
     paths = [path if "://" in path else os.path.realpath(path) for path in given]
     for number, path in enumerate(paths):
         if not path.lower().endswith(READ):
             raise InputError(path, f"on Ray, embedkit reads {', '.join(READ)} files")
         if path in paths[:number]:
             raise InputError(path, "the input is given twice")
-    return [_file(path, name) for path, name in zip(paths, names, strict=True)]
+    return [_file(path, name) for path, name in zip(paths, names, strict=True)], root
 
 
 def _remote(url: str) -> list[str]:

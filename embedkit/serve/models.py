@@ -52,9 +52,8 @@ class EmbeddingModel:
         self.about = about = encoder.describe()
         self.dimension = int(about["dimension"])
         self.normalizes = bool(about["normalizes"])
-        width = getattr(encoder, "truncate_dim", None)
-        #: Whether untruncated vectors have length 1 as they are; those that the folder itself truncates have not.
-        self.unit = self.normalizes and width is None
+        # those that the folder itself truncates have another length
+        self.unit = self.normalizes and getattr(encoder, "truncate_dim", None) is None
         self.routed = "routes" in about
         self.max_length = encoder.max_seq_length
         self.bytes = weights_bytes(Path(str(about["path"])), str(about["precision"]))
