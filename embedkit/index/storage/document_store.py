@@ -290,7 +290,7 @@ def _undamaged(folder: Path) -> Iterator[None]:
     """Raise `ResumeError` where pages of the file were lost, as in a power cut."""
     try:
         yield
-    except sqlite3.OperationalError:
+    except (sqlite3.OperationalError, sqlite3.ProgrammingError):  # the disk's, or it was closed meanwhile
         raise
     except sqlite3.DatabaseError as error:
         raise ResumeError(
