@@ -51,8 +51,9 @@ lint:
 	$(VENV)/bin/python csrc/text/generate_traits.py --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)
 
-# The C++ tests under the address, undefined-behavior and thread sanitizers. gcc's thread sanitizer cannot start
-# where the kernel randomizes addresses by many bits, so randomization is turned off for it where that is allowed.
+# The C++ tests under the address and undefined-behavior sanitizers, and those that start threads under the thread
+# sanitizer. gcc's cannot start where the kernel randomizes addresses by many bits, so randomization is turned off for
+# it where that is allowed.
 sanitize:
 	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(MAKE) test-cpp PRESET=asan
 	$$(setarch -R true 2> /dev/null && echo setarch -R) $(MAKE) test-cpp PRESET=tsan
