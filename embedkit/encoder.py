@@ -214,7 +214,7 @@ class Encoder(DropIn):
                 ``"binary"`` and ``"ubinary"``, which pack 8 dimensions into a byte.
             convert_to_numpy: False returns a list of torch tensors.
             convert_to_tensor: True returns one torch tensor (token embeddings: a list of tensors) on the encoder's
-                first device; takes precedence over ``convert_to_numpy``.
+                first device, with ONNX Runtime on the CPU; takes precedence over ``convert_to_numpy``.
             device: None, or the encoder's own device.
             normalize_embeddings: scale the embeddings to length 1.
             truncate_dim: number of leading dimensions to keep; None for the encoder's `truncate_dim`.

@@ -35,7 +35,7 @@ class TrainingOptions:
         batch_size: examples per step over all processes, not counting gradient accumulation.
         batch_tokens: mean tokens of a step's batch, in place of ``batch_size``: batches of long texts then have fewer
             of them, a multiple of the number of processes, so that they depend on it; None for batches of
-            ``batch_size`` examples, which do not.
+            ``batch_size`` examples, which do not (but the last, partial one of a pass).
         mini_batch_size: with GradCache (Gao et al. 2021), examples whose activations are held at once; in-batch
             negatives still come from the whole batch. None computes the whole batch at once.
         gradient_accumulation: batches per optimizer step.

@@ -128,13 +128,18 @@ def _query(arguments: argparse.Namespace) -> int:
     except (ValueError, ImportError, RuntimeError) as error:  # wrong usage, as for build
         raise CommandError(EXIT_USAGE, str(error)) from None
     reranker = open_reranker(arguments.rerank, arguments.threads)
-    index = Index.open(
-        arguments.index,
-        arguments.model,
-        threads=arguments.threads,
-        device=arguments.device,
-        force=arguments.force,
-    )
+    try:
+        index = Index.open(
+            arguments.index,
+            arguments.model,
+            threads=arguments.threads,
+            device=arguments.device,
+            force=arguments.force,
+        )
+    except ModelMismatchError:
+        raise
+    except ValueError as error:  # of this kind on a GPU
+        raise CommandError(EXIT_USAGE, str(error)) from None
     stats = SearchStats()
     with index:
         texts: Iterator[str]

@@ -80,6 +80,7 @@ class Index(Searcher):
             IndexDamagedError: a file is missing, has the wrong size, or cannot be read, or a Faiss file does not
                 match its checksum. (`verify` also compares the checksums of the others.)
             ModelMismatchError: ``encoder`` is another model.
+            ValueError: Faiss cannot search an index of this kind on a GPU.
             ImportError: Faiss is not installed, or for "cuda" without GPU support.
         """
         if threads is not None:
@@ -166,11 +167,12 @@ class Index(Searcher):
             InputError: a document cannot be used (not a string, a NUL, a lone surrogate, a duplicate id, metadata
                 that is not JSON, a text that an encoder with ``on_overflow="error"`` refuses), or there are none.
             IndexExistsError: ``path`` contains an index, or something else.
-            BuildError: the disk is full, the encoder returned NaN, there is too little memory, or too few vectors
-                to build ``factory``. An index that was there is not touched.
+            BuildError: the disk is full, the encoder returned NaN, there is too little memory, or (seen at the end of
+                a stream) too few vectors to build ``factory``. An index that was there is not touched.
             ResumeError: there is an interrupted build of other documents or with other settings.
             BlockingIOError: another process is writing to the index; names it.
-            ValueError: ``factory``, ``metric`` or another setting is invalid.
+            ValueError: ``factory``, ``metric`` or another setting is invalid, or a list holds too few documents for
+                ``factory``.
             ImportError: Faiss is not installed.
         """
         settings = BuildSettings(

@@ -45,8 +45,8 @@ def resolve(
 ) -> Path:
     """The folder of a model; the built-in one has a name; a repository that is not cached is downloaded.
 
-    Only JSON, vocabulary and safetensors files are fetched, never a pickle; with ``graph``, the name of an ONNX
-    file, that file and its companions instead of the weights.
+    Only JSON, vocabularies, chat templates and safetensors files are fetched, never code or a pickle; with ``graph``,
+    the name of an ONNX file, that file and its companions instead of the weights.
 
     Raises:
         FileNotFoundError: the folder does not exist, or the model is not cached and may not or cannot be fetched.

@@ -42,7 +42,7 @@ class DistillOptions:
             no longer the teachers'. The columns become the student's principal components, the largest first.
         early_stopping: stop after this number of dev scores without improvement.
         evaluation: further dev sets, as in a recipe's ``evaluation`` section; with ``select``, one of them selects the
-            best checkpoint, rather than the loss on the texts that were held out.
+            best checkpoint, rather than the mean cosine to the teacher on the texts that were held out.
         index_precision: how an index stores the student's vectors by default: ``int6``, six bits a column, ``int8``, a
             byte, or ``fp32``.
         license: of the student, an SPDX name or "other"; that of the teachers and texts limits it.

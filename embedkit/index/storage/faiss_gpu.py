@@ -12,6 +12,7 @@ __all__ = ["GPU_MOST", "FaissGpu", "OnGpu", "faiss_gpu"]
 GPU_MOST = 2048
 """Maximum k and nprobe of Faiss on a GPU, unless it is built with cuVS."""
 
+_BLOCK = 65_536  # vectors
 _TEMPORARY = 256 << 20  # bytes; Faiss would reserve up to 1.5 GB for intermediate results
 
 
@@ -35,6 +36,7 @@ class FaissGpu:
         faiss = import_faiss()
         options = faiss.GpuClonerOptions()
         options.useFloat16 = half
+        index = _decoded(index)
         with self.lock:
             return OnGpu(self, faiss.index_cpu_to_gpu(self._resources, self.number, index, options))
 
@@ -59,6 +61,17 @@ class OnGpu:
         """Free the memory, not while another thread uses the GPU."""
         with self._gpu.lock:
             del self._index
+
+
+def _decoded(index: Any) -> Any:
+    """``index``; one of codes without lists, which Faiss has on the CPU only, with the vectors of its codes."""
+    faiss = import_faiss()
+    if not isinstance(index, faiss.IndexScalarQuantizer) or index.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
+        return index
+    flat = faiss.IndexFlat(index.d, index.metric_type)
+    for start in range(0, index.ntotal, _BLOCK):
+        flat.add(index.reconstruct_n(start, min(_BLOCK, index.ntotal - start)))
+    return flat
 
 
 def _parameters(index: Any, nprobe: int) -> Any:
