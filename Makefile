@@ -4,7 +4,7 @@ PYTHON ?= python3
 DEMO_INDEX ?= demo-index
 PRESET ?= release
 # Two processes take 10 minutes where one takes 16.
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 PACKAGE ?= .
 
 SOURCES = $(shell find csrc tests/cpp -name '*.cc' -o -name '*.h')

@@ -44,7 +44,7 @@ for name in "$@"; do
     options=(-o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function)
   fi
   # Run outside the checkout, so that only the wheel is tested.
-  (cd "$work" && "$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" "${options[@]}" \
+  (cd "$work" && timeout 1200 "$python" -m pytest -q -c "$root/pyproject.toml" --rootdir "$root" "${options[@]}" \
     "$here/test_${name//-/_}.py")
   echo "$name: installed in $installed s, tested in $((SECONDS - begin - installed)) s"
   [ -n "${VENVS:-}" ] || rm -rf "${venvs:?}/$name"

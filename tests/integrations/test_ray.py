@@ -222,7 +222,10 @@ def _kill_an_actor() -> None:
                 continue
     for process, parent in parents.items():
         if parents.get(parent) == os.getpid():
-            title = Path(f"/proc/{process}/cmdline").read_bytes()
+            try:
+                title = Path(f"/proc/{process}/cmdline").read_bytes()
+            except OSError:  # it has ended
+                continue
             if b"EncodePieces" in title:
                 os.kill(process, signal.SIGKILL)
                 return

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from embedkit.kernels.attention_tiles import attention_tiles, max_attention_tiles
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedkit.backends.buckets import IDLE, SMALL, Buckets
@@ -15,6 +15,7 @@ from embedkit.backends.buckets import IDLE, SMALL, Buckets
 budgets = st.integers(16, 70000)
 
 
+@settings(deadline=None)
 @given(budget=budgets, tokens=st.integers(1, 70000), texts=st.integers(1, 20000))
 def test_a_batch_fits_its_graph(budget: int, tokens: int, texts: int) -> None:
     buckets = Buckets(budget)
@@ -24,6 +25,7 @@ def test_a_batch_fits_its_graph(budget: int, tokens: int, texts: int) -> None:
         assert size <= SMALL or size - tokens <= IDLE * size
 
 
+@settings(deadline=None)
 @given(budget=budgets, share=st.floats(0, 1))
 def test_texts_of_usual_length_have_a_graph(budget: int, share: float) -> None:
     buckets = Buckets(budget)
@@ -39,6 +41,7 @@ def test_sizes_are_few_and_divisible() -> None:
     assert sorted(set(buckets.sizes)) == buckets.sizes
 
 
+@settings(deadline=None)
 @given(budget=st.integers(16, 40000), share=st.floats(0, 1))
 def test_usual_sizes_leave_at_most_their_share_idle(budget: int, share: float) -> None:
     buckets = Buckets(budget)
@@ -53,6 +56,7 @@ def test_usual_sizes_leave_at_most_their_share_idle(budget: int, share: float) -
     assert size <= SMALL or size - tokens <= 0.25 * size
 
 
+@settings(deadline=None)
 @given(
     budget=st.integers(512, 5000),
     lengths=st.lists(st.integers(2, 512), max_size=200),

@@ -217,7 +217,7 @@ threading.Timer(0.4, interrupt).start()
 try:
     encoder.encode(["day night " * 20] * 10**5)
 except KeyboardInterrupt:
-    assert time.perf_counter() - sent < 1, time.perf_counter() - sent
+    assert time.perf_counter() - sent < 10, time.perf_counter() - sent
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if "embedkit" in name], names
 else:

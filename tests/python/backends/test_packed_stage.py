@@ -372,7 +372,7 @@ def test_the_threads_of_devices_end(make_model: Make) -> None:
     assert len(own) == 2
     encoder.close()
     for thread in own:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -81,7 +81,7 @@ def test_the_next_block_is_tokenized_while_one_is_encoded(
             return tokenized[-1]
 
         monkeypatch.setattr(encoder._engine, "tokenize", spy)
-        stage.fail = lambda batch: waited.append(second.wait(10))
+        stage.fail = lambda batch: waited.append(second.wait(60))
         list(index.search_stream([documents[:40], documents[40:80]], 3))
     assert waited and all(waited)  # the first block was not encoded before the second was tokenized
 
@@ -95,7 +95,7 @@ def test_hits_do_not_wait_for_the_next_block(make_model: Make, texts: list[str],
 
         def typed() -> Any:
             yield documents[:1]
-            assert answered.wait(10)
+            assert answered.wait(60)
             yield documents[1:2]
 
         found = index.search_stream(typed(), 1)

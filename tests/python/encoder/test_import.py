@@ -34,8 +34,8 @@ def test_encoding_loads_nothing_heavy(make_model: Callable[..., Path]) -> None:
 
 
 def test_import_is_quick() -> None:
-    script = "import time; start = time.perf_counter(); import embedkit; print(time.perf_counter() - start)"
-    seconds = min(float(run(script)) for _ in range(10))
+    script = "import time; start = time.process_time(); import embedkit; print(time.process_time() - start)"
+    seconds = min(float(run(script)) for _ in range(5))
     assert seconds <= 0.2
 
 

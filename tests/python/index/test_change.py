@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +30,8 @@ from embedkit.index import (
 )
 from embedkit.index.build import change, transfer
 from embedkit.index.storage.generation import Generation, open_generation
+from embedkit.index.storage.layout import current_name
+from embedkit.index.storage.manifest import hash_file
 
 
 def documents(begin: int, end: int, word: str = "text") -> list[Document]:
@@ -291,13 +296,24 @@ def test_verify_encodes_some_again(index: Index) -> None:
 
 
 def test_verify_finds_an_id_in_two_segments(index: Index) -> None:
-    index.add([Document("x", "other")])
-    name = index.generation.manifest.segments[1].name
-    path = index.path / "segments" / name / "keys"
-    path.write_bytes(path.read_bytes().replace(b"other", b"k1234"))
+    index.add([Document("x", "zz")])
+    segment = index.path / "segments" / index.generation.manifest.segments[1].name
+    keys, texts = segment / "keys", segment / "documents.sqlite"
+    keys.write_bytes(keys.read_bytes().replace(b"zz", b"k1"))
+    with contextlib.closing(sqlite3.connect(texts, isolation_level=None)) as db:
+        db.execute("UPDATE documents SET key = 'k1'")
     with (
         Index.open(index.path) as damaged,
         pytest.raises(IndexDamagedError, match="does not match its SHA-256"),
+    ):
+        damaged.verify()
+    manifest = index.path / "manifests" / current_name(index.path)
+    content = json.loads(manifest.read_bytes())
+    content["segments"][1]["files"] |= {file.name: asdict(hash_file(file)) for file in (keys, texts)}
+    manifest.write_text(json.dumps(content))
+    with (
+        Index.open(index.path) as damaged,
+        pytest.raises(IndexDamagedError, match=r"the id 'k1' is in .* and in .*; build the index again"),
     ):
         damaged.verify()
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
@@ -21,7 +20,7 @@ from embedkit.documents.readers import Corpus
 from embedkit.index import BuildError, Document, Index, IndexExistsError
 from embedkit.index.storage import layout
 from embedkit.index.storage.factory import least_rows
-from embedkit.index.storage.faiss_index import create_index
+from embedkit.index.storage.faiss_index import create_index, faiss_threads
 
 TEXTS = ["a cat", "a dog", "a bird"]
 
@@ -79,9 +78,9 @@ def test_the_least_number_of_vectors_is_that_of_faiss(factory: str) -> None:
             return False
         return True
 
-    faiss.omp_set_num_threads(1)
-    assert trains(least_rows(factory))
-    assert not trains(least_rows(factory) - 1)
+    with faiss_threads(1):
+        assert trains(least_rows(factory))
+        assert not trains(least_rows(factory) - 1)
 
 
 def test_a_factory_of_more_lists_than_documents(

@@ -66,6 +66,6 @@ def test_documents_are_closed_while_a_thread_adds_some(tmp_path: Path) -> None:
             time.sleep(0.0001)
         writer.commit()
         writer.close()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         assert isinstance(ended[0], sqlite3.ProgrammingError), ended

@@ -408,7 +408,7 @@ def test_a_slow_refresh_does_not_restore_an_older_generation(
     thread = threading.Thread(target=index.refresh)
     monkeypatch.setattr(searcher, "open_generation", slow)
     thread.start()
-    opened.wait(30)
+    assert opened.wait(60)
     adding = threading.Thread(target=lambda: index.add([Document("text b", "b1")]))
     adding.start()
     adding.join(1)

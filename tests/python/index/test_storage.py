@@ -48,7 +48,7 @@ def run(code: str, *arguments: object, **options: Any) -> subprocess.CompletedPr
         [sys.executable, "-c", prelude + code, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
         **options,
     )

@@ -105,6 +105,7 @@ def run_cases(cases: Path, **environment: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert re.search(r"\b[1-9]\d* passed", done.stdout), done.stdout[-6000:]
 
 
 def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int) -> Any:

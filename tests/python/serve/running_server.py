@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +26,14 @@ _COMMAND = [
     "-c",
     "import sys; from embedkit.cli.serve import main; sys.exit(main(sys.argv[1:]))",
 ]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until ``holds`` is true: what follows an answer, as a count of it, comes a moment later."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class RunningServer:

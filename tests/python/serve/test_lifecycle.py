@@ -21,11 +21,11 @@ from running_server import RunningServer
 from embedkit import Encoder
 from embedkit.cli.serve import main
 
-MANY = [f"word{n % 97} and some others {n}" for n in range(3000)]
+MANY = [f"word{n % 97} and some others {n}" for n in range(1500)]
 
 
 def test_sigterm_drains_then_ends(start: Callable[..., RunningServer]) -> None:
-    with start("--threads", "1") as running:
+    with start("--threads", "1", "--drain", "120") as running:
 
         async def load() -> list[httpx.Response]:
             async with httpx.AsyncClient(base_url=running.url, timeout=60, trust_env=False) as http:
@@ -135,8 +135,7 @@ def test_wrong_options_end_it_before_it_listens(tmp_path: Path) -> None:
         (["--timeout", "-1"], "invalid number of seconds"),
         (["--port", "99999"], "argument --port: invalid port: '99999'; expected a number from 0 to 65535"),
         (["--port", "-1"], "argument --port: invalid port: '-1'"),
-        (["--host", "no such host"], "--host no such host: no such host; give an address of this machine"),
-        (["--host", "a" * 300], "no such host"),
+        (["--host", "a" * 300], "no such host; give an address of this machine"),
         (["--index", str(tmp_path)], "index"),
     ):
         done = run(*arguments)

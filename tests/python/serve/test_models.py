@@ -158,6 +158,7 @@ def test_a_load_beyond_the_timeout_answers_504_and_goes_on(fails: bool) -> None:
         assert [error.status for error in late if isinstance(error, ApiError)] == [504] * 3
         assert pool.models["slow"].users == 0
         ready.set()
+        pool._timeout = 60
         while pool.models["slow"].loading is not None:
             await asyncio.sleep(0.01)
         gc.collect()

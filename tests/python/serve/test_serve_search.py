@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
-from running_server import RunningServer
+from running_server import RunningServer, eventually
 
 from embedkit import CrossEncoder, Encoder, Index
 from embedkit.index import Document
@@ -164,22 +164,20 @@ def service(tmp_path: Path) -> Iterator[SearchService]:
 
 def test_hits_are_written_within_the_timeout(service: SearchService, slow: _Slow) -> None:
     nothing: Pool[Any] = Pool([], Memory(None))
-    state = State(Settings(Limits(timeout=0.5)), nothing, nothing, service, Metrics())
 
-    async def ask(k: int) -> httpx.Response:
+    async def ask(k: int, timeout: float) -> httpx.Response:
+        state = State(Settings(Limits(timeout=timeout)), nothing, nothing, service, Metrics())
         transport = httpx.ASGITransport(create_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.post("/v1/search", json={"query": "text", "k": k})
 
-    answer = asyncio.run(ask(3)).json()
+    answer = asyncio.run(ask(3, 60)).json()
     assert [hit["words"] for hit in answer["data"][0]["hits"]] == [["text"]] * 3
     assert answer["documents"] == 300
-    begin = time.monotonic()
-    late = asyncio.run(ask(300))
+    late = asyncio.run(ask(300, 0.5))
     assert late.status_code == 504
     assert late.json()["error"]["code"] == "timeout"
     service.close()  # waits for what runs
-    assert time.monotonic() - begin < 2
     assert slow.calls < 100
 
 
@@ -343,6 +341,7 @@ def test_the_index_needs_no_second_copy_of_a_served_model(
         assert model["id"] == "embedkit-256-int8"
         before = running.metric("embedkit_texts_total", model=model["id"])
         assert [hit["id"] for hit in hits_of(running, query="lentils", k=3)[0]] == expected
+        eventually(lambda: running.metric("embedkit_texts_total", model=model["id"]) > before)
         assert running.metric("embedkit_texts_total", model=model["id"]) == before + 1
 
 
