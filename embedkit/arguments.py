@@ -228,7 +228,9 @@ def check_unsupported(function: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name not in reasons:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-        if value is not None and not (isinstance(value, bool | int | str) and not value):
+        if value is not None and not (
+            isinstance(value, bool | int | str | dict | list | tuple) and not value
+        ):
             raise ValueError(f"{function}({name}=...) is not supported: {reasons[name]}")
 
 

@@ -68,6 +68,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
             and ``jinja2`` is not.
     """
 
+    _organization = "cross-encoder"
     _instead = _INSTEAD
 
     def __init__(

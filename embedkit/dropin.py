@@ -80,6 +80,8 @@ class DropIn(SentenceModel):
     def tokenizer(self) -> Any:
         """The tokenizer of transformers for this model, loaded from its folder; `tokenize` needs no transformers.
 
+        A copy: changes to it do not change how the encoder reads texts, and `max_seq_length` is passed to it once.
+
         Raises:
             ImportError: transformers is not installed.
         """
@@ -90,7 +92,8 @@ class DropIn(SentenceModel):
                 "Encoder.tokenizer is that of transformers, which is not installed; Encoder.tokenize(texts) returns "
                 "the token ids without it"
             ) from error
-        return AutoTokenizer.from_pretrained(str(self._engine.folder.transformer))
+        folder = self._engine.folder.transformer
+        return AutoTokenizer.from_pretrained(str(folder), model_max_length=self.max_seq_length)
 
     def to(self: _Self, device: Any = None, *args: Any, **options: Any) -> _Self:
         """Return the encoder, if it is on ``device`` already.

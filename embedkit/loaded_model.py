@@ -61,6 +61,8 @@ class LoadedModel(ABC, Generic[_Engine]):
     """
 
     _counts: Counts
+    _organization: ClassVar[str] = "sentence-transformers"
+    """That of names on the Hub without one."""
     _instead: ClassVar[Mapping[str, str]] = {}
     """What only the class of sentence-transformers has, and what to use instead."""
 
@@ -71,7 +73,8 @@ class LoadedModel(ABC, Generic[_Engine]):
         self._threads = options.threads
         path = BUILTIN
         if model is not None:  # absolute, so that a copy finds it from another working directory
-            path = resolve(model, **vars(hub), graph=options.graph).absolute()
+            organization = self._organization
+            path = resolve(model, **vars(hub), graph=options.graph, organization=organization).absolute()
         self._loaded: _Engine | None = self._open(path, options)
         self.max_seq_length = self._loaded.folder_length if max_length is None else max_length
         self._start()

@@ -230,7 +230,10 @@ def _indexed(
 
 
 def _check_score(score_function: Any) -> str:
-    name = getattr(score_function, "__name__", score_function)
+    name = score_function
+    if callable(name):  # another library's cos_sim may be another function
+        module = getattr(name, "__module__", None) or ""
+        name = getattr(name, "__name__", None) if module.startswith("sentence_transformers.") else None
     known = _SCORES.get(name) if isinstance(name, str) else None
     if known is None:
         raise ValueError(

@@ -15,14 +15,13 @@ from .architectures import Architecture
 from .chat_template import ChatTemplate, read_chat_template
 from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
 from .json_file import present, read_json
-from .modules import ACTIVATIONS, LogitScore, Pooling, read_logit_score, scorer_entries
+from .modules import ACTIVATIONS, LogitScore, Pooling, activation_of, read_logit_score, scorer_entries
 from .tokenizer import token_ids
 from .tokenizer_files import TokenizerSettings
 
 __all__ = ["CrossEncoderFolder", "open_cross_encoder"]
 
 _MAX_LABELS = 100_000
-_ACTIVATIONS = {name: kind for name, kind in ACTIVATIONS.items() if kind in ("identity", "sigmoid")}
 _CLASSIFIER_ACTIVATIONS = {
     **{name: name for name in ("gelu", "gelu_new", "relu", "silu", "tanh", "sigmoid")},
     "gelu_python": "gelu",
@@ -215,8 +214,9 @@ def _activation(path: Path, raw: Mapping[str, Any], where: Path) -> str | None:
     ):
         if name is None:
             continue
-        if not isinstance(name, str) or name not in _ACTIVATIONS:
-            known = ", ".join(_ACTIVATIONS)
+        kind = activation_of(name)
+        if kind not in ("identity", "sigmoid"):
+            known = ", ".join(name for name, kind in ACTIVATIONS.items() if kind in ("identity", "sigmoid"))
             raise ValueError(f"{file}: unknown activation {name!r:.80}; expected one of {known}")
-        return _ACTIVATIONS[name]
+        return kind
     return None

@@ -31,6 +31,17 @@ _WEIGHTS = [
     "model.safetensors.index.json",
 ]
 _IGNORED = ["openvino/*", "runs/*", "checkpoint*/*"]
+# Models of the Hub's first days, which have no organization before their names; of the families that run here.
+_BARE = frozenset(
+    """
+    albert-base-v1 albert-base-v2 albert-large-v1 albert-large-v2 albert-xlarge-v1 albert-xlarge-v2 albert-xxlarge-v1
+    albert-xxlarge-v2 bert-base-cased bert-base-chinese bert-base-german-cased bert-base-multilingual-cased
+    bert-base-multilingual-uncased bert-base-uncased bert-large-cased bert-large-cased-whole-word-masking
+    bert-large-uncased bert-large-uncased-whole-word-masking camembert-base distilbert-base-cased
+    distilbert-base-german-cased distilbert-base-multilingual-cased distilbert-base-uncased distilroberta-base
+    roberta-base roberta-large xlm-roberta-base xlm-roberta-large
+    """.split()  # noqa: SIM905
+)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -42,8 +53,11 @@ def resolve(
     token: str | bool | None,
     local_files_only: bool,
     graph: str | None = None,
+    organization: str = "sentence-transformers",
 ) -> Path:
     """The folder of a model; the built-in one has a name; a repository that is not cached is downloaded.
+
+    A name without an organization is one of ``organization``, as in sentence-transformers.
 
     Only JSON, vocabularies, chat templates and safetensors files are fetched, never code or a pickle; with ``graph``,
     the name of an ONNX file, that file and its companions instead of the weights.
@@ -63,7 +77,7 @@ def resolve(
         )
     if name == BUILTIN.name:  # as `describe` and `list_models` give it
         return BUILTIN
-    repository = name if "/" in name else f"sentence-transformers/{name}"
+    repository = name if "/" in name or name in _BARE else f"{organization}/{name}"
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError

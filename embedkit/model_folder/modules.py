@@ -17,6 +17,7 @@ __all__ = [
     "LogitScore",
     "Normalize",
     "Pooling",
+    "activation_of",
     "check_route",
     "module_entries",
     "module_folder",
@@ -54,6 +55,7 @@ ACTIVATIONS = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
 """Class in torch, as folders name it -> name in the core."""
+_CLASSES = {name.rpartition(".")[2]: kind for name, kind in ACTIVATIONS.items()}
 
 _MODULES = ("Transformer", "StaticEmbedding", "Router", "Pooling", "Dense", "Normalize", "LogitScore")
 _MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
@@ -285,10 +287,18 @@ def _read_dense(folder: Path) -> Dense:
     if config.get("use_residual", False):
         raise ValueError(f"{path}: use_residual is not supported; retrain the head without it")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        known = ", ".join(name.rpartition(".")[2] for name in ACTIVATIONS)
+    kind = activation_of(activation)
+    if kind is None:
+        known = ", ".join(_CLASSES)
         raise ValueError(f"{path}: unknown activation_function {activation!r:.80}; expected one of {known}")
-    return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, ACTIVATIONS[activation])
+    return Dense(folder, int(sizes[0] or 0), int(sizes[1] or 0), bias, kind)
+
+
+def activation_of(name: Any) -> str | None:
+    """The name in the core of an activation by its class in torch, also in short (``torch.nn.Tanh``); None: unknown."""
+    if not isinstance(name, str):
+        return None
+    return ACTIVATIONS.get(name) or (_CLASSES.get(name[9:]) if name.startswith("torch.nn.") else None)
 
 
 def _check_feature(path: Path, *, required: bool) -> dict[str, Any]:

@@ -130,7 +130,10 @@ def check_template(folder: Path) -> None:
     if present(path) and read_json(path).get("chat_template") is not None:
         template = path
     elif not present(template):
-        return
+        further = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        if not further:
+            return
+        template = further[0]
     raise ValueError(
         f"{template}: the tokenizer has a chat template, which sentence-transformers puts around each text of a folder "
         "without modules.json, and embedkit does not. Remove the template to encode the plain texts, or use "

@@ -105,7 +105,7 @@ class TokenizerSettings:
     @property
     def model_max_length(self) -> int | None:
         """In tokens; None without a limit."""
-        value = self.values.get("model_max_length")
+        value = self.values.get("model_max_length", self.values.get("max_len"))  # the latter in old files
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:

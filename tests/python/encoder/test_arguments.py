@@ -203,7 +203,7 @@ def test_wrong_types_of_the_constructor(make_model: Make) -> None:
 
 
 def test_neutral_arguments_of_sentence_transformers(make_model: Make) -> None:
-    encoder = Encoder(model_name_or_path=make_model(), trust_remote_code=False, model_kwargs=None)
+    encoder = Encoder(model_name_or_path=make_model(), trust_remote_code=False, model_kwargs={})
     assert encoder.encode("a", pool=None, chunk_size=None, task=None, processing_kwargs=None).shape == (32,)
     assert encoder.encode_query("a", pool=None).shape == (32,)
 

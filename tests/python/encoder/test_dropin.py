@@ -60,6 +60,12 @@ def test_the_tokenizer_is_that_of_transformers(encoder: Encoder, reference: Any)
         assert twin.tokenizer(TEXTS)["input_ids"] == ids
 
 
+def test_the_tokenizer_cuts_where_the_model_does(make_model: Callable[..., Path]) -> None:
+    encoder = Encoder(make_model(), max_length=9)
+    long = ["the weather is lovely today " * 20]
+    assert encoder.tokenizer(long, truncation=True)["input_ids"] == encoder.tokenize(long)["input_ids"]
+
+
 def test_the_tokenizer_of_the_builtin_model() -> None:
     encoder = Encoder()
     assert encoder.tokenizer(TEXTS)["input_ids"] == encoder.tokenize(TEXTS)["input_ids"]

@@ -147,6 +147,7 @@ def test_small_inputs() -> None:
     [
         ({"top_k": 0}, "top_k must be a positive integer"),
         ({"score_function": max}, "use 'cosine' or 'dot'"),
+        ({"score_function": np.dot}, "use 'cosine' or 'dot'"),
         ({"corpus": np.ones((2, 4))}, "3 dimensions and corpus_embeddings 4"),
         ({"corpus": np.ones((2, 3, 1))}, r"corpus_embeddings: the shape is \(2, 3, 1\)"),
         ({"corpus": [[1, 2, 3], [1, np.nan, 3]]}, "corpus_embeddings: row 1 holds NaN"),

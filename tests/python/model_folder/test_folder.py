@@ -165,8 +165,11 @@ def test_plain_folder_of_a_causal_language_model_gets_its_last_token(
     assert open_folder(folder).pooling == Pooling((mode,))
 
 
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/default.jinja"]
+)
 def test_plain_folder_with_a_chat_template(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
     edit(folder / name, chat_template="{{ messages }}")
     assert open_folder(folder).dimension == 24
     (folder / "modules.json").unlink()
@@ -182,6 +185,7 @@ def test_plain_folder_with_a_chat_template(folder: Path, name: str) -> None:
         ("torch.nn.modules.activation.GELU", "gelu"),
         ("torch.nn.modules.activation.ReLU", "relu"),
         ("torch.nn.modules.activation.Sigmoid", "sigmoid"),
+        ("torch.nn.GELU", "gelu"),
         (None, "tanh"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from embedkit import CrossEncoder
 from embedkit.model_folder.hub import resolve
 
 NO_HUB: dict[str, Any] = {"revision": None, "cache_folder": None, "token": None, "local_files_only": False}
@@ -79,6 +80,16 @@ def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", download)
+    for name, organization, repository in (
+        ("a", "sentence-transformers", "sentence-transformers/a"),
+        ("a", "cross-encoder", "cross-encoder/a"),
+        ("roberta-base", "sentence-transformers", "roberta-base"),
+    ):
+        assert resolve(name, **NO_HUB, organization=organization) == tmp_path
+        assert asked["repository"] == repository
+    with pytest.raises(FileNotFoundError, match="not a complete model folder"):
+        CrossEncoder("ms-marco-MiniLM-L6-v2")
+    assert asked["repository"] == "cross-encoder/ms-marco-MiniLM-L6-v2"
     assert resolve("org/name", **{**NO_HUB, "revision": "v1", "token": "t"}) == tmp_path
     assert asked["repository"] == "org/name" and asked["revision"] == "v1" and asked["token"] == "t"
     wanted = """

@@ -100,6 +100,9 @@ def test_tokenizer_config_overrides_the_normalizer(tmp_path: Path) -> None:
     loaded = load_tokenizer(folder)
     assert loaded.encode_batch(TEXTS) == ids_of(cased, TEXTS)
     assert loaded.model_max_length == 512
+    old = {name: value for name, value in config.items() if name != "model_max_length"} | {"max_len": 128}
+    write(tmp_path, content(), tokenizer_config=old)
+    assert load_tokenizer(tmp_path).model_max_length == 128
     # Classes that take tokenizer.json as it is:
     write(tmp_path, content(), tokenizer_config={**config, "tokenizer_class": "PreTrainedTokenizerFast"})
     assert load_tokenizer(folder).encode_batch(TEXTS) == ids_of(wordpiece(), TEXTS)
