@@ -17,7 +17,7 @@ from .packed_model import PackedModel
 from .packed_stage import BatchModel, PackedStage
 from .stage import Request, Stage
 
-__all__ = ["choose_precision", "open_stage"]
+__all__ = ["check_products", "choose_precision", "open_stage"]
 
 # Several lengths and alphabets; the content does not matter.
 _SAMPLE = (
@@ -45,7 +45,7 @@ def open_stage(
         max_length: maximum tokens of the texts that "auto" compares.
 
     Raises:
-        ValueError: a device does not exist.
+        ValueError: a device does not exist, or torch is set to compute fp32 products in TF32.
     """
     opened = [CudaDevice(name) for name in find_devices(devices)]
 
@@ -53,6 +53,8 @@ def open_stage(
         with device.running():  # in order before the first batch
             return PackedModel(folder, precision, device.device)
 
+    if precision == "fp32":
+        check_products()
     if precision == "auto":
         precision = "fp32"
         if opened[0].has_fast_halves:
@@ -69,6 +71,17 @@ def open_stage(
         for device in opened
     ]
     return stages[0] if len(stages) == 1 else ManyStages(stages)
+
+
+def check_products() -> None:
+    """Refuse to compute float32 products in fewer bits, which is a setting of the whole process."""
+    import torch
+
+    if (mode := torch.get_float32_matmul_precision()) != "highest":
+        raise ValueError(
+            f"torch.set_float32_matmul_precision({mode!r}) of this process computes the products of fp32 in TF32, with "
+            "10 of 23 bits; set it to 'highest', or open the Encoder with precision='bf16'"
+        )
 
 
 def choose_precision(

@@ -11,6 +11,7 @@ which is proportional to B.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -71,6 +72,7 @@ class OnnxStage:
         self.dimension = folder.dimension
         session = Session(graph.path, providers, threads)
         self._session = session
+        self._process = os.getpid()
         self._final = session.sentence and (graph.own or not (session.tokens and described))
         self._head = None if self._final else NumpyHead(folder.pooling.modes, core_head(folder))
         if session.tokens:
@@ -112,7 +114,16 @@ class OnnxStage:
         return [*cuts, len(lengths)] if len(lengths) else cuts
 
     def submit(self, window: _core.TokenWindow, order: Indices, request: Request) -> HostBatch:
-        """As `Stage.submit`."""
+        """As `Stage.submit`.
+
+        Raises:
+            RuntimeError: the process was forked after the graph was opened.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "ONNX Runtime's threads do not survive a fork: this Encoder was opened by the parent process. Start "
+                "processes with multiprocessing.get_context('spawn') or 'forkserver', or open the Encoder in the child"
+            )
         begin = time.perf_counter()
         lengths = window.lengths[order]
         skip = window.pool_skip[order]

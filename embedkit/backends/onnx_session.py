@@ -60,7 +60,10 @@ def check_providers(providers: Sequence[Provider] | None, device: str) -> list[P
     else:
         if isinstance(providers, str) or not isinstance(providers, Sequence):
             raise TypeError(f"providers must be a list of names, not {providers!r:.200}")
-        wanted = list(providers)
+        wanted = [  # JSON has lists for tuples
+            (provider[0], provider[1]) if isinstance(provider, list) and len(provider) == 2 else provider
+            for provider in providers
+        ]
         for provider in wanted:
             if not (
                 isinstance(provider, str)
@@ -76,13 +79,17 @@ def check_providers(providers: Sequence[Provider] | None, device: str) -> list[P
             )
         for place, provider in enumerate(wanted if number else ()):  # "cuda:1"
             name, options = (provider, {}) if isinstance(provider, str) else provider
-            if name != CUDA:
+            if name not in ON_GPU:
                 continue
             if str(options.get("device_id", int(number))) != str(int(number)):
                 raise ValueError(
-                    f"device={device!r} and the options of {CUDA} name different GPUs; give one of the two arguments"
+                    f"device={device!r} and the options of {name} name different GPUs; give one of the two arguments"
                 )
             wanted[place] = (name, {**options, "device_id": int(number)})
+    for place, provider in enumerate(wanted):  # ONNX Runtime's own default is TF32, ten bits of a float's 23
+        name, options = (provider, {}) if isinstance(provider, str) else provider
+        if name == CUDA:
+            wanted[place] = (name, {"use_tf32": 0, **options})
     for name in provider_names(wanted):
         if name not in available:
             remedy = " (pip install onnxruntime-gpu instead of onnxruntime)" if name == CUDA else ""

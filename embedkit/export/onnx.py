@@ -87,6 +87,10 @@ def export_onnx(
             f'exporting to ONNX needs {", ".join(missing)}: pip install "embedkit[onnx]" torch transformers'
         )
     core = model if isinstance(model, Encoder) else Encoder(model)
+    if core._options.onnx is not None:
+        raise ValueError(
+            f"{core!r} runs a graph already; open its folder without backend='onnx' to export another"
+        )
     _check_one_transformer(core)
     stored = core._engine.folder
     if stored.precision == "int8":

@@ -185,8 +185,9 @@ class EmbedkitVectorStore(VectorStore):
             if isinstance(value, str):
                 raise TypeError(f"{name} must be a list of texts, not one text")
         given = list(texts)
-        fields = [{} for _ in given] if metadatas is None else metadatas
-        own = [document_id or str(uuid.uuid4()) for document_id in (ids or [None] * len(given))]
+        fields = [{} for _ in given] if metadatas is None or not len(metadatas) else metadatas
+        named: list[str | None] = [None] * len(given) if ids is None or not len(ids) else list(ids)
+        own = [document_id or str(uuid.uuid4()) for document_id in named]
         for name, values in (("metadatas", fields), ("ids", own)):
             if len(values) != len(given):
                 raise ValueError(f"{len(given)} texts and {len(values)} {name} were given")

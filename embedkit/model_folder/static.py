@@ -4,7 +4,7 @@ Such a model has no layers: a text's vector is the mean of the rows of its token
 (https://github.com/MinishLab/model2vec) writes the table as ``embeddings``, beside it in some models ``mapping``
 (vocabulary,), each token's row where several share one, and ``weights`` (vocabulary,), a factor for each token; it
 leaves unknown tokens out of the mean. sentence-transformers writes ``embedding.weight`` alone and counts unknown tokens
-in. embedkit computes as the program that wrote the folder does.
+in, and so does embedkit with each one's folders. Texts are cut by tokens in both; Model2Vec cuts by characters first.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def evaluate(
 def _measure(
     index: Index, judgments: Judgments, search: Search, ks: Sequence[int], *, per_document: bool
 ) -> Measured:
-    k = max(_K, *ks)
+    k = max((_K, *ks))
     found = [
         [document_of(hit.id) if per_document else hit.id for hit in hits]
         for hits in search.hits(index, judgments.queries, k, per_document=per_document)

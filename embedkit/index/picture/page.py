@@ -28,13 +28,12 @@ def write_page(picture: Picture, path: str | os.PathLike[str], *, name: str) -> 
     points = picture.points.astype(np.float64)
     low, high = points.min(axis=0), points.max(axis=0)
     unit = (points - (low + high) / 2) / max(float((high - low).max()), 1e-12)  # the longer side is 1
-    groups = groups_in_order(picture)
+    groups = [] if picture.values is not None else groups_in_order(picture)
     number = {group: at for at, (group, _) in enumerate(groups)}
     scale = None
     if picture.values is not None:
         known = picture.values[np.isfinite(picture.values)]
         scale = [float(known.min()), float(known.max())]
-        groups, number = [], {}
     data = {
         "points": np.round(unit, 5).tolist(),
         "ids": picture.ids,

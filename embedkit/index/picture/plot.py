@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def groups_in_order(picture: Picture) -> list[tuple[str, str]]:
     if picture.color is None:
         names = picture.names
     else:
-        counts = {name: picture.groups.count(name) for name in dict.fromkeys(picture.groups)}
+        counts = Counter(picture.groups)
         names = sorted(counts, key=lambda name: (name in (OTHER, "none"), -counts[name]))
     return [
         (name, _REST if picture.color is not None and name in (OTHER, "none") else PALETTE[at % len(PALETTE)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import shutil
 import subprocess
@@ -267,6 +268,28 @@ def test_a_provider_of_gpus_contradicts_the_cpu(folder: Path, monkeypatch: pytes
 def test_providers_with_options(folder: Path) -> None:
     providers = [("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})]
     assert Encoder(folder, backend="onnx", providers=providers).encode("a").shape == (24,)
+    of_json = json.loads(json.dumps(providers))
+    assert Encoder(folder, backend="onnx", providers=of_json).encode("a").shape == (24,)
+
+
+def test_floats_keep_their_bits_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    from embedkit.backends.onnx_session import check_providers
+
+    names = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: names)
+    (_, cuda), cpu = check_providers(None, "cuda:1")
+    assert cuda == {"device_id": 1, "use_tf32": 0} and cpu == names[2]
+    (_, tensorrt), (_, cuda) = check_providers([names[0], (names[1], {"use_tf32": 1})], "cuda:1")
+    assert tensorrt == {"device_id": 1} and cuda == {"device_id": 1, "use_tf32": 1}
+
+
+def test_a_fork_raises_with_a_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(folder, backend="onnx")
+    monkeypatch.setattr("embedkit.backends.onnx.os.getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match=r"do not survive a fork: .* or open the Encoder in the child"):
+        encoder.encode("a")
 
 
 def test_outputs_in_memory_of_the_device(

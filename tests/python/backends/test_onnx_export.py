@@ -45,6 +45,8 @@ def all_in_one(
     target = tmp_path_factory.mktemp("exported") / "model"
     fidelity = export_onnx(source, target)
     assert fidelity.least >= 0.999999 and fidelity.texts > 10
+    with pytest.raises(ValueError, match="runs a graph already; open its folder without backend='onnx'"):
+        export_onnx(Encoder(target, backend="onnx"), target.with_name("again"))
     return source, target
 
 

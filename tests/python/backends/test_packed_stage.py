@@ -412,6 +412,16 @@ def test_the_nearest_precision_is_chosen(make_model: Make) -> None:
     assert choice(refuse="fp16") == "bf16"
 
 
+def test_fp32_is_not_computed_in_fewer_bits() -> None:
+    cuda.check_products()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ValueError, match=r"\('high'\) .* TF32, with 10 of 23 bits; set it to 'highest'"):
+            cuda.check_products()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_calls_from_several_threads(make_model: Make, texts: list[str]) -> None:
     folder = make_model()
     encoder, _, _ = packed(folder)
