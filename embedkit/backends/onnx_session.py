@@ -77,19 +77,17 @@ def check_providers(providers: Sequence[Provider] | None, device: str) -> list[P
                 f"device={device!r} needs {CUDA}, and providers={provider_names(wanted)} lacks it; "
                 "give one of the two arguments"
             )
-        for place, provider in enumerate(wanted if number else ()):  # "cuda:1"
-            name, options = (provider, {}) if isinstance(provider, str) else provider
-            if name not in ON_GPU:
-                continue
+    for place, provider in enumerate(wanted):
+        name, options = (provider, {}) if isinstance(provider, str) else provider
+        if number and name in ON_GPU:  # "cuda:1"
             if str(options.get("device_id", int(number))) != str(int(number)):
                 raise ValueError(
                     f"device={device!r} and the options of {name} name different GPUs; give one of the two arguments"
                 )
-            wanted[place] = (name, {**options, "device_id": int(number)})
-    for place, provider in enumerate(wanted):  # ONNX Runtime's own default is TF32, ten bits of a float's 23
-        name, options = (provider, {}) if isinstance(provider, str) else provider
-        if name == CUDA:
-            wanted[place] = (name, {"use_tf32": 0, **options})
+            options = {**options, "device_id": int(number)}
+        if name == CUDA:  # ONNX Runtime's own default is TF32, ten bits of a float's 23
+            options = {"use_tf32": 0, **options}
+        wanted[place] = (name, options) if options else name
     for name in provider_names(wanted):
         if name not in available:
             remedy = " (pip install onnxruntime-gpu instead of onnxruntime)" if name == CUDA else ""

@@ -22,6 +22,7 @@ from .tokenizer_files import TokenizerSettings
 __all__ = ["CrossEncoderFolder", "open_cross_encoder"]
 
 _MAX_LABELS = 100_000
+_ACTIVATIONS = ("identity", "sigmoid")
 _CLASSIFIER_ACTIVATIONS = {
     **{name: name for name in ("gelu", "gelu_new", "relu", "silu", "tanh", "sigmoid")},
     "gelu_python": "gelu",
@@ -215,8 +216,8 @@ def _activation(path: Path, raw: Mapping[str, Any], where: Path) -> str | None:
         if name is None:
             continue
         kind = activation_of(name)
-        if kind not in ("identity", "sigmoid"):
-            known = ", ".join(name for name, kind in ACTIVATIONS.items() if kind in ("identity", "sigmoid"))
+        if kind not in _ACTIVATIONS:
+            known = ", ".join(one for one, own in ACTIVATIONS.items() if own in _ACTIVATIONS)
             raise ValueError(f"{file}: unknown activation {name!r:.80}; expected one of {known}")
         return kind
     return None

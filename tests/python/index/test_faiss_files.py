@@ -1,0 +1,197 @@
+"""Faiss files in and out of an index, and documents with vectors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from fake_encoder import FakeEncoder
+
+from embedkit.index import (
+    Document,
+    Index,
+    IndexExistsError,
+    InputError,
+)
+
+
+def vectors(rows: int, dimension: int = 32) -> np.ndarray:
+    array = np.random.default_rng(0).standard_normal((rows, dimension)).astype(np.float32)
+    return array / np.linalg.norm(array, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF4,SQ8", "PCA16,Flat"])
+def test_a_faiss_file_is_imported_and_exported(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
+    array = vectors(400)
+    raw = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
+    raw.train(array)
+    raw.add(array)
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    texts = [Document(f"text {n}", f"key {n}") for n in range(400)]
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder, texts) as index:
+        scores, rows = index.search_vectors(array[:20], 5)
+        expected = raw.search(array[:20], 5)
+        np.testing.assert_array_equal(rows, expected[1])
+        np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+        assert index.search(array[7], k=1)[0][0].text == "text 7"
+        assert index.export_faiss(tmp_path / "out.faiss") == 400
+        out = faiss.read_index(str(tmp_path / "out.faiss"))
+        np.testing.assert_array_equal(out.search(array[:20], 5)[1], expected[1])
+        index.delete(["key 7"])
+        assert index.export_faiss(tmp_path / "less.faiss") == 399
+        keys = [json.loads(line) for line in (tmp_path / "less.faiss.ids.jsonl").read_text().splitlines()]
+        assert keys == [f"key {n}" for n in range(400) if n != 7]
+        assert faiss.read_index(str(tmp_path / "less.faiss")).ntotal == 399
+        with pytest.raises(IndexExistsError, match=r"out\.faiss: already exists"):
+            index.export_faiss(tmp_path / "out.faiss")
+        index.add([Document("more", "more")])
+        assert index.compact()
+        assert len(index) == 400
+
+
+def test_ids_of_a_faiss_file_become_the_documents_ids(tmp_path: Path, encoder: FakeEncoder) -> None:
+    array = vectors(50)
+    raw = faiss.IndexIDMap2(faiss.IndexFlatIP(32))
+    raw.add_with_ids(array, np.arange(1000, 1050))
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    with Index.import_faiss(tmp_path / "plain", tmp_path / "in.faiss", encoder) as index:
+        assert [hit.id for hit in index.search(array[3], k=1)[0]] == ["1003"]
+        index.verify(sample=10)
+    shuffled = [
+        Document(f"text {n}", str(n)) for n in np.random.default_rng(0).permutation(np.arange(1000, 1050))
+    ]
+    with Index.import_faiss(tmp_path / "texts", tmp_path / "in.faiss", encoder, shuffled) as index:
+        assert index.search(array[3], k=1)[0][0].text == "text 1003"
+    with pytest.raises(InputError, match="holds the id 1049, which no document has"):
+        missing = [document for document in shuffled if document.id != "1049"]
+        Index.import_faiss(tmp_path / "x", tmp_path / "in.faiss", encoder, [*missing, Document("x", "y")])
+
+
+@pytest.mark.parametrize("factory", ["IVF4,Flat", "IVF4,SQ8", "PCAR32,IVF4,SQ8"])
+@pytest.mark.parametrize("first", [0, 100, 1000])
+def test_ids_in_the_lists_of_a_faiss_file_become_the_documents_ids(
+    tmp_path: Path, encoder: FakeEncoder, factory: str, first: int
+) -> None:
+    array, order = vectors(400), np.random.default_rng(1).permutation(400)
+    raw = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
+    raw.train(array)
+    faiss.extract_index_ivf(raw).nprobe = 4
+    raw.add_with_ids(array[order], order + first)
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    texts = [f"text {n}" for n in range(400)]
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder, texts) as index:
+        assert [(hit.id, hit.text) for hit in index.search(array[7], k=1)[0]] == [(str(7 + first), "text 7")]
+        index.delete([str(7 + first)])
+        index.add([Document("more", "more")])
+        assert index.compact()
+        assert [hit.text for hit in index.search(array[9], k=1)[0]] == ["text 9"]
+
+
+def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None:
+    texts = [Document(f"text {n}", f"key\u2028{n}") for n in range(20)]
+    file, ids = tmp_path / "out.faiss", tmp_path / "out.faiss.ids.jsonl"
+    with Index.build(tmp_path / "index", texts, encoder) as index:
+        index.delete(["key\u20283"])
+        index.export_faiss(file)
+    with Index.import_faiss(tmp_path / "back", file, encoder) as back:
+        assert [document.id for document in back] == [f"key\u2028{n}" for n in range(20) if n != 3]
+        (hits,) = back.search("text 7", k=2)
+        assert (hits[0].id, hits[0].text) == ("key\u20287", "")
+    given = [Document(f"given {n}", str(n)) for n in range(19)]
+    with Index.import_faiss(tmp_path / "texts", file, encoder, given) as index:
+        assert [document.id for document in index] == [str(n) for n in range(19)]
+    with Index.import_faiss(
+        tmp_path / "by-id", file, encoder, [texts[n] for n in range(19, -1, -1) if n != 3]
+    ) as index:
+        assert index.search("text 7", k=1)[0][0].id == "key\u20287"
+        index.verify(sample=19)
+    with pytest.raises(InputError, match="holds the id key\u20280, which no document has"):
+        Index.import_faiss(tmp_path / "wrong", file, encoder, texts[1:])
+    for lines, message in (
+        (b'"a"\n' * 3, r"ids\.jsonl: holds 3 ids, and .*out\.faiss 19 vectors"),
+        (b'"a"\n{"id": "b"}\n', r"ids\.jsonl:2: the line is no JSON string"),
+        (b'"a"\n"\xff"\n', r"ids\.jsonl:2: the line is no JSON string"),
+        (b'"a"\n' * 19, "the id 'a' was used before"),
+    ):
+        ids.write_bytes(lines)
+        with pytest.raises(InputError, match=message):
+            Index.import_faiss(tmp_path / "wrong", file, encoder)
+    ids.unlink()
+    with Index.import_faiss(tmp_path / "numbers", file, encoder) as index:
+        assert "18" in index
+
+
+def test_an_index_without_documents_takes_another_model(tmp_path: Path) -> None:
+    new = FakeEncoder("new", truncate_dim=20)
+    with Index.build(tmp_path / "index", [Document("text", "a")], FakeEncoder()) as index:
+        index.delete(["a"])
+        assert index.reembed(new).documents == 0
+    with Index.open(tmp_path / "index", new) as index:
+        index.add([Document("text", "b")])
+        assert [hit.id for hit in index.search("text", k=2)[0]] == ["b"]
+
+
+def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncoder) -> None:
+    cases = {
+        "l2": faiss.IndexFlatL2(32),
+        "narrow": faiss.IndexFlatIP(8),
+        "long": faiss.IndexFlatIP(32),
+    }
+    for index in cases.values():
+        index.add(vectors(5, index.d) * 3)
+    cases["empty"] = faiss.IndexFlatIP(32)
+    for name, index in cases.items():
+        faiss.write_index(index, str(tmp_path / name))
+    cases["fast"] = faiss.index_factory(32, "IVF1,PQ8x4fs", faiss.METRIC_INNER_PRODUCT)
+    cases["fast"].train(vectors(700))
+    cases["fast"].add(vectors(700))
+    faiss.write_index(cases["fast"], str(tmp_path / "fast"))
+    (tmp_path / "garbage").write_bytes(b"garbage")
+    for name, message in (
+        ("l2", "its metric is not the inner product"),
+        ("narrow", "its vectors have 8 dimensions, the encoder's have 32"),
+        ("long", "has length 3, but cosine needs length 1; normalize the vectors"),
+        ("empty", "contains no vectors"),
+        ("fast", "cannot reconstruct the vectors of IndexIVFPQFastScan"),
+        ("garbage", "Faiss cannot read it"),
+        ("none", "no such file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Index.import_faiss(tmp_path / "index", tmp_path / name, encoder)
+        assert not (tmp_path / "index").exists()
+    with Index.import_faiss(tmp_path / "index", tmp_path / "long", encoder, metric="dot") as index:
+        assert len(index) == 5
+    with pytest.raises(InputError, match="holds 5 vectors, and 2 documents are given"):
+        Index.import_faiss(tmp_path / "two", tmp_path / "long", encoder, ["a", "b"], metric="dot")
+
+
+def test_documents_with_vectors(tmp_path: Path, encoder: FakeEncoder) -> None:
+    array = vectors(300) * 5
+    made = [Document(f"text {n}", str(n), vector=array[n]) for n in range(0, 300, 2)]
+    mixed = sorted(
+        [*made, *(Document(f"text {n}", str(n)) for n in range(1, 300, 2))], key=lambda d: int(d.id)
+    )
+    with Index.build(tmp_path / "index", mixed, encoder) as index:
+        stored = index.generation.vectors(np.arange(300))
+        np.testing.assert_allclose(stored[::2], array[::2] / 5, atol=1e-6)
+        odd = encoder.encode_document([f"text {n}" for n in range(1, 300, 2)], normalize_embeddings=True)
+        np.testing.assert_allclose(stored[1::2], odd, atol=1e-6)
+    for vector, message in (
+        (np.ones(5), r"its vector has shape \(5,\); the encoder's have \(32,\)"),
+        (np.full(32, np.nan), "its vector contains NaN or infinity"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Index.build(tmp_path / "bad", [Document("x", "x", vector=vector)], encoder)
+
+
+def test_vectors_without_texts_are_not_encoded_again(tmp_path: Path, encoder: FakeEncoder) -> None:
+    raw = faiss.IndexFlatIP(32)
+    raw.add(vectors(20))
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder) as index:
+        with pytest.raises(InputError, match="holds its vector without a text"):
+            index.reembed(encoder)
+        assert index.search_vectors(vectors(20), 1)[1][:, 0].tolist() == list(range(20))
