@@ -303,6 +303,8 @@ class EncoderConfig:
     rotary_base: Final[float]
     rotary_local_base: Final[float]
     rotary_divisor: Final[float]
+    rotary_short_wave: Final[float]
+    rotary_long_wave: Final[float]
     rotary_stretch: Final[float]
     rotary_trained: Final[int]
     alibi: Final[bool]

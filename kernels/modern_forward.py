@@ -116,6 +116,7 @@ class ModernEncoder(Packer):
             return None, None
         turns = half_turns(
             self._max_length, self._size, base, float(config.get("rotary_divisor", 1)), self.device,
+            waves=(float(config.get("rotary_short_wave", 0)), float(config.get("rotary_long_wave", 0))),
             trained=int(config.get("rotary_trained", 0)), stretch=float(config.get("rotary_stretch", 1)),
         )  # fmt: skip
         local = float(config.get("rotary_local_base", 0))
@@ -262,15 +263,22 @@ def half_turns(
     divisor: float,
     device: torch.device,
     *,
+    waves: tuple[float, float] = (0, 0),
     trained: int = 0,
     stretch: float = 1.0,
 ) -> Turns:
     """Rotary positions of heads of ``size`` values: θ_d = base^(−2d / size) / divisor.
 
-    Speeds and angles are rounded to float32, as transformers and the core do.
+    Speeds and angles are rounded to float32, as transformers and the core do. With ``waves``, in positions, speeds are
+    divided as in Llama 3: those of waves below the first are not, those above the second are, and between them
+    1 / wave tells how far.
     """
-    waves = (base ** (np.arange(0, size, 2) / size)).astype(np.float32)
-    speed = np.float32(1) / waves / np.float32(divisor)
+    whole = np.float32(1) / (base ** (np.arange(0, size, 2) / size)).astype(np.float32)
+    speed = whole / np.float32(divisor)
+    if waves[1]:
+        slow, fast = 1 / waves[1], 1 / waves[0]
+        kept = ((whole.astype(np.float64) / (2 * np.pi) - slow) / (fast - slow)).clip(0, 1)
+        speed = ((1 - kept) * speed + kept * whole).astype(np.float32)
     reach = min(positions, trained) if trained else positions
     angle = (np.arange(reach, dtype=np.float32)[:, None] * speed).astype(np.float64)
     cos, sin, speeds = (

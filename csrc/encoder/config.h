@@ -51,6 +51,11 @@ struct EncoderConfig {
   float rotary_base = 0;
   float rotary_local_base = 0;  ///< of the layers with a window
   float rotary_divisor = 1;
+  /// Llama 3: features that turn once in fewer than `rotary_short_wave` positions are not divided, those that
+  /// take more than `rotary_long_wave` are, and the speeds between pass from one to the other. 0: all are
+  /// divided.
+  float rotary_short_wave = 0;
+  float rotary_long_wave = 0;
   /// Texts of more tokens than `rotary_trained` (0: none) stretch the base to their length, times this
   /// factor.
   float rotary_stretch = 1;

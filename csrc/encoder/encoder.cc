@@ -183,9 +183,10 @@ void Encoder::prepare_turns(const PackedBatch& batch, Workspace& w) const {
     }
     const size_t positions = stretched ? length : longest;
     const float local = config_.rotary_local_base;
-    tables.emplace_back(positions, width, RotaryTable::Speed{base, config_.rotary_divisor});
-    tables.push_back(local > 0 ? RotaryTable(positions, width, RotaryTable::Speed{local, 1.0f})
-                               : RotaryTable());
+    tables.emplace_back(positions, width,
+                        RotaryTable::Speed{base, config_.rotary_divisor, config_.rotary_short_wave,
+                                           config_.rotary_long_wave});
+    tables.push_back(local > 0 ? RotaryTable(positions, width, RotaryTable::Speed{local}) : RotaryTable());
   }
   w.turns_ = std::move(tables);
 }

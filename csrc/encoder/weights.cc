@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numbers>
 #include <numeric>
 
 #include "base/error.h"
@@ -232,6 +233,10 @@ void EncoderConfig::validate() const {
   require(rotary_divisor > 0 && rotary_divisor <= 1e6f && rotary_stretch >= 1 && rotary_stretch <= 1e6f,
           "rotary_divisor is ", rotary_divisor, ", rotary_stretch ", rotary_stretch,
           "; both must be positive and below 1e6, the latter at least 1");
+  require((rotary_short_wave == 0 && rotary_long_wave == 0) ||
+              (rotary_short_wave > 0 && rotary_short_wave < rotary_long_wave && rotary_long_wave <= 1e9f),
+          "rotary_short_wave is ", rotary_short_wave, ", rotary_long_wave ", rotary_long_wave,
+          "; the former must be positive and below the latter, and that at most 1e9");
   require(embedding_scale > 0 && embedding_scale <= 1e6f, "embedding_scale is ", embedding_scale,
           "; it must be positive and below 1e6");
   require(rotary_trained == 0 || head_width() > 2, "heads of ", head_width(),
@@ -379,13 +384,30 @@ RelativeBias::RelativeBias(size_t heads, size_t positions)
   }
 }
 
+namespace {
+
+/// Radians a position; the features turn once in 2π `wave` positions before they are divided.
+float speed_of(float wave, const RotaryTable::Speed& speed) {
+  const float whole = 1.0f / wave;
+  const float divided = whole / speed.divisor;
+  if (speed.long_wave == 0) return divided;
+  const double length = 2 * std::numbers::pi * double{wave};
+  if (length < double{speed.short_wave}) return whole;
+  if (length > double{speed.long_wave}) return divided;
+  const double slow = 1 / double{speed.long_wave};
+  const double kept = (1 / length - slow) / (1 / double{speed.short_wave} - slow);
+  return static_cast<float>((1 - kept) * double{divided} + kept * double{whole});
+}
+
+}  // namespace
+
 RotaryTable::RotaryTable(size_t positions, size_t head_size, Speed speed) : positions_(positions) {
   table_.reset(checked_mul(positions, 2 * head_size) + Kernels::kSlack);
   std::fill_n(table_.data(), table_.size(), 0.0f);
   for (size_t d = 0; d < head_size; d += 2) {
     const float exponent = static_cast<float>(d) / static_cast<float>(head_size);
     const float wave = static_cast<float>(std::pow(double{speed.base}, double{exponent}));
-    const float turn = 1.0f / wave / speed.divisor;
+    const float turn = speed_of(wave, speed);
     for (size_t p = 0; p < positions; ++p) {
       float* cosine = table_.data() + p * 2 * head_size;
       float* sine = cosine + head_size;
@@ -464,7 +486,9 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
   if (config.rotary)
     weights.rotary = RotaryTable(config.max_position_embeddings, width);
   else if (config.rotary_base > 0)
-    weights.rotary = RotaryTable(ready, width, {config.rotary_base, config.rotary_divisor});
+    weights.rotary = RotaryTable(
+        ready, width,
+        {config.rotary_base, config.rotary_divisor, config.rotary_short_wave, config.rotary_long_wave});
   else if (!config.alibi && config.num_hidden_layers > 0)
     weights.positions =
         reader.table("embeddings.position_embeddings", config.max_position_embeddings, embedded);
@@ -475,7 +499,7 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
                                    {},
                                    reader.floats("embeddings_project.bias", {hidden})}});
   if (config.rotary_local_base > 0)
-    weights.local_rotary = RotaryTable(ready, width, {config.rotary_local_base, 1.0f});
+    weights.local_rotary = RotaryTable(ready, width, {config.rotary_local_base});
   if (config.normalizes_before()) weights.final_norm = reader.norm("encoder.norm", hidden);
   weights.layers.reserve(config.stored_layers());
   for (size_t l = 0; l < config.stored_layers(); ++l) {

@@ -99,7 +99,9 @@ class RotaryTable {
   /// Of what `EncoderConfig` describes: rounded to float in every step, as the models were trained with it.
   struct Speed {
     float base;
-    float divisor;
+    float divisor = 1;
+    float short_wave = 0;
+    float long_wave = 0;
   };
   RotaryTable(size_t positions, size_t head_size, Speed speed);
 

@@ -213,6 +213,8 @@ void bind_all_options(py::module_& m) {
                    field<C>("rotary_base", &C::rotary_base),
                    field<C>("rotary_local_base", &C::rotary_local_base),
                    field<C>("rotary_divisor", &C::rotary_divisor),
+                   field<C>("rotary_short_wave", &C::rotary_short_wave),
+                   field<C>("rotary_long_wave", &C::rotary_long_wave),
                    field<C>("rotary_stretch", &C::rotary_stretch),
                    field<C>("rotary_trained", &C::rotary_trained),
                    field<C>("alibi", &C::alibi),

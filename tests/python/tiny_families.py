@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-__all__ = ["DECODER", "DYNAMIC", "KINDS", "SHAPE", "SPECIAL", "WORDS", "randomize", "tiny", "write_tokenizer"]
+__all__ = [
+    "DECODER",
+    "DYNAMIC",
+    "KINDS",
+    "LLAMA3",
+    "SHAPE",
+    "SPECIAL",
+    "WORDS",
+    "randomize",
+    "tiny",
+    "write_tokenizer",
+]
 
 SHAPE = {
     "hidden_size": 40,
@@ -17,6 +28,10 @@ SHAPE = {
     "max_position_embeddings": 9000,
 }
 DECODER = {**SHAPE, "head_dim": 14, "num_key_value_heads": 2, "num_attention_heads": 6, "hidden_size": 42}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
 # Config class of transformers, its options, and keys of config.json that only the Hub has.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,6 +67,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", DECODER),
     "qwen2": ("Qwen2Config", DECODER),
     "llama": ("LlamaConfig", DECODER),
+    "llama3": ("LlamaConfig", {**DECODER, "rope_parameters": LLAMA3}),
     "mistral": ("MistralConfig", {**DECODER, "sliding_window": 9}),
     "gemma": (
         "Gemma3TextConfig",

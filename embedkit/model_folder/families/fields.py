@@ -68,7 +68,8 @@ def rope(raw: Config, config: CoreConfig, where: str, theta: float, name: str = 
     if not isinstance(scaling, dict):
         raise ValueError(f"{where}: {name} must be an object, not {scaling!r:.80}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    unknown = set(scaling) - {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings"}
+    known = {"rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings"}
+    unknown = set(scaling) - known - ({"low_freq_factor", "high_freq_factor"} if kind == "llama3" else set())
     odd = sorted(key for key in unknown if scaling[key] not in (None, 1, 1.0))
     if odd:
         raise ValueError(
@@ -90,9 +91,19 @@ def rope(raw: Config, config: CoreConfig, where: str, theta: float, name: str = 
         config.update(rotary_base=base, rotary_stretch=factor, rotary_trained=trained)
         # As far as the models that use it were tried: nomic-embed-text, 2,048 to 8,192.
         config["max_position_embeddings"] = max(int(config["max_position_embeddings"]), 4 * trained)
+    elif kind == "llama3":
+        trained = integer(scaling, "original_max_position_embeddings", where, 1)
+        low, high = (number(scaling, f"{end}_freq_factor", where) for end in ("low", "high"))
+        if low >= high:
+            raise ValueError(
+                f"{where}: {name} has low_freq_factor {low} and high_freq_factor {high}; the former must be the smaller"
+            )
+        config.update(rotary_base=base, rotary_divisor=factor)
+        config.update(rotary_short_wave=trained / high, rotary_long_wave=trained / low)
     else:
         raise ValueError(
-            f"{where}: {name} type {kind!r:.80} is not supported; embedkit computes default, linear, ntk and dynamic"
+            f"{where}: {name} type {kind!r:.80} is not supported; embedkit computes default, linear, ntk, dynamic and "
+            "llama3"
         )
 
 

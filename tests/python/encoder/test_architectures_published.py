@@ -150,6 +150,24 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "local_layers": "1" * 32, "query_key_norm": False, "norm_kind": "rms",
         },
     ),
+    "meta-llama/Llama-3.2-1B": (
+        {
+            "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu",
+            "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+            "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+            "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05, "rope_scaling": {
+                "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3",
+            }, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+            "vocab_size": 128256,
+        },
+        {
+            "rotary_base": 500000.0, "rotary_divisor": 32.0, "rotary_short_wave": 2048.0,
+            "rotary_long_wave": 8192.0, "num_key_value_heads": 8, "head_size": 64, "causal": True,
+        },
+    ),
     "michaelfeil/mxbai-rerank-base-v2-seq": (
         {
             "architectures": ["Qwen2ForSequenceClassification"], "attention_dropout": 0.0, "bos_token_id": 151643,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from changed_folder import changed
-from tiny_families import KINDS, WORDS, tiny
+from tiny_families import KINDS, LLAMA3, WORDS, tiny
 
 from embedkit import Encoder, _core
 
@@ -141,7 +141,22 @@ def test_a_decoder_that_names_no_activation_has_silu(
         ("qwen3", {"num_key_value_heads": 4}, "num_key_value_heads"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
         ("llama", {"mlp_bias": True}, "mlp_bias is True"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "type 'llama3' is not supported"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "original_max_position_embeddings must be",
+        ),
+        ("llama", {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "must be the smaller"),
+        (
+            "llama",
+            {"rope_scaling": {**LLAMA3, "high_freq_factor": None}},
+            "high_freq_factor must be a positive number",
+        ),
+        (
+            "llama",
+            {"rope_scaling": {**LLAMA3, "rope_type": "linear"}},
+            "has 'high_freq_factor' 4.0, which embedkit",
+        ),
         ("mistral", {"sliding_window": 1}, "sliding_window must be an integer from 2"),
         ("gemma", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("gemma", {"query_pre_attn_scalar": 256}, "query_pre_attn_scalar is 256"),

@@ -93,6 +93,11 @@ def test_half_turns() -> None:
     np.testing.assert_allclose(turns.speed, [0.5, 0.05], rtol=1e-6)
     np.testing.assert_allclose(turns.cos[3], np.cos([1.5, 0.15]), rtol=1e-6)
     np.testing.assert_allclose(turns.sin[9], np.sin([4.5, 0.45]), rtol=1e-6)
+    # Waves of 2π · 1, 10, 100 and 1,000 positions.
+    llama3 = half_turns(10, 8, 10000.0, 2.0, torch.device("cpu"), waves=(10.0, 1000.0))
+    kept = (1 / (20 * np.pi) - 0.001) / (0.1 - 0.001), (1 / (200 * np.pi) - 0.001) / (0.1 - 0.001)
+    between = [0.1 * (0.5 + kept[0] / 2), 0.01 * (0.5 + kept[1] / 2)]
+    np.testing.assert_allclose(llama3.speed, [1, *between, 0.0005], rtol=1e-6)
     trained = half_turns(10, 4, 100.0, 1.0, torch.device("cpu"), trained=6, stretch=2.0)
     assert (len(trained.cos), trained.trained, trained.stretch) == (6, 6, 2.0)
     assert half_turns(5, 4, 100.0, 1.0, torch.device("cpu"), trained=6).trained == 0
