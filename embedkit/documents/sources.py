@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -275,6 +276,8 @@ class Source:
         row = 0
         try:
             file = ParquetFile(self._raw)
+            if twice := [name for name, count in Counter(file.schema_arrow.names).items() if count > 1]:
+                raise InputError(self.path, f"two columns are named {twice[0]!r}; rename one")
             self.own = OWN_TABLE in (file.schema_arrow.metadata or {})
             self.binary = frozenset(field.name for field in file.schema_arrow if _holds_bytes(field.type))
             maps = {field.name: field.type for field in file.schema_arrow if _holds_map(field.type)}

@@ -225,7 +225,8 @@ def sync(
     for the folder's.
 
     Raises:
-        InputError: the folder does not exist, the index is of another one, or a file cannot be used.
+        InputError: the folder does not exist, the index is of another one, or a file cannot be used; or the folder has
+            no file that is read, and everything would be deleted, as of a disk that is not mounted.
         BuildError: the index cannot be written: the disk is full, or another sync is at work.
         (and what `Index.upsert` raises)
     """
@@ -282,6 +283,12 @@ def sync(
         before_now = _ids(known, (known.keys() & changed.keys()) | gone_files)
         first = memory.state is None and not stamps
         owned = _all_ids(index) if first else memory.pending() | before_now
+        if not found and not _all_ids(index).isdisjoint(owned):
+            raise InputError(
+                os.fspath(folder),
+                "holds no files that are read, so that all its documents would be deleted: is its disk mounted? To "
+                f"delete them: embedkit-index delete {index.path} --where true",
+            )
         if valid and before_now:  # a file with one of these ids is read again: its text may count now
             shared = [
                 name

@@ -297,6 +297,9 @@ class Searcher:
     def ids(self, rows: Iterable[int] | Int64Array) -> list[str]:
         """The ids of ``rows`` from `search_vectors`, one query's.
 
+        Rows are numbered anew by a change of the index: ask before the next `refresh`, and before this object adds or
+        deletes.
+
         Raises:
             IndexError: a row does not exist.
             TypeError: the rows are not integers in one dimension.

@@ -11,7 +11,8 @@ of passages that of the passage); a name in double quotes is always a field of t
 ``in`` and a field after it asks whether the array in the field holds it.
 
 What is compared or combined with a number is read as one, such as any field of a CSV file; text that is not numeric
-matches no number. Two fields are compared as numbers if both hold one.
+matches no number, and is neither true nor false. A number is neither less nor greater than a text. Two fields are
+compared as numbers if both hold one.
 
 The condition is parsed and written anew, so only an expression can reach SQLite: no table names, subqueries, comments
 or further statements.
@@ -63,7 +64,7 @@ def compile_where(where: str, *, passages: bool = False) -> str:
     check_unicode(f"the condition {where[:200]!r}", where)
     if "\0" in where:
         raise invalid(where, where.index("\0"), "a null character, which no condition can hold")
-    return _Parser(where, _OF_PASSAGES if passages else _OF_DOCUMENTS).whole().sql
+    return _Parser(where, _OF_PASSAGES if passages else _OF_DOCUMENTS).whole().number
 
 
 def fields_of(where: str) -> list[Field]:
@@ -168,7 +169,7 @@ class _Parser:
         if word == "null":
             return values.text(word)
         if word == "not":
-            return values.number(f"(NOT {self._expression(_NOT).sql})")
+            return values.number(f"(NOT {self._expression(_NOT).number})")
         if word == "-":
             return values.number(f"- {self._expression(_SIGN).number}")
         if word == "+":
@@ -214,7 +215,7 @@ class _Parser:
         self._expect("when")
         while True:
             case = self._expression(_OR)
-            conditions.append(case.sql if base is None else values.compare(base, "=", case).sql)
+            conditions.append(case.number if base is None else values.compare(base, "=", case).sql)
             self._expect("then")
             results.append(self._expression(_OR))
             if not self._takes("when"):
@@ -233,7 +234,7 @@ class _Parser:
     def _operated(self, left: Value, word: str, binds: int, begin: int) -> Value:
         """``left`` with the operator ``word``, which was taken, and what follows it; ``begin``: where it began."""
         if binds in (_OR, _AND):
-            return values.number(f"{left.sql} {word.upper()} {self._expression(binds + 1).sql}")
+            return values.number(f"{left.number} {word.upper()} {self._expression(binds + 1).number}")
         if binds in (_SUM, _PRODUCT):
             return values.number(f"{left.number} {word} {self._expression(binds + 1).number}")
         if word == "||":

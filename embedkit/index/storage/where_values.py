@@ -25,7 +25,7 @@ class Value:
 
     Attributes:
         sql: its value as it is stored.
-        number: its value as a number; NULL if it is a text that is not numeric.
+        number: its value as a number, or as true (not 0) or false; NULL if it is a text that is not numeric.
         kind: what the condition says that it is: "stored" may be either.
     """
 
@@ -61,6 +61,10 @@ def compare(left: Value, sign: str, right: Value) -> Value:
         return number(f"({left.number} {sign} {right.number})")
     texts = f"{left.sql} {sign} {right.sql}"
     if "text" in (left.kind, right.kind):
+        if sign[0] in "<>" and sign != "<>":  # SQLite orders every number before every text
+            ours = [f"typeof({one.sql}) = 'text'" for one in (left, right) if one.kind != "text"]
+            if ours:
+                return number(f"(CASE WHEN {' AND '.join(ours)} THEN {texts} END)")
         return number(f"({texts})")
     if sign.startswith("IS"):
         equal = compare(left, "=", right).sql
@@ -98,8 +102,8 @@ def call(name: str, values: Sequence[Value]) -> Value:
     if word in _OF_TEXTS:
         return number(f"{name}({_listed(as_stored)})")
     if word in _OF_EITHER:
-        begin = 1 if word == "iif" else 0  # after the condition
-        return one_of(values[begin:], lambda results: f"{name}({_listed(as_stored[:begin] + results)})")
+        condition = [one.number for one in values[:1]] if word == "iif" else []
+        return one_of(values[len(condition) :], lambda results: f"{name}({_listed(condition + results)})")
     if word == "nullif" and len(values) == 2:
         equal = compare(values[0], "=", values[1]).sql
         return one_of(values[:1], lambda results: f"(CASE WHEN {equal} THEN NULL ELSE {results[0]} END)")

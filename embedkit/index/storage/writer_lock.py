@@ -71,6 +71,8 @@ def _locked(path: Path) -> int:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
             who = f"process {owner}" if owner.isdigit() else "another process"
+            if owner == str(os.getpid()):
+                who = "another thread of this process"
             raise BlockingIOError(
                 f"{path.parent}: {who} is writing to this index; wait for it, or name another folder"
             ) from None

@@ -169,13 +169,15 @@ def test_given_vectors(capsys: pytest.CaptureFixture[str]) -> None:
         assert index.ids(index.search_vectors(np.eye(32)[:20], 1)[1][:, 0]) == [f"k{n}" for n in range(20)]
 
 
-def test_a_second_writer_exits_with_1(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_writer_exits_with_1(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import os
 
-    with Writer(Path(index)):
-        assert f"process {os.getpid()} is writing to this index" in done(
-            capsys, "delete", index, "k1", code=1
-        )
+    first = os.getpid()
+    with Writer(Path(index)), monkeypatch.context() as another:
+        another.setattr(os, "getpid", lambda: first + 1)
+        assert f"process {first} is writing to this index" in done(capsys, "delete", index, "k1", code=1)
 
 
 def test_too_little_memory_exits_with_1(index: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,15 @@ def test_parquet(tmp_path: Path) -> None:
         read(path)
 
 
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"x\.parquet: two columns are named 'text'; rename one"):
+        read(tmp_path / "x.parquet")
+
+
 def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path: Path) -> None:
     vectors = [[1.0, 2.0], [3.0, 4.5]]
     path = write_parquet(tmp_path / "x.parquet", {"text": ["a", "b"], "vector": vectors})

@@ -100,6 +100,12 @@ LEAVES = st.one_of(
         st.sampled_from(["$contains", "$not_contains"]),
         st.sampled_from(["a", "b", "zz", 2, -3]),
     ),
+    st.builds(  # texts are neither less nor greater than numbers
+        lambda name, value: {"year": {name: value}},
+        st.sampled_from([*COMPARE]),
+        st.sampled_from(["2000", "a", ""]),
+    ),
+    st.builds(lambda name, value: {"lang": {name: value}}, st.sampled_from([*COMPARE]), NUMBERS),
     st.builds(lambda low, high: {"year": {"$gte": low, "$lt": high}}, NUMBERS, NUMBERS),
 )
 WHERES = st.recursive(

@@ -124,6 +124,24 @@ def test_a_folder_that_is_gone_deletes_nothing(folder: Path, tmp_path: Path) -> 
         assert held(index) == before
 
 
+def test_a_folder_without_files_deletes_nothing(folder: Path, tmp_path: Path) -> None:
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        for _ in range(2):  # before the first sync and after it
+            before = held(index)
+            moved = folder.rename(tmp_path / "moved")
+            folder.mkdir()
+            with pytest.raises(InputError, match="is its disk mounted"):
+                sync(index, folder, WHOLE)
+            assert held(index) == before
+            folder.rmdir()
+            moved.rename(folder)
+            sync(index, folder, WHOLE)
+        folder.rename(tmp_path / "moved")
+        folder.mkdir()
+        index.delete(where="true")
+        assert (sync(index, folder, WHOLE).deleted, len(index)) == (0, 0)
+
+
 CHILD = f"""
 import os, signal, sys
 sys.path.insert(0, {str(TESTS)!r})

@@ -109,6 +109,28 @@ def test_texts_are_compared_as_texts(tmp_path: Path) -> None:
         assert found(index, "n = 7") == {"1", "2", "3"}
 
 
+def test_numbers_are_neither_less_nor_greater_than_texts(tmp_path: Path) -> None:
+    documents = [Document("a text", str(n), {"n": n}) for n in range(1, 10)]
+    documents += [Document("a text", "t", {"n": "19"}), Document("a text", "u", {"n": "5"})]
+    with Index.build(tmp_path / "index", documents, FakeEncoder()) as index:
+        assert found(index, "n < '3'") == found(index, "'3' >= n") == {"t"}
+        assert found(index, "n between '1' and '2'") == found(index, "n collate nocase < '3'") == {"t"}
+        assert found(index, "not n < '3'") == {"u"}
+        assert found(index, "n > '3' or n <> '5' and n < 2") == {"u", "1"}
+        assert index.delete(where="n < '3'") == 1
+
+
+def test_text_that_is_not_numeric_is_neither_true_nor_false(tmp_path: Path) -> None:
+    values = ["true", "false", "5 km", "1", "0", 1, 0, True, False, None, "", [1]]
+    documents = [Document("a text", str(at), {"active": value}) for at, value in enumerate(values)]
+    with Index.build(tmp_path / "index", documents, FakeEncoder()) as index:
+        yes, no = {"3", "5", "7"}, {"4", "6", "8"}
+        for where in ("active", "not not active", "active and id is not null", "case when active then 1 end"):
+            assert found(index, where) == yes, where
+        assert found(index, "not active") == found(index, "not (active or id is null)") == no
+        assert found(index, "iif(active, 1, id = '0')") == {"0", *yes}
+
+
 @pytest.mark.parametrize(
     ("where", "told"),
     [
