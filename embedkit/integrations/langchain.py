@@ -309,11 +309,13 @@ class EmbedkitVectorStore(VectorStore):
         if (index := self._opened()) is None:
             return []
         query = _vector(embedding)
-        with self._lock:  # rows are those of one generation
+        while True:  # rows are those of one generation
+            generation = index.generation
             _, rows = index.search_vectors(query, fetch_k, where=_where(filter), **kwargs)
-            rows = rows[0][rows[0] >= 0]
-            found = index.generation.fetch(rows)
-            vectors = index.generation.vectors(rows)
+            if index.generation is generation:
+                break
+        rows = rows[0][rows[0] >= 0]
+        found, vectors = generation.fetch(rows), generation.vectors(rows)
         chosen = maximal_marginal_relevance(query, list(vectors), lambda_mult=lambda_mult, k=k)
         documents = (found[int(rows[at])] for at in chosen)
         return [_document(item.id, item.text, _own_fields(index, item)) for item in documents]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,14 @@ def test_a_store_sees_the_index_that_another_has_made(tmp_path: Path) -> None:
     assert [found.page_content for found in second.get_by_ids(["1"])] == ["one"]
     second.add_texts(["two"], ids=["2"])
     assert len(second.index) == 2
+
+
+def test_a_search_does_not_wait_for_an_addition(tmp_path: Path) -> None:
+    store = EmbedkitVectorStore(tmp_path / "index", Encoder())
+    store.add_texts(["one", "two"], ids=["1", "2"])
+    with ThreadPoolExecutor(1) as another, store._lock:
+        found = another.submit(store.max_marginal_relevance_search, "one", k=1).result(60)
+    assert [document.id for document in found] == ["1"]
 
 
 def test_passages_have_the_same_metadata_from_every_method(tmp_path: Path) -> None:
