@@ -295,7 +295,12 @@ def read_config(
         FileNotFoundError: the file does not exist.
         ValueError: it is damaged, or of a model that the core does not support.
     """
-    config_path = transformer / "config.json"
+    config_path, adapter = transformer / "config.json", transformer / "adapter_config.json"
+    if present(adapter):
+        raise ValueError(
+            f"{adapter}: an adapter (LoRA), which must be merged into its model first: with PEFT, "
+            "merge_and_unload(), then save"
+        )
     if not present(config_path):
         raise FileNotFoundError(f"{config_path} is missing: {path} is not a complete model folder")
     raw = read_json(config_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .tokenizer_files import TokenizerSettings, typed
 
-__all__ = ["BERT_CLASSES", "REBUILT", "default_tokens", "is_wordpiece", "plain_step", "rebuild"]
+__all__ = ["BERT_CLASSES", "REBUILT", "default_tokens", "id_of", "is_wordpiece", "plain_step", "rebuild"]
 
 # Classes that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. tokenizer_config.json and their
 # own defaults make the normalizer.
@@ -118,7 +118,7 @@ def _bert(
 ) -> dict[str, Any]:
     tokens = default_tokens(kind)
     unknown = _token(settings, "unk_token", tokens["unk_token"])
-    known = {"unk_token": unknown} if _id(content, unknown) is not None else {}
+    known = {"unk_token": unknown} if id_of(content, unknown) is not None else {}
     processor = "RobertaProcessing" if kind == "MPNetTokenizer" else "BertProcessing"
     return {
         "model": {**model, **known, "max_input_chars_per_word": 100, "continuing_subword_prefix": "##"},
@@ -183,7 +183,7 @@ def _unigram(
             content, settings, "RobertaProcessing", cls="<s>", sep="</s>", roles=("bos_token", "eos_token")
         )
         if kind == "CamembertTokenizer":
-            unknown = _id(content, _token(settings, "unk_token", "<unk>"))
+            unknown = id_of(content, _token(settings, "unk_token", "<unk>"))
     return {
         "model": {**model, "unk_id": unknown or 0, "byte_fallback": False},
         "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
@@ -206,7 +206,7 @@ def _processor(
     Nothing if the vocabulary has them not: transformers gives them new ids, for which the model has no embedding.
     """
     names = [_token(settings, role, default) for role, default in zip(roles, (cls, sep), strict=True)]
-    before, behind = ((name, _id(content, name)) for name in names)
+    before, behind = ((name, id_of(content, name)) for name in names)
     if before[1] is None or behind[1] is None:
         return {}
     made: dict[str, Any] = {"type": kind, "cls": [*before], "sep": [*behind]}
@@ -220,7 +220,7 @@ def _token(settings: TokenizerSettings, role: str, default: str) -> str:
     return default if token is None else str(token["content"])
 
 
-def _id(content: dict[str, Any], token: str) -> int | None:
+def id_of(content: Mapping[str, Any], token: str) -> int | None:
     """The id of a token in the vocabulary, or among the added tokens."""
     vocab = content["model"].get("vocab")
     if isinstance(vocab, dict) and type(vocab.get(token)) is int:

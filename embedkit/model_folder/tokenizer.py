@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from .. import _core
 from .json_file import present, read_json
-from .rebuilt import BERT_CLASSES, default_tokens, is_wordpiece, plain_step, rebuild
+from .rebuilt import BERT_CLASSES, default_tokens, id_of, is_wordpiece, plain_step, rebuild
 from .subword import UnknownToCore, added_ids, subword_core
 from .tokenizer_files import TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
 __all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
+_ENDED = ("GemmaTokenizer", "LlamaTokenizer")  # of transformers 4, with a template of settings
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -140,7 +141,7 @@ def changes_beside(folder: Path) -> dict[str, Any]:
         for name in ("normalizer", "pre_tokenizer")
         if plain_step(made.get(name)) != plain_step(written.get(name))
     }
-    ids = template_ids(made.get("post_processor"), path)
+    ids = _ids_around(made, settings, path)
     try:
         same = ids == template_ids(written.get("post_processor"), path)
     except ValueError:  # one that is replaced need not be known
@@ -199,7 +200,10 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
         raise damaged(path, f'"max_length" of the truncation is {limit!r}')
     side = settings.truncation_side(typed(truncation, "direction", str, "right", path))
     padding = typed(content, "padding", dict, {}, path)
-    prefix, suffix = template_ids(content.get("post_processor"), path)
+    if static:
+        prefix, suffix = template_ids(content.get("post_processor"), path)
+    else:
+        prefix, suffix = _ids_around(content, settings, path)
     if not static and settings.uses_token_types(kind):
         check_types(content.get("post_processor"), path)
     padding_token = settings.token("pad_token")
@@ -242,6 +246,25 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
         other,
         unknown_id=_unknown_id(model, ids),
     )
+
+
+def _ids_around(
+    content: Mapping[str, Any], settings: TokenizerSettings, path: Path
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids before and after a text, of the template in ``content`` and of ``add_eos_token``.
+
+    transformers 5 drops that setting. Models whose template lacks the token were trained with it, by transformers 4,
+    and pool its vector (e5-mistral).
+    """
+    prefix, suffix = template_ids(content.get("post_processor"), path)
+    if settings.tokenizer_class in _ENDED and settings.optional_flag("add_eos_token"):
+        token = settings.token("eos_token")
+        end = None if token is None else id_of(content, token["content"])
+        if end is None:
+            raise damaged(settings.path, '"add_eos_token" is true, and the vocabulary has no "eos_token"')
+        if suffix[-1:] != (end,):
+            suffix = (*suffix, end)
+    return prefix, suffix
 
 
 def _missing_tokens(

@@ -45,7 +45,16 @@ _LAYERS = {"layers.": "encoder.layer."}  # behind the names that begin with a la
 
 def _read_decoder(raw: Config, config: CoreConfig, where: str) -> None:
     refuse(raw, where, {"attention_bias": (False,)})
+    code = raw.get("auto_map")
+    if isinstance(code, dict) and "AutoModel" in code and "is_causal" not in raw:
+        raise ValueError(
+            f"{where}: auto_map names code of the model's own ({code['AutoModel']!r:.80}), which embedkit does not "
+            "run. If it attends to both sides and does nothing else that is special, set is_causal to false; if it "
+            "computes what transformers does for this model_type, remove auto_map"
+        )
     config["causal"] = flag(raw, "is_causal", where, True)
+    if config["causal"] and raw.get("model_type") != "gemma3_text":  # others' own code reads it
+        refuse(raw, where, {"use_bidirectional_attention": (False, None)})
     heads = int(config["num_attention_heads"])
     config["num_key_value_heads"] = integer(raw, "num_key_value_heads", where, 1, heads)
     config["head_size"] = integer(raw, "head_dim", where, 1, int(config["hidden_size"]) // heads)
@@ -132,14 +141,9 @@ QWEN2 = replace(
 
 def _read_gemma3(raw: Config, config: CoreConfig, where: str) -> None:
     _read_decoder(raw, config, where)
-    refuse(
-        raw,
-        where,
-        {
-            "query_pre_attn_scalar": (config["head_size"],),
-            "attn_logit_softcapping": (None,),
-        },
-    )
+    scale = {"query_pre_attn_scalar": raw.get("query_pre_attn_scalar", 256)}  # transformers' default
+    refuse(scale, where, {"query_pre_attn_scalar": (config["head_size"],)})
+    refuse(raw, where, {"attn_logit_softcapping": (None,)})
     both = flag(raw, "use_bidirectional_attention", where, False)
     every = integer(
         raw, "sliding_window_pattern", where, 1, integer(raw, "_sliding_window_pattern", where, 1, 6)

@@ -141,6 +141,9 @@ def test_a_decoder_that_names_no_activation_has_silu(
         ("qwen3", {"num_key_value_heads": 4}, "num_key_value_heads"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
         ("llama", {"mlp_bias": True}, "mlp_bias is True"),
+        ("qwen3", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("qwen2", {"auto_map": {"AutoModel": "modeling.Mine"}}, "'modeling.Mine'.*set is_causal to false"),
+        ("gemma", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar is"),
         (
             "llama",
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
@@ -183,6 +186,10 @@ def test_configs_of_architectures_that_cannot_run(
     [
         ("qwen3", {"is_causal": False}),
         ("qwen2", {"is_causal": False}),
+        (
+            "qwen2",
+            {"is_causal": False, "use_bidirectional_attention": True, "auto_map": {"AutoModel": "own.Model"}},
+        ),
         ("mistral", {"is_causal": False}),
         ("mistral", {"sliding_window": None}),
         ("gemma", {"is_causal": False}),

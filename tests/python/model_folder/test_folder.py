@@ -332,6 +332,9 @@ def test_missing_folders_and_files(folder: Path, tmp_path: Path) -> None:
         FileNotFoundError, match=r"config\.json is missing: .* is not a complete model folder"
     ):
         open_folder(folder)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"adapter_config\.json: an adapter \(LoRA\), which must be merged"):
+        open_folder(folder)
 
 
 @pytest.mark.parametrize(

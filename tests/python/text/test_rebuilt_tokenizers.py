@@ -184,3 +184,27 @@ def test_token_types_of_a_single_text(tmp_path: Path) -> None:
         ValueError, match=r"tokenizer.json: the post-processor gives a single text the token type 1"
     ):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral"])
+def test_a_token_at_the_end_that_only_the_settings_name(tmp_path: Path, model_type: str) -> None:
+    """As in e5-mistral's folder, of transformers 4: version 5 drops the setting and changes the vectors."""
+    settings = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}
+    for ends in (None, False, True):
+        write(
+            tmp_path,
+            llama_file(),
+            config={"model_type": model_type},
+            tokenizer_config={**settings, "add_eos_token": ends},
+        )
+        loaded = load_tokenizer(tmp_path)
+        assert (loaded.prefix_ids, loaded.suffix_ids) == ((1,), (2,) if ends else ())
+        assert changes_beside(tmp_path).get("ids") == (((1,), (2,)) if ends else None)
+        assert load_tokenizer(tmp_path, static=True).suffix_ids == ()
+    processing = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    ended = {**llama_file(), "post_processor": json.loads(processing.__getstate__())}
+    write(tmp_path, ended, tokenizer_config={**settings, "add_eos_token": True})
+    assert load_tokenizer(tmp_path).suffix_ids == (2,)
+    write(tmp_path, llama_file(), tokenizer_config={**settings, "add_eos_token": True, "eos_token": "<none>"})
+    with pytest.raises(ValueError, match='"add_eos_token" is true, and the vocabulary has no "eos_token"'):
+        load_tokenizer(tmp_path)
