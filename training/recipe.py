@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .data.readers import check_source
 from .data.sampler import Schedule
@@ -19,6 +19,9 @@ from .model import ModelOptions
 from .objectives import OBJECTIVES, objective_class
 from .postprocess import STEPS, Step, step_class
 from .scores import EVALUATIONS
+
+if TYPE_CHECKING:
+    import yaml
 
 __all__ = ["EvaluationOptions", "Recipe", "TrainingOptions", "find_recipe", "list_recipes", "load_recipe"]
 
@@ -233,6 +236,21 @@ def find_recipe(name: str) -> Path:
     raise FileNotFoundError(_unknown("recipe", name, sorted(known)))
 
 
+def _loader() -> type[yaml.SafeLoader]:
+    """YAML's safe loader, which refuses a key that comes twice: the first one would not count."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            if twice := [key for at, key in enumerate(keys) if key in keys[:at]]:
+                raise yaml.MarkedYAMLError(None, None, f"the key {twice[0]!r} comes twice", node.start_mark)
+            return node
+
+    return Loader
+
+
 def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
     """Read and check a recipe.
 
@@ -246,7 +264,7 @@ def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _loader())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(content, dict):

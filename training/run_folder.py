@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -21,9 +23,29 @@ from .recipe import Recipe
 from .scores import test_scores
 from .whole_file import write_text
 
-__all__ = ["claim", "facts", "file_digest", "finish", "last_checkpoint"]
+__all__ = ["alone", "claim", "facts", "file_digest", "finish", "last_checkpoint"]
 
 _BEGINNING = 1 << 20  # bytes
+
+
+@contextlib.contextmanager
+def alone(output: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder; the system releases the lock of a process that dies.
+
+    Raises:
+        BlockingIOError: one trains there.
+    """
+    if process_rank() != 0:
+        yield
+        return
+    with (output / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"{output}: another process trains in this folder; wait for it, or choose another output"
+            ) from None
+        yield
 
 
 def claim(output: Path, recipe: Recipe, root: Path) -> None:
@@ -137,22 +159,28 @@ def finish(
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last complete checkpoint; incomplete ones of a killed run are removed."""
+    """The last complete checkpoint; incomplete ones of a killed run are removed.
+
+    An older one may be incomplete in another way: Trainer was killed while it removed it.
+    """
+    paths = sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.rpartition("-")[2]))
     whole = []
-    for path in folder.glob("checkpoint-*"):
-        states = ["rng_state.pth"] if world_size() == 1 else []
-        states += [f"rng_state_{rank}.pth" for rank in range(world_size()) if world_size() > 1]
+    for path in paths:
         try:
             json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))  # Trainer writes it last
         except (OSError, ValueError):
             if process_rank() == 0:
                 shutil.rmtree(path)
             continue
-        missing = [name for name in states if not (path / name).is_file()]
-        if missing:
-            raise ValueError(
-                f"{path} has no {missing[0]}: its run had another number of processes; "
-                "resume with the same number, or choose another output"
-            )
         whole.append(path)
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    if not whole:
+        return None
+    states = (
+        [f"rng_state_{rank}.pth" for rank in range(world_size())] if world_size() > 1 else ["rng_state.pth"]
+    )
+    if missing := [name for name in states if not (whole[0] / name).is_file()]:
+        raise ValueError(
+            f"{whole[0]} has no {missing[0]}: its run had another number of processes; "
+            "resume with the same number, or choose another output"
+        )
+    return whole[0]

@@ -33,7 +33,7 @@ from .objectives.base import Arrays, Objective
 from .postprocess import Step
 from .processes import process_rank, world_size
 from .recipe import Recipe
-from .run_folder import claim, facts, finish, last_checkpoint
+from .run_folder import alone, claim, facts, finish, last_checkpoint
 from .scores import evaluation_pairs
 
 __all__ = ["train"]
@@ -69,6 +69,7 @@ def train(
         The content of ``result.json``.
 
     Raises:
+        BlockingIOError: another process trains in ``output``.
         FileExistsError: ``output`` holds the run of another recipe or of other data.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
@@ -77,7 +78,29 @@ def train(
     check_reports(report_to)
     output = output.absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
-    root = root_folder(data_root)
+    with alone(output):
+        return _train(
+            recipe,
+            output=output,
+            root=root_folder(data_root),
+            cache=cache,
+            evaluators=evaluators,
+            callbacks=callbacks,
+            report_to=report_to,
+        )
+
+
+def _train(
+    recipe: Recipe,
+    *,
+    output: Path,
+    root: Path,
+    cache: Path | None,
+    evaluators: Mapping[str, Evaluator] | None,
+    callbacks: Sequence[TrainerCallback],
+    report_to: Sequence[str],
+) -> dict[str, Any]:
+    """`train` in a folder of its own."""
     claim(output, recipe, root)
     finished = output / "result.json"
     if finished.is_file():

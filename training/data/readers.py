@@ -7,6 +7,7 @@ are kept in a file and need not fit in memory (see `embedkit.training.data.texts
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import os
 from array import array
@@ -27,6 +28,7 @@ __all__ = ["Column", "Table", "check_source", "read", "root_folder"]
 
 Column = Sequence[str] | npt.NDArray[Any]
 
+_LOG = logging.getLogger("embedkit")
 _KEYS = (
     "path",
     "dataset",
@@ -35,6 +37,7 @@ _KEYS = (
     "streaming",
     "columns",
     "where",
+    "skip_blank",
     "labels",
     "min_score",
     "max_score",
@@ -126,6 +129,7 @@ class _Spec:
     labels: dict[str, int] | None
     min_score: float
     max_score: float
+    skip_blank: bool
 
     def fields(self, header: Sequence[str], origin: str) -> dict[str, str]:
         """Field -> column of the file; checks that every column exists."""
@@ -154,6 +158,7 @@ def read(
             the first ``limit`` rows, without storing it first.
             ``columns``: field -> column of the file; by default all columns under their own names.
             ``where``: column -> value or list of values; rows with other values are skipped.
+            ``skip_blank``: true skips rows with a text that is empty, blank or null, which are an error otherwise.
             ``labels``: names of the classes in the order of their ids, for the field ``label``; without it
             ``label`` and ``score`` are numbers between ``min_score`` and ``max_score``.
             ``exclude``: another source; rows whose texts (text1 and text2 or the fields of another objective, else the
@@ -266,8 +271,9 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
             check_source(spec["exclude"])
         except ValueError as error:
             raise ValueError(f"exclude: {error}") from None
-    if type(spec.get("streaming", False)) is not bool:
-        raise ValueError(f"streaming is {spec['streaming']!r}; give true or false")
+    for key in ("streaming", "skip_blank"):
+        if type(spec.get(key, False)) is not bool:
+            raise ValueError(f"{key} is {spec[key]!r}; give true or false")
     if spec.get("streaming") and "dataset" not in spec:
         raise ValueError("streaming is for a `dataset`; files are always read row by row")
     prompts = spec.get("prompts")
@@ -302,6 +308,7 @@ def _checked(spec: Mapping[str, Any]) -> _Spec:
         },
         None if labels is None else {str(label): i for i, label in enumerate(labels)},
         *bounds,
+        bool(spec.get("skip_blank", False)),
     )
 
 
@@ -327,9 +334,13 @@ class _Columns:
             if name not in self._columns:
                 self._columns[name] = self._column(name)
             readers.append((column, _converter(name, self._spec), self._columns[name].append))
-        count = 0
+        count = blank = 0
+        texts = [at for at, name in enumerate(fields, len(where)) if name not in ("label", "score")]
         for line, values in source.of([*where, *fields.values()]):
             if any(str(value) not in allowed for value, allowed in zip(values, where.values(), strict=False)):
+                continue
+            if self._spec.skip_blank and any(_is_blank(values[at]) for at in texts):
+                blank += 1
                 continue
             for value, (column, convert, append) in zip(values[len(where) :], readers, strict=True):
                 if value is ABSENT:
@@ -343,6 +354,8 @@ class _Columns:
             count += 1
             if count == most:
                 break
+        if blank:
+            _LOG.info("%s: %d rows with a blank text are left out", origin, blank)
 
     def table(self) -> Table:
         """The columns; call it once."""
@@ -395,11 +408,15 @@ def _converter(name: str, spec: _Spec) -> Callable[[Any], Any]:
     return _text
 
 
+def _is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and (not value or value.isspace()))
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.80} is not a text; leave it out of `columns`, or repair the row")
     if not value or value.isspace():
-        raise ValueError("the text is empty; repair the row, or delete it")
+        raise ValueError("the text is empty; repair the row, or skip such rows with `skip_blank: true`")
     if not value.isascii():
         try:
             value.encode()

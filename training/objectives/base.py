@@ -316,7 +316,9 @@ def check_classes(where: str, table: Table, classes: Sequence[str]) -> None:
 
 
 def check_scores(where: str, table: Table, max_score: float | None) -> None:
-    """Refuse a table without scores in the field ``label``, or with scores below 0 or above ``max_score``.
+    """Refuse a table without scores in the field ``label``, or whose scores are not from 0 to ``max_score``.
+
+    Scores of which none is above 1 beside a ``max_score`` of 2 or more are from 0 to 1, not to that.
 
     ``max_score`` is None if only the order of the scores counts.
 
@@ -337,6 +339,10 @@ def check_scores(where: str, table: Table, max_score: float | None) -> None:
         )
     if top > max_score:
         raise ValueError(f"{where} has the score {top:g}, but objective.max_score is {max_score:g}")
+    if top <= 1 and max_score >= 2:
+        raise ValueError(
+            f"{where} has no score above {top:g}, but objective.max_score is {max_score:g}: set objective.max_score=1"
+        )
 
 
 def check_labels(where: str, table: Table, loss: str, classes: Sequence[str], max_score: float) -> None:

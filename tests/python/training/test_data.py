@@ -58,6 +58,24 @@ def test_every_format_gives_the_same_table(tmp_path: Path, name: str) -> None:
     assert list(filtered["text1"]) == ["f"]
 
 
+def test_rows_with_blank_texts_are_skipped_if_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        {"a": "x", "b": "y", "score": 1},
+        {"a": " ", "b": "y", "score": 2},
+        {"a": "x", "b": None, "score": 3},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "score": 4}]))
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: column 'a': the text is empty; .*`skip_blank: true`"):
+        read({"path": str(path)})
+    with caplog.at_level("INFO", "embedkit"):
+        table = read({"path": str(path), "skip_blank": True})
+    assert (list(table["a"]), list(table["b"]), list(table["score"])) == (["x", "x"], ["y", "y"], [1, 4])
+    assert caplog.messages == [f"{path}: 2 rows with a blank text are left out"]
+    with pytest.raises(ValueError, match="skip_blank is 1; give true or false"):
+        read({"path": str(path), "skip_blank": 1})
+
+
 def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("\ufeffone\n\ntwo\r\n", encoding="utf-8")
     (tmp_path / "b.txt").write_text("three", encoding="utf-8")

@@ -151,6 +151,15 @@ def test_what_is_wrong_is_named(file: Path, overrides: list[str], message: str) 
         load_recipe(file, overrides)
 
 
+def test_a_key_that_comes_twice_is_refused(file: Path) -> None:
+    file.write_text(file.read_text() + "\nmodel: {path: other}\n")
+    with pytest.raises(ValueError, match=r"mine.yaml: not valid YAML: the key 'model' comes twice"):
+        load_recipe(file)
+    merged = "data: {a: &a {path: x.txt, limit: 3}, b: {<<: *a, limit: 4}}\nobjective: {name: simcse}\nmodel: {path: m}\n"
+    file.write_text(merged)
+    assert load_recipe(file).data["b"] == {"path": "x.txt", "limit": 4}
+
+
 def test_the_file_is_named(file: Path) -> None:
     with pytest.raises(ValueError, match=r"mine.yaml: unknown training key"):
         load_recipe(file, ["training.x=1"])

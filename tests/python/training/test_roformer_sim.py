@@ -441,6 +441,11 @@ def test_labels_of_the_five_classes(data: Path) -> None:
     texts = {"text1": ["a"] * 3, "text2": ["b"] * 3}
     scored = objective.prepare("s", Table({**texts, "score": np.array([2.5, 2.6, 0.0])}), data)
     assert scored["label"].tolist() == [0, 1, 0]  # above 2.5 is yes
+    low = Table({**texts, "score": np.array([1.0, 0.5, 0.0])})
+    with pytest.raises(
+        ValueError, match=r"data\.s: .* highest score is 1; set objective\.threshold, 2\.5, below it"
+    ):
+        objective.check("data.s", "s", low)
     nli = Table({**texts, "label": np.array([0, 1, 2])}, ("neutral", "contradiction", "entailment"))
     assert objective.prepare("n", nli, data)["label"].tolist() == [4, 2, 3]
     assert objective.prepare("n", nli, data)["gold"].tolist() == [0, 0, 1]

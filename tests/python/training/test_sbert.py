@@ -175,3 +175,7 @@ def test_labels_that_do_not_fit_the_loss(make_model: Callable[..., Path], tmp_pa
         ValueError, match=r"data\.t has the score -1, .* add a number to all scores of the file"
     ):
         check_scores("data.t", low, 5.0)
+    ones = Table({"text1": ["a", "b"], "text2": ["b", "c"], "label": np.array([1.0, 0.2])})
+    with pytest.raises(ValueError, match=r"data\.t has no score above 1, .*: set objective\.max_score=1"):
+        check_scores("data.t", ones, 5.0)
+    check_scores("data.t", ones, 1.0)

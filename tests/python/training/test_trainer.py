@@ -96,7 +96,7 @@ def test_what_a_run_leaves(
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", "")
     assert {path.name for path in output.iterdir()} == {
-        *("cache", "curve.png", "data.json", "model", "recipe.json", "result.json", "tensorboard")
+        *("cache", "curve.png", "data.json", "lock", "model", "recipe.json", "result.json", "tensorboard")
     }
     assert result == json.loads((output / "result.json").read_text())
     assert result["steps"] == 12
@@ -242,6 +242,25 @@ def test_an_unknown_select_fails_before_training(content: dict[str, Any], tmp_pa
     with pytest.raises(ValueError, match=r"evaluation.select 'nli_spearman' .* nli_accuracy"):
         train(make(content), tmp_path / "run")
     assert not list((tmp_path / "run").rglob("checkpoint-*"))
+
+
+def test_an_older_checkpoint_that_was_being_removed_does_not_stop_a_run(tmp_path: Path) -> None:
+    for step in (9, 10, 20):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text("{}")
+        if step != 10:
+            (folder / "rng_state.pth").touch()
+    assert run_folder.last_checkpoint(tmp_path) == tmp_path / "checkpoint-20"
+
+
+def test_two_processes_do_not_train_in_one_folder(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with (
+        run_folder.alone(tmp_path / "run"),
+        pytest.raises(BlockingIOError, match="another process trains in this folder; wait for it"),
+    ):
+        train(make(content), tmp_path / "run")
 
 
 def test_dev_labels_in_another_order_are_refused(content: dict[str, Any], tmp_path: Path) -> None:
