@@ -180,14 +180,21 @@ def check_reports(names: Sequence[str]) -> None:
             raise ImportError(str(error)) from None
 
 
+def backbone_prefix(objective: Objective) -> str:
+    """How the names of the backbone's parameters begin; the head of a cross-encoder is part of its model."""
+    model = getattr(objective.encoder, "backbone", None)
+    inner = getattr(model, "base_model_prefix", "")
+    return f"encoder.backbone.{inner}." if inner and hasattr(model, inner) else "encoder.backbone."
+
+
 def optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:
     """AdamW without decay of biases and norms; heads may have their own learning rate."""
     objective.to(device)
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
+    body = backbone_prefix(objective)
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad:
-            # a cross-encoder's classifier is part of its transformers model
-            of_backbone = name.startswith("encoder.backbone.") and "classifier" not in name
+            of_backbone = name.startswith(body) and "classifier" not in name
             key = (of_backbone, parameter.ndim > 1)
             groups.setdefault(key, []).append(parameter)
     if not groups:

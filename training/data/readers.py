@@ -127,9 +127,9 @@ class _Spec:
     columns: dict[str, str] | None
     where: dict[str, frozenset[str]]
     labels: dict[str, int] | None
+    skip_blank: bool
     min_score: float
     max_score: float
-    skip_blank: bool
 
     def fields(self, header: Sequence[str], origin: str) -> dict[str, str]:
         """Field -> column of the file; checks that every column exists."""
@@ -307,8 +307,8 @@ def _checked(spec: Mapping[str, Any]) -> _Spec:
             for name, allowed in where.items()
         },
         None if labels is None else {str(label): i for i, label in enumerate(labels)},
-        *bounds,
         bool(spec.get("skip_blank", False)),
+        *bounds,
     )
 
 

@@ -181,3 +181,16 @@ def test_the_classifier_has_the_heads_rate(make_model: Callable[..., Path]) -> N
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     for name, parameter in objective.named_parameters():
         assert rates[id(parameter)] == (1e-3 if "classifier" in name else 1e-5), name
+
+
+def test_a_decoders_score_layer_has_the_heads_rate() -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+    config = transformers.Qwen3Config(num_hidden_layers=1, head_dim=8, vocab_size=10, num_labels=2, **sizes)
+    objective = torch.nn.Module()
+    objective.encoder = torch.nn.Module()
+    objective.encoder.backbone = transformers.Qwen3ForSequenceClassification(config)
+    options = TrainingOptions(learning_rate=1e-5, head_learning_rate=1e-3)
+    groups = loop.optimizer(objective, options, torch.device("cpu")).param_groups
+    rates = {id(p): group["lr"] for group in groups for p in group["params"]}
+    for name, parameter in objective.named_parameters():
+        assert rates[id(parameter)] == (1e-3 if "score" in name else 1e-5), name
