@@ -155,8 +155,8 @@ def test_a_key_that_comes_twice_is_refused(file: Path) -> None:
     file.write_text(file.read_text() + "\nmodel: {path: other}\n")
     with pytest.raises(ValueError, match=r"mine.yaml: not valid YAML: the key 'model' comes twice"):
         load_recipe(file)
-    merged = "data: {a: &a {path: x.txt, limit: 3}, b: {<<: *a, limit: 4}}\nobjective: {name: simcse}\nmodel: {path: m}\n"
-    file.write_text(merged)
+    merged = "data: {a: &a {path: x.txt, limit: 3}, b: {<<: *a, limit: 4}}"
+    file.write_text(f"{merged}\nobjective: {{name: simcse}}\nmodel: {{path: m}}\n")
     assert load_recipe(file).data["b"] == {"path": "x.txt", "limit": 4}
 
 
