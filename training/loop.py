@@ -183,8 +183,9 @@ def check_reports(names: Sequence[str]) -> None:
 def backbone_prefix(objective: Objective) -> str:
     """How the names of the backbone's parameters begin; the head of a cross-encoder is part of its model."""
     model = getattr(objective.encoder, "backbone", None)
+    children = dict(model.named_children()) if isinstance(model, torch.nn.Module) else {}
     inner = getattr(model, "base_model_prefix", "")
-    return f"encoder.backbone.{inner}." if inner and hasattr(model, inner) else "encoder.backbone."
+    return f"encoder.backbone.{inner}." if inner in children else "encoder.backbone."
 
 
 def optimizer(objective: Objective, options: TrainingOptions, device: torch.device) -> torch.optim.Optimizer:

@@ -243,9 +243,12 @@ def _loader() -> type[yaml.SafeLoader]:
     class Loader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
-            keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-            if twice := [key for at, key in enumerate(keys) if key in keys[:at]]:
-                raise yaml.MarkedYAMLError(None, None, f"the key {twice[0]!r} comes twice", node.start_mark)
+            keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            for at, key in enumerate(keys):
+                if any(key.value == before.value for before in keys[:at]):
+                    raise yaml.MarkedYAMLError(
+                        None, None, f"the key {key.value!r} comes twice", key.start_mark
+                    )
             return node
 
     return Loader

@@ -30,12 +30,12 @@ _BEGINNING = 1 << 20  # bytes
 
 @contextlib.contextmanager
 def alone(output: Path) -> Iterator[None]:
-    """Keep other processes from training in the folder; the system releases the lock of a process that dies.
+    """Keep others from training in a folder whose run is not finished; the lock of a process that dies is released.
 
     Raises:
-        BlockingIOError: one trains there.
+        BlockingIOError: a training is at work there.
     """
-    if process_rank() != 0:
+    if process_rank() != 0 or (output / "result.json").is_file():
         yield
         return
     with (output / "lock").open("a") as file:
@@ -43,9 +43,12 @@ def alone(output: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BlockingIOError(
-                f"{output}: another process trains in this folder; wait for it, or choose another output"
+                f"{output}: another training runs in this folder; wait for it, or choose another output"
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # forked workers may still have the file open
 
 
 def claim(output: Path, recipe: Recipe, root: Path) -> None:

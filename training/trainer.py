@@ -29,7 +29,7 @@ from .dev import DevSets, Evaluator, add_scores
 from .loop import Batches, Loop, check_reports, optimizer, trainer_arguments
 from .model import quiet
 from .objectives import objective_class
-from .objectives.base import Arrays, Objective
+from .objectives.base import Arrays, Objective, check_scale
 from .postprocess import Step
 from .processes import process_rank, world_size
 from .recipe import Recipe
@@ -69,7 +69,7 @@ def train(
         The content of ``result.json``.
 
     Raises:
-        BlockingIOError: another process trains in ``output``.
+        BlockingIOError: another training runs in ``output``.
         FileExistsError: ``output`` holds the run of another recipe or of other data.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
@@ -154,6 +154,7 @@ def _train(
     for section, given in (("data", tables), ("evaluation.dev", dev)):
         for task, table in given.items():
             objective.check(f"{section}.{task}", task, table)
+    check_scale(recipe.objective, tables)
     checks = _check_data(
         recipe, objective.fields_of, tables, dev, root=root, sets=sets
     )  # before teachers run for hours

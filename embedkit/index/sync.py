@@ -236,6 +236,15 @@ def sync(
     manifest = index.generation.manifest
     if not os.path.exists(root):
         raise InputError(os.fspath(folder), "no such folder")
+    left_out: list[str] = []
+    young = time.time_ns() - _GRAIN
+    found: dict[str, tuple[int, int]] = {}
+    begin = len(root) + 1
+    for entry in walk(root, settings.patterns, left_out):
+        status = entry.stat()
+        found[entry.path[begin:]] = (status.st_size, status.st_mtime_ns)
+    if moved and not found:
+        raise InputError(os.fspath(folder), "holds no files that are read; is it where the folder was moved?")
     if moved and manifest.root not in (None, root):  # ids are relative to it
         set_root(index.path, root)
         index.refresh()
@@ -249,13 +258,6 @@ def sync(
             f"{index.path} was not built of this folder but of {manifest.root or 'documents without one'}; {hint}"
             f"build an index of this one: embedkit-index build {os.fspath(folder)} -o INDEX",
         )
-    left_out: list[str] = []
-    young = time.time_ns() - _GRAIN
-    found: dict[str, tuple[int, int]] = {}
-    begin = len(root) + 1
-    for entry in walk(root, settings.patterns, left_out):
-        status = entry.stat()
-        found[entry.path[begin:]] = (status.st_size, status.st_mtime_ns)
     whole = settings.whole_text if settings.whole_text is not None else manifest.passages is not None
     encoder = manifest.encoder
     of_vectors = (encoder.fingerprint, encoder.document_prompt, manifest.passages)
@@ -287,7 +289,8 @@ def sync(
             raise InputError(
                 os.fspath(folder),
                 "holds no files that are read, so that all its documents would be deleted: is its disk mounted? To "
-                f"delete them: embedkit-index delete {index.path} --where true",
+                "delete every document of the index, also those from elsewhere: embedkit-index delete "
+                f"{index.path} --where true",
             )
         if valid and before_now:  # a file with one of these ids is read again: its text may count now
             shared = [

@@ -316,9 +316,7 @@ def check_classes(where: str, table: Table, classes: Sequence[str]) -> None:
 
 
 def check_scores(where: str, table: Table, max_score: float | None) -> None:
-    """Refuse a table without scores in the field ``label``, or whose scores are not from 0 to ``max_score``.
-
-    Scores of which none is above 1 beside a ``max_score`` of 2 or more are from 0 to 1, not to that.
+    """Refuse a table without scores in the field ``label``, or with scores below 0 or above ``max_score``.
 
     ``max_score`` is None if only the order of the scores counts.
 
@@ -339,10 +337,23 @@ def check_scores(where: str, table: Table, max_score: float | None) -> None:
         )
     if top > max_score:
         raise ValueError(f"{where} has the score {top:g}, but objective.max_score is {max_score:g}")
-    if top <= 1 and max_score >= 2:
-        raise ValueError(
-            f"{where} has no score above {top:g}, but objective.max_score is {max_score:g}: set objective.max_score=1"
-        )
+
+
+def check_scale(options: Any, tables: Mapping[str, Table]) -> None:
+    """Refuse training data whose scores are from 0 to 1 where the objective's go further: all would count as low.
+
+    Raises:
+        ValueError: names the option and the remedy.
+    """
+    for option, name, remedy in (("max_score", "label", "=1"), ("threshold", "score", " below that")):
+        bound = getattr(options, option, None)
+        scored = [task for task, table in tables.items() if name in table.names and not table.labels]
+        top = max((float(tables[task][name].max()) for task in scored), default=0.0)
+        if bound is not None and bound > 1 and 0 < top <= 1:
+            raise ValueError(
+                f"no score of data.{', data.'.join(scored)} is above {top:g}, but objective.{option} is {bound:g}: "
+                f"set objective.{option}{remedy}"
+            )
 
 
 def check_labels(where: str, table: Table, loss: str, classes: Sequence[str], max_score: float) -> None:

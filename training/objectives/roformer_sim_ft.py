@@ -14,7 +14,6 @@ within a batch; here batches alternate: ``training.schedule: round_robin`` with 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,15 +86,6 @@ class RoformerSimFt(Objective):
         if not model.random:
             load_pooler(encoder, transformer_folder(model.path))
         return encoder
-
-    def check(self, where: str, task: str, table: Table) -> None:
-        """See `Objective.check`."""
-        top = max(table["score"]) if "score" in table.names else math.inf
-        if top <= self.options.threshold:
-            raise ValueError(
-                f"{where}: no pair would count as yes, as the highest score is {top:g}; set objective.threshold, "
-                f"{self.options.threshold:g}, below it"
-            )
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """``label``: 0 no, 1 yes, then the classes of `NLI`; ``gold``: the reference for the cosine."""

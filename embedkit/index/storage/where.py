@@ -149,14 +149,18 @@ class _Parser:
         if self._depth > _MOST_NESTED:
             raise invalid(self._where, self._next.column, "it is nested too deeply; simplify it")
         begin = self._at
-        value = self._operand()
+        value = self._bounded(self._operand())
         while (binds := _BINDS.get(self._next.word, -1)) >= least:
-            value = self._operated(value, self._take().word, binds, begin)
-            if max(len(value.sql), len(value.number)) > _MOST_SQL + 2 * len(self._where):
-                raise invalid(
-                    self._where, self._next.column, "its comparisons are nested too deeply; simplify it"
-                )
+            value = self._bounded(self._operated(value, self._take().word, binds, begin))
         self._depth -= 1
+        return value
+
+    def _bounded(self, value: Value) -> Value:
+        """``value``, if it is not too long."""
+        if max(len(value.sql), len(value.number)) > _MOST_SQL + 2 * len(self._where):
+            raise invalid(
+                self._where, self._next.column, "its comparisons are nested too deeply; simplify it"
+            )
         return value
 
     def _operand(self) -> Value:

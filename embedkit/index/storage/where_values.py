@@ -14,6 +14,9 @@ __all__ = ["Value", "among", "between", "call", "compare", "number", "one_of", "
 _OF_TEXTS = frozenset({"glob", "instr", "julianday", "length", "like", "unicode"})
 """Functions that make a number of what is stored."""
 
+_TEXT_COLUMNS = ("key", "text")
+"""Hold nothing else; ``key`` has an index, which SQLite uses where it is compared and nothing more."""
+
 _OF_NUMBERS = frozenset({"abs", "round"})
 _OF_EITHER = frozenset({"coalesce", "ifnull", "iif", "max", "min"})
 """Functions that return one of their arguments."""
@@ -62,7 +65,8 @@ def compare(left: Value, sign: str, right: Value) -> Value:
     texts = f"{left.sql} {sign} {right.sql}"
     if "text" in (left.kind, right.kind):
         if sign[0] in "<>" and sign != "<>":  # SQLite orders every number before every text
-            ours = [f"typeof({one.sql}) = 'text'" for one in (left, right) if one.kind != "text"]
+            unsure = [one for one in (left, right) if one.kind != "text" and one.sql not in _TEXT_COLUMNS]
+            ours = [f"typeof({one.sql}) = 'text'" for one in unsure]
             if ours:
                 return number(f"(CASE WHEN {' AND '.join(ours)} THEN {texts} END)")
         return number(f"({texts})")

@@ -19,11 +19,11 @@ class WriterLock:
         Raises:
             BlockingIOError: another writer is at work; the message names its process.
         """
-        self._descriptor = _locked(path)
+        self.descriptor = _locked(path)
         _held.add(self)
         try:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         except BaseException:
             self.release()
             raise
@@ -40,13 +40,13 @@ class WriterLock:
         _held.remove(self)
         try:
             # a process forked by other means than Python's may hold the file open
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         finally:
-            os.close(self._descriptor)
+            os.close(self.descriptor)
 
     def leave(self) -> None:
         """In a forked child: close the file, which would keep it locked when the parent has gone."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 _held: set[WriterLock] = set()
@@ -61,6 +61,14 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _is_ours(descriptor: int) -> bool:
+    """Whether this process holds the lock of the file; process ids of other containers may equal its own."""
+    held = [lock.descriptor for lock in list(_held)]
+    with contextlib.suppress(OSError):  # one is released meanwhile
+        return any(os.path.samestat(os.fstat(one), os.fstat(descriptor)) for one in held)
+    return False
+
+
 def _locked(path: Path) -> int:
     """The descriptor of the file, locked."""
     while True:
@@ -69,10 +77,11 @@ def _locked(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            ours = _is_ours(descriptor)
             os.close(descriptor)
             who = f"process {owner}" if owner.isdigit() else "another process"
-            if owner == str(os.getpid()):
-                who = "another thread of this process"
+            if ours:
+                who = "this process"
             raise BlockingIOError(
                 f"{path.parent}: {who} is writing to this index; wait for it, or name another folder"
             ) from None

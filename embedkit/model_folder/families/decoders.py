@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 
 from ..architectures import INTEGERS, Architecture, CoreConfig, layer_norm, linear
@@ -47,10 +48,11 @@ def _read_decoder(raw: Config, config: CoreConfig, where: str) -> None:
     refuse(raw, where, {"attention_bias": (False,)})
     code = raw.get("auto_map")
     if isinstance(code, dict) and "AutoModel" in code and "is_causal" not in raw:
-        raise ValueError(
+        warnings.warn(
             f"{where}: auto_map names code of the model's own ({code['AutoModel']!r:.80}), which embedkit does not "
-            "run. If it attends to both sides and does nothing else that is special, set is_causal to false; if it "
-            "computes what transformers does for this model_type, remove auto_map"
+            f"run: it computes what transformers does for {raw['model_type']!r}. If the code attends to both sides, "
+            "set is_causal to false",
+            stacklevel=2,
         )
     config["causal"] = flag(raw, "is_causal", where, True)
     if config["causal"] and raw.get("model_type") != "gemma3_text":  # others' own code reads it

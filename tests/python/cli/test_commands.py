@@ -13,6 +13,7 @@ from fake_encoder import FakeEncoder
 from embedkit.cli.common import byte_size
 from embedkit.cli.main import main
 from embedkit.index import Index
+from embedkit.index.storage import writer_lock
 from embedkit.index.storage.layout import Writer
 
 
@@ -174,10 +175,12 @@ def test_a_second_writer_exits_with_1(
 ) -> None:
     import os
 
-    first = os.getpid()
-    with Writer(Path(index)), monkeypatch.context() as another:
-        another.setattr(os, "getpid", lambda: first + 1)
-        assert f"process {first} is writing to this index" in done(capsys, "delete", index, "k1", code=1)
+    with Writer(Path(index)):
+        assert "this process is writing to this index" in done(capsys, "delete", index, "k1", code=1)
+        with monkeypatch.context() as another:  # process
+            another.setattr(writer_lock, "_held", set())
+            told = done(capsys, "delete", index, "k1", code=1)
+        assert f"process {os.getpid()} is writing to this index" in told
 
 
 def test_too_little_memory_exits_with_1(index: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,6 @@ def test_a_decoder_that_names_no_activation_has_silu(
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True"),
         ("llama", {"mlp_bias": True}, "mlp_bias is True"),
         ("qwen3", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
-        ("qwen2", {"auto_map": {"AutoModel": "modeling.Mine"}}, "'modeling.Mine'.*set is_causal to false"),
         ("gemma", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar is"),
         (
             "llama",
@@ -205,6 +204,13 @@ def test_settings_of_architectures_that_old_configs_lack(
     texts = TEXTS[2:16]
     vectors = Encoder(folder).encode(texts, normalize_embeddings=True)
     np.testing.assert_allclose(vectors, expected(folder, texts), atol=2e-6)
+
+
+def test_code_of_a_models_own_is_told(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = changed(folders["qwen2"], tmp_path, {"auto_map": {"AutoModel": "modeling.Mine"}})
+    with pytest.warns(UserWarning, match=r"'modeling.Mine'.* for 'qwen2'.*set is_causal to false"):
+        vectors = Encoder(folder).encode(["a b"])
+    np.testing.assert_array_equal(vectors, Encoder(folders["qwen2"]).encode(["a b"]))
 
 
 def test_architectures_refuse_a_layer_with_more_tensors(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_text_that_is_not_numeric_is_neither_true_nor_false(tmp_path: Path) -> N
         ("when = 'x'", 'character 1: unexpected when; a field .* is written "in double quotes"'),
         ("first name = 'x'", 'character 7: unexpected name; a field .* is written "in double quotes"'),
         ("not " * 101 + "a", "it is nested too deeply"),
+        ("nullif(" * 20 + "a" + ", b)" * 20, "its comparisons are nested too deeply"),
         ("iif(" * 20 + "a" + " > b, a, b)" * 20, "its comparisons are nested too deeply"),
     ],
 )

@@ -183,6 +183,29 @@ def test_the_classifier_has_the_heads_rate(make_model: Callable[..., Path]) -> N
         assert rates[id(parameter)] == (1e-3 if "classifier" in name else 1e-5), name
 
 
+class Adapted(torch.nn.Module):
+    """Has the attributes of what it wraps, as PEFT's model does."""
+
+    base_model_prefix = "model"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model = torch.nn.ModuleDict({"model": torch.nn.Linear(2, 2)})
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.base_model["model"]
+
+
+def test_adapters_have_the_backbones_rate() -> None:
+    objective = torch.nn.Module()
+    objective.encoder = torch.nn.Module()
+    objective.encoder.backbone = Adapted()
+    options = TrainingOptions(learning_rate=1e-5, head_learning_rate=1e-3)
+    groups = loop.optimizer(objective, options, torch.device("cpu")).param_groups
+    assert {group["lr"] for group in groups} == {1e-5}
+
+
 def test_a_decoders_score_layer_has_the_heads_rate() -> None:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
     config = transformers.Qwen3Config(num_hidden_layers=1, head_dim=8, vocab_size=10, num_labels=2, **sizes)

@@ -18,6 +18,7 @@ from embedkit.training.data.store import TextStore
 from embedkit.training.generate import SimilarSentences, generate_similar, nucleus
 from embedkit.training.lora import LoraOptions
 from embedkit.training.model import ModelOptions, Projection, SentenceModel
+from embedkit.training.objectives.base import check_scale
 from embedkit.training.objectives.roformer_sim import (
     RoformerSim,
     RoformerSimOptions,
@@ -441,11 +442,11 @@ def test_labels_of_the_five_classes(data: Path) -> None:
     texts = {"text1": ["a"] * 3, "text2": ["b"] * 3}
     scored = objective.prepare("s", Table({**texts, "score": np.array([2.5, 2.6, 0.0])}), data)
     assert scored["label"].tolist() == [0, 1, 0]  # above 2.5 is yes
-    low = Table({**texts, "score": np.array([1.0, 0.5, 0.0])})
+    low = {"s": Table({**texts, "score": np.array([1.0, 0.5, 0.0])})}
     with pytest.raises(
-        ValueError, match=r"data\.s: .* highest score is 1; set objective\.threshold, 2\.5, below it"
+        ValueError, match=r"no score of data\.s is above 1, .*: set objective\.threshold below that"
     ):
-        objective.check("data.s", "s", low)
+        check_scale(objective.options, low)
     nli = Table({**texts, "label": np.array([0, 1, 2])}, ("neutral", "contradiction", "entailment"))
     assert objective.prepare("n", nli, data)["label"].tolist() == [4, 2, 3]
     assert objective.prepare("n", nli, data)["gold"].tolist() == [0, 0, 1]

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from embedkit.training.data.readers import Table, read
 from embedkit.training.data.store import TextStore
 from embedkit.training.model import ModelOptions
-from embedkit.training.objectives.base import check_scores
+from embedkit.training.objectives.base import check_scale, check_scores
 from embedkit.training.objectives.sbert import CONCATENATIONS, Sbert, SbertOptions, features
 from embedkit.training.recipe import find_recipe, list_recipes, load_recipe
 from embedkit.training.trainer import train
@@ -175,7 +175,11 @@ def test_labels_that_do_not_fit_the_loss(make_model: Callable[..., Path], tmp_pa
         ValueError, match=r"data\.t has the score -1, .* add a number to all scores of the file"
     ):
         check_scores("data.t", low, 5.0)
+    high = Table({"text1": ["a"], "text2": ["b"], "label": np.array([4.0])})
     ones = Table({"text1": ["a", "b"], "text2": ["b", "c"], "label": np.array([1.0, 0.2])})
-    with pytest.raises(ValueError, match=r"data\.t has no score above 1, .*: set objective\.max_score=1"):
-        check_scores("data.t", ones, 5.0)
-    check_scores("data.t", ones, 1.0)
+    with pytest.raises(
+        ValueError, match=r"no score of data\.a, data\.b is above 1, .* is 5: set objective\.max_score=1"
+    ):
+        check_scale(SbertOptions(loss="regression"), {"a": ones, "b": ones})
+    check_scale(SbertOptions(loss="regression", max_score=1.0), {"a": ones})
+    check_scale(SbertOptions(loss="regression"), {"a": ones, "b": high})

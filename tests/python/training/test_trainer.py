@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -258,9 +259,20 @@ def test_two_processes_do_not_train_in_one_folder(content: dict[str, Any], tmp_p
     (tmp_path / "run").mkdir()
     with (
         run_folder.alone(tmp_path / "run"),
-        pytest.raises(BlockingIOError, match="another process trains in this folder; wait for it"),
+        pytest.raises(BlockingIOError, match="another training runs in this folder; wait for it"),
     ):
         train(make(content), tmp_path / "run")
+
+
+def test_a_worker_that_lives_on_does_not_hold_the_folder(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    over = fork.Event()
+    with run_folder.alone(tmp_path):
+        worker = fork.Process(target=over.wait)
+        worker.start()
+    with run_folder.alone(tmp_path):
+        over.set()
+    worker.join(60)
 
 
 def test_dev_labels_in_another_order_are_refused(content: dict[str, Any], tmp_path: Path) -> None:
