@@ -415,7 +415,7 @@ def _is_blank(value: Any) -> bool:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.80} is not a text; leave it out of `columns`, or repair the row")
-    if not value or value.isspace():
+    if _is_blank(value):
         raise ValueError("the text is empty; repair the row, or skip such rows with `skip_blank: true`")
     if not value.isascii():
         try:

@@ -347,9 +347,11 @@ def check_scale(options: Any, tables: Mapping[str, Table]) -> None:
     """
     for option, name, remedy in (("max_score", "label", "=1"), ("threshold", "score", " below that")):
         bound = getattr(options, option, None)
+        if bound is None or bound <= 1:
+            continue
         scored = [task for task, table in tables.items() if name in table.names and not table.labels]
         top = max((float(tables[task][name].max()) for task in scored), default=0.0)
-        if bound is not None and bound > 1 and 0 < top <= 1:
+        if 0 < top <= 1:
             raise ValueError(
                 f"no score of data.{', data.'.join(scored)} is above {top:g}, but objective.{option} is {bound:g}: "
                 f"set objective.{option}{remedy}"
