@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .data.readers import check_source
+from .data.readers import check_not_drawn, check_source
 from .data.sampler import Schedule
 from .evaluate.collection import check_collection
 from .model import ModelOptions
@@ -329,6 +329,8 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             for task, source in sources.items():
                 try:
                     check_source(source)
+                    if section != "data":
+                        check_not_drawn(source)
                 except ValueError as error:
                     raise ValueError(f"{section}.{task}: {error}") from None
         if postprocess is not None and (recipe.training.epochs > 0 or recipe.training.max_steps > 0):

@@ -24,7 +24,7 @@ from .files import ABSENT, Rows, file_rows
 from .sampler import balanced_fraction
 from .texts import Selection, TextWriter
 
-__all__ = ["Column", "Table", "check_source", "read", "root_folder"]
+__all__ = ["Column", "Table", "check_not_drawn", "check_source", "read", "root_folder"]
 
 Column = Sequence[str] | npt.NDArray[Any]
 
@@ -247,6 +247,18 @@ def check_source(spec: Mapping[str, Any]) -> None:
     _checked(spec)
 
 
+def check_not_drawn(spec: Mapping[str, Any]) -> None:
+    """Check that a source which is read whole is not one of training data.
+
+    Raises:
+        ValueError: it has ``weighted_fraction``.
+    """
+    if spec.get("weighted_fraction") is not None:
+        raise ValueError(
+            "weighted_fraction is of training data, drawn anew in each epoch; use balanced_fraction, or remove it"
+        )
+
+
 def _check_keys(spec: Mapping[str, Any]) -> None:
     for key in spec:
         if key not in _KEYS:
@@ -269,6 +281,7 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
             raise ValueError(f"exclude is {spec['exclude']!r}; give a source: {{path: FILE}}")
         try:
             check_source(spec["exclude"])
+            check_not_drawn(spec["exclude"])
         except ValueError as error:
             raise ValueError(f"exclude: {error}") from None
     for key in ("streaming", "skip_blank"):

@@ -293,6 +293,10 @@ def test_excluded_pairs(tmp_path: Path) -> None:
         ),
         ({"pth": "test.tsv"}, "exclude: a source has no key 'pth'"),
         (True, "exclude is True; give a source"),
+        (
+            {"path": "test.tsv", "labels": ["x"], "weighted_fraction": 0.5},
+            "exclude: weighted_fraction is of training data",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             read(spec | {"exclude": exclude}, root=tmp_path)

@@ -327,6 +327,13 @@ def test_a_killed_run_resumes_exactly(where: str, content: dict[str, Any], tmp_p
     assert sorted(saved_log(whole)) == list(range(1, 20))
 
 
+def test_a_run_killed_in_its_first_checkpoint_has_not_begun(content: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing of it is left to go on from, so the folder takes another recipe."""
+    (tmp_path / "checkpoints" / "checkpoint-6").mkdir(parents=True)
+    (tmp_path / "recipe.json").write_text("{}")
+    assert train(make(content), tmp_path)["steps"] == 12
+
+
 def test_a_run_stopped_after_its_last_step_is_finished(content: dict[str, Any], tmp_path: Path) -> None:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
