@@ -162,7 +162,9 @@ class LoadedModel(ABC, Generic[_Engine]):
         """The settings, the path and the precision; None for the path of the built-in model."""
         engine = self._engine
         path = None if engine.folder.path == BUILTIN else engine.folder.path
-        options = replace(self._options, precision=engine.precision)
+        # Routes may have chosen different ones.
+        one = not getattr(engine.folder, "routes", None)
+        options = replace(self._options, precision=engine.precision) if one else self._options
         return {**self.__dict__, "_options": options, "_loaded": path, "_counts": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

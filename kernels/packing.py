@@ -14,8 +14,9 @@ from torch import Tensor
 from ..model_folder.folder import ModelFolder
 from ..model_folder.weights import stored_tensors
 from .attention_tiles import attention_tiles
+from .blocks import capability_of
 from .launch import FLOATS
-from .varlen_attention import MAX_HEAD_SIZE
+from .varlen_attention import max_head_size
 
 __all__ = ["PackedBatch", "Packer", "loaded_tensors", "token_positions"]
 
@@ -58,13 +59,13 @@ class Packer:
         self._eps = float(config["layer_norm_eps"])
         self._padding = int(config.get("padding_idx", -1))
         self._vocab_size = int(config["vocab_size"])
-        size = int(config.get("head_size", 0)) or folder.hidden_size // self._heads
-        if size > MAX_HEAD_SIZE:
-            raise ValueError(
-                f"{folder.path}: heads of {size} features; a GPU runs up to {MAX_HEAD_SIZE}. Use device='cpu'"
-            )
         self._max_length = folder.positions
         self.device = torch.device(device)
+        size = int(config.get("head_size", 0)) or folder.hidden_size // self._heads
+        if size > (most := max_head_size(capability_of(self.device))):
+            raise ValueError(
+                f"{folder.path}: heads of {size} features; this GPU runs up to {most}. Use device='cpu'"
+            )
 
     def pack(
         self,

@@ -21,7 +21,7 @@ from .blocks import blocks, capability_of
 from .launch import INTEGERS, check_tensors, device_of, warps
 from .pool_project_normalize_triton import backward_head, backward_tokens, forward
 
-__all__ = ["MAX_DIMENSION", "MAX_HIDDEN_SIZE", "Output", "Pooling", "pool_project_normalize"]
+__all__ = ["MAX_HIDDEN_SIZE", "Output", "Pooling", "max_dimension", "pool_project_normalize"]
 
 Pooling = Literal["mean", "max", "cls"]
 Activation = Literal["identity", "tanh"]
@@ -170,6 +170,11 @@ def _launch(
             BIAS=bias is not None, SAVE=save,
         )  # fmt: skip
     return result, pooled, count, index, norm
+
+
+def max_dimension(weight: torch.dtype, capability: int = 80) -> int:
+    """The most output dimensions whose slices of W fit the shared memory of a GPU of ten times this capability."""
+    return MAX_DIMENSION if capability >= 80 or weight.itemsize <= 2 else 512
 
 
 def _options(
@@ -356,9 +361,10 @@ def _check_head(size: int, weight: Tensor | None, bias: Tensor | None, activatio
             f"weight must be ({size}, D), not {tuple(weight.shape)}. "
             "For a torch.nn.Linear pass linear.weight.T."
         )
-    if not 1 <= weight.shape[1] <= MAX_DIMENSION:
+    most = max_dimension(weight.dtype, capability_of(weight.device))
+    if not 1 <= weight.shape[1] <= most:
         raise ValueError(
-            f"weight has {weight.shape[1]} output dimensions; the kernel supports 1 to {MAX_DIMENSION}. "
+            f"weight has {weight.shape[1]} output dimensions; the kernel supports 1 to {most}. "
             "Project with torch.nn.functional.linear."
         )
     if bias is not None and bias.shape != weight.shape[1:]:

@@ -20,7 +20,7 @@ from .blocks import blocks, capability_of
 from .launch import INTEGERS, check_tensors, device_of
 from .varlen_attention_triton import forward
 
-__all__ = ["MAX_HEAD_SIZE", "varlen_attention"]
+__all__ = ["MAX_HEAD_SIZE", "max_head_size", "varlen_attention"]
 
 MAX_HEAD_SIZE = 256
 """A program holds the rows of a tile in registers."""
@@ -109,6 +109,11 @@ def varlen_attention(
             ),
         )  # fmt: skip
     return result
+
+
+def max_head_size(capability: int) -> int:
+    """The largest heads that fit the shared memory of a GPU of ten times this compute capability."""
+    return MAX_HEAD_SIZE if capability >= 80 else 128
 
 
 def _options(

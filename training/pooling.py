@@ -98,10 +98,13 @@ def _has_kernel(hidden: Tensor, weight: Tensor | None, bias: Tensor | None) -> b
     """Whether the Triton kernel takes these tensors: on a GPU, not in double precision, not too wide."""
     if not hidden.is_cuda or find_spec("triton") is None:
         return False
-    from ..kernels.pool_project_normalize import MAX_DIMENSION, MAX_HIDDEN_SIZE
+    from ..kernels.blocks import capability_of
+    from ..kernels.pool_project_normalize import MAX_HIDDEN_SIZE, max_dimension
 
     types = {tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}
-    narrow = hidden.shape[1] <= MAX_HIDDEN_SIZE and (weight is None or weight.shape[1] <= MAX_DIMENSION)
+    narrow = hidden.shape[1] <= MAX_HIDDEN_SIZE
+    if weight is not None:
+        narrow &= weight.shape[1] <= max_dimension(weight.dtype, capability_of(weight.device))
     return narrow and hidden.shape[1] > 0 and types <= {torch.float32, torch.float16, torch.bfloat16}
 
 

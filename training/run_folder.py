@@ -67,7 +67,9 @@ def claim(output: Path, recipe: Recipe, root: Path) -> None:
         json.dumps(recipe.resolved(), indent=2, sort_keys=True, default=str) + "\n",
     )
     # A checkpoint without its last file is that of a run killed while it wrote the first; nothing can go on from it.
-    begun = (output / "result.json").is_file() or any(output.glob("checkpoints/checkpoint-*/trainer_state.json"))
+    begun = (output / "result.json").is_file() or any(
+        output.glob("checkpoints/checkpoint-*/trainer_state.json")
+    )
     same = path.is_file() and path.read_text(encoding="utf-8") == content
     if begun and path.is_file() and not same:
         raise FileExistsError(

@@ -77,10 +77,18 @@ def check_products() -> None:
     """Refuse to compute float32 products in fewer bits, which is a setting of the whole process."""
     import torch
 
-    if (mode := torch.get_float32_matmul_precision()) != "highest":
+    # torch from 2.9 on has this setting, and the other cannot be read once this one or one like it was made.
+    name, mode = (
+        "backends.cuda.matmul.fp32_precision",
+        getattr(torch.backends.cuda.matmul, "fp32_precision", None),
+    )
+    full = "ieee"
+    if mode is None:
+        name, mode, full = "get_float32_matmul_precision()", torch.get_float32_matmul_precision(), "highest"
+    if mode not in (full, "none"):
         raise ValueError(
-            f"torch.set_float32_matmul_precision({mode!r}) of this process computes the products of fp32 in TF32, with "
-            "10 of 23 bits; set it to 'highest', or open the Encoder with precision='bf16'"
+            f"torch.{name} of this process is {mode!r}, which computes the products of fp32 in TF32, with 10 of 23 "
+            f"bits; set it to {full!r}, or open the Encoder with precision='bf16'"
         )
 
 

@@ -175,7 +175,8 @@ class CudaDevice:
 
     def staging(self, size: int) -> Staging:
         """As `Device.staging`."""
-        with torch.cuda.device(self.device), torch.cuda.stream(self._copy):
+        # Tensors made in the caller's inference mode could not be written outside of it.
+        with torch.cuda.device(self.device), torch.cuda.stream(self._copy), torch.inference_mode(False):
             host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=True)
             device = torch.empty(size, dtype=torch.int32, device=self.device)
             # Memory freed on one stream might be reused while the other still reads it.

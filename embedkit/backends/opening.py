@@ -95,6 +95,8 @@ def open_engine(path: Path, options: OpenOptions) -> Engine:
     def engine(route: ModelFolder) -> Engine:
         if options.devices == ("cpu",):
             return CoreEngine(route, precision)
+        if folder.routes and route.static is not None:  # a CPU reads its table faster than a GPU would get it
+            return CoreEngine(route, route.precision)
         from .cuda_engine import CudaEngine
 
         return CudaEngine(route, options.devices, precision)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, normalize, pad
 
+from ..kernels.blocks import capability_of
 from ..kernels.forward import PackedEncoder
 from ..kernels.modern_forward import ModernEncoder
 from ..kernels.packing import PackedBatch
-from ..kernels.pool_project_normalize import MAX_DIMENSION, MAX_HIDDEN_SIZE, pool_project_normalize
+from ..kernels.pool_project_normalize import MAX_HIDDEN_SIZE, max_dimension, pool_project_normalize
 from ..model_folder.folder import ModelFolder
 from ..model_folder.weights import core_head
 from .stage import Request
@@ -61,7 +62,7 @@ class PackedModel:
         rest = [_on_device(module, device) for module in core_head(folder)]
         if len(self._modes) == 1 and self._modes[0] in _FUSED_POOLING:
             self._fused = {"pooling": self._modes[0]}
-            if rest and _fits(rest[0], folder.hidden_size):
+            if rest and _fits(rest[0], folder.hidden_size, max_dimension(dtype, capability_of(device))):
                 dense, *rest = rest
                 weight = dense["weight"].to(dtype)
                 if not weight.isfinite().all():
@@ -111,12 +112,12 @@ def _on_device(module: dict[str, Any], device: torch.device) -> dict[str, Any]:
     }
 
 
-def _fits(module: dict[str, Any], hidden_size: int) -> bool:
-    """Whether the kernel supports this module after the pooling."""
+def _fits(module: dict[str, Any], hidden_size: int, most: int) -> bool:
+    """Whether the kernel supports this module after the pooling; ``most``: output dimensions."""
     return (
         module["type"] == "dense"
         and module["activation"] in _FUSED_ACTIVATION
-        and len(module["weight"]) <= MAX_DIMENSION
+        and len(module["weight"]) <= most
         and hidden_size <= MAX_HIDDEN_SIZE
     )
 

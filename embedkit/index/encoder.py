@@ -119,6 +119,15 @@ def trial_of(encoder: TextEncoder) -> TextEncoder:
     return trial
 
 
+def _is_static(model: str | os.PathLike[str] | None) -> bool:
+    """Whether it is a table of token vectors; None for the built-in model."""
+    from ..loaded_model import HubOptions
+    from ..model_folder.folder import open_folder
+    from ..model_folder.hub import resolve
+
+    return model is not None and open_folder(resolve(model, **vars(HubOptions()))).static is not None
+
+
 def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
 ) -> TextEncoder:
@@ -136,8 +145,12 @@ def load_encoder(
                 f"({BUILTIN.name}) replaces; encode its texts again: embedkit-index reembed INDEX"
             )
         model = entry.model
-    # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16.
-    precision = entry.precision if device != "cpu" or entry.precision in ("fp32", "int8") else "auto"
+    if device != "cpu" and _is_static(model):
+        device = "cpu"  # which reads its table faster than a GPU would get it; the index is still searched on the GPU
+    # The nearest to 16 or 8 bits of a GPU is the model's own precision on a CPU, where an int8 folder has no bf16; and
+    # to int8 of a CPU a GPU's 16 bits, since its 8-bit products are others, which not every GPU and model has.
+    known = ("fp32", "int8") if device == "cpu" else ("fp32", "fp16", "bf16", "fp8")
+    precision = entry.precision if entry.precision in known else "auto"
     encoder = Encoder(model, device=device, precision=precision, threads=threads, **_lengths(manifest))
     prompts = {"document": entry.document_prompt, "query": entry.query_prompt}
     encoder.prompts = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -22,6 +23,7 @@ class FaissGpu:
     def __init__(self, number: int) -> None:
         """Reserve temporary memory on GPU ``number``."""
         self.number = number
+        self.lost = False
         # StandardGpuResources are not thread-safe. Reentrant: garbage collection may free an index at any time.
         self.lock = threading.RLock()
         self._resources = import_faiss().StandardGpuResources()
@@ -33,12 +35,30 @@ class FaissGpu:
         Raises:
             RuntimeError: Faiss cannot search such an index on a GPU.
         """
+        self.check()
         faiss = import_faiss()
         options = faiss.GpuClonerOptions()
         options.useFloat16 = half
         index = _decoded(index)
         with self.lock:
             return OnGpu(self, faiss.index_cpu_to_gpu(self._resources, self.number, index, options))
+
+    def check(self) -> None:
+        """Refuse to be used in a forked child, where Faiss would abort the process.
+
+        Raises:
+            RuntimeError: the process was forked after the GPU was opened.
+        """
+        if self.lost:
+            raise RuntimeError(
+                "CUDA does not survive a fork: the parent process searches on a GPU. Start processes with "
+                "multiprocessing.get_context('spawn') or 'forkserver'"
+            )
+
+    def leave(self) -> None:
+        """In a forked child: free nothing, since Faiss aborts a process where a call of CUDA fails."""
+        self.lost = True
+        self._resources.thisown = False
 
 
 class OnGpu:
@@ -49,7 +69,12 @@ class OnGpu:
         self._gpu, self._index = gpu, index
 
     def search(self, vectors: Float32Array, k: int, nprobe: int | None) -> tuple[Float32Array, Int64Array]:
-        """The best ``k`` (at most `GPU_MOST`) in ``nprobe`` inverted lists (if there are any), at most `GPU_MOST`."""
+        """The best ``k`` (at most `GPU_MOST`) in ``nprobe`` inverted lists (if there are any), at most `GPU_MOST`.
+
+        Raises:
+            RuntimeError: the process was forked after the index was opened.
+        """
+        self._gpu.check()
         given = None
         if nprobe is not None:
             given = _parameters(self._index, min(nprobe, GPU_MOST))
@@ -59,6 +84,9 @@ class OnGpu:
 
     def __del__(self) -> None:
         """Free the memory, not while another thread uses the GPU."""
+        if self._gpu.lost:
+            self._index.thisown = False
+            return
         with self._gpu.lock:
             del self._index
 
@@ -88,6 +116,14 @@ def _parameters(index: Any, nprobe: int) -> Any:
 
 _opened: dict[int, FaissGpu] = {}
 _opening = threading.Lock()
+
+
+def _after_fork() -> None:
+    for gpu in _opened.values():
+        gpu.leave()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def faiss_gpu(number: int) -> FaissGpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -138,6 +139,7 @@ class FaissPart:
             before: parts of an earlier generation; the copy of the same file is shared.
 
         Raises:
+            MemoryError: the GPU has no memory for it.
             ValueError: Faiss cannot search such an index on a GPU.
         """
         self._on_gpu = next((part._on_gpu for part in before if part._file == self._file), None)
@@ -145,11 +147,16 @@ class FaissPart:
             return
         try:
             self._on_gpu = gpu.move(self.index, half=half)
-        except RuntimeError:
+        except RuntimeError as error:
+            if re.search("alloc fail|memory allocation|out of memory", str(error)):
+                raise MemoryError(
+                    f"the GPU has no memory for the vectors of {self.entry.factory}; open the index with "
+                    "half=True, which takes half as much, or device='cpu'"
+                ) from error
             raise ValueError(
                 f"Faiss cannot search {self.entry.factory} on a GPU; use device='cpu', or build the index "
                 "as Flat or IVF"
-            ) from None
+            ) from error
 
     def search(
         self,

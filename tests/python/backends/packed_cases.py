@@ -99,7 +99,21 @@ def test_weights_of_tokens_that_pass_2_to_31() -> None:
 def test_heads_that_no_gpu_takes(make_model: Make) -> None:
     folder = open_folder(tiny(make_model))
     folder = replace(folder, config={**folder.config, "head_size": 512})
-    with pytest.raises(ValueError, match=r"heads of 512 features; a GPU runs up to 256\. Use device='cpu'"):
+    with pytest.raises(
+        ValueError, match=r"heads of 512 features; this GPU runs up to 256\. Use device='cpu'"
+    ):
+        PackedModel(folder, "fp32", torch.device(DEVICE))
+
+
+def test_heads_beyond_the_shared_memory_of_an_older_gpu(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(tiny(make_model))
+    folder = replace(folder, config={**folder.config, "head_size": 256})
+    monkeypatch.setattr("embedkit.kernels.packing.capability_of", lambda device: 75)
+    with pytest.raises(
+        ValueError, match=r"heads of 256 features; this GPU runs up to 128\. Use device='cpu'"
+    ):
         PackedModel(folder, "fp32", torch.device(DEVICE))
 
 

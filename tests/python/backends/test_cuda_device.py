@@ -138,6 +138,16 @@ def test_settings_of_the_callers_torch_change_nothing(
         torch.set_default_dtype(torch.float32)
 
 
+def test_a_batch_in_the_callers_inference_mode_spoils_no_later_one(
+    make_model: Make, few: list[str], cuda: FakeCuda
+) -> None:
+    encoder = on(cuda, make_model())[0]
+    with torch.inference_mode():
+        first = encoder.encode(few)
+    for _ in range(3):
+        np.testing.assert_array_equal(encoder.encode(few), first)
+
+
 def test_pinned_memory_lies_on_the_host(cuda: FakeCuda) -> None:
     device = CapturedDevice("cpu")
     with torch.device("meta"):

@@ -10,8 +10,10 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from embedkit.backends.engine import tokenizer_of
 from embedkit.backends.many import ManyStages
 from embedkit.backends.packed_model import DTYPES
 from embedkit.backends.packed_stage import PackedStage
+from embedkit.index.encoder import load_encoder
 from embedkit.model_folder.folder import open_folder
 from embedkit.model_folder.static import StaticFiles
 
@@ -412,14 +415,25 @@ def test_the_nearest_precision_is_chosen(make_model: Make) -> None:
     assert choice(refuse="fp16") == "bf16"
 
 
-def test_fp32_is_not_computed_in_fewer_bits() -> None:
+def test_fp32_is_not_computed_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the setting of torch from 2.9 on, and by the one before."""
     cuda.check_products()
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(ValueError, match=r"\('high'\) .* TF32, with 10 of 23 bits; set it to 'highest'"):
+        with pytest.raises(ValueError, match="TF32, with 10 of 23 bits; set it to"):
             cuda.check_products()
     finally:
         torch.set_float32_matmul_precision("highest")
+    cuda.check_products()
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", pytest.fail)  # it raises where both are used
+    for setting, refused in (("tf32", True), ("none", False), ("ieee", False)):
+        monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=setting))
+        with pytest.raises(ValueError, match="set it to 'ieee'") if refused else nullcontext():
+            cuda.check_products()
+    monkeypatch.setattr(torch.backends.cuda, "matmul", object())
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    with pytest.raises(ValueError, match=r"is 'high', .*; set it to 'highest'"):
+        cuda.check_products()
 
 
 def test_calls_from_several_threads(make_model: Make, texts: list[str]) -> None:
@@ -532,6 +546,23 @@ def test_token_embeddings_of_all_devices_lie_on_the_first(
     assert {one.device for one in found} == {elsewhere}
     found = encoder.encode(texts[:40], output_value="token_embeddings")
     assert all(isinstance(one, np.ndarray) for one in found)
+
+
+@pytest.mark.usefixtures("devices_everywhere")
+def test_an_index_of_8_bits_is_asked_by_a_gpu_in_its_own(
+    make_model: Make, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU's int8 is no precision of a GPU; a static model stays on the CPU."""
+    pytest.importorskip("faiss")
+    Index.build(tmp_path / "index", texts[6:20], Encoder(make_model(), precision="int8")).close()
+    with Index.open(tmp_path / "index") as index:
+        manifest = index.generation.manifest
+    assert manifest.encoder.precision == "int8"
+    encoder = load_encoder(manifest, None, 1, "cuda")
+    assert (encoder.device, encoder.describe()["precision"]) == ("cuda:0", "fp16")
+    monkeypatch.setattr("embedkit.index.encoder._is_static", lambda model: True)
+    encoder = load_encoder(manifest, None, 1, "cuda")
+    assert (encoder.device, encoder.describe()["precision"]) == ("cpu", "int8")
 
 
 @pytest.mark.usefixtures("devices_everywhere")

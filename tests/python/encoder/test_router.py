@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 from embedkit import Encoder, Index
+from embedkit.backends.core_engine import CoreEngine
+from embedkit.backends.opening import OpenOptions, open_engine
+from embedkit.model_folder.folder import ModelFolder, open_folder
 from embedkit.model_folder.router import Routing
 
 TEXTS = ["the weather is lovely today", "people", "", "stay out now " * 20]
@@ -111,6 +114,17 @@ def test_router_with_a_static_query_route(make_model: Callable[..., Path], tmp_p
     encoder = Encoder(tmp_path / "model")
     for name in ("encode", "encode_query", "encode_document"):
         np.testing.assert_allclose(getattr(encoder, name)(TEXTS), getattr(reference, name)(TEXTS), atol=4e-6)
+    # On a GPU its table stays on the CPU.
+    folder = open_folder(tmp_path / "model")
+    gpu: list[ModelFolder] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "embedkit.backends.cuda_engine.CudaEngine",
+            lambda route, devices, precision: gpu.append(route) or CoreEngine(route, "fp32"),
+        )
+        engine = open_engine(tmp_path / "model", OpenOptions(1, ("cuda:0",), "bf16"))
+    assert [route.static for route in gpu] == [None] and len(folder.routes) == 2
+    assert isinstance(engine.of("query"), CoreEngine)
 
 
 def test_an_index_refuses_texts_by_the_length_of_the_document_route(

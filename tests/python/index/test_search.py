@@ -17,6 +17,7 @@ import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit.index import Document, Index, ModelMismatchError, SearchStats
+from embedkit.index.storage import faiss_gpu
 from embedkit.index.storage.faiss_part import bits_of, count_bits, is_set, rows_of
 from embedkit.index.storage.raw import quantize
 from embedkit.index.storage.where import compile_where
@@ -325,8 +326,12 @@ class GpuFaiss:
         self.searches: list[tuple[int, int | None]] = []
         self._one = threading.Lock()
 
+        self.resources: list[Any] = []
+        self.full = False
+
         class Resources:
             def setTempMemory(resources, size: int) -> None:
+                self.resources.append(resources)
                 self.temporary.append(size)
 
         class OnGpu:
@@ -347,6 +352,10 @@ class GpuFaiss:
         def move(resources: Resources, device: int, index: Any, options: Any) -> OnGpu:
             if isinstance(index, faiss.IndexScalarQuantizer | faiss.IndexHNSW):
                 raise RuntimeError("This index type is not implemented on GPU.")
+            if self.full:
+                raise RuntimeError(
+                    "StandardGpuResources: alloc fail type FlatData dev 0 space Device size 1024 bytes"
+                )
             with self.alone():
                 self.moved.append(device)
                 self.options.append(options)
@@ -393,6 +402,19 @@ def test_cuda_uses_what_faiss_moves_there(
         assert len(gpu.moved) == 2  # only the new segment
         _, rows = index.search_vectors(vectors[:20], 5, nprobe=nprobe)
         assert (rows % 2 == 1).all() or (rows[rows % 2 == 0] == 600).all()
+        gpu.resources[0].thisown = True
+        for one in faiss_gpu._opened.values():  # as in a forked child
+            one.leave()
+        assert not gpu.resources[0].thisown
+        with pytest.raises(RuntimeError, match="CUDA does not survive a fork: the parent process searches"):
+            index.search_vectors(vectors[:1], 5)
+    monkeypatch.setattr("embedkit.index.storage.faiss_gpu._opened", {})
+    gpu.full = True
+    with pytest.raises(
+        MemoryError, match=f"no memory for the vectors of {factory}; open the index with half=True"
+    ):
+        Index.open(tmp_path / "index", encoder, device="cuda")
+    gpu.full = False
     Index.build(tmp_path / "hnsw", documents, encoder, factory="HNSW8").close()
     with pytest.raises(ValueError, match="Faiss cannot search HNSW8 on a GPU; use device='cpu'"):
         Index.open(tmp_path / "hnsw", encoder, device="cuda")

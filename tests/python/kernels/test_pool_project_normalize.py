@@ -26,12 +26,15 @@ FORWARD = [
     (26, 1, "fp32", "mask", "cls", "float32", True),
     (768, None, "bf16", "packed", "mean", "ubinary", False),
     (8192, None, "fp32", "packed", "max", "float32", True),
+    (768, 512, "fp32", "packed", "mean", "float32", False),
 ]
 
 
 TARGETS = [(case, capability) for case in FORWARD for capability in (80, 90)]
 # sm_86 and sm_89: the common case, and those that need the most shared memory, of which these GPUs have less.
 TARGETS += [(FORWARD[index], capability) for index in (0, 3) for capability in (86, 89)]
+# sm_75: the widest float32 projection that it takes.
+TARGETS += [(FORWARD[8], 75)]
 
 
 @pytest.mark.parametrize(("case", "capability"), TARGETS, ids=lambda value: str(value).replace(" ", ""))
@@ -40,6 +43,7 @@ def test_forward_compiles_without_a_spill(
 ) -> None:
     size, dimension, dtype, layout, pooling, output, save = case
     project = dimension is not None
+    assert not project or dimension <= host.max_dimension(DTYPES[dtype], capability)
     weight = torch.empty(dimension, size, dtype=DTYPES[dtype]).T if project else None
     settings = host._Settings(layout, 0, pooling, "tanh" if project else "identity", True, output)
     constants = host._options(settings, size, dimension or size, weight, capability)
@@ -61,7 +65,7 @@ def test_forward_compiles_without_a_spill(
         types["out_ptr"] = "*i8" if output == "int8" else "*u8"
         types |= {"ranges_ptr": "*fp32"} if output == "int8" else {}
     code = compiled(kernels.forward, types, constants, capability)
-    check_usage(code, tmp_path, record_property)
+    check_usage(code, tmp_path, record_property, stack=0 if capability >= 80 else 1024)  # it runs there, and is slow
     ptx = code.asm["ptx"]
     if project:
         # float32 is multiplied in float32; 16 bits on the tensor cores.

@@ -26,6 +26,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 # Shared memory that one program may have, bytes; a multiprocessor has 1 KiB more, and takes 1 KiB for each program.
 SHARED_MEMORY = {
+    75: 64 * 1024,
     80: 163 * 1024,
     86: 99 * 1024,
     89: 99 * 1024,
@@ -34,7 +35,7 @@ SHARED_MEMORY = {
     120: 99 * 1024,
 }
 # Of a multiprocessor; each has 65,536 registers.
-WARPS = {80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
+WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
 
 
 def round_to_fp8(monkeypatch: Any) -> None:

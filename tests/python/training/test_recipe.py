@@ -201,7 +201,10 @@ def test_a_recipe_is_found_by_path_or_name(file: Path, tmp_path: Path) -> None:
     [
         ("data.nli.limt=5", "data.nli: a source has no key 'limt'.*'limit'"),
         ("evaluation.dev.nli.labels=yes", r"evaluation\.dev\.nli: labels is"),
-        ("evaluation.dev.nli.weighted_fraction=0.5", r"evaluation\.dev\.nli: weighted_fraction is of training data"),
+        (
+            "evaluation.dev.nli.weighted_fraction=0.5",
+            r"evaluation\.dev\.nli: weighted_fraction is of training data",
+        ),
     ],
 )
 def test_sources_are_checked_with_the_recipe(override: str, message: str) -> None:
